@@ -1,0 +1,144 @@
+"""A notebook kernel driven the way a browser drives it: REST to start it, a WebSocket to run cells.
+
+Message format: the Jupyter messaging protocol 5.3 over the server's default (JSON) WebSocket framing,
+https://jupyter-client.readthedocs.io/en/stable/messaging.html.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+from carme.errors import CarmeError
+
+
+@dataclass
+class CellResult:
+    """What one cell printed and how it ended."""
+
+    output: str = ""
+    error: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+
+class NotebookKernel:
+    """A Python kernel on a running single-user server, as a context manager.
+
+    Arguments: `http` is a client that is already logged in at the server (its cookies are used), `server_url` the
+    server's address ending with a slash, `ssl` the TLS context for the WebSocket.
+    """
+
+    def __init__(self, http: httpx.Client, server_url: str, ssl: Any) -> None:
+        self._http = http
+        self._server_url = server_url
+        self._ssl = ssl
+        self._client_session = uuid.uuid4().hex
+        self._socket: ClientConnection | None = None
+        self._kernel_id = ""
+
+    def __enter__(self) -> NotebookKernel:
+        reply = self._http.post(
+            f"{self._server_url}api/kernels", json={"name": "python3"}, headers=self._xsrf_headers()
+        )
+        if reply.status_code != 201:
+            raise CarmeError(
+                f"The notebook server refused to start a kernel: {reply.status_code} {reply.text[:200]}.",
+                "Look at the log of the user's job.",
+            )
+        self._kernel_id = reply.json()["id"]
+        url = httpx.URL(f"{self._server_url}api/kernels/{self._kernel_id}/channels")
+        cookies = "; ".join(f"{name}={value}" for name, value in self._cookies().items())
+        self._socket = connect(
+            str(url.copy_with(scheme="wss" if url.scheme == "https" else "ws")),
+            additional_headers={"Cookie": cookies},
+            ssl=self._ssl if url.scheme == "https" else None,
+            max_size=None,
+            open_timeout=30,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._socket:
+            self._socket.close()
+        self._http.delete(
+            f"{self._server_url}api/kernels/{self._kernel_id}", headers=self._xsrf_headers()
+        )
+
+    def run(self, code: str, *, timeout: float, on_line: Callable[[str], None] | None = None) -> CellResult:
+        """Run one cell and wait until the kernel is idle again.
+
+        Arguments: `timeout` in seconds for the whole cell; `on_line` gets each complete line as it is printed.
+        Raises `CarmeError` when the time is over.
+        """
+        assert self._socket is not None
+        message_id = uuid.uuid4().hex
+        self._socket.send(
+            json.dumps(
+                {
+                    "channel": "shell",
+                    "header": {
+                        "msg_id": message_id,
+                        "msg_type": "execute_request",
+                        "session": self._client_session,
+                        "username": "",
+                        "version": "5.3",
+                    },
+                    "parent_header": {},
+                    "metadata": {},
+                    "content": {"code": code, "silent": False, "store_history": True, "allow_stdin": False},
+                }
+            )
+        )
+        result = CellResult()
+        end = time.monotonic() + timeout
+        pending = ""
+        while True:
+            try:
+                message = json.loads(self._socket.recv(timeout=max(0.0, end - time.monotonic())))
+            except TimeoutError:
+                raise CarmeError(
+                    f"The cell was still running after {timeout:.0f} seconds.", f"It printed: {result.output[-500:]}"
+                ) from None
+            if message.get("parent_header", {}).get("msg_id") != message_id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                result.output += content["text"]
+                *complete, pending = (pending + content["text"]).split("\n")
+                result.lines += complete
+                if on_line:
+                    for line in complete:
+                        on_line(line)
+            elif kind == "execute_result":
+                result.output += content["data"].get("text/plain", "")
+            elif kind == "error":
+                result.error = f"{content['ename']}: {content['evalue']}"
+            elif kind == "status" and content["execution_state"] == "idle":
+                if pending:
+                    result.lines.append(pending)
+                return result
+
+    def _cookies(self) -> dict[str, str]:
+        path = httpx.URL(self._server_url).path
+        return {
+            cookie.name: cookie.value or ""
+            for cookie in self._http.cookies.jar
+            if path.startswith(cookie.path)
+        }
+
+    def _xsrf_headers(self) -> dict[str, str]:
+        return {"X-XSRFToken": self._cookies().get("_xsrf", "")}
