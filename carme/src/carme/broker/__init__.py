@@ -1,0 +1,6 @@
+"""The broker: the one door to Slurm, and the clients that knock at it."""
+
+from carme.broker.client import AsyncBrokerClient, BrokerClient
+from carme.broker.protocol import EventBatch, LogPart, StartEstimate
+
+__all__ = ["AsyncBrokerClient", "BrokerClient", "EventBatch", "LogPart", "StartEstimate"]

@@ -1,0 +1,189 @@
+"""Clients of the broker, for plain and for asyncio programs. Each call has its own connection."""
+
+import asyncio
+import os
+import socket as sockets
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from carme.broker import protocol
+from carme.broker.protocol import EventBatch, LogPart, StartEstimate
+from carme.config import load
+from carme.errors import BrokerUnavailable, InvalidRequest
+from carme.jobs import Cluster, Job, JobRequest
+
+__all__ = ["AsyncBrokerClient", "BrokerClient"]
+
+TIMEOUT = 60.0  # seconds without an answer, beyond the time that the request itself waits
+
+
+def _line(request: protocol.Request) -> bytes:
+    line = request.model_dump_json().encode() + b"\n"
+    if len(line) > protocol.MAXIMUM_LINE:
+        raise InvalidRequest(
+            f"The request has {len(line)} bytes; at most {protocol.MAXIMUM_LINE} are allowed.",
+            "Put large values into a file and name the file.",
+        )
+    return line
+
+
+def _timeout(request: protocol.Request) -> float:
+    return TIMEOUT + (request.wait if isinstance(request, protocol.GetEvents) else 0)
+
+
+def _result(request: protocol.Request, line: bytes, socket: Path) -> Any:
+    if not line.endswith(b"\n"):
+        raise _gone(socket, "it closed the connection without an answer")
+    try:
+        answer = protocol.Answer.model_validate_json(line)
+        if answer.error:
+            raise answer.error.error()
+        return request.result.validate_python(answer.result)
+    except ValidationError:
+        raise _gone(socket, "its answer is not what this version of Carme expects") from None
+
+
+def _gone(socket: Path, why: object) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"The broker at {socket} does not answer: {why}.",
+        "Try again in a moment; an administrator finds the cause with 'systemctl status carme-broker'.",
+    )
+
+
+def _cause(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    return (error.strerror or str(error)).lower()
+
+
+class BrokerClient:
+    """The broker, for a plain program.
+
+    Args:
+        socket: The broker's Unix socket; by default the one that `carme.toml` names.
+
+    Every method raises `BrokerUnavailable` when there is no broker, and what the broker refuses as
+    `InvalidRequest`, `Denied`, `NotFound` or `SlurmError`.
+    """
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None) -> None:
+        self.socket = Path(socket) if socket is not None else load().broker.socket
+
+    def submit(self, request: JobRequest, user: str | None = None) -> int:
+        """Start a job; its id. `user`: for services and root, whose job it is."""
+        return self._ask(protocol.Submit(request=request, user=user))
+
+    def test(self, request: JobRequest, user: str | None = None) -> StartEstimate:
+        """When the job would start, without starting it."""
+        return self._ask(protocol.TestStart(request=request, user=user))
+
+    def cancel(self, job_id: int, user: str | None = None) -> None:
+        """End a job; one that is over already is left as it is."""
+        self._ask(protocol.Cancel(job_id=job_id, user=user))
+
+    def job(self, job_id: int, user: str | None = None) -> Job:
+        """One job, also when it ended long ago."""
+        return self._ask(protocol.GetJob(job_id=job_id, user=user))
+
+    def jobs(self, user: str | None = None, active: bool = True) -> list[Job]:
+        """Jobs in Slurm's queue; with `active=False` those too that ended minutes ago."""
+        return self._ask(protocol.GetJobs(user=user, active=active))
+
+    def history(self, user: str | None = None, since: datetime | None = None, limit: int = 200) -> list[Job]:
+        """Jobs in Slurm's accounting, newest first, by default those of the last seven days."""
+        return self._ask(protocol.GetHistory(user=user, since=since, limit=limit))
+
+    def log(self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536) -> LogPart:
+        """A part of the job's output, from byte `offset`."""
+        return self._ask(protocol.GetLog(job_id=job_id, user=user, offset=offset, limit=limit))
+
+    def cluster(self) -> Cluster:
+        """Partitions and nodes, and when they were last seen."""
+        return self._ask(protocol.GetCluster())
+
+    def events(self, cursor: str | None = None, wait: float = 0.0) -> EventBatch:
+        """Jobs that changed since `cursor`; waits up to `wait` seconds (at most 60) for a change."""
+        return self._ask(protocol.GetEvents(cursor=cursor, wait=wait))
+
+    def _ask(self, request: protocol.Request) -> Any:
+        line = _line(request)
+        try:
+            with sockets.socket(sockets.AF_UNIX) as connection:
+                connection.settimeout(_timeout(request))
+                connection.connect(str(self.socket))
+                connection.sendall(line)
+                with connection.makefile("rb") as stream:
+                    answer = stream.readline()
+        except OSError as error:
+            raise _gone(self.socket, _cause(error)) from None
+        return _result(request, answer, self.socket)
+
+
+class AsyncBrokerClient:
+    """The same as `BrokerClient`, for asyncio programs."""
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None) -> None:
+        self.socket = Path(socket) if socket is not None else load().broker.socket
+
+    async def submit(self, request: JobRequest, user: str | None = None) -> int:
+        """Start a job; its id. `user`: for services and root, whose job it is."""
+        return await self._ask(protocol.Submit(request=request, user=user))
+
+    async def test(self, request: JobRequest, user: str | None = None) -> StartEstimate:
+        """When the job would start, without starting it."""
+        return await self._ask(protocol.TestStart(request=request, user=user))
+
+    async def cancel(self, job_id: int, user: str | None = None) -> None:
+        """End a job; one that is over already is left as it is."""
+        await self._ask(protocol.Cancel(job_id=job_id, user=user))
+
+    async def job(self, job_id: int, user: str | None = None) -> Job:
+        """One job, also when it ended long ago."""
+        return await self._ask(protocol.GetJob(job_id=job_id, user=user))
+
+    async def jobs(self, user: str | None = None, active: bool = True) -> list[Job]:
+        """Jobs in Slurm's queue; with `active=False` those too that ended minutes ago."""
+        return await self._ask(protocol.GetJobs(user=user, active=active))
+
+    async def history(
+        self, user: str | None = None, since: datetime | None = None, limit: int = 200
+    ) -> list[Job]:
+        """Jobs in Slurm's accounting, newest first, by default those of the last seven days."""
+        return await self._ask(protocol.GetHistory(user=user, since=since, limit=limit))
+
+    async def log(
+        self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536
+    ) -> LogPart:
+        """A part of the job's output, from byte `offset`."""
+        return await self._ask(protocol.GetLog(job_id=job_id, user=user, offset=offset, limit=limit))
+
+    async def cluster(self) -> Cluster:
+        """Partitions and nodes, and when they were last seen."""
+        return await self._ask(protocol.GetCluster())
+
+    async def events(self, cursor: str | None = None, wait: float = 0.0) -> EventBatch:
+        """Jobs that changed since `cursor`; waits up to `wait` seconds (at most 60) for a change."""
+        return await self._ask(protocol.GetEvents(cursor=cursor, wait=wait))
+
+    async def _ask(self, request: protocol.Request) -> Any:
+        line = _line(request)
+        try:
+            async with asyncio.timeout(_timeout(request)):
+                answer = await self._exchange(line)
+        except OSError as error:
+            raise _gone(self.socket, _cause(error)) from None
+        return _result(request, answer, self.socket)
+
+    async def _exchange(self, line: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(str(self.socket))
+        try:
+            writer.write(line)
+            await writer.drain()
+            # Answers have no length limit, so read to the end: the broker closes after we do.
+            writer.write_eof()
+            return await reader.read()
+        finally:
+            writer.close()

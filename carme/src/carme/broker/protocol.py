@@ -1,0 +1,168 @@
+"""What goes over the broker's socket: one JSON object a line, a request and its answer.
+
+A request is `{"method": "cancel", "job_id": 7}`, its answer `{"result": ...}` or `{"error": {...}}`.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from carme.errors import CarmeError, from_code
+from carme.jobs import Cluster, Job, JobRequest
+
+__all__ = [
+    "MAXIMUM_LINE",
+    "MAXIMUM_WAIT",
+    "Answer",
+    "Cancel",
+    "EventBatch",
+    "Failure",
+    "GetCluster",
+    "GetEvents",
+    "GetHistory",
+    "GetJob",
+    "GetJobs",
+    "GetLog",
+    "LogPart",
+    "Request",
+    "StartEstimate",
+    "Submit",
+    "TestStart",
+    "request_adapter",
+]
+
+MAXIMUM_LINE = 1 << 20  # bytes of a request with its line end; answers may be longer
+MAXIMUM_WAIT = 60.0  # seconds that `events` waits at most
+
+User = Annotated[str | None, Field(min_length=1, max_length=256)]
+
+
+class StartEstimate(BaseModel):
+    """What Slurm thinks of a request: the expected start (UTC), the nodes, and Slurm's own words."""
+
+    model_config = ConfigDict(frozen=True)
+
+    start: datetime | None = None
+    nodes: str = ""
+    message: str = ""
+
+
+class LogPart(BaseModel):
+    """Part of a job's output: `offset` is where the next part begins, `size` the whole log's bytes now."""
+
+    model_config = ConfigDict(frozen=True)
+
+    text: str
+    offset: int
+    size: int
+
+
+class EventBatch(BaseModel):
+    """Jobs that changed since a cursor; `complete`: all jobs, because the cursor was not known (any more)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    jobs: list[Job]
+    cursor: str
+    complete: bool
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    result: ClassVar[TypeAdapter[Any]] = TypeAdapter(None)
+
+
+class Submit(_Asked):
+    method: Literal["submit"] = "submit"
+    request: JobRequest
+    user: User = None
+    result = TypeAdapter(int)
+
+
+class TestStart(_Asked):
+    method: Literal["test"] = "test"
+    request: JobRequest
+    user: User = None
+    result = TypeAdapter(StartEstimate)
+
+
+class Cancel(_Asked):
+    method: Literal["cancel"] = "cancel"
+    job_id: int = Field(ge=1)
+    user: User = None
+
+
+class GetJob(_Asked):
+    method: Literal["job"] = "job"
+    job_id: int = Field(ge=1)
+    user: User = None
+    result = TypeAdapter(Job)
+
+
+class GetJobs(_Asked):
+    method: Literal["jobs"] = "jobs"
+    user: User = None
+    active: bool = True
+    result = TypeAdapter(list[Job])
+
+
+class GetHistory(_Asked):
+    method: Literal["history"] = "history"
+    user: User = None
+    since: datetime | None = None
+    limit: int = Field(default=200, ge=1, le=10_000)
+    result = TypeAdapter(list[Job])
+
+
+class GetLog(_Asked):
+    method: Literal["log"] = "log"
+    job_id: int = Field(ge=1)
+    user: User = None
+    offset: int = Field(default=0, ge=0)
+    limit: int = Field(default=65_536, ge=1, le=1 << 20)
+    result = TypeAdapter(LogPart)
+
+
+class GetCluster(_Asked):
+    method: Literal["cluster"] = "cluster"
+    result = TypeAdapter(Cluster)
+
+
+class GetEvents(_Asked):
+    method: Literal["events"] = "events"
+    cursor: str | None = Field(default=None, max_length=128)
+    wait: float = Field(default=0.0, ge=0, le=MAXIMUM_WAIT)
+    result = TypeAdapter(EventBatch)
+
+
+Request = Submit | TestStart | Cancel | GetJob | GetJobs | GetHistory | GetLog | GetCluster | GetEvents
+request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="method")])
+
+
+class Failure(BaseModel):
+    """An error as it travels."""
+
+    model_config = ConfigDict(frozen=True)
+
+    message: str
+    remedy: str = ""
+    code: str = "error"
+    field: str | None = None
+
+    @classmethod
+    def of(cls, error: CarmeError) -> "Failure":
+        return cls(message=error.message, remedy=error.remedy, code=error.code, field=error.field)
+
+    def error(self) -> CarmeError:
+        return from_code(self.message, self.remedy, self.code, self.field)
+
+
+class Answer(BaseModel):
+    """Either a result or an error."""
+
+    model_config = ConfigDict(frozen=True)
+
+    result: Any = None
+    error: Failure | None = None

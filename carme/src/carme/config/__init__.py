@@ -1,0 +1,29 @@
+"""The site's configuration, `/etc/carme/carme.toml`, and its secrets."""
+
+from carme.config.settings import (
+    DEFAULT_PATH,
+    BrokerSettings,
+    HubSettings,
+    ImageSettings,
+    PortalSettings,
+    SecretSettings,
+    SessionSettings,
+    Settings,
+    SiteSettings,
+    SlurmSettings,
+    load,
+)
+
+__all__ = [
+    "DEFAULT_PATH",
+    "BrokerSettings",
+    "HubSettings",
+    "ImageSettings",
+    "PortalSettings",
+    "SecretSettings",
+    "SessionSettings",
+    "Settings",
+    "SiteSettings",
+    "SlurmSettings",
+    "load",
+]

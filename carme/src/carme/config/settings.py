@@ -1,0 +1,214 @@
+"""The settings' types, and how the file is read."""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from carme.errors import ConfigError
+from carme.wording import nearest, problem
+
+DEFAULT_PATH = Path("/etc/carme/carme.toml")
+
+_SECRET_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError(f"must be an absolute path, not '{path}'")
+    return path
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or text.endswith("/"):
+        raise ValueError(f"must be like 'https://host:port' without a trailing slash, not {text!r}")
+    return text
+
+
+def _base_path(text: str) -> str:
+    if not (text.startswith("/") and text.endswith("/")):
+        raise ValueError(f"must begin and end with a slash, not {text!r}")
+    return text
+
+
+def _listen(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"must be like '127.0.0.1:8100', not {text!r}")
+    return text
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Url = Annotated[str, AfterValidator(_url)]
+Word = Annotated[str, Field(min_length=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SiteSettings(_Table):
+    """`[site]`: how the site calls itself and where users find it."""
+
+    name: Word = "Carme"
+    url: Url
+
+
+class SlurmSettings(_Table):
+    """`[slurm]`: the cluster; `poll_seconds` is the time between two looks at the queue."""
+
+    cluster: Word
+    default_partition: Word | None = None
+    default_account: Word | None = None
+    poll_seconds: float = Field(default=1.0, ge=0.1, le=60)
+
+
+class BrokerSettings(_Table):
+    """`[broker]`: its socket, and who may act for users."""
+
+    socket: AbsolutePath = Path("/run/carme/broker.sock")
+    services: list[Word] = ["carme-hub", "carme-portal"]
+    minimum_uid: int = Field(default=1000, ge=1)
+    audit_log: AbsolutePath = Path("/var/log/carme/audit.jsonl")
+
+
+class ImageSettings(_Table):
+    """`[images]`: where job containers lie."""
+
+    directory: AbsolutePath = Path("/srv/carme/images")
+    default: Word = "torch"
+
+
+class SessionSettings(_Table):
+    """`[sessions]`: limits of interactive sessions, and host paths bound into every job container."""
+
+    default_minutes: int = Field(default=60, ge=1)
+    maximum_minutes: int = Field(default=1440, ge=1)
+    bind: list[AbsolutePath] = []
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.default_minutes > self.maximum_minutes:
+            raise ValueError(
+                f"has default_minutes = {self.default_minutes}, more than "
+                f"maximum_minutes = {self.maximum_minutes}"
+            )
+        return self
+
+
+class HubSettings(_Table):
+    """`[hub]`: JupyterHub and its proxy."""
+
+    listen: Url = "http://127.0.0.1:8081"
+    base_path: Annotated[str, AfterValidator(_base_path)] = "/jupyter/"
+    proxy_url: Url = "http://127.0.0.1:8000"
+    proxy_api_url: Url = "http://127.0.0.1:8001"
+    database: Word = "sqlite:////var/lib/carme/hub/hub.sqlite"
+
+
+class PortalSettings(_Table):
+    """`[portal]`: the Django portal."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8100"
+    database: Word = "sqlite:////var/lib/carme/portal/portal.sqlite3"
+    redis: Word = "redis+socket:///run/redis/redis-server.sock"
+    state_directory: AbsolutePath = Path("/var/lib/carme/portal")
+
+
+class SecretSettings(_Table):
+    """`[secrets]`: the folder with one file per secret."""
+
+    directory: AbsolutePath = Path("/etc/carme/secrets")
+
+
+class Settings(_Table):
+    """Everything in `carme.toml`."""
+
+    site: SiteSettings
+    slurm: SlurmSettings
+    broker: BrokerSettings = BrokerSettings()
+    images: ImageSettings = ImageSettings()
+    sessions: SessionSettings = SessionSettings()
+    hub: HubSettings = HubSettings()
+    portal: PortalSettings = PortalSettings()
+    secrets: SecretSettings = SecretSettings()
+
+    def secret(self, name: str) -> str:
+        """The value of one secret, without the line's end.
+
+        Raises:
+            ConfigError: There is no such secret, it is empty, or this account may not read it.
+        """
+        if not _SECRET_NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of a secret; names are like 'hub-api-token'.")
+        path = self.secrets.directory / name
+        try:
+            value = path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            raise ConfigError(
+                f"The secret {name!r} is missing: there is no file {path}.",
+                "Run the Ansible playbook again, or write the value into that file.",
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"The secret {name!r} in {path} cannot be read: {getattr(error, 'strerror', None) or error}.",
+                "Run the service as the account that the file's group names.",
+            ) from None
+        if not value:
+            raise ConfigError(f"The secret {name!r} in {path} is empty.", "Write its value into that file.")
+        return value
+
+
+def load(path: str | os.PathLike[str] | None = None) -> Settings:
+    """Read the site's configuration.
+
+    Args:
+        path: The file; by default what `CARME_CONFIG` names, else `/etc/carme/carme.toml`.
+
+    Raises:
+        ConfigError: The file is missing, is not TOML, or holds a wrong key, type or value. With several
+            wrong places each has its sentence in the message.
+    """
+    file = Path(path or os.environ.get("CARME_CONFIG") or DEFAULT_PATH)
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"There is no configuration file {file}.",
+            "Create it, or let CARME_CONFIG name another one.",
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"The configuration file {file} cannot be read: {error.strerror}.", "Make it world-readable."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file} is not valid TOML: {error}.", "Correct that line; texts need quotation marks."
+        ) from None
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(
+            "\n".join(f"{file}: {_sentence(detail)}" for detail in error.errors()), code="config"
+        ) from None
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    """One wrong place of the file."""
+    table, *rest = (str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        if not rest:
+            return f"there is no table [{table}]. {nearest(table, Settings.model_fields)}"
+        model = Settings.model_fields[table].annotation
+        assert model is not None and issubclass(model, BaseModel)
+        return f"there is no key {rest[0]!r} in [{table}]. {nearest(rest[0], model.model_fields)}"
+    if not rest:
+        return problem(detail, f"the table [{table}]")
+    subject = f"{rest[0]!r} in [{table}]"
+    return problem(detail, f"entry {int(rest[1]) + 1} of {subject}" if len(rest) > 1 else subject)

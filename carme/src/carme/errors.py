@@ -1,0 +1,85 @@
+"""The errors of the platform: what was wrong, what was expected, what to do."""
+
+__all__ = [
+    "BrokerUnavailable",
+    "CarmeError",
+    "ConfigError",
+    "Denied",
+    "InvalidRequest",
+    "NotFound",
+    "SlurmError",
+    "from_code",
+]
+
+
+class CarmeError(Exception):
+    """An error that a user or an administrator reads.
+
+    Args:
+        message: One sentence: what was wrong and what was expected.
+        remedy: One sentence: what to do about it.
+        code: A short word for programs; the class has a default.
+        field: The part of the request that was wrong, where there is one.
+    """
+
+    default_code = "error"
+
+    def __init__(self, message: str, remedy: str = "", code: str = "", field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.code = code or self.default_code
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+    def __reduce__(self) -> tuple[type["CarmeError"], tuple[str, str, str, str | None]]:
+        return type(self), (self.message, self.remedy, self.code, self.field)
+
+
+class ConfigError(CarmeError):
+    """The site's configuration or a secret is missing or wrong."""
+
+    default_code = "config"
+
+
+class InvalidRequest(CarmeError):
+    """A request asks for something that cannot be; `field` names the part."""
+
+    default_code = "invalid"
+
+
+class Denied(CarmeError):
+    """The caller may not do this."""
+
+    default_code = "denied"
+
+
+class NotFound(CarmeError):
+    """There is no such job, or it is not the caller's."""
+
+    default_code = "not-found"
+
+
+class BrokerUnavailable(CarmeError):
+    """The broker does not answer."""
+
+    default_code = "broker-unavailable"
+
+
+class SlurmError(CarmeError):
+    """Slurm refused or does not answer."""
+
+    default_code = "slurm"
+
+
+_FAMILY = {
+    kind.default_code: kind
+    for kind in (ConfigError, InvalidRequest, Denied, NotFound, BrokerUnavailable, SlurmError)
+}
+
+
+def from_code(message: str, remedy: str, code: str, field: str | None) -> CarmeError:
+    """The error that the broker's answer stands for."""
+    return _FAMILY.get(code, CarmeError)(message, remedy, code, field)

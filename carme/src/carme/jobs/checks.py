@@ -1,0 +1,189 @@
+"""Whether the cluster can ever give what a request asks for."""
+
+from typing import NamedTuple
+
+from carme.config import Settings
+from carme.errors import InvalidRequest
+from carme.images import ImageCatalogue
+from carme.jobs.cluster import Cluster, Node, Partition
+from carme.jobs.requests import JobRequest, SessionOptions
+from carme.jobs.times import minutes_text
+from carme.wording import listing, number
+
+# What a job without GPUs gets when it does not say.
+CPUS_WITHOUT_GPU = 1
+MEMORY_MB_WITHOUT_GPU = 2048
+
+
+class Share(NamedTuple):
+    """Processors and memory (MiB) on each node."""
+
+    cpus: int
+    memory_mb: int
+
+
+def check(
+    request: JobRequest | SessionOptions, cluster: Cluster, images: ImageCatalogue, settings: Settings
+) -> None:
+    """Refuse what can never start; what merely has to wait passes.
+
+    Raises:
+        InvalidRequest: With the field, what is allowed, and what to ask for.
+    """
+    if request.image is not None:
+        images.get(request.image)
+    limit = settings.sessions.maximum_minutes
+    if _is_session(request) and request.minutes > limit:
+        raise _too_long("A session", limit, request.minutes)
+    partition = partition_of(request, cluster, settings)
+    if partition.max_minutes is not None and request.minutes > partition.max_minutes:
+        raise _too_long(f"A job in partition {partition.name!r}", partition.max_minutes, request.minutes)
+    nodes = _nodes(partition, cluster)
+    if request.nodes > len(nodes):
+        raise InvalidRequest(
+            f"The partition {partition.name!r} has {number(len(nodes), 'node')}; "
+            f"{request.nodes} were asked for.",
+            f"Ask for {_range(1, len(nodes))}." if nodes else "Choose another partition.",
+            field="nodes",
+        )
+    _check_gpus(request, partition, nodes)
+    if isinstance(request, JobRequest):
+        _check_size(request, partition, _fitting(request, nodes))
+
+
+def share(request: JobRequest, cluster: Cluster, settings: Settings) -> Share:
+    """What the request gets on each node.
+
+    What it does not name follows from its share of the GPUs: half of a node's GPUs come with half of its
+    processors and memory, on the smallest node that fits. Without GPUs it is one processor and 2 GiB.
+    """
+    nodes = _fitting(request, _nodes(partition_of(request, cluster, settings), cluster))
+    if request.gpus_per_node == 0:
+        cpus = CPUS_WITHOUT_GPU
+        memory = min([MEMORY_MB_WITHOUT_GPU, *(node.memory_mb for node in nodes)])
+    else:
+        parts = [(node, request.gpus_per_node / sum(node.gpus.values())) for node in nodes]
+        cpus = max(1, min(int(node.cpus * part) for node, part in parts))
+        memory = max(1, min(int(node.memory_mb * part) for node, part in parts))
+    return Share(request.cpus_per_node or cpus, request.memory_mb_per_node or memory)
+
+
+def partition_of(request: JobRequest | SessionOptions, cluster: Cluster, settings: Settings) -> Partition:
+    """The partition that the request names, else the site's default, else Slurm's."""
+    known = {partition.name: partition for partition in cluster.partitions}
+    name = request.partition or settings.slurm.default_partition
+    if name is None:
+        name = next((partition.name for partition in cluster.partitions if partition.default), "")
+        if not name:
+            raise InvalidRequest(
+                f"The cluster has no default partition; there are: {listing(known)}.",
+                "Name one of these.",
+                field="partition",
+            )
+    if name not in known:
+        raise InvalidRequest(
+            f"There is no partition {name!r}; there are: {listing(known)}.",
+            "Choose one of these." if known else "Ask an administrator whether Slurm runs.",
+            field="partition",
+        )
+    return known[name]
+
+
+def _is_session(request: JobRequest | SessionOptions) -> bool:
+    return isinstance(request, SessionOptions) or request.kind == "session"
+
+
+def _nodes(partition: Partition, cluster: Cluster) -> list[Node]:
+    names = set(partition.node_names)
+    return [node for node in cluster.nodes if node.name in names]
+
+
+def _gpus(node: Node, kind: str | None) -> int:
+    return node.gpus.get(kind, 0) if kind else sum(node.gpus.values())
+
+
+def _fitting(request: JobRequest | SessionOptions, nodes: list[Node]) -> list[Node]:
+    return [node for node in nodes if _gpus(node, request.gpu_type) >= request.gpus_per_node]
+
+
+def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, nodes: list[Node]) -> None:
+    kind, asked = request.gpu_type, request.gpus_per_node
+    if kind is not None:
+        kinds = sorted({kind for node in nodes for kind in node.gpus})
+        if kind not in kinds:
+            raise InvalidRequest(
+                f"The partition {partition.name!r} has no GPUs of type {kind}; "
+                f"its types are: {listing(kinds)}.",
+                "Choose one of these, or leave the type open." if kinds else "Leave the GPU type open.",
+                field="gpu_type",
+            )
+    if asked == 0:
+        if kind is not None:
+            raise InvalidRequest(
+                f"A GPU type, {kind}, was named, but no GPU was asked for.",
+                "Ask for at least 1 GPU, or leave the type open.",
+                field="gpus_per_node",
+            )
+        return
+    most = max(_gpus(node, kind) for node in nodes)
+    of_type = f" of type {kind}" if kind else ""
+    if most == 0:
+        raise InvalidRequest(
+            f"The nodes of partition {partition.name!r} have no GPUs; {asked} were asked for.",
+            "Ask for 0 GPUs, or choose another partition.",
+            field="gpus_per_node",
+        )
+    if asked > most:
+        raise InvalidRequest(
+            f"A node has at most {number(most, 'GPU')}{of_type}; {asked} were asked for.",
+            f"Ask for {_range(1, most)}.",
+            field="gpus_per_node",
+        )
+    fitting = len(_fitting(request, nodes))
+    if request.nodes > fitting:
+        raise InvalidRequest(
+            f"The partition {partition.name!r} has {number(fitting, 'node')} with {number(asked, 'GPU')}"
+            f"{of_type}; {request.nodes} were asked for.",
+            f"Ask for {_range(1, fitting)}, or for fewer GPUs on each.",
+            field="nodes",
+        )
+
+
+def _check_size(request: JobRequest, partition: Partition, nodes: list[Node]) -> None:
+    cpus, memory = request.cpus_per_node or 0, request.memory_mb_per_node or 0
+    most_cpus = max(node.cpus for node in nodes)
+    if cpus > most_cpus:
+        raise InvalidRequest(
+            f"A node of partition {partition.name!r} has at most {number(most_cpus, 'processor')}; "
+            f"{cpus} were asked for.",
+            f"Ask for {_range(1, most_cpus)}.",
+            field="cpus_per_node",
+        )
+    most_memory = max(node.memory_mb for node in nodes)
+    if memory > most_memory:
+        raise InvalidRequest(
+            f"A node of partition {partition.name!r} has at most {most_memory} MiB of memory; "
+            f"{memory} MiB were asked for.",
+            f"Ask for at most {most_memory} MiB.",
+            field="memory_mb_per_node",
+        )
+    fitting = sum(node.cpus >= cpus and node.memory_mb >= memory for node in nodes)
+    if request.nodes > fitting:
+        raise InvalidRequest(
+            f"The partition {partition.name!r} has {number(fitting, 'node')} with so many GPUs, processors "
+            f"and so much memory; {request.nodes} were asked for.",
+            "Ask for fewer nodes, or for less on each.",
+            field="nodes",
+        )
+
+
+def _too_long(what: str, limit: int, asked: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"{what} lasts at most {minutes_text(limit)}; {minutes_text(asked)} were asked for.",
+        f"Ask for at most {minutes_text(limit)}.",
+        field="minutes",
+    )
+
+
+def _range(least: int, most: int) -> str:
+    return f"{least} to {most}" if most > least else str(least)

@@ -1,0 +1,42 @@
+"""One look at the whole cluster."""
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Seen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Partition(_Seen):
+    """A queue of the cluster; `max_minutes` is None without a limit."""
+
+    name: str
+    state: str = "UP"
+    default: bool = False
+    max_minutes: int | None = None
+    node_names: list[str] = []
+
+
+class Node(_Seen):
+    """A compute node. Memory in MiB; GPUs by type (`gpu` where Slurm knows no type)."""
+
+    name: str
+    state: str = "IDLE"
+    cpus: int
+    cpus_used: int = 0
+    memory_mb: int
+    memory_used_mb: int = 0
+    gpus: dict[str, int] = {}
+    gpus_used: dict[str, int] = {}
+    available: bool = True
+    reason: str = ""
+
+
+class Cluster(_Seen):
+    """All partitions and nodes, and when Slurm said so (UTC)."""
+
+    taken: datetime
+    partitions: list[Partition] = []
+    nodes: list[Node] = []

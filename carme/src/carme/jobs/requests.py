@@ -1,0 +1,146 @@
+"""What a user asks for."""
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from carme.errors import InvalidRequest
+from carme.wording import nearest, place, problem
+
+_NAME = re.compile(r"[A-Za-z0-9._ -]{1,64}")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+MAXIMUM_MINUTES = 366 * 1440
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("must be 1 to 64 letters, digits, dots, underscores, spaces or hyphens")
+    return text
+
+
+def _word(text: str) -> str:
+    if not _WORD.fullmatch(text):
+        raise ValueError("must be 1 to 64 letters, digits, dots, underscores or hyphens")
+    return text
+
+
+def _printable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character")
+    return text
+
+
+def _environment(values: dict[str, str]) -> dict[str, str]:
+    for name, value in values.items():
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"has a variable {name[:64]!r}; names are letters, digits and underscores")
+        if "\0" in value:
+            raise ValueError(f"must not contain a NUL character in the value of {name}")
+    return values
+
+
+def _workdir(text: str) -> str:
+    if not PurePosixPath(text).is_absolute() or any(ord(letter) < 32 for letter in text):
+        raise ValueError(f"must be an absolute path, not {text!r}")
+    return text
+
+
+Word = Annotated[str, AfterValidator(_word)]
+Argument = Annotated[str, AfterValidator(_printable)]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any] | str | bytes) -> Self:
+        """The model of `data` (a mapping or JSON).
+
+        Raises:
+            InvalidRequest: In one sentence, with the field, what is wrong and what was expected.
+        """
+        try:
+            if isinstance(data, str | bytes):
+                return cls.model_validate_json(data)
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise refusal(error, cls) from None
+
+
+def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
+    """The first wrong place of a request, as the error that its sender reads."""
+    detail = error.errors()[0]
+    field = place(detail)
+    if detail["type"] == "extra_forbidden":
+        return InvalidRequest(
+            f"There is no field {field!r} in a request.",
+            nearest(str(detail["loc"][-1]), model.model_fields),
+            field=field,
+        )
+    remedy = "Correct it and ask again."
+    return InvalidRequest(
+        problem(detail, repr(field) if field else "The request"), remedy, field=field or None
+    )
+
+
+class JobRequest(_Asked):
+    """What a user asks for. `environment` may hold secrets: it never leaves the job's private folder.
+
+    Memory is in MiB (2**20 bytes), as in Slurm; processors and memory that are not named follow from the
+    share of the node's GPUs (see `carme.jobs.share`).
+    """
+
+    name: Annotated[str, AfterValidator(_name)]
+    kind: Literal["session", "batch"]
+    image: Word | None = None
+    command: list[Argument] = Field(min_length=1)
+    environment: Annotated[dict[str, str], AfterValidator(_environment)] = {}
+    partition: Word | None = None
+    account: Word | None = None
+    nodes: int = Field(default=1, ge=1, le=100_000)
+    gpus_per_node: int = Field(default=0, ge=0, le=1024)
+    gpu_type: Word | None = None
+    cpus_per_node: int | None = Field(default=None, ge=1, le=65_536)
+    memory_mb_per_node: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
+    workdir: Annotated[str, AfterValidator(_workdir)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.kind == "session" and self.image is None:
+            raise ValueError("for a session must name an image")
+        if not self.command[0]:
+            raise ValueError("must have a program as the first word of its command")
+        return self
+
+
+class SessionOptions(_Asked):
+    """What the start form and JupyterHub's `user_options` hold."""
+
+    image: Word
+    nodes: int = Field(default=1, ge=1, le=100_000)
+    gpus_per_node: int = Field(default=0, ge=0, le=1024)
+    gpu_type: Word | None = None
+    minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
+    partition: Word | None = None
+    title: str = Field(default="", max_length=80)
+
+    def request(self, *, name: str, command: list[str], environment: dict[str, str]) -> JobRequest:
+        """The job that gives this session."""
+        return JobRequest(
+            name=name,
+            kind="session",
+            image=self.image,
+            command=command,
+            environment=environment,
+            partition=self.partition,
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            gpu_type=self.gpu_type,
+            minutes=self.minutes,
+        )

@@ -1,0 +1,67 @@
+"""What Slurm knows about a job."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, computed_field
+
+from carme.jobs.explanations import explain
+from carme.jobs.states import JobState, Phase
+
+
+class Job(BaseModel):
+    """One job. Times are in UTC, memory in MiB over all nodes, GPUs and processors over all nodes.
+
+    `reason` is Slurm's word for why it waits, `explanation` the same, or how it ended, in plain words.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: int
+    key: str | None = None
+    kind: Literal["session", "batch", "other"] = "other"
+    image: str | None = None
+    name: str
+    user: str
+    account: str = ""
+    partition: str = ""
+    state: JobState
+    reason: str = ""
+    nodes: int = 0
+    node_list: str = ""
+    gpus: int = 0
+    gpu_type: str | None = None
+    cpus: int = 0
+    memory_mb: int = 0
+    minutes_limit: int | None = None
+    submitted: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+
+    @computed_field
+    @property
+    def explanation(self) -> str:
+        """One sentence for a job that waits or has ended; empty while it runs."""
+        return explain(self.state, self.reason, self.exit_code, self.signal)
+
+    @property
+    def is_pending(self) -> bool:
+        """It waits for its nodes."""
+        return self.state.phase is Phase.PENDING
+
+    @property
+    def is_running(self) -> bool:
+        """Its processes run."""
+        return self.state.phase is Phase.RUNNING
+
+    @property
+    def is_over(self) -> bool:
+        """It has ended and its nodes are free."""
+        return self.state.phase is Phase.OVER
+
+    @property
+    def is_active(self) -> bool:
+        """It is not over: it waits, runs, or its nodes are still being freed."""
+        return not self.is_over

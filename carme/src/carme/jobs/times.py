@@ -1,0 +1,41 @@
+"""Lengths of time as people write them."""
+
+import re
+
+from carme.errors import InvalidRequest
+from carme.wording import number
+
+_UNITS = {"m": 1, "h": 60, "d": 1440}
+_PARTS = re.compile(r"(\d+)([mhd])")
+
+
+def parse_minutes(text: str) -> int:
+    """Minutes of `90`, `45m`, `2h`, `1d12h` or `[DAYS-]HOURS:MINUTES:SECONDS`; seconds are rounded up.
+
+    Raises:
+        InvalidRequest: The text is none of these, or is no time at all.
+    """
+    text = text.strip().lower()
+    minutes = 0
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        minutes = int(text)
+    elif re.fullmatch(r"(\d{1,9}[mhd])+", text, re.ASCII):
+        minutes = sum(int(count) * _UNITS[unit] for count, unit in _PARTS.findall(text))
+    elif match := re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,6}):([0-5]\d):([0-5]\d)", text, re.ASCII):
+        days, hours, mins, seconds = (int(part or 0) for part in match.groups())
+        minutes = days * 1440 + hours * 60 + mins + (seconds > 0)
+    if minutes < 1:
+        raise InvalidRequest(
+            f"{text!r} is not a length of time.",
+            "Write minutes like 90, or 45m, 2h, 1d12h, or hours, minutes and seconds like 1:30:00.",
+            field="minutes",
+        )
+    return minutes
+
+
+def minutes_text(minutes: int) -> str:
+    """`45 minutes`, `2 hours`, `1 day 12 hours`."""
+    days, rest = divmod(minutes, 1440)
+    hours, mins = divmod(rest, 60)
+    parts = [(days, "day"), (hours, "hour"), (mins, "minute")]
+    return " ".join(number(count, unit) for count, unit in parts if count) or "0 minutes"
