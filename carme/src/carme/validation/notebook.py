@@ -36,8 +36,8 @@ class CellResult:
 class NotebookKernel:
     """A Python kernel on a running single-user server, as a context manager.
 
-    Arguments: `http` is a client that is already logged in at the server (its cookies are used), `server_url` the
-    server's address ending with a slash, `ssl` the TLS context for the WebSocket.
+    Arguments: `http` is a client that is already logged in at the server (its cookies are used), `server_url`
+    the server's address ending with a slash, `ssl` the TLS context for the WebSocket.
     """
 
     def __init__(self, http: httpx.Client, server_url: str, ssl: Any) -> None:
@@ -74,14 +74,12 @@ class NotebookKernel:
     ) -> None:
         if self._socket:
             self._socket.close()
-        self._http.delete(
-            f"{self._server_url}api/kernels/{self._kernel_id}", headers=self._xsrf_headers()
-        )
+        self._http.delete(f"{self._server_url}api/kernels/{self._kernel_id}", headers=self._xsrf_headers())
 
     def run(self, code: str, *, timeout: float, on_line: Callable[[str], None] | None = None) -> CellResult:
         """Run one cell and wait until the kernel is idle again.
 
-        Arguments: `timeout` in seconds for the whole cell; `on_line` gets each complete line as it is printed.
+        Arguments: `timeout` in seconds for the whole cell; `on_line` gets each complete line as it comes.
         Raises `CarmeError` when the time is over.
         """
         assert self._socket is not None
@@ -111,7 +109,8 @@ class NotebookKernel:
                 message = json.loads(self._socket.recv(timeout=max(0.0, end - time.monotonic())))
             except TimeoutError:
                 raise CarmeError(
-                    f"The cell was still running after {timeout:.0f} seconds.", f"It printed: {result.output[-500:]}"
+                    f"The cell was still running after {timeout:.0f} seconds.",
+                    f"It printed: {result.output[-500:]}",
                 ) from None
             if message.get("parent_header", {}).get("msg_id") != message_id:
                 continue

@@ -1,0 +1,166 @@
+"""A user in front of the portal: logs in, starts, opens and stops sessions through the pages' own forms."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from urllib.parse import urljoin
+
+import httpx
+from bs4 import BeautifulSoup, Tag
+
+from carme.errors import CarmeError
+from carme.validation.notebook import NotebookKernel
+
+#: States a session's page shows in `data-session-state`; it does not leave the last two by itself.
+OVER = {"ended", "failed", "lost"}
+
+
+@dataclass(frozen=True)
+class SessionPage:
+    """What the session's page says: `state` as in the portal, `text` the page in plain words."""
+
+    name: str
+    state: str
+    text: str
+
+
+class Visitor:
+    """One person with one browser. Use as a context manager.
+
+    Arguments: `url` of the site, `certificate` a PEM file to trust (the site's own certificate, when no
+    public authority signed it).
+    """
+
+    def __init__(self, url: str, certificate: str | None = None) -> None:
+        self.url = url.rstrip("/") + "/"
+        self._ssl = ssl.create_default_context(cafile=certificate)
+        self.http = httpx.Client(verify=self._ssl, follow_redirects=True, timeout=60)
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.http.close()
+
+    def login(self, user: str, password: str) -> None:
+        """Log in at the portal. Raises `CarmeError` when the portal refuses."""
+        page = self._get(self.url)
+        form = self._form(page, "password")
+        reply = self._submit(page, form, {"login": user, "password": password})
+        if _soup(reply).find("input", {"type": "password"}):
+            raise CarmeError(
+                f"The portal refused to log in {user}: {_messages(reply)}", "Check the name and the password."
+            )
+
+    def start(self, options: dict[str, str]) -> str:
+        """Fill in the start form and send it; returns the session's name. Raises with the page's sentence."""
+        page = self._get(self.url)
+        reply = self._submit(page, self._form(page, "gpus_per_node"), options)
+        shown = _soup(reply).find(attrs={"data-session-name": True})
+        if reply.status_code != 200 or not isinstance(shown, Tag) or "/sessions/" not in reply.url.path:
+            raise CarmeError(f"The portal did not start the session: {_messages(reply)}", "")
+        return str(shown["data-session-name"])
+
+    def session(self, name: str) -> SessionPage:
+        """The session's page as it is now."""
+        soup = _soup(self._get(urljoin(self.url, f"sessions/{name}/")))
+        shown = soup.find(attrs={"data-session-state": True})
+        if not isinstance(shown, Tag):
+            raise CarmeError(f"The page of session {name} shows no state.", "")
+        text = soup.main.get_text(" ", strip=True) if soup.main else soup.get_text(" ", strip=True)
+        return SessionPage(name, str(shown["data-session-state"]), text)
+
+    def wait(self, name: str, state: str, timeout: float) -> SessionPage:
+        """Wait until the session is in `state`; raises when it ends otherwise or after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while True:
+            page = self.session(name)
+            if page.state == state:
+                return page
+            if page.state in OVER:
+                raise CarmeError(f"Session {name} is {page.state} instead of {state}: {page.text}", "")
+            if time.monotonic() > end:
+                raise CarmeError(
+                    f"Session {name} is still {page.state} after {timeout:.0f} seconds, not {state}.",
+                    "Look at its page in the portal.",
+                )
+            time.sleep(0.5)
+
+    def open(self, name: str) -> str:
+        """Follow the session's Open link until the notebook server lets us in; returns its address."""
+        soup = _soup(self._get(urljoin(self.url, f"sessions/{name}/")))
+        link = soup.find("a", attrs={"data-action": "open"})
+        if not isinstance(link, Tag):
+            raise CarmeError(f"The page of session {name} has no link that opens it.", "")
+        reply = self._get(urljoin(self.url, str(link["href"])))
+        path = reply.url.path
+        marker = f"/{name}/"
+        if marker not in path:
+            raise CarmeError(
+                f"Opening session {name} ended at {path} with {reply.status_code}.", _messages(reply)
+            )
+        return str(reply.url.copy_with(path=path[: path.index(marker) + len(marker)], query=None))
+
+    def kernel(self, server_url: str) -> NotebookKernel:
+        """A notebook kernel on an opened session's server."""
+        return NotebookKernel(self.http, server_url, self._ssl)
+
+    def stop(self, name: str) -> None:
+        """Send the page's stop form."""
+        page = self._get(urljoin(self.url, f"sessions/{name}/"))
+        form = _soup(page).find("form", attrs={"data-action": "stop"})
+        if not isinstance(form, Tag):
+            raise CarmeError(f"The page of session {name} has no form that stops it.", "")
+        self._submit(page, form, {})
+
+    def _get(self, url: str) -> httpx.Response:
+        try:
+            reply = self.http.get(url)
+        except httpx.TransportError as error:
+            raise CarmeError(f"{url} does not answer: {error}.", "Check the reverse proxy (nginx).") from None
+        if reply.status_code >= 500:
+            raise CarmeError(f"{reply.url} answered {reply.status_code}.", "Look at the service's log.")
+        return reply
+
+    def _form(self, page: httpx.Response, field: str) -> Tag:
+        found = _soup(page).find(attrs={"name": field})
+        form = found.find_parent("form") if isinstance(found, Tag) else None
+        if not isinstance(form, Tag):
+            raise CarmeError(f"{page.url} has no form with the field {field}: {_messages(page)}", "")
+        return form
+
+    def _submit(self, page: httpx.Response, form: Tag, values: dict[str, str]) -> httpx.Response:
+        """Send a form as a browser would: the fields' own values, and ours over them."""
+        data: dict[str, str] = {}
+        for item in form.find_all(["input", "select", "textarea"]):
+            name = item.get("name")
+            if not name or item.get("type") in {"submit", "button"}:
+                continue
+            if item.get("type") in {"checkbox", "radio"} and not item.has_attr("checked"):
+                continue
+            if item.name == "select":
+                chosen = item.find("option", selected=True) or item.find("option")
+                data[str(name)] = str(chosen.get("value", "")) if isinstance(chosen, Tag) else ""
+            else:
+                data[str(name)] = str(item.get("value", "")) if item.name == "input" else item.get_text()
+        data.update(values)
+        target = urljoin(str(page.url), str(form.get("action") or page.url))
+        # Django refuses form posts over TLS without a Referer of the same origin.
+        return self.http.post(target, data=data, headers={"Referer": str(page.url)})
+
+
+def _soup(reply: httpx.Response) -> BeautifulSoup:
+    return BeautifulSoup(reply.text, "html.parser")
+
+
+def _messages(reply: httpx.Response) -> str:
+    """The sentences a page shows as errors, or else its main text, shortened."""
+    soup = _soup(reply)
+    shown = [item.get_text(" ", strip=True) for item in soup.select("[role=alert], .errorlist li")]
+    main = soup.main or soup
+    return "; ".join(shown) or main.get_text(" ", strip=True)[:300]
