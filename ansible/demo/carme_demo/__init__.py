@@ -1,0 +1,1 @@
+"""The demo cluster: real hosts on one machine, set up by the playbook that a site uses."""

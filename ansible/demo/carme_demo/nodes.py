@@ -1,0 +1,366 @@
+"""The demo's machines: podman containers that boot systemd, and the network between them."""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import time
+from pathlib import Path
+
+from . import leftovers
+from .errors import DemoError
+from .podman import LABEL, Container, Podman, ulimits
+from .registries import Registries, host_resolvers
+from .settings import Node, Places, Settings
+
+PORTAL_PORT = 8443
+SHARED = {"home": "/home", "scratch": "/scratch", "images": "/srv/carme/images"}
+BOOT_SECONDS = 90
+STOP_SECONDS = 40
+
+# In this order: nothing may write to what has already gone.
+HEAD_SERVICES = (
+    ("nginx.service", "carme-*.service"),
+    ("slurmctld.service", "slurmrestd.service"),
+    ("slurmdbd.service",),
+    ("mariadb.service", "redis-server.service"),
+)
+
+
+class Nodes:
+    """Makes, starts, repairs and stops the machines of one demo."""
+
+    def __init__(self, podman: Podman, places: Places, settings: Settings, registries: Registries) -> None:
+        self.podman = podman
+        self.places = places
+        self.settings = settings
+        self.registries = registries
+
+    def container(self, node: str) -> str:
+        """The container that is this node."""
+        return f"{self.places.name}-{node}"
+
+    def present(self) -> dict[str, Container]:
+        """Containers of this demo by node name."""
+        prefix = f"{self.places.name}-"
+        return {each.name.removeprefix(prefix): each for each in self.podman.containers()}
+
+    def identity(self) -> str:
+        """Changes whenever a node was made anew."""
+        ids = sorted(container.id for container in self.present().values())
+        return hashlib.sha256(" ".join(ids).encode()).hexdigest()
+
+    # -- up ------------------------------------------------------------------------------------------------
+
+    def repair(self) -> bool:
+        """Clear away what a sudden end left behind.
+
+        Returns:
+            Whether there was anything to clear away.
+        """
+        try:
+            present = self.present()
+        except DemoError:
+            # Podman cannot even read its state: first without what is only valid until a reboot.
+            leftovers.sweep(self.podman, [], self.settings.subnet)
+            try:
+                self.present()
+            except DemoError:
+                leftovers.sweep(self.podman, [], self.settings.subnet)
+                leftovers.remove_tree(self.places.storage)
+                leftovers.remove_tree(self.places.networks)
+                self.podman.configure()
+            return True
+        broken = [each for each in present.values() if each.claims_to_run and not each.is_alive]
+        if not broken:
+            return False
+        for node, each in present.items():
+            if each.is_alive:
+                self._stop(node)
+        leftovers.sweep(self.podman, list(present.values()), self.settings.subnet)
+        return True
+
+    def bring_up(self, image: str) -> list[str]:
+        """Let every node of the settings run, with as little change as possible.
+
+        Args:
+            image: what new nodes are made from.
+
+        Returns:
+            Names of the nodes that were made anew.
+        """
+        self._make_folders()
+        present = self.present()
+        wanted = {node.name: node for node in self.settings.machines()}
+        for name in sorted(set(present) - set(wanted)):
+            self.remove(name)
+        for name, node in wanted.items():
+            if name in present and present[name].digest != self._digest(node):
+                self.remove(name)
+                del present[name]
+        self._ensure_network()
+        made = []
+        for name, node in wanted.items():
+            if name not in present:
+                self._create(node, image)
+                made.append(name)
+            elif present[name].status == "paused":
+                self.podman.run("unpause", self.container(name), timeout=60)
+        for node in wanted.values():
+            if not self._start(node):
+                self.remove(node.name)
+                self._create(node, image)
+                made.append(node.name)
+                self._configure(node, running=False)
+                self.podman.run("start", self.container(node.name), timeout=120)
+        for node in wanted.values():
+            self._wait_for_boot(node)
+        self._introduce()
+        return made
+
+    def _make_folders(self) -> None:
+        for name in SHARED:
+            folder = self.places.shared / name
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.places.shared / "scratch").chmod(0o1777)
+        for node in self.settings.machines():
+            self._archives(node.name).mkdir(parents=True, exist_ok=True)
+        for name in ("pip", "npm", "images"):
+            (self.places.cache / name).mkdir(parents=True, exist_ok=True)
+
+    def _archives(self, node: str) -> Path:
+        return self.places.cache / "apt" / node
+
+    def _ensure_network(self) -> None:
+        """One bridge, whose name is ours, so that no other podman can come to use it."""
+        file = self.places.networks / f"{self.places.name}.json"
+        try:
+            known = json.loads(file.read_text())
+            if known["network_interface"] == self.places.bridge and known["subnets"][0]["subnet"] == self.settings.subnet:
+                return
+        except (OSError, ValueError, LookupError):
+            pass
+        for name in self.present():  # a container cannot move to another network and keep its address
+            self.remove(name)
+        file.unlink(missing_ok=True)
+        # Podman's forwarder is one more thing that can die; it is used only where the host's resolver is local.
+        forwarder = [] if host_resolvers() == [] else ["--disable-dns"]
+        self.podman.run(
+            "network", "create", *forwarder, "--subnet", self.settings.subnet, self.places.name, timeout=60
+        )
+        network = json.loads(file.read_text())
+        network["network_interface"] = self.places.bridge
+        draft = file.with_suffix(".new")
+        draft.write_text(json.dumps(network))
+        draft.replace(file)
+
+    def creation_options(self, node: Node) -> list[str]:
+        """What a container is created with, less its image; a change means that the node is made anew."""
+        options = [
+            *("--name", self.container(node.name), "--hostname", node.name),
+            *("--network", self.places.name, "--ip", node.address, "--no-hosts"),
+            *("--privileged", "--systemd", "always", "--stop-timeout", str(STOP_SECONDS)),
+            *ulimits(),
+            *("--shm-size", f"{_half_of_memory()}m"),
+        ]
+        for name, value in self.podman.runtime.node_environment:
+            options += ["--env", f"{name}={value}"]
+        for name, target in SHARED.items():
+            options += ["--volume", f"{self.places.shared / name}:{target}"]
+        options += ["--volume", f"{self._archives(node.name)}:/var/cache/apt/archives"]
+        options += ["--volume", f"{self.places.cache}/pip:/root/.cache/pip"]
+        options += ["--volume", f"{self.places.cache}/npm:/root/.npm"]
+        for folder in self.registries.pip_folders():
+            options += ["--volume", f"{folder}:{folder}:ro"]
+        if node.is_head:
+            options += ["--volume", f"{self.places.cache}/images:/var/cache/carme"]
+            options += ["--publish", f"127.0.0.1:{self.settings.port}:{PORTAL_PORT}"]
+        return options
+
+    def _digest(self, node: Node) -> str:
+        return hashlib.sha256(json.dumps(self.creation_options(node)).encode()).hexdigest()[:16]
+
+    def _create(self, node: Node, image: str) -> None:
+        self._seed_archives(node)
+        label = f"{LABEL}={self._digest(node)}"
+        self.podman.run(
+            "create", "--label", label, *self.creation_options(node), image, "/sbin/init", timeout=120
+        )
+
+    def _seed_archives(self, node: Node) -> None:
+        """Give a new node the packages that others have fetched. Each keeps its own folder: apt locks it."""
+        mine = self._archives(node.name)
+        mine.mkdir(parents=True, exist_ok=True)
+        for package in (self.places.cache / "apt").glob("*/*.deb"):
+            target = mine / package.name
+            if not target.exists():
+                os.link(package, target)
+
+    def _start(self, node: Node) -> bool:
+        """Start a node and let it answer; False: this container cannot be brought to life again."""
+        container = self.container(node.name)
+        try:
+            if self.present()[node.name].is_alive:
+                if self._answers(container) and self._is_connected(node):
+                    self._configure(node, running=True)
+                    return True
+                self._stop(node.name)
+            self._configure(node, running=False)
+            self.podman.run("start", container, timeout=120)
+        except DemoError:
+            return False
+        return True
+
+    def _answers(self, container: str) -> bool:
+        try:
+            return self.podman.execute(container, "true", check=False, timeout=20).returncode == 0
+        except DemoError:
+            return False
+
+    def _is_connected(self, node: Node) -> bool:
+        command = ("ip", "-o", "-4", "address", "show", "to", node.address)
+        return bool(self.podman.execute(self.container(node.name), *command, check=False, timeout=20).stdout.strip())
+
+    def _configure(self, node: Node, *, running: bool) -> None:
+        """Write the files that this demo and this host decide."""
+        container = self.container(node.name)
+        archive = files_archive(node, self.settings, self.registries)
+        if not running:
+            self.podman.run("cp", "-", f"{container}:/", data=archive, timeout=120)
+            return
+        changed = self.podman.execute(container, "sha256sum", "/etc/carme-demo/node.json", check=False, timeout=30)
+        self.podman.execute(container, "tar", "--extract", "--directory=/", data=archive, timeout=60)
+        now = self.podman.execute(container, "sha256sum", "/etc/carme-demo/node.json", check=False, timeout=30)
+        if changed.stdout != now.stdout:
+            self.podman.execute(container, "systemctl", "restart", "carme-demo-node.service", timeout=60)
+
+    def _wait_for_boot(self, node: Node) -> None:
+        container = self.container(node.name)
+        deadline = time.monotonic() + BOOT_SECONDS
+        state = "not running"
+        while time.monotonic() < deadline:
+            said = self.podman.execute(container, "systemctl", "is-system-running", check=False, timeout=60)
+            state = said.stdout.decode(errors="replace").strip() or state
+            ssh = self.podman.execute(container, "systemctl", "is-active", "ssh.service", check=False, timeout=60)
+            # "degraded" is a failed unit of Slurm or Carme: Ansible's business, not a failed boot.
+            if ssh.returncode == 0 and state in ("running", "degraded", "starting"):
+                return
+            time.sleep(0.3)
+        raise DemoError(
+            f"Node {node.name} did not finish its boot within {BOOT_SECONDS} seconds (systemd says {state!r}).",
+            f"See ./demo logs boot; ./demo reset makes the nodes anew.",
+        )
+
+    def _introduce(self) -> None:
+        """Let root on the head log in on every node, which all prove who they are."""
+        head = self.container("head")
+        key = "/root/.ssh/id_ed25519"
+        if self.podman.execute(head, "test", "-s", f"{key}.pub", check=False, timeout=30).returncode != 0:
+            self.podman.execute(head, "rm", "-f", key, f"{key}.pub", timeout=30)
+            self.podman.execute(head, "mkdir", "-p", "-m", "0700", "/root/.ssh", timeout=30)
+            make = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "carme-demo", "-f", key)
+            self.podman.execute(head, *make, timeout=60)
+        public = self.podman.execute(head, "cat", f"{key}.pub", timeout=30).stdout
+        hosts = []
+        for node in self.settings.machines():
+            container = self.container(node.name)
+            archive = tar_archive({"root/.ssh/authorized_keys": (public, 0o600)})
+            self.podman.execute(container, "tar", "--extract", "--directory=/", data=archive, timeout=60)
+            host_key = self.podman.execute(container, "cat", "/etc/ssh/ssh_host_ed25519_key.pub", timeout=30)
+            kind, value, *_ = host_key.stdout.decode().split()
+            hosts.append(f"{node.name},{node.address} {kind} {value}\n")
+        archive = tar_archive({"etc/ssh/ssh_known_hosts": ("".join(hosts).encode(), 0o644)})
+        for node in self.settings.machines():
+            self.podman.execute(self.container(node.name), "tar", "-x", "-C", "/", data=archive, timeout=60)
+
+    # -- down ----------------------------------------------------------------------------------------------
+
+    def halt(self) -> None:
+        """Stop everything in order, keep the disks, and leave no process, mount or interface behind."""
+        self.repair()
+        present = self.present()
+        if "head" in present and present["head"].is_alive:
+            if present["head"].status == "paused":
+                self.podman.run("unpause", self.container("head"), timeout=60)
+            self._stop_services()
+        for name in sorted(present, key=lambda each: each == "head"):
+            if present[name].is_alive:
+                self._stop(name)
+        leftovers.sweep(self.podman, list(self.present().values()), self.settings.subnet)
+
+    def _stop_services(self) -> None:
+        head = self.container("head")
+        try:
+            self.podman.execute(head, "scancel", "--state=RUNNING", check=False, timeout=15)
+            for services in HEAD_SERVICES:
+                self.podman.execute(head, "systemctl", "stop", *services, check=False, timeout=60)
+        except DemoError:
+            return  # a head that does not answer is stopped as a whole
+
+    def _stop(self, node: str) -> None:
+        container = self.container(node)
+        if self.present()[node].status == "paused":
+            self.podman.run("unpause", container, timeout=60)
+        self.podman.run("stop", container, check=False, timeout=STOP_SECONDS + 60)
+
+    def remove(self, node: str) -> None:
+        """Remove a node with its disk."""
+        self.podman.run("rm", "--force", "--time", "10", self.container(node), timeout=120)
+
+    def destroy(self) -> None:
+        """Remove all nodes with their disks and the shared folders; the image and the caches stay."""
+        self.repair()
+        for name in self.present():
+            self.remove(name)
+        leftovers.sweep(self.podman, [], self.settings.subnet)
+        leftovers.remove_tree(self.places.shared)
+        leftovers.remove_tree(self.places.networks)
+        self.places.deployed.unlink(missing_ok=True)
+
+
+def hosts_file(settings: Settings) -> str:
+    """Text of /etc/hosts: every node knows every node, and itself, by its address on the nodes' network."""
+    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
+    lines += [f"{node.address} {node.name}" for node in settings.machines()]
+    return "\n".join(lines) + "\n"
+
+
+def files_archive(node: Node, settings: Settings, registries: Registries) -> bytes:
+    """The files of a node that follow from settings and host."""
+    bundle_digest = hashlib.sha256(registries.authorities.encode()).hexdigest()
+    facts = {"name": node.name, "gpus": node.gpus, "authorities": bundle_digest}
+    return tar_archive(
+        {
+            "etc/hosts": (hosts_file(settings).encode(), 0o644),
+            "etc/pip.conf": (registries.pip_conf().encode(), 0o644),
+            "etc/environment": (registries.environment_file().encode(), 0o644),
+            "etc/apt/apt.conf.d/50demo": (registries.apt_conf().encode(), 0o644),
+            "etc/carme-demo/host-ca.pem": (registries.authorities.encode(), 0o644),
+            "etc/carme-demo/node.json": (json.dumps(facts).encode(), 0o644),
+            "root/.npmrc": (registries.npmrc().encode(), 0o600),
+        }
+    )
+
+
+def tar_archive(files: dict[str, tuple[bytes, int]]) -> bytes:
+    """A tar archive of root's files.
+
+    Args:
+        files: path below / and content with mode.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for path, (content, mode) in files.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            member.mode = mode
+            member.mtime = int(time.time())
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _half_of_memory() -> int:
+    """MiB, in steps of 256, of what a real machine's /dev/shm would be: half of the memory."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(256, total // 2 // 2**28 * 256)
