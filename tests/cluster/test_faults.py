@@ -1,0 +1,135 @@
+"""What goes wrong in daily life: each ends in one sentence, and the site works again afterwards."""
+
+import json
+
+import pytest
+
+from carme.errors import CarmeError
+from carme.jobs import JobState
+from demo_site import DemoSite, wait_until
+
+START = {"image": "base", "nodes": "1", "gpus_per_node": "4", "minutes": "10", "title": "faults"}
+
+
+def submit(demo: DemoSite, *arguments: str) -> int:
+    return json.loads(demo.carme("submit", "--json", *arguments).stdout)["job_id"]
+
+
+def test_a_job_that_dies_at_once_says_how(demo: DemoSite) -> None:
+    job = submit(demo, "--time", "1", "--", "sh", "-c", "echo first words; exit 3")
+    wait_until("the job has ended", lambda: demo.job_state(job) is JobState.FAILED)
+    assert "first words" in demo.carme("logs", str(job)).stdout
+    (known,) = [item for item in demo.carme_json("jobs", "--all-states") if item["id"] == job]
+    assert known["exit_code"] == 3
+    assert "3" in known["explanation"]
+
+
+def test_a_program_that_does_not_exist_is_named_in_the_log(demo: DemoSite) -> None:
+    job = submit(demo, "--time", "1", "--image", "base", "--", "nosuchprogram")
+    wait_until("the job has ended", lambda: demo.job_state(job) is JobState.FAILED)
+    log = demo.carme("logs", str(job)).stdout
+    assert "nosuchprogram" in log
+    assert "Traceback" not in log
+
+
+def test_with_a_full_queue_the_session_waits_with_the_reason_and_can_be_stopped(demo: DemoSite) -> None:
+    for _ in range(2):
+        submit(demo, "--gpus", "4", "--time", "5", "--", "sleep", "300")
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(START)
+        page = visitor.wait(name, "queued", timeout=30)
+        assert "busy" in page.text.lower() or "wait" in page.text.lower() or "free" in page.text.lower()
+        visitor.stop(name)
+        visitor.wait(name, "ended", timeout=60)
+    assert f"session-{name}" not in {item["name"] for item in demo.carme_json("jobs")}
+
+
+def test_a_session_that_is_cancelled_in_slurm_shows_as_ended(demo: DemoSite) -> None:
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(START | {"gpus_per_node": "0"})
+        visitor.wait(name, "ready", timeout=120)
+        demo.run("head", "scancel", "--name", f"session-{name}")
+        page = visitor.wait(name, "ended", timeout=60)
+        assert "cancel" in page.text.lower()
+
+
+def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(demo: DemoSite) -> None:
+    demo.run("head", "systemctl", "stop", "carme-broker")
+    try:
+        done = demo.carme("status", check=False)
+        assert done.returncode == 1
+        assert "broker" in done.stderr
+        with demo.visitor("user1") as visitor:
+            page = visitor.http.get(demo.url + "/")
+            assert page.status_code == 200
+            assert "broker" in page.text
+            with pytest.raises(CarmeError, match="broker"):
+                visitor.start(START)
+    finally:
+        demo.run("head", "systemctl", "start", "carme-broker")
+    wait_until("the broker answers", lambda: demo.carme("status", check=False).returncode == 0)
+
+
+def test_carme_run_outside_of_a_job_refuses_nodes(demo: DemoSite) -> None:
+    done = demo.run(
+        "head",
+        "apptainer",
+        "-q",
+        "exec",
+        "/srv/carme/images/base.sif",
+        "carme-run",
+        "--nodes",
+        "2",
+        "--",
+        "true",
+        user="user1",
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "job" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_fails_ends_the_run_on_all_nodes_with_its_traceback(demo: DemoSite) -> None:
+    code = (
+        "import os, time\n"
+        "if os.environ['RANK'] == '2': raise ValueError('rank two gave up')\n"
+        "time.sleep(600)\n"
+    )
+    demo.run("head", "tee", "/home/user1/fails.py", user="user1", data=code)
+    job = submit(
+        demo,
+        *("--image", "base", "--nodes", "2", "--gpus", "2", "--time", "5"),
+        *("--", "carme-run", "-n", "4", "/home/user1/fails.py"),
+    )
+    wait_until("the job has ended", lambda: demo.job_state(job) is JobState.FAILED, timeout=90)
+    log = demo.carme("logs", str(job)).stdout
+    assert "ValueError: rank two gave up" in log
+    assert "n2" in log.splitlines()[-1] or "rank 2" in log
+
+
+def test_a_session_belongs_to_its_owner_alone(demo: DemoSite) -> None:
+    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+        name = owner.start(START | {"gpus_per_node": "0"})
+        owner.wait(name, "ready", timeout=120)
+        server = owner.open(name)
+        other.http.get(f"{demo.url}/jupyter/hub/home")
+        assert other.http.get(f"{server}api/contents").status_code == 403
+        assert other.http.get(f"{demo.url}/sessions/{name}/").status_code == 404
+        job = next(item["id"] for item in demo.carme_json("jobs") if item["name"] == f"session-{name}")
+        assert demo.carme("cancel", str(job), user="user2", check=False).returncode == 1
+        assert demo.carme("logs", str(job), user="user2", check=False).returncode == 1
+        assert not demo.carme_json("jobs", user="user2")
+        refused = demo.run(
+            "head", "sh", "-c", "ls /home/user1/.local/share/carme/jobs", user="user2", check=False
+        )
+        assert refused.returncode != 0
+        assert owner.session(name).state == "ready"
+        owner.stop(name)
+        owner.wait(name, "ended", timeout=60)
+
+
+def test_stock_batchspawner_handler_is_absent(demo: DemoSite) -> None:
+    with demo.visitor() as anybody:
+        reply = anybody.http.post(f"{demo.url}/jupyter/hub/api/batchspawner", json={"port": 1})
+        assert reply.status_code in {403, 404}

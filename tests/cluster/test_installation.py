@@ -1,0 +1,51 @@
+"""The installed site: a second deployment changes nothing, and the site's own check says that all is well."""
+
+import json
+import re
+
+from demo_site import DemoSite
+
+ANSIBLE = ["env", "-C", "/opt/carme/src/ansible", "ansible-playbook"]
+INVENTORY = ["-i", "inventories/demo", "-i", "/opt/carme/inventory/hosts.yml"]
+VARIABLES = ["-e", "@/opt/carme/inventory/settings.json"]
+
+
+def test_a_second_deployment_changes_nothing(demo: DemoSite) -> None:
+    done = demo.run("head", *ANSIBLE, *INVENTORY, *VARIABLES, "site.yml", timeout=900)
+    recap = re.findall(
+        r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", done.stdout, re.M
+    )
+    assert len(recap) == 1 + demo.settings.nodes
+    for host, ok, changed, unreachable, failed in recap:
+        assert int(ok) > 0
+        assert (changed, unreachable, failed) == ("0", "0", "0"), f"{host}: {done.stdout[-6000:]}"
+
+
+def test_the_site_check_says_ok(demo: DemoSite) -> None:
+    done = demo.run("head", *ANSIBLE, *INVENTORY, *VARIABLES, "validate.yml", timeout=600, check=False)
+    verdict = json.loads(demo.run("head", "cat", "/var/log/carme/validation.json").stdout)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert verdict["ok"] is True
+    assert all(check["ok"] for check in verdict["checks"])
+
+
+def test_gpus_are_constrained_to_the_job(demo: DemoSite) -> None:
+    script = "for i in 0 1 2 3; do (: < /dev/nvidia$i) 2>&1; done; true"
+    done = demo.run("head", "srun", "--gres=gpu:2", "--time=1", "sh", "-c", script, user="user1")
+    said = done.stdout.lower()
+    # An allotted device opens as far as the missing driver lets it (ENXIO); another's is forbidden (EPERM).
+    assert said.count("no such device or address") == 2
+    assert said.count("operation not permitted") == 2
+
+
+def test_accounting_knows_users_gpus(demo: DemoSite) -> None:
+    demo.run("head", "srun", "--gres=gpu:1", "--time=1", "true", user="user1")
+    done = demo.run("head", "sacct", "-X", "-n", "-P", "-u", "user1", "-o", "user,alloctres")
+    assert any("gres/gpu=1" in line for line in done.stdout.splitlines())
+
+
+def test_secrets_are_closed_to_users(demo: DemoSite) -> None:
+    for path in ("/etc/carme/secrets", "/etc/munge/munge.key", "/var/log/carme/audit.jsonl"):
+        done = demo.run("head", "sh", "-c", f"cat {path}/* {path}", user="user1", check=False)
+        assert done.stdout == ""
+    assert demo.run("head", "cat", "/etc/carme/carme.toml", user="user1").returncode == 0

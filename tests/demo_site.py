@@ -1,0 +1,96 @@
+"""The running demo cluster, as tests see it: its address, its accounts, and commands on its hosts."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carme.jobs import Job, JobState
+from carme.validation import Visitor
+from carme_demo.podman import Podman, host_runtime
+from carme_demo.settings import Places, load, passwords
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class DemoSite:
+    """The demo that `./demo up` left running. Raises `RuntimeError` when there is none."""
+
+    def __init__(self) -> None:
+        places = Places()
+        settings = load(places)
+        if settings is None:
+            raise RuntimeError("There is no demo cluster. Run: sudo ./demo up --no-run")
+        self.settings = settings
+        self.url = settings.url
+        self.passwords = passwords(places)
+        self._podman = Podman(places, host_runtime())
+        self._folder = tempfile.TemporaryDirectory(prefix="carme-test-")
+        self.certificate = Path(self._folder.name) / "site.pem"
+        self.certificate.write_text(ssl.get_server_certificate(("localhost", settings.port)))
+
+    def run(
+        self,
+        node: str,
+        *command: str,
+        user: str | None = None,
+        data: str | None = None,
+        check: bool = True,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on one of the hosts, as root or in a login session of `user`."""
+        words = list(command)
+        if user:
+            home = f"/home/{user}"
+            words = ["runuser", "-u", user, "--", "env", "-C", home, f"HOME={home}", f"USER={user}", *words]
+        done = subprocess.run(
+            self._podman.inside(node, words, terminal=False),
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **self._podman.environment},
+            input=data if data is not None else "",
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode:
+            said = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+            raise AssertionError(f"{command} on {node} ended with {done.returncode}:\n{said}")
+        return done
+
+    def carme(self, *arguments: str, user: str = "user1", **options: Any) -> subprocess.CompletedProcess[str]:
+        """The command `carme` on the head, as a user types it."""
+        return self.run("head", "/opt/carme/venv/bin/carme", *arguments, user=user, **options)
+
+    def carme_json(self, *arguments: str, user: str = "user1") -> Any:
+        """What `carme ... --json` printed."""
+        return json.loads(self.carme(*arguments, "--json", user=user).stdout)
+
+    def visitor(self, user: str | None = None) -> Visitor:
+        """A browser, logged in as `user` when one is named. Close it, or use it as a context manager."""
+        visitor = Visitor(self.url, str(self.certificate))
+        if user:
+            visitor.login(user, self.passwords[user])
+        return visitor
+
+    def job_state(self, job: int, user: str = "user1") -> JobState:
+        """The job's state as its owner sees it."""
+        known = self.carme_json("jobs", "--all-states", user=user)
+        return next(Job.model_validate(item).state for item in known if item["id"] == job)
+
+
+def wait_until(what: str, holds: Callable[[], Any], timeout: float = 60) -> Any:
+    """Wait until `holds()` is true and return it; fails with `what` after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while True:
+        result = holds()
+        if result:
+            return result
+        if time.monotonic() > end:
+            raise AssertionError(f"After {timeout:.0f} s still not: {what}")
+        time.sleep(0.3)
