@@ -36,6 +36,4 @@ def requirements() -> list[str]:
 
 if __name__ == "__main__":
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--requirement"]
-    raise SystemExit(
-        subprocess.call([*command, str(ROOT / "tests/requirements.txt"), *requirements()])
-    )
+    raise SystemExit(subprocess.call([*command, str(ROOT / "tests/requirements.txt"), *requirements()]))
