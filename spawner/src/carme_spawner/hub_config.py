@@ -1,0 +1,85 @@
+"""JupyterHub's configuration, made from `carme.toml`."""
+
+from oauthenticator.generic import GenericOAuthenticator
+from traitlets.config import Config
+
+from carme.config import Settings
+from carme_spawner.spawner import CarmeSpawner
+
+#: Servers of one user that may exist at the same time.
+SERVERS_PER_USER = 20
+#: Seconds after which the API answers "is starting" (202) instead of waiting on. What the broker refuses, it
+#: refuses in less, so that the answer to the start itself says why.
+ANSWER_AFTER = 2
+
+
+def hub_config(settings: Settings) -> Config:
+    """The whole configuration of a site's hub.
+
+    Raises:
+        ConfigError: A secret is missing or is not what it has to be.
+    """
+    c = Config()
+    hub, portal = settings.hub, f"http://{settings.portal.listen}"
+    path, site = hub.base_path, settings.site.url
+
+    c.JupyterHub.config_file = ""
+    c.JupyterHub.bind_url = hub.proxy_url + path
+    c.JupyterHub.hub_bind_url = hub.listen
+    c.JupyterHub.hub_connect_url = hub.listen
+    c.JupyterHub.public_url = site + path
+    c.JupyterHub.db_url = hub.database
+    c.JupyterHub.cookie_secret = settings.secret("hub-cookie-secret")
+    c.CryptKeeper.keys = [settings.secret("hub-crypt-key")]
+    # The hub's own pages serve who comes by hand; the portal is the front page.
+    c.JupyterHub.default_url = site + "/"
+
+    # The proxy is a service of its own, so routes and servers live on while the hub restarts.
+    c.JupyterHub.cleanup_servers = False
+    c.JupyterHub.cleanup_proxy = False
+    c.ConfigurableHTTPProxy.should_start = False
+    c.ConfigurableHTTPProxy.api_url = hub.proxy_api_url
+    c.ConfigurableHTTPProxy.auth_token = settings.secret("proxy-auth-token")
+
+    c.JupyterHub.authenticator_class = GenericOAuthenticator
+    c.JupyterHub.allow_named_servers = True
+    c.JupyterHub.named_server_limit_per_user = server_limit
+    # Starts that wait in Slurm's queue count as starting, and Slurm itself limits who gets what: no limit here,
+    # else a full cluster would lock everybody out. Failed jobs are their owners' affair, no reason to end the hub.
+    c.JupyterHub.concurrent_spawn_limit = 0
+    c.JupyterHub.active_server_limit = 0
+    c.JupyterHub.tornado_settings = {"slow_spawn_timeout": ANSWER_AFTER, "slow_stop_timeout": ANSWER_AFTER}
+    c.Spawner.consecutive_failure_limit = 0
+
+    c.GenericOAuthenticator.client_id = "jupyterhub"
+    c.GenericOAuthenticator.client_secret = settings.secret("oidc-client-secret")
+    c.GenericOAuthenticator.oauth_callback_url = f"{site}{path}hub/oauth_callback"
+    c.GenericOAuthenticator.authorize_url = f"{site}/identity/o/authorize"
+    c.GenericOAuthenticator.token_url = f"{portal}/identity/o/api/token"
+    c.GenericOAuthenticator.userdata_url = f"{portal}/identity/o/api/userinfo"
+    c.GenericOAuthenticator.scope = ["openid", "profile"]
+    c.GenericOAuthenticator.username_claim = "preferred_username"
+    c.GenericOAuthenticator.login_service = settings.site.name
+    c.GenericOAuthenticator.auto_login = True
+    c.GenericOAuthenticator.enable_auth_state = False
+    # The portal decides who may sign in.
+    c.GenericOAuthenticator.allow_all = True
+
+    c.JupyterHub.services = [{"name": "carme-portal", "api_token": settings.secret("hub-api-token")}]
+    c.JupyterHub.load_roles = [
+        # There is no narrower scope than admin:users for adding users.
+        {"name": "carme-portal", "services": ["carme-portal"], "scopes": ["admin:users", "servers"]}
+    ]
+
+    c.JupyterHub.spawner_class = CarmeSpawner
+    c.CarmeSpawner.broker_socket = str(settings.broker.socket)
+    c.CarmeSpawner.default_image = settings.images.default
+    c.CarmeSpawner.default_minutes = settings.sessions.default_minutes
+    return c
+
+
+def server_limit(handler) -> int:  # noqa: ANN001  JupyterHub's own handler class has no types
+    """How many named servers a user may have: those that have ended do not count."""
+    user = handler.find_user(handler.path_args[0])
+    ended = sum(bool(name) and record.server is None for name, record in user.orm_spawners.items())
+    return SERVERS_PER_USER + ended
