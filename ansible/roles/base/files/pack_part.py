@@ -1,0 +1,67 @@
+"""Pack parts of the source tree into archives that are the same, bit for bit, as long as the source is.
+
+Usage: pack_part.py SOURCE DESTINATION PART...
+Prints {"PART": {"archive": PATH, "sha256": HEX}} for all parts.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+LEFT_OUT = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "node_modules", "dist", "build-cache"}
+
+
+def pack(folder: Path) -> bytes:
+    """The folder as a gzipped tar archive without times, owners or left-overs of earlier builds."""
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, compresslevel=6) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+    ):
+        for path in sorted(folder.rglob("*")):
+            inside = path.relative_to(folder.parent)
+            if LEFT_OUT & set(inside.parts) or any(part.endswith(".egg-info") for part in inside.parts):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                continue
+            entry = archive.gettarinfo(str(path), arcname=str(inside))
+            entry.uid = entry.gid = 0
+            entry.uname = entry.gname = "root"
+            entry.mtime = 0
+            entry.mode = 0o755 if entry.mode & 0o100 else 0o644
+            if entry.isreg():
+                with path.open("rb") as content:
+                    archive.addfile(entry, content)
+            else:
+                archive.addfile(entry)
+    return buffer.getvalue()
+
+
+def main(source: Path, destination: Path, parts: list[str]) -> int:
+    """Write one archive per part; 1 when a part is not there."""
+    missing = [part for part in parts if not (source / part).is_dir()]
+    if missing:
+        print(
+            f"{source} has no folder {', '.join(missing)}, but these parts are to be installed. "
+            "Point carme_source at a complete source tree of Carme.",
+            file=sys.stderr,
+        )
+        return 1
+    destination.mkdir(parents=True, exist_ok=True)
+    result = {}
+    for part in parts:
+        content = pack(source / part)
+        archive = destination / f"{part.replace('/', '-')}.tar.gz"
+        if not archive.exists() or archive.read_bytes() != content:
+            archive.write_bytes(content)
+        result[part] = {"archive": str(archive), "sha256": hashlib.sha256(content).hexdigest()}
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]).expanduser(), sys.argv[3:]))
