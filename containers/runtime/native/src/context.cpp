@@ -81,12 +81,14 @@ Context::Context(int rank, int size)
     controls_[size_t(rank)] = control_;
     control(rank).magic.store(control_magic);
     links_ = std::make_unique<Links>(*this, size);
+    letters_ = std::make_unique<Links>(*this, size);
 }
 
 Context::~Context() { close(); }
 
 void Context::close() {
-    if (links_) links_->stop();
+    links_->stop();
+    letters_->stop();
     for (int& fd : pidfds_) {
         if (fd >= 0) ::close(fd);
         fd = -1;
@@ -113,6 +115,7 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
             links_->add_peer(r, end.sockets);
             continue;
         }
+        letters_->add_peer(r, end.sockets);
         controls_[size_t(r)] = Mapping::open(end.pid, end.control_fd, 0, page_up(sizeof(Control)));
         if (control(r).magic.load() != control_magic)
             throw Failure(Trouble::resource, "Rank " + std::to_string(r) + " runs another version of carme_runtime.",
@@ -120,6 +123,7 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
         pidfds_[size_t(r)] = int(syscall(SYS_pidfd_open, end.pid, 0));
     }
     links_->start();
+    letters_->start();
 }
 
 void Context::check_rank(int rank) const {

@@ -80,7 +80,7 @@ struct Endpoint {
     int pid = 0;
     int control_fd = -1;
     int node = 0;
-    std::vector<int> sockets;  // empty for ranks on this node
+    std::vector<int> sockets;  // several to a rank on another node, one to a rank on this one
 };
 
 class Context : public Host {
@@ -133,6 +133,8 @@ public:
 
     // For groups.
     Links& links() { return *links_; }
+    // Between two ranks: within the node by a stream of its own, which stays out of the way of the rest.
+    Links& letters(int rank) { return is_local(rank) ? *letters_ : *links_; }
     Control& control(int rank) { return *reinterpret_cast<Control*>(controls_[size_t(rank)]->data()); }
     std::shared_ptr<Mapping> group_area(int rank, int slot, uint64_t offset, uint64_t size);
     uint64_t next_generation(const std::vector<int>& ranks);  // counts the groups of the same ranks
@@ -192,7 +194,7 @@ private:
     std::mutex groups_mutex_;
     std::map<std::vector<int>, uint64_t> generations_;
     int next_slot_ = 0;
-    std::unique_ptr<Links> links_;
+    std::unique_ptr<Links> links_, letters_;
 };
 
 constexpr uint64_t control_magic = 0x434152'4D450001;

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 namespace carme {
 namespace {
 
 constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer on its way between nodes
+constexpr uint64_t letter_key = 0x4C45545445520000;  // keeps letters apart from collectives
 constexpr size_t window = 16;                // pieces that may be expected at once
 
 const char* name_of(Kind kind) {
@@ -164,6 +164,7 @@ Group::~Group() {
     if (worker_.joinable()) worker_.join();
     context_->forget_abort(key_);
     context_->links().forget(key_);
+    context_->links().forget(key_ ^ letter_key);
     context_->control(context_->rank()).groups[size_t(slot_)].store(0, std::memory_order_release);
 }
 
@@ -227,6 +228,47 @@ void Group::work() {
         busy_ = false;
         handle->over_.post(1);
     }
+}
+
+// Between two members
+
+std::shared_ptr<Letter> Group::send(int member, const void* data, uint64_t size, uint32_t tag) {
+    if (member < 0 || member >= this->size() || member == me_)
+        throw invalid("A message cannot go to member " + std::to_string(member) + ".", "Name another member.");
+    int peer = ranks_[size_t(member)];
+    std::lock_guard lock(letters_mutex_);
+    auto letter = std::make_shared<Letter>(context_, peer);
+    context_->letters(peer).send_message(peer, key_ ^ letter_key, letters_[{true, member, tag}]++, tag, 0, data, size,
+                                         &letter->request_);
+    return letter;
+}
+
+std::shared_ptr<Letter> Group::receive(int member, void* into, uint64_t size, uint32_t tag) {
+    if (member < 0 || member >= this->size() || member == me_)
+        throw invalid("A message cannot come from member " + std::to_string(member) + ".", "Name another member.");
+    int peer = ranks_[size_t(member)];
+    std::lock_guard lock(letters_mutex_);
+    auto letter = std::make_shared<Letter>(context_, peer);
+    context_->letters(peer).receive_message(peer, key_ ^ letter_key, letters_[{false, member, tag}]++, tag, 0, into,
+                                            size, &letter->request_);
+    return letter;
+}
+
+bool Letter::wait(Deadline deadline) {
+    bool over = context_->letters(peer_).drive(
+        true, deadline, [&] { return done(); },
+        [&] {
+            context_->look_for_deaths();
+            if (!done()) context_->throw_if_lost(peer_, "a message");
+        });
+    if (!over) return false;
+    if (request_.state.load() == State::mismatch)
+        throw Failure(Trouble::mismatch, "Rank " + std::to_string(peer_) + " sent a message of another size.",
+                      "Send and receive the same number of elements of the same type.");
+    if (request_.state.load() != State::done)
+        throw Failure(Trouble::peer_lost, "Rank " + std::to_string(peer_) + " was lost during a message.",
+                      "Form a new group without it, or start the run again.");
+    return true;
 }
 
 void Group::run(const Call& call) {

@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,6 +31,22 @@ private:
     friend class Group;
     Flag over_;
     std::exception_ptr error_;
+};
+
+// A message between two members that is under way.
+class Letter {
+public:
+    Letter(std::shared_ptr<Context> context, int peer) : context_(std::move(context)), peer_(peer) {}
+    ~Letter() { context_->letters(peer_).cancel(&request_, 1); }
+    Letter(const Letter&) = delete;
+    bool wait(Deadline deadline);  // false: not yet over
+    bool done() const { return request_.state.load(std::memory_order_acquire) != State::pending; }
+
+private:
+    friend class Group;
+    std::shared_ptr<Context> context_;
+    int peer_;
+    Request request_;
 };
 
 class Group {
@@ -60,6 +77,9 @@ public:
     };
     void execute(const Call& call);
     std::shared_ptr<Handle> submit(Call call);
+    // Messages between two members; those with the same tag arrive in the order in which they were sent.
+    std::shared_ptr<Letter> send(int member, const void* data, uint64_t size, uint32_t tag);
+    std::shared_ptr<Letter> receive(int member, void* into, uint64_t size, uint32_t tag);
 
 private:
     struct Range { uint64_t offset, size; };
@@ -120,6 +140,8 @@ private:
     std::string doing_;
     std::vector<char> scratch_;
 
+    std::mutex letters_mutex_;
+    std::map<std::tuple<bool, int, uint32_t>, uint32_t> letters_;  // how many were sent and received
     std::mutex running_;
     std::mutex jobs_mutex_;
     std::condition_variable jobs_changed_;

@@ -79,7 +79,7 @@ void Links::run() {
             nanosleep(&nap, nullptr);
             continue;
         }
-        poll(100);
+        poll(paused_.load() ? 20 : 1000);
     }
 }
 

@@ -187,7 +187,7 @@ private:
     std::unordered_map<uint64_t, Request*> asked_;
     std::vector<bool> lost_;
     uint64_t next_ask_ = 1;
-    int paused_ = 0;
+    std::atomic<int> paused_{0};
     int epoll_ = -1, kick_ = -1;
     std::atomic<int> foreground_{0};
     std::atomic<int64_t> last_foreground_{0};

@@ -69,7 +69,7 @@ NB_MODULE(_core, m) {
         } catch (const Failure& failure) {
             static const char* names[] = {"InvalidCall", "Timeout", "PeerLost", "Mismatch", "OutOfResources"};
             try {
-                nb::object kind = nb::module_::import_("carme_runtime.gaspi.errors").attr(names[int(failure.trouble)]);
+                nb::object kind = nb::module_::import_("carme_runtime.collectives.errors").attr(names[int(failure.trouble)]);
                 nb::object error = kind(failure.message, failure.remedy);
                 PyErr_SetObject(kind.ptr(), error.ptr());
             } catch (nb::python_error& e) {
@@ -78,12 +78,14 @@ NB_MODULE(_core, m) {
         }
     });
 
+    nb::set_leak_warnings(false);  // a run ends with the process, and its context with it
+
     m.attr("QUEUES") = queue_count;
     m.attr("SEGMENTS") = max_segments;
     m.attr("NOTIFICATIONS") = notification_count;
     m.attr("PASSIVE_LIMIT") = passive_limit;
 
-    nb::class_<Context>(m, "Context")
+    nb::class_<Context>(m, "Context", nb::is_weak_referenceable())
         .def(nb::init<int, int>(), "rank"_a, "size"_a)
         .def_prop_ro("rank", &Context::rank)
         .def_prop_ro("size", &Context::size)
@@ -176,12 +178,26 @@ NB_MODULE(_core, m) {
                                    std::move(receive_sizes), std::move(label), ms));
              },
              Released())
+        .def("send",
+             [](Group& g, int member, uintptr_t at, uint64_t size, uint32_t tag) {
+                 return g.send(member, reinterpret_cast<const void*>(at), size, tag);
+             },
+             Released())
+        .def("receive",
+             [](Group& g, int member, uintptr_t at, uint64_t size, uint32_t tag) {
+                 return g.receive(member, reinterpret_cast<void*>(at), size, tag);
+             },
+             Released())
         .def("submit", [](Group& g, uint32_t kind, uintptr_t input, uintptr_t output, uint64_t count, uint32_t type,
                           uint32_t reduction, int root, std::vector<uint64_t> send_sizes,
                           std::vector<uint64_t> receive_sizes, std::string label, int64_t ms) {
             return g.submit(call_of(kind, input, output, count, type, reduction, root, std::move(send_sizes),
                                     std::move(receive_sizes), std::move(label), ms));
         }, Released());
+
+    nb::class_<Letter>(m, "Letter")
+        .def("wait", [](Letter& l, int64_t ms) { return l.wait(Deadline::after_ms(ms)); }, Released())
+        .def("done", &Letter::done);
 
     nb::class_<Plan>(m, "Plan")
         .def("__init__",

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from carme_runtime.gaspi.core import load
-from carme_runtime.gaspi.errors import InvalidCall
+from carme_runtime.collectives.core import load
+from carme_runtime.collectives.errors import InvalidCall
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5, "uint8": 6}
 SIZES = (4, 8, 2, 2, 4, 8, 1)
@@ -197,6 +197,16 @@ class Group:
             timeout,
             asynchronous,
         )
+
+    def send(self, array: Any, member: int, tag: int = 0) -> Pending:
+        """Begin to send `array` to member number `member`."""
+        at, count, kind = locate(array)
+        return Pending(self._group.send(member, at, count * SIZES[kind], tag), (array,))
+
+    def receive(self, array: Any, member: int, tag: int = 0) -> Pending:
+        """Begin to receive into `array` what member number `member` sends with the same tag."""
+        at, count, kind = locate(array)
+        return Pending(self._group.receive(member, at, count * SIZES[kind], tag), (array,))
 
     def _parts(self, name: str, total: int, counts: Sequence[int] | None) -> list[int]:
         if counts is None:

@@ -17,7 +17,7 @@ Every call that depends on another rank takes `timeout` in milliseconds: BLOCK w
 wait; when the time is over it raises `Timeout`, and the same call can be made again.
 """
 
-from carme_runtime.gaspi.errors import (
+from carme_runtime.collectives.errors import (
     CoreMissing,
     GaspiError,
     InvalidCall,

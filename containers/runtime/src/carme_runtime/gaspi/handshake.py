@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 
-from carme_runtime.gaspi.errors import PeerLost, WrongKey
+from carme_runtime.collectives.errors import PeerLost, WrongKey
 
 MAGIC = b"CARMERT1" + (b"<" if sys.byteorder == "little" else b">")
 ABOUT = struct.Struct("!II")  # rank and stream of the connecting side

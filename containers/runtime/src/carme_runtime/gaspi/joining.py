@@ -1,5 +1,6 @@
 """Makes this process a member of the run: finds the other ranks, maps memory, opens streams between nodes."""
 
+import atexit
 import contextlib
 import logging
 import os
@@ -7,15 +8,16 @@ import secrets
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.gaspi import handshake
-from carme_runtime.gaspi.core import load
-from carme_runtime.gaspi.errors import GaspiError, PeerLost, Timeout, WrongKey
+from carme_runtime.collectives.core import load
+from carme_runtime.collectives.errors import GaspiError, PeerLost, Timeout, WrongKey
 from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange, is_loopback
 
-STREAMS = 3  # per pair of ranks: one for one-sided operations, the others for collectives
+STREAMS = 3  # to a rank on another node: one for one-sided operations, the others for collectives
 log = logging.getLogger("carme_runtime")
 
 
@@ -48,10 +50,14 @@ def join(
         key = key or bytes.fromhex(entries[0]["key"])
         names = [entry["node"] for entry in entries]
         nodes = [names.index(name) for name in names]
-        remote = [r for r in range(size) if nodes[r] != nodes[rank]]
-        streams = _connect_all(listener, entries, rank, remote, key, deadline)
+        # One stream within the node, for messages between two ranks: the rest goes through shared memory.
+        counts = {r: 1 if nodes[r] == nodes[rank] else STREAMS for r in range(size) if r != rank}
+        streams = _connect_all(listener, entries, rank, counts, key, deadline)
     finally:
         listener.close()  # from here on nobody can even knock
+    # Its threads end before the interpreter does, whoever still holds it then.
+    reference = weakref.ref(context)
+    atexit.register(lambda: (held := reference()) and held.close())
     context.connect(
         [(entries[r]["pid"], entries[r]["control"], nodes[r], streams.get(r, [])) for r in range(size)]
     )
@@ -75,11 +81,16 @@ def node_name(address: str) -> str:
 
 
 def _connect_all(
-    listener: socket.socket, entries: list[Entry], rank: int, remote: list[int], key: bytes, deadline: float
+    listener: socket.socket,
+    entries: list[Entry],
+    rank: int,
+    counts: dict[int, int],
+    key: bytes,
+    deadline: float,
 ) -> dict[int, list[int]]:
-    """Sockets of STREAMS streams to each remote rank. The higher rank connects."""
+    """Sockets to each rank, as many as `counts` says. The higher rank connects."""
     found: dict[tuple[int, int], socket.socket] = {}
-    expected = {(peer, stream) for peer in remote if peer > rank for stream in range(STREAMS)}
+    expected = {(peer, stream) for peer in counts if peer > rank for stream in range(counts[peer])}
     lock, changed = threading.Lock(), threading.Event()
 
     def admit(connection: socket.socket, peer_address: Any) -> None:
@@ -115,10 +126,10 @@ def _connect_all(
     if expected:
         acceptor.start()
     try:
-        for peer in remote:
+        for peer in counts:
             if peer > rank:
                 continue
-            for stream in range(STREAMS):
+            for stream in range(counts[peer]):
                 connection = _reach(entries[peer], peer, deadline)
                 try:
                     handshake.greet(connection, key, rank, stream, deadline)
@@ -145,7 +156,7 @@ def _connect_all(
             acceptor.join(1)
     for connection in found.values():
         connection.settimeout(None)
-    return {peer: [found[peer, stream].detach() for stream in range(STREAMS)] for peer in remote}
+    return {peer: [found[peer, stream].detach() for stream in range(counts[peer])] for peer in counts}
 
 
 def _reach(entry: Entry, peer: int, deadline: float) -> socket.socket:

@@ -8,7 +8,7 @@ from typing import Any
 
 from carme_runtime.collectives.group import Group, Pending
 from carme_runtime.gaspi import rendezvous
-from carme_runtime.gaspi.errors import InvalidCall, Timeout
+from carme_runtime.collectives.errors import InvalidCall, Timeout
 from carme_runtime.gaspi.joining import join
 
 BLOCK = -1

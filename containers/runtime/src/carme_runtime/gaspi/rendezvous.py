@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.gaspi import handshake
-from carme_runtime.gaspi.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
+from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
 
 Entry = dict[str, Any]
 Exchange = Callable[[Entry], list[Entry]]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from carme_runtime.gaspi.errors import CoreMissing
+from carme_runtime.collectives.errors import CoreMissing
 
 
 def load() -> Any:
