@@ -92,11 +92,11 @@ bool wait_on(Flag& flag, bool crowded, Deadline deadline, Ready&& ready, Turn&& 
         }
         flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
         uint32_t seen = flag.value.load(std::memory_order_seq_cst);
-        if (!ready()) futex_wait(flag.value, seen, slice);
+        const bool over = ready();  // which may take something: once it is true it is not asked again
+        if (!over) futex_wait(flag.value, seen, slice);
         flag.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-        if (ready()) return true;
+        if (over || ready()) return true;
         check();
-        if (ready()) return true;
     }
 }
 
