@@ -42,6 +42,7 @@ class Launcher:
     def __init__(self, key_file: Path) -> None:
         self.key_file = key_file
         self.started: list[subprocess.Popen[str]] = []
+        self.preload = ""  # a module that installed packages announce to the program's libraries
 
     def start(
         self,
@@ -68,7 +69,7 @@ class Launcher:
                 own["CARME_KEY_FILE"] = str(self.key_file)
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
+                    self._command(PROGRAMS / f"{program}.py", arguments),
                     env=os.environ | own | environment(rank),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -77,6 +78,12 @@ class Launcher:
             )
         self.started += processes
         return Ranks(processes)
+
+    def _command(self, program: Path, arguments: tuple[str, ...]) -> list[str]:
+        if not self.preload:
+            return [sys.executable, str(program), *arguments]
+        loader = f"import runpy, sys, {self.preload}; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+        return [sys.executable, "-c", loader, str(program), *arguments]
 
     def run(self, program: str, nodes: list[int], *arguments: str) -> Ranks:
         """Start, wait, and see that all ranks ended well."""
