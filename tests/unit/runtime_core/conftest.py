@@ -82,7 +82,10 @@ class Launcher:
     def _command(self, program: Path, arguments: tuple[str, ...]) -> list[str]:
         if not self.preload:
             return [sys.executable, str(program), *arguments]
-        loader = f"import runpy, sys, {self.preload}; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+        loader = (
+            f"import runpy, sys, {self.preload}; sys.argv.pop(0); "
+            "runpy.run_path(sys.argv[0], run_name='__main__')"
+        )
         return [sys.executable, "-c", loader, str(program), *arguments]
 
     def run(self, program: str, nodes: list[int], *arguments: str) -> Ranks:

@@ -1,6 +1,10 @@
 """What the transport and the collectives promise, over both transports and both together."""
 
+import sys
+
 import pytest
+
+from carme_runtime import gaspi
 
 PLACES = {
     "one rank": [0],
@@ -53,3 +57,23 @@ def test_ranks_that_disagree_are_told(launcher, nodes, kind):
 def test_a_rank_that_does_not_come_is_named(launcher, nodes):
     said = launcher.run("mistakes", nodes, "late").outputs[0]
     assert "Rank 1" in said and ("Timeout" in said or "PeerLost" in said)
+
+
+def test_without_the_native_core_a_sentence_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "carme_runtime._core", None)
+    monkeypatch.delattr("carme_runtime._core")
+    with pytest.raises(gaspi.CoreMissing, match="compiler"):
+        gaspi.init(1, {"RANK": "0", "WORLD_SIZE": "1"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "word"),
+    [
+        ({"RANK": "x"}, "whole numbers"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT"),
+        ({"RANK": "3"}, "Rank 3"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_explained(environment, word):
+    with pytest.raises(gaspi.InvalidCall, match=word):
+        gaspi.init(1, environment)

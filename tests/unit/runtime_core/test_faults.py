@@ -78,7 +78,9 @@ def test_bad_key_files_are_explained(launcher, tmp_path, content, mode, word):
 
 
 def test_several_nodes_need_a_key(launcher):
-    ranks = launcher.start("join", [0, 1], "4", environment=lambda _: {"CARME_KEY_FILE": "", "MASTER_ADDR": "192.0.2.1"})
+    ranks = launcher.start(
+        "join", [0, 1], "4", environment=lambda _: {"CARME_KEY_FILE": "", "MASTER_ADDR": "192.0.2.1"}
+    )
     ranks.finish()
     assert all("CARME_KEY_FILE" in said for said in ranks.outputs.values()), ranks.said()
 

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch backend needs torch")
 
+
 def result(ranks):
     found = re.search(r"RESULT (\w+)", ranks.outputs[0])
     assert found, ranks.said()

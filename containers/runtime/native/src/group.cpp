@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer on its way between nodes
 constexpr uint64_t letter_key = 0x4C45545445520000;  // keeps letters apart from collectives
-constexpr size_t window = 16;                // pieces that may be expected at once
+constexpr size_t window = 8;                 // pieces that may be expected at once
 
 const char* name_of(Kind kind) {
     switch (kind) {

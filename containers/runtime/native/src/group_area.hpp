@@ -9,8 +9,8 @@
 
 namespace carme {
 
-constexpr uint64_t inline_size = 32 << 10;  // a collective up to this size travels with its announcement
-constexpr uint64_t chunk_size = 256 << 10;  // of private buffers that pass through shared memory
+constexpr uint64_t inline_size = 64 << 10;  // a collective up to this size travels with its announcement
+constexpr uint64_t chunk_size = 512 << 10;  // of private buffers that pass through shared memory
 constexpr int depth = 3;                    // chunks on their way, which hides the waiting
 
 enum class Kind : uint32_t { barrier = 1, allreduce, broadcast, reduce_scatter, allgather, alltoall };
@@ -36,7 +36,7 @@ struct Area {
     alignas(4096) char results[depth][chunk_size];
 };
 
-constexpr uint64_t area_stride = 2 << 20;
+constexpr uint64_t area_stride = 4 << 20;
 static_assert(sizeof(Area) <= area_stride);
 constexpr uint64_t areas_offset = 4 << 20;
 

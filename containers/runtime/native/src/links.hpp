@@ -106,12 +106,12 @@ public:
     bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check) {
         if (ready()) return true;
         Foreground here(*this);
-        const int rounds = crowded ? 20 : 300;
-        for (int i = 0; i < rounds; ++i) {
+        const int64_t end_of_spin = now_ns() + (crowded ? 10'000 : longest_spin_ns);
+        do {
             poll(0);
             if (ready()) return true;
             if (crowded) sched_yield();
-        }
+        } while (now_ns() < end_of_spin);
         int64_t next_check = now_ns() + sleep_slice_ns;
         while (!ready()) {
             if (deadline.passed()) return ready();

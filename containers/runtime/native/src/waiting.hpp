@@ -67,6 +67,8 @@ struct alignas(128) Flag {
     }
 };
 
+// Longer than it takes to wake a sleeper: else two ranks that once slept would wake each other for ever.
+constexpr int64_t longest_spin_ns = 300'000;
 constexpr int64_t sleep_slice_ns = 20'000'000;  // between two looks at whether peers still live
 
 // Waits until `ready()`; sleeps on `flag`, whose value changes whenever `ready` may have become true.
@@ -75,13 +77,19 @@ constexpr int64_t sleep_slice_ns = 20'000'000;  // between two looks at whether 
 template <class Ready, class Turn, class Check>
 bool wait_on(Flag& flag, bool crowded, Deadline deadline, Ready&& ready, Turn&& spin_turn, Check&& check) {
     if (ready()) return true;
-    // About 30 us where every rank has a core; where ranks share cores, give the core away at once.
-    const int rounds = crowded ? 40 : 2000;
-    for (int i = 0; i < rounds; ++i) {
-        if (crowded) sched_yield();
-        else pause_cpu();
-        spin_turn();
-        if (ready()) return true;
+    if (crowded) {  // ranks share cores: give the core away at once
+        for (int i = 0; i < 40; ++i) {
+            sched_yield();
+            spin_turn();
+            if (ready()) return true;
+        }
+    } else {
+        for (const int64_t end = now_ns() + longest_spin_ns; now_ns() < end;)
+            for (int i = 0; i < 32; ++i) {
+                pause_cpu();
+                spin_turn();
+                if (ready()) return true;
+            }
     }
     while (true) {
         if (deadline.passed()) return ready();

@@ -1,5 +1,7 @@
 """Every collective, type and size class against NumPy, on private memory and in a segment."""
 
+# pyright: reportOptionalMemberAccess=false
+
 import sys
 
 import numpy as np
@@ -56,7 +58,9 @@ with gaspi.init(30) as process:
         sends = [count + r + 2 * rank for r in range(size)]
         receives = [count + rank + 2 * r for r in range(size)]
         out = np.zeros(sum(receives), np.float32)
-        everyone.alltoall(out, np.repeat(np.arange(size, dtype=np.float32) * 10 + rank, sends), receives, sends)
+        everyone.alltoall(
+            out, np.repeat(np.arange(size, dtype=np.float32) * 10 + rank, sends), receives, sends
+        )
         assert (out == np.repeat(np.arange(size) + rank * 10, receives)).all()
 
     # The same bits on all ranks and in every run, also where rounding depends on the order.

@@ -1,5 +1,7 @@
 """An ordinary script for DistributedDataParallel or FullyShardedDataParallel; says what the model became."""
 
+# pyright: reportOptionalMemberAccess=false, reportMissingImports=false
+
 import hashlib
 import sys
 
@@ -23,7 +25,7 @@ else:
     wrapped = FSDP(model, device_id=torch.device("cpu"))
 optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
 data = torch.Generator().manual_seed(rank)
-for step in range(5):
+for _ in range(5):
     x = torch.randn(32, 64, generator=data)
     y = torch.randint(0, 10, (32,), generator=data)
     optimizer.zero_grad()

@@ -1,5 +1,7 @@
 """What `torch.distributed` offers, on the carme backend."""
 
+# pyright: reportOptionalMemberAccess=false, reportMissingImports=false
+
 from datetime import timedelta
 
 import torch
@@ -13,7 +15,15 @@ rank, size = dist.get_rank(), dist.get_world_size()
 assert dist.get_backend() == "carme"
 ranks = torch.arange(float(size))
 
-for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool, torch.complex64):
+for dtype in (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int8,
+    torch.bool,
+    torch.complex64,
+):
     tensor = torch.ones(1000, dtype=dtype)
     dist.all_reduce(tensor)
     assert (tensor == torch.ones(1000, dtype=dtype) * (1 if dtype == torch.bool else size)).all(), dtype
@@ -44,7 +54,9 @@ assert all((part == r).all() for r, part in enumerate(parts))
 gathered = [torch.empty(3) for _ in range(size)] if rank == 0 else None
 dist.gather(torch.full((3,), float(rank)), gathered, 0)
 assert gathered is None or all((part == r).all() for r, part in enumerate(gathered))
-dist.scatter(out := torch.empty(3), [torch.full((3,), float(r)) for r in range(size)] if rank == 1 else None, 1)
+dist.scatter(
+    out := torch.empty(3), [torch.full((3,), float(r)) for r in range(size)] if rank == 1 else None, 1
+)
 assert (out == rank).all()
 objects: list = [None] * size
 dist.all_gather_object(objects, {"rank": rank})

@@ -45,8 +45,8 @@ class Plan:
 class Group:
     """Ranks that work together; all members make it, and call its methods in the same order.
 
-    Buffers are contiguous NumPy arrays or torch tensors in host memory. `timeout` is in milliseconds, -1 waits
-    for ever; a group in which one was exceeded, or a rank was lost, can no longer be used. With
+    Buffers are contiguous NumPy arrays or torch tensors in host memory. `timeout` is in milliseconds, -1
+    waits for ever; a group in which one was exceeded, or a rank was lost, can no longer be used. With
     `asynchronous=True` a method returns a `Pending` at once. `label` names the buffer in messages.
     """
 
@@ -88,7 +88,19 @@ class Group:
             )
         at, count, kind = locate(array)
         return self._call(
-            _BROADCAST, (array,), 0, at, count * SIZES[kind], _BYTES, 0, root, (), (), label, timeout, asynchronous
+            _BROADCAST,
+            (array,),
+            0,
+            at,
+            count * SIZES[kind],
+            _BYTES,
+            0,
+            root,
+            (),
+            (),
+            label,
+            timeout,
+            asynchronous,
         )
 
     def reduce_scatter(
@@ -133,7 +145,7 @@ class Group:
         timeout: int = -1,
         asynchronous: bool = False,
     ) -> Pending | None:
-        """Lay the `source` of all members side by side in `output`; `counts`: elements by member if they differ."""
+        """Lay the `source` of all members side by side in `output`; `counts`: by member, if they differ."""
         at, count, kind = locate(output)
         source_at, source_count, source_kind = locate(source)
         counts = [source_count] * self.size if counts is None else list(counts)
@@ -263,7 +275,7 @@ def locate(array: Any) -> tuple[int, int, int]:
         at, count, name = array.ctypes.data, array.size, array.dtype.name
     kind = TYPES.get(name)
     if kind is None:
-        raise InvalidCall(f"Elements of type {name} cannot be sent.", f"Convert to one of {', '.join(TYPES)}.")
+        raise InvalidCall(
+            f"Elements of type {name} cannot be sent.", f"Convert to one of {', '.join(TYPES)}."
+        )
     return at, count, kind
-
-

@@ -56,7 +56,9 @@ def admit(connection: socket.socket, key: bytes, deadline: float) -> tuple[int, 
     connection.sendall(mine + _mac(key, b"accepting", theirs + mine + about))
     proof = receive(connection, 32, deadline)
     if not hmac.compare_digest(proof, _mac(key, b"connecting", theirs + mine + about)):
-        raise WrongKey("A connecting rank does not hold the key of this job.", "Use one key file for all ranks.")
+        raise WrongKey(
+            "A connecting rank does not hold the key of this job.", "Use one key file for all ranks."
+        )
     connection.sendall(b"+")
     rank, stream = ABOUT.unpack(about)
     return rank, stream

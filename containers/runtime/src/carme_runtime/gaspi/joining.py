@@ -12,9 +12,9 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from carme_runtime.gaspi import handshake
 from carme_runtime.collectives.core import load
 from carme_runtime.collectives.errors import GaspiError, PeerLost, Timeout, WrongKey
+from carme_runtime.gaspi import handshake
 from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange, is_loopback
 
 STREAMS = 3  # to a rank on another node: one for one-sided operations, the others for collectives
@@ -22,7 +22,13 @@ log = logging.getLogger("carme_runtime")
 
 
 def join(
-    rank: int, size: int, exchange: Exchange, key: bytes | None, address: str | None, master: str, timeout: float
+    rank: int,
+    size: int,
+    exchange: Exchange,
+    key: bytes | None,
+    address: str | None,
+    master: str,
+    timeout: float,
 ) -> Any:
     """The core's context of this rank, connected to all others.
 

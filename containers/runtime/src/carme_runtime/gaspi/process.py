@@ -1,14 +1,15 @@
 """This process as a GASPI rank."""
 
+import contextlib
 import enum
 import os
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+from carme_runtime.collectives.errors import GaspiError, InvalidCall, Timeout
 from carme_runtime.collectives.group import Group, Pending
 from carme_runtime.gaspi import rendezvous
-from carme_runtime.collectives.errors import InvalidCall, Timeout
 from carme_runtime.gaspi.joining import join
 
 BLOCK = -1
@@ -26,7 +27,7 @@ class State(enum.IntEnum):
 
 
 def init(timeout: float = 120.0, environment: "dict[str, str] | None" = None) -> "Process":
-    """Joins the run that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, CARME_KEY_FILE).
+    """Joins the run that RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and CARME_KEY_FILE describe.
 
     Args:
         timeout: seconds in which all ranks must have joined.
@@ -64,10 +65,15 @@ class Segment:
         import numpy
 
         kind = numpy.dtype(dtype)
-        end = self.size - (self.size - offset) % kind.itemsize if count is None else offset + count * kind.itemsize
+        end = (
+            self.size - (self.size - offset) % kind.itemsize
+            if count is None
+            else offset + count * kind.itemsize
+        )
         if offset < 0 or offset % kind.itemsize or end > self.size:
             raise InvalidCall(
-                f"Bytes {offset} to {end} of type {kind} do not fit into segment {self.number} of {self.size} bytes.",
+                f"Bytes {offset} to {end} of type {kind} do not fit into segment {self.number}, "
+                f"which has {self.size}.",
                 "Keep within the segment, at a multiple of the element's size.",
             )
         return self._bytes[offset:end].view(kind)
@@ -92,12 +98,10 @@ class Process:
         self.close(wait=error is None)
 
     def close(self, wait: bool = True) -> None:
-        """Leave the run. With `wait`, first let all other ranks come to the same point (at most ten seconds)."""
+        """Leave the run. With `wait`, first let all others come to the same point (at most ten seconds)."""
         if wait and self.size > 1 and State.CORRUPT not in self.state_vector():
-            try:
+            with contextlib.suppress(GaspiError):  # a rank that left early does not keep this one
                 self.everyone.barrier(timeout=10_000)
-            except Exception:  # a rank that left early does not keep this one
-                pass
         self._pending.clear()
         self._context.close()
 
@@ -108,12 +112,14 @@ class Process:
         return Group(self._context, list(ranks), timeout)
 
     def barrier(self, group: Group | None = None, timeout: int = BLOCK) -> None:
-        """Wait until all members of the group have come here. After Timeout, call it again to go on waiting."""
+        """Wait until all members of the group have come here. After Timeout, call it again to go on."""
         group = group or self.everyone
         self._resume("barrier", group, timeout, lambda: group.barrier(asynchronous=True))
 
-    def allreduce(self, array: Any, op: str = "sum", group: Group | None = None, timeout: int = BLOCK) -> None:
-        """Reduce `array` in place over the group. After Timeout, call it again to go on waiting."""
+    def allreduce(
+        self, array: Any, op: str = "sum", group: Group | None = None, timeout: int = BLOCK
+    ) -> None:
+        """Reduce `array` in place over the group. After Timeout, call it again to go on."""
         group = group or self.everyone
         self._resume("allreduce", group, timeout, lambda: group.allreduce(array, op, asynchronous=True))
 
@@ -131,7 +137,9 @@ class Process:
 
     # Segments
 
-    def segment_create(self, number: int, size: int, group: Group | None = None, timeout: int = BLOCK) -> Segment:
+    def segment_create(
+        self, number: int, size: int, group: Group | None = None, timeout: int = BLOCK
+    ) -> Segment:
         """Make a segment of `size` bytes on all members of the group, known to all of them."""
         group = group or self.everyone
         self._context.segment_alloc(number, size)
@@ -161,13 +169,27 @@ class Process:
     # One-sided operations
 
     def write(
-        self, local_segment: int, local_offset: int, rank: int, segment: int, offset: int, size: int, queue: int = 0
+        self,
+        local_segment: int,
+        local_offset: int,
+        rank: int,
+        segment: int,
+        offset: int,
+        size: int,
+        queue: int = 0,
     ) -> None:
         """Write `size` bytes into a segment of `rank`. The source may change again after `wait(queue)`."""
         self._context.write(rank, [(local_segment, local_offset, segment, offset, size)], None, queue)
 
     def read(
-        self, local_segment: int, local_offset: int, rank: int, segment: int, offset: int, size: int, queue: int = 0
+        self,
+        local_segment: int,
+        local_offset: int,
+        rank: int,
+        segment: int,
+        offset: int,
+        size: int,
+        queue: int = 0,
     ) -> None:
         """Read `size` bytes from a segment of `rank`. They are there after `wait(queue)`."""
         self._context.read(rank, [(local_segment, local_offset, segment, offset, size)], queue)
@@ -197,7 +219,13 @@ class Process:
         self._context.write(rank, list(parts), None, queue)
 
     def write_list_notify(
-        self, rank: int, parts: Sequence[Part], segment: int, notification: int, value: int = 1, queue: int = 0
+        self,
+        rank: int,
+        parts: Sequence[Part],
+        segment: int,
+        notification: int,
+        value: int = 1,
+        queue: int = 0,
     ) -> None:
         """Several writes to one rank, then a notification."""
         self._context.write(rank, list(parts), (segment, notification, value), queue)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from carme_runtime.gaspi import handshake
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
+from carme_runtime.gaspi import handshake
 
 Entry = dict[str, Any]
 Exchange = Callable[[Entry], list[Entry]]

@@ -1,5 +1,9 @@
 """The collectives of `torch.distributed` on host tensors."""
 
+# torch calls these methods by position, with arguments that its own stubs name in several ways; and it need not
+# be installed where this is checked.
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportMissingImports=false
+
 import json
 import os
 import queue
@@ -12,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from carme_runtime.collectives import Group, Pending
-from carme_runtime.gaspi import rendezvous
 from carme_runtime.collectives.errors import InvalidCall, Timeout
+from carme_runtime.gaspi import rendezvous
 from carme_runtime.gaspi.joining import join
 
 NAME = "carme"
@@ -151,7 +155,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
     def __init__(self, group: Group, ranks: list[int], timeout: timedelta) -> None:
         # The core sorts its members, torch keeps the order in which they were named.
         mine = group.ranks[group.index]
-        super().__init__(ranks.index(mine), len(ranks))
+        super().__init__(ranks.index(mine), len(ranks))  # pyright: ignore[reportCallIssue]
         self._group = group
         self._members = [group.ranks.index(rank) for rank in ranks]
         self._in_order = self._members == list(range(len(ranks)))
@@ -255,7 +259,9 @@ class ProcessGroupCarme(dist.ProcessGroup):
             return CarmeWork(self, [pending], [output])
         room = torch.empty(output.numel(), dtype=output.dtype)
         work, finish = self._gather(list(room.chunk(self.size())), tensor, opts)
-        return CarmeWork(self, [work], [output], _all([finish, lambda: output.copy_(room.view(output.shape))]))
+        return CarmeWork(
+            self, [work], [output], _all([finish, lambda: output.copy_(room.view(output.shape))])
+        )
 
     _allgather_base = all_gather_single
 
@@ -263,7 +269,9 @@ class ProcessGroupCarme(dist.ProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> CarmeWork:
         """Several all_gather_single."""
-        return self._joined([self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
+        return self._joined(
+            [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -318,9 +326,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
             return CarmeWork(self, [pending], [output])
         room = torch.empty(source.numel() // self.size(), dtype=source.dtype)
         pending = self._begin(self._group.reduce_scatter, room, source.view(-1), op, opts=opts)
-        return CarmeWork(
-            self, [pending], [output], lambda: _assign(output, room)
-        )
+        return CarmeWork(self, [pending], [output], lambda: _assign(output, room))
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -334,18 +340,14 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def gather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
-    ) -> CarmeWork:
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> CarmeWork:
         """Collect the tensors of all members on one."""
         root = opts.rootRank
         if self.rank() == root:
             return self.alltoall(outputs[0], self._only(root, inputs[0]), opts)
         return self.alltoall(self._only(root, inputs[0][:0]), self._only(root, inputs[0]), opts)
 
-    def scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any
-    ) -> CarmeWork:
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> CarmeWork:
         """Give each member its tensor of the root's."""
         root = opts.rootRank
         sends = list(inputs[0]) if self.rank() == root else self._only(root, outputs[0].reshape(-1)[:0])
@@ -355,7 +357,9 @@ class ProcessGroupCarme(dist.ProcessGroup):
         nothing = tensor.reshape(-1)[:0]
         return [tensor if m == member else nothing for m in range(self.size())]
 
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> CarmeWork:
+    def alltoall(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> CarmeWork:
         """Send the i-th tensor to member i."""
         _host(*outputs, *inputs)
         to = [inputs[self._members.index(m)] for m in range(self.size())]
@@ -457,7 +461,9 @@ def _operation(op: Any) -> str:
     for known, name in OPERATIONS.items():
         if op == known:
             return name
-    raise InvalidCall(f"The carme backend has no reduction {op}.", f"Choose from {', '.join(OPERATIONS.values())}.")
+    raise InvalidCall(
+        f"The carme backend has no reduction {op}.", f"Choose from {', '.join(OPERATIONS.values())}."
+    )
 
 
 def _host(*tensors: torch.Tensor) -> None:
