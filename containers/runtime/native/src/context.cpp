@@ -79,6 +79,7 @@ Context::Context(int rank, int size)
         throw Failure(Trouble::resource, "Shared memory for groups was refused: " + said(errno) + ".",
                       "Raise the limit on the size of files (ulimit -f).");
     controls_[size_t(rank)] = control_;
+    if (sched_getaffinity(0, sizeof(cpu_set_t), &control(rank).cpus) != 0) CPU_ZERO(&control(rank).cpus);
     control(rank).magic.store(control_magic);
     links_ = std::make_unique<Links>(*this, size);
     letters_ = std::make_unique<Links>(*this, size);
@@ -103,9 +104,7 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
     int here = 0;
     for (int r = 0; r < size_; ++r) nodes_[size_t(r)] = endpoints[size_t(r)].node;
     for (int r = 0; r < size_; ++r) here += is_local(r);
-    cpu_set_t cpus;
-    int usable = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-    crowded_ = here > usable;
+    cpu_set_t cpus = control(rank_).cpus;
     for (int r = 0; r < size_; ++r) {
         const Endpoint& end = endpoints[size_t(r)];
         pids_[size_t(r)] = end.pid;
@@ -121,7 +120,10 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
             throw Failure(Trouble::resource, "Rank " + std::to_string(r) + " runs another version of carme_runtime.",
                           "Start all ranks from the same environment.");
         pidfds_[size_t(r)] = int(syscall(SYS_pidfd_open, end.pid, 0));
+        CPU_OR(&cpus, &cpus, &control(r).cpus);
     }
+    // Whether ranks are pinned or not, all of a node come to the same answer.
+    crowded_ = here > CPU_COUNT(&cpus);
     links_->start();
     letters_->start();
 }

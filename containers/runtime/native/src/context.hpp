@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include <sched.h>
+
 #include "failure.hpp"
 #include "links.hpp"
 #include "waiting.hpp"
@@ -70,6 +72,7 @@ struct Inbox {
 // The first pages of a process's control file. Group areas follow at `areas_offset`.
 struct Control {
     std::atomic<uint64_t> magic;
+    cpu_set_t cpus;  // on which this rank may run
     std::array<SegmentEntry, max_segments> segments;
     std::array<std::atomic<uint64_t>, max_groups> groups;
     Inbox inbox;

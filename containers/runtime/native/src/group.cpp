@@ -8,6 +8,7 @@ namespace {
 
 constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer on its way between nodes
 constexpr uint64_t letter_key = 0x4C45545445520000;  // keeps letters apart from collectives
+constexpr uint64_t smallest_in_place = 2048;  // below it a copy is cheaper than a second wait
 constexpr size_t window = 8;                 // pieces that may be expected at once
 
 const char* name_of(Kind kind) {
@@ -319,10 +320,14 @@ void Group::arrive(const Call& call, const void* inlined, uint64_t inlined_size)
     d.segment = -1;
     std::memset(d.label, 0, sizeof d.label);
     std::memcpy(d.label, call.label.data(), std::min(call.label.size(), sizeof d.label));
-    if (call.kind == Kind::allreduce && !inlined) {
+    if (call.kind == Kind::allreduce && (!inlined || inlined_size > smallest_in_place)) {
         int id;
-        if (context_->find_segment(call.buffer, call.count * size_of(call.type), &id, &d.offset)) d.segment = id;
+        if (context_->find_segment(call.buffer, call.count * size_of(call.type), &id, &d.offset)) {
+            d.segment = id;
+            inlined_size = 0;
+        }
     }
+    d.inlined = inlined && inlined_size;
     if (inlined_size) std::memcpy(mine.inlined[sequence_ & 1], inlined, inlined_size);
     mine.arrived.post(sequence_);
     await(&Area::arrived, sequence_);
@@ -458,7 +463,7 @@ void Group::allreduce(const Call& call) {
         const bool small = bytes * uint64_t(locals()) <= 2 * inline_size && bytes <= inline_size;
         arrive(call, small ? data : nullptr, small ? bytes : 0);
         if (locals() == 1 || bytes == 0) return;
-        if (small) return allreduce_inline(call, scale);
+        if (small && all_inlined()) return allreduce_inline(call, scale);
         std::vector<char*> buffers;
         if (peers_in_segments(bytes, buffers)) return allreduce_in_segments(call, buffers, scale);
         return allreduce_staged(call, scale);
@@ -505,6 +510,12 @@ void Group::allreduce_inline(const Call& call, double scale) {
     reduce(call.type, call.reduction, list, locals(), &destination, 1, call.count, scale);
 }
 
+bool Group::all_inlined() const {
+    for (int l = 0; l < locals(); ++l)
+        if (!area(l).descriptors[sequence_ & 1].inlined) return false;
+    return true;
+}
+
 bool Group::peers_in_segments(uint64_t bytes, std::vector<char*>& buffers) {
     for (int l = 0; l < locals(); ++l)
         if (area(l).descriptors[sequence_ & 1].segment < 0) return false;
@@ -539,7 +550,9 @@ void Group::allreduce_staged(const Call& call, double scale) {
     const uint64_t element = size_of(call.type);
     const auto n = uint64_t(locals());
     char* data = static_cast<char*>(call.buffer);
-    const uint64_t piece = chunk_size / n / 128 * 128;  // bytes of each member's slice in one chunk
+    // Fewer, larger chunks where every wait is a change of process.
+    const uint64_t chunk_bytes = context_->crowded() ? chunk_size : chunk_size / 2;
+    const uint64_t piece = chunk_bytes / n / 128 * 128;  // bytes of each member's slice in one chunk
     const uint64_t bytes = call.count * element, stride = piece * n;
     const uint64_t chunks = (bytes + stride - 1) / stride;
     const uint32_t staged = staged_, finished = finished_;

@@ -106,6 +106,7 @@ private:
     void allreduce_inline(const Call& call, double scale);
     void allreduce_in_segments(const Call& call, const std::vector<char*>& buffers, double scale);
     void allreduce_staged(const Call& call, double scale);
+    bool all_inlined() const;
     bool peers_in_segments(uint64_t bytes, std::vector<char*>& buffers);
     void reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result, const Call& call);
     void share(char* buffer, const std::vector<std::vector<Range>>& ranges);

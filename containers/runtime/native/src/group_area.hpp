@@ -10,7 +10,7 @@
 namespace carme {
 
 constexpr uint64_t inline_size = 64 << 10;  // a collective up to this size travels with its announcement
-constexpr uint64_t chunk_size = 512 << 10;  // of private buffers that pass through shared memory
+constexpr uint64_t chunk_size = 1 << 20;    // of private buffers that pass through shared memory
 constexpr int depth = 3;                    // chunks on their way, which hides the waiting
 
 enum class Kind : uint32_t { barrier = 1, allreduce, broadcast, reduce_scatter, allgather, alltoall };
@@ -23,7 +23,7 @@ struct Descriptor {
     uint64_t count;
     uint64_t offset;   // of the buffer, where it lies in a segment
     int32_t segment;   // -1: private memory
-    uint32_t reserved;
+    uint32_t inlined;  // whether the data came with this
     char label[64];    // the caller's name for the buffer
 };
 
@@ -36,7 +36,7 @@ struct Area {
     alignas(4096) char results[depth][chunk_size];
 };
 
-constexpr uint64_t area_stride = 4 << 20;
+constexpr uint64_t area_stride = 8 << 20;
 static_assert(sizeof(Area) <= area_stride);
 constexpr uint64_t areas_offset = 4 << 20;
 

@@ -1,7 +1,7 @@
 """The collectives of `torch.distributed` on host tensors."""
 
-# torch calls these methods by position, with arguments that its own stubs name in several ways; and it need not
-# be installed where this is checked.
+# torch calls these methods by position, with arguments that its own stubs name in several ways; and it
+# need not be installed where this is checked.
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportMissingImports=false
 
 import json
