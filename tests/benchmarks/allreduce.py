@@ -139,7 +139,7 @@ def contest(
                 if turn:  # the first one warms up
                     times.setdefault(label, []).append(took)
     medians = {label: statistics.median(values) for label, values in times.items()}
-    peers = {label: round(value, 2) for label, value in medians.items() if label in (*MPI, "gloo", "horovod")}
+    peers = {name: round(medians[name], 2) if name in medians else None for name in ("gloo", *MPI, "horovod")}
     floor = medians.get("floor")
     rows = []
     for mode in ("segment", "private") if kind == "node" else ("private",):
