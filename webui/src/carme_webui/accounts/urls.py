@@ -1,0 +1,11 @@
+"""Addresses for signing in and out."""
+
+from allauth.account import views
+from django.urls import path
+
+urlpatterns = [
+    path("login/", views.login, name="account_login"),
+    path("logout/", views.logout, name="account_logout"),
+    path("inactive/", views.account_inactive, name="account_inactive"),
+    path("reauthenticate/", views.reauthenticate, name="account_reauthenticate"),
+]
