@@ -108,6 +108,8 @@ def arguments(registries: Registries, overlay_file: Path, target: Path) -> list[
     """mmdebstrap's command line."""
     options = [f"--aptopt={name} {json.dumps(value)}" for name, value in registries.apt_options]
     return [
+        # A demo that is killed takes its mmdebstrap along.
+        *("setpriv", "--pdeathsig", "TERM"),
         "mmdebstrap",
         "--variant=minbase",
         "--format=tar",

@@ -89,7 +89,9 @@ def stale_rules(listing: str, subnet: str, network: str) -> list[list[str]]:
         network: the network's name in podman.
     """
     base = re.escape(subnet.rpartition(".")[0])
-    ours = re.compile(rf'(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+|name: {re.escape(network)} id: )')
+    ours = re.compile(
+        rf"(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+|name: {re.escape(network)} id: )"
+    )
     rules = [line for line in listing.splitlines() if line.startswith("-A ")]
     doomed = [line for line in rules if ours.search(line)]
     # The chains that netavark made for this network alone carry its hash.

@@ -37,10 +37,6 @@ class Nodes:
         self.settings = settings
         self.registries = registries
 
-    def container(self, node: str) -> str:
-        """The container that is this node."""
-        return f"{self.places.name}-{node}"
-
     def present(self) -> dict[str, Container]:
         """Containers of this demo by node name."""
         prefix = f"{self.places.name}-"
@@ -106,14 +102,10 @@ class Nodes:
                 self._create(node, image)
                 made.append(name)
             elif present[name].status == "paused":
-                self.podman.run("unpause", self.container(name), timeout=60)
+                self.podman.run("unpause", self.podman.container(name), timeout=60)
         for node in wanted.values():
             if not self._start(node):
-                self.remove(node.name)
-                self._create(node, image)
-                made.append(node.name)
-                self._configure(node, running=False)
-                self.podman.run("start", self.container(node.name), timeout=120)
+                made += self._start_anyway(node, image)
         for node in wanted.values():
             self._wait_for_boot(node)
         self._introduce()
@@ -137,7 +129,10 @@ class Nodes:
         file = self.places.networks / f"{self.places.name}.json"
         try:
             known = json.loads(file.read_text())
-            if known["network_interface"] == self.places.bridge and known["subnets"][0]["subnet"] == self.settings.subnet:
+            if (
+                known["network_interface"] == self.places.bridge
+                and known["subnets"][0]["subnet"] == self.settings.subnet
+            ):
                 return
         except (OSError, ValueError, LookupError):
             pass
@@ -158,7 +153,7 @@ class Nodes:
     def creation_options(self, node: Node) -> list[str]:
         """What a container is created with, less its image; a change means that the node is made anew."""
         options = [
-            *("--name", self.container(node.name), "--hostname", node.name),
+            *("--name", self.podman.container(node.name), "--hostname", node.name),
             *("--network", self.places.name, "--ip", node.address, "--no-hosts"),
             *("--privileged", "--systemd", "always", "--stop-timeout", str(STOP_SECONDS)),
             *ulimits(),
@@ -184,9 +179,15 @@ class Nodes:
     def _create(self, node: Node, image: str) -> None:
         self._seed_archives(node)
         label = f"{LABEL}={self._digest(node)}"
-        self.podman.run(
-            "create", "--label", label, *self.creation_options(node), image, "/sbin/init", timeout=120
-        )
+        command = ("create", "--label", label, *self.creation_options(node), image, "/sbin/init")
+        try:
+            self.podman.run(*command, timeout=120)
+        except DemoError:
+            # A creation that was cut short holds the name.
+            container = self.podman.container(node.name)
+            self.podman.run("rm", "--force", container, check=False, timeout=120)
+            self.podman.run("rm", "--force", "--storage", container, check=False, timeout=120)
+            self.podman.run(*command, timeout=120)
 
     def _seed_archives(self, node: Node) -> None:
         """Give a new node the packages that others have fetched. Each keeps its own folder: apt locks it."""
@@ -199,10 +200,10 @@ class Nodes:
 
     def _start(self, node: Node) -> bool:
         """Start a node and let it answer; False: this container cannot be brought to life again."""
-        container = self.container(node.name)
+        container = self.podman.container(node.name)
         try:
             if self.present()[node.name].is_alive:
-                if self._answers(container) and self._is_connected(node):
+                if self._answers(node.name) and self._is_connected(node):
                     self._configure(node, running=True)
                     return True
                 self._stop(node.name)
@@ -212,67 +213,87 @@ class Nodes:
             return False
         return True
 
-    def _answers(self, container: str) -> bool:
+    def _start_anyway(self, node: Node, image: str) -> list[str]:
+        """Start a node that refused: with its remains cleared away, and if that does not help, made anew."""
+        present = self.present()
+        for name in present:
+            if present[name].is_alive:
+                self._stop(name)
+        leftovers.sweep(self.podman, list(present.values()), self.settings.subnet)
+        made = []
+        if not self._start(node):
+            self.remove(node.name)
+            self._create(node, image)
+            made = [node.name]
+        for each in self.settings.machines():
+            if each.name in made or not self._start(each):
+                self._configure(each, running=False)
+                self.podman.run("start", self.podman.container(each.name), timeout=120)
+        return made
+
+    def _answers(self, node: str) -> bool:
         try:
-            return self.podman.execute(container, "true", check=False, timeout=20).returncode == 0
+            return self.podman.execute(node, "true", check=False, timeout=20).returncode == 0
         except DemoError:
             return False
 
     def _is_connected(self, node: Node) -> bool:
         command = ("ip", "-o", "-4", "address", "show", "to", node.address)
-        return bool(self.podman.execute(self.container(node.name), *command, check=False, timeout=20).stdout.strip())
+        return bool(self.podman.execute(node.name, *command, check=False, timeout=20).stdout.strip())
 
     def _configure(self, node: Node, *, running: bool) -> None:
         """Write the files that this demo and this host decide."""
-        container = self.container(node.name)
         archive = files_archive(node, self.settings, self.registries)
         if not running:
-            self.podman.run("cp", "-", f"{container}:/", data=archive, timeout=120)
+            self.podman.run("cp", "-", f"{self.podman.container(node.name)}:/", data=archive, timeout=120)
             return
-        changed = self.podman.execute(container, "sha256sum", "/etc/carme-demo/node.json", check=False, timeout=30)
-        self.podman.execute(container, "tar", "--extract", "--directory=/", data=archive, timeout=60)
-        now = self.podman.execute(container, "sha256sum", "/etc/carme-demo/node.json", check=False, timeout=30)
-        if changed.stdout != now.stdout:
-            self.podman.execute(container, "systemctl", "restart", "carme-demo-node.service", timeout=60)
+        before = self.podman.execute(
+            node.name, "sha256sum", "/etc/carme-demo/node.json", check=False, timeout=30
+        )
+        self.podman.execute(node.name, "tar", "--extract", "--directory=/", data=archive, timeout=60)
+        now = self.podman.execute(
+            node.name, "sha256sum", "/etc/carme-demo/node.json", check=False, timeout=30
+        )
+        if before.stdout != now.stdout:
+            self.podman.execute(node.name, "systemctl", "restart", "carme-demo-node.service", timeout=60)
 
     def _wait_for_boot(self, node: Node) -> None:
-        container = self.container(node.name)
         deadline = time.monotonic() + BOOT_SECONDS
         state = "not running"
         while time.monotonic() < deadline:
-            said = self.podman.execute(container, "systemctl", "is-system-running", check=False, timeout=60)
+            said = self.podman.execute(node.name, "systemctl", "is-system-running", check=False, timeout=60)
             state = said.stdout.decode(errors="replace").strip() or state
-            ssh = self.podman.execute(container, "systemctl", "is-active", "ssh.service", check=False, timeout=60)
+            ssh = self.podman.execute(
+                node.name, "systemctl", "is-active", "ssh.service", check=False, timeout=60
+            )
             # "degraded" is a failed unit of Slurm or Carme: Ansible's business, not a failed boot.
             if ssh.returncode == 0 and state in ("running", "degraded", "starting"):
                 return
             time.sleep(0.3)
         raise DemoError(
             f"Node {node.name} did not finish its boot within {BOOT_SECONDS} seconds (systemd says {state!r}).",
-            f"See ./demo logs boot; ./demo reset makes the nodes anew.",
+            "See ./demo logs boot; ./demo reset makes the nodes anew.",
         )
 
     def _introduce(self) -> None:
         """Let root on the head log in on every node, which all prove who they are."""
-        head = self.container("head")
         key = "/root/.ssh/id_ed25519"
-        if self.podman.execute(head, "test", "-s", f"{key}.pub", check=False, timeout=30).returncode != 0:
-            self.podman.execute(head, "rm", "-f", key, f"{key}.pub", timeout=30)
-            self.podman.execute(head, "mkdir", "-p", "-m", "0700", "/root/.ssh", timeout=30)
+        if self.podman.execute("head", "test", "-s", f"{key}.pub", check=False, timeout=30).returncode != 0:
+            self.podman.execute("head", "rm", "-f", key, f"{key}.pub", timeout=30)
+            self.podman.execute("head", "mkdir", "-p", "-m", "0700", "/root/.ssh", timeout=30)
             make = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "carme-demo", "-f", key)
-            self.podman.execute(head, *make, timeout=60)
-        public = self.podman.execute(head, "cat", f"{key}.pub", timeout=30).stdout
+            self.podman.execute("head", *make, timeout=60)
+        public = self.podman.execute("head", "cat", f"{key}.pub", timeout=30).stdout
         hosts = []
         for node in self.settings.machines():
-            container = self.container(node.name)
             archive = tar_archive({"root/.ssh/authorized_keys": (public, 0o600)})
-            self.podman.execute(container, "tar", "--extract", "--directory=/", data=archive, timeout=60)
-            host_key = self.podman.execute(container, "cat", "/etc/ssh/ssh_host_ed25519_key.pub", timeout=30)
+            self.podman.execute(node.name, "tar", "--extract", "--directory=/", data=archive, timeout=60)
+            host_key = self.podman.execute(node.name, "cat", "/etc/ssh/ssh_host_ed25519_key.pub", timeout=30)
             kind, value, *_ = host_key.stdout.decode().split()
             hosts.append(f"{node.name},{node.address} {kind} {value}\n")
         archive = tar_archive({"etc/ssh/ssh_known_hosts": ("".join(hosts).encode(), 0o644)})
         for node in self.settings.machines():
-            self.podman.execute(self.container(node.name), "tar", "-x", "-C", "/", data=archive, timeout=60)
+            self.podman.execute(node.name, "tar", "-x", "-C", "/", data=archive, timeout=60)
 
     # -- down ----------------------------------------------------------------------------------------------
 
@@ -282,7 +303,7 @@ class Nodes:
         present = self.present()
         if "head" in present and present["head"].is_alive:
             if present["head"].status == "paused":
-                self.podman.run("unpause", self.container("head"), timeout=60)
+                self.podman.run("unpause", self.podman.container("head"), timeout=60)
             self._stop_services()
         for name in sorted(present, key=lambda each: each == "head"):
             if present[name].is_alive:
@@ -290,23 +311,22 @@ class Nodes:
         leftovers.sweep(self.podman, list(self.present().values()), self.settings.subnet)
 
     def _stop_services(self) -> None:
-        head = self.container("head")
         try:
-            self.podman.execute(head, "scancel", "--state=RUNNING", check=False, timeout=15)
+            self.podman.execute("head", "scancel", "--state=RUNNING", check=False, timeout=15)
             for services in HEAD_SERVICES:
-                self.podman.execute(head, "systemctl", "stop", *services, check=False, timeout=60)
+                self.podman.execute("head", "systemctl", "stop", *services, check=False, timeout=60)
         except DemoError:
             return  # a head that does not answer is stopped as a whole
 
     def _stop(self, node: str) -> None:
-        container = self.container(node)
+        container = self.podman.container(node)
         if self.present()[node].status == "paused":
             self.podman.run("unpause", container, timeout=60)
         self.podman.run("stop", container, check=False, timeout=STOP_SECONDS + 60)
 
     def remove(self, node: str) -> None:
         """Remove a node with its disk."""
-        self.podman.run("rm", "--force", "--time", "10", self.container(node), timeout=120)
+        self.podman.run("rm", "--force", "--time", "10", self.podman.container(node), timeout=120)
 
     def destroy(self) -> None:
         """Remove all nodes with their disks and the shared folders; the image and the caches stay."""

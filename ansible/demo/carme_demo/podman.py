@@ -109,7 +109,9 @@ class Podman:
         """Write podman's configuration files."""
         for folder in (self.places.state / "tmp", self.places.networks, self.places.run):
             folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.places.state / "containers.conf", engine_configuration(self.places, self.runtime), 0o644)
+        write_atomically(
+            self.places.state / "containers.conf", engine_configuration(self.places, self.runtime), 0o644
+        )
         write_atomically(self.places.state / "storage.conf", storage_configuration(self.places), 0o644)
 
     def arguments(self, *arguments: str) -> list[str]:
@@ -134,19 +136,29 @@ class Podman:
         ids = self.text("ps", "--all", "--no-trunc", "--quiet", timeout=60).split()
         if not ids:
             return []
-        return [_container(entry) for entry in json.loads(self.text("container", "inspect", *ids, timeout=60))]
+        return [
+            _container(entry) for entry in json.loads(self.text("container", "inspect", *ids, timeout=60))
+        ]
 
     def has_image(self, image: str) -> bool:
         return self.run("image", "exists", image, check=False, timeout=60).returncode == 0
 
-    def execute(self, container: str, *arguments: str, **options: Any) -> Any:
-        """Run a program in a container; with ``data`` it gets that as its standard input."""
-        interactive = ["--interactive"] if options.get("data") is not None else []
-        return self.run("exec", *interactive, container, *arguments, **options)
+    def container(self, node: str) -> str:
+        """The name of the container that is this node."""
+        return f"{self.places.name}-{node}"
 
-    def inside(self, container: str, arguments: Iterable[str], *, terminal: bool) -> list[str]:
-        """The command line that runs a program in a container on the caller's own terminal or pipes."""
-        return self.arguments("exec", "--interactive", *(["--tty"] if terminal else []), container, *arguments)
+    def execute(self, node: str, *arguments: str, **options: Any) -> Any:
+        """Run a program as root on a node; with ``data`` it gets that as its standard input."""
+        interactive = ["--interactive"] if options.get("data") is not None else []
+        return self.run("exec", *interactive, self.container(node), *arguments, **options)
+
+    def inside(self, node: str, arguments: Iterable[str], *, terminal: bool) -> list[str]:
+        """The command line that runs a program on a node, on the caller's own terminal or pipes.
+
+        Give it ``environment`` beside the caller's own.
+        """
+        options = ["--interactive", *(["--tty"] if terminal else [])]
+        return self.arguments("exec", *options, self.container(node), *arguments)
 
     def replace_process(self, arguments: list[str]) -> None:
         """Become this command (for an interactive shell)."""
