@@ -1,0 +1,16 @@
+"""What can go wrong, in words for the person who typed the command."""
+
+
+class CarmeRuntimeError(Exception):
+    """Something the user or the site can put right.
+
+    `message` is one sentence that says what was wrong, `remedy` one that says what to do.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".rstrip()
