@@ -166,7 +166,7 @@ class Validation:
 
     def _start(self, visitor: Visitor) -> str:
         self.session = visitor.start(self.options)
-        visitor.wait(self.session, "ready", timeout=180)
+        visitor.wait(self.session, "running", timeout=180)
         return f"Session {self.session} is ready."
 
     def _notebook(self, visitor: Visitor) -> str:
