@@ -111,10 +111,6 @@ async def _join(folder: Path, where: str) -> int:
 
 async def _directly(folder: Path, spec: dict[str, Any], workdir: Path) -> int:
     environment = os.environ | _read(folder / "environment.json")
-    if not workdir.is_dir():
-        raise CarmeError(
-            f"There is no folder {workdir} on {socket.gethostname()}.", "Choose another working directory."
-        )
     process = await _start(spec["command"], workdir, _without_export(environment))
     with _passing_signals([process]):
         return _code(await process.wait())
@@ -161,8 +157,8 @@ async def _announced(file: Path, first: asyncio.subprocess.Process, ended: async
     """`HOST:PORT` of the first agent; None when it has ended instead."""
     end = asyncio.get_running_loop().time() + ANNOUNCE_SECONDS
     while not ended.done():
-        if await asyncio.to_thread(file.exists):
-            where = _read(file)
+        with contextlib.suppress(OSError, ValueError):  # not there, or not whole yet
+            where = json.loads(await asyncio.to_thread(file.read_text))
             return f"{where['host']}:{where['port']}"
         if asyncio.get_running_loop().time() > end:
             await _end(first, ended)
@@ -178,6 +174,11 @@ async def _start(arguments: list[str], cwd: Path, environment: dict[str, str]) -
     try:
         return await asyncio.create_subprocess_exec(*arguments, cwd=cwd, env=environment)
     except OSError as error:
+        if error.filename == str(cwd):
+            raise CarmeError(
+                f"The folder {cwd} cannot be entered on {socket.gethostname()}: {error.strerror}.",
+                "Choose another working directory.",
+            ) from None
         raise CarmeError(
             f"{arguments[0]!r} cannot be run on {socket.gethostname()}: {error.strerror}.",
             "Check the command's name and that it is executable, or tell an administrator.",
