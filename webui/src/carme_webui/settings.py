@@ -175,7 +175,12 @@ CELERY_BROKER_URL = SITE.portal.redis
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 # A page that queues a task must not hang when Redis is down.
 CELERY_TASK_PUBLISH_RETRY = False
-CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_connect_timeout": 2, "global_keyprefix": "carme:"}
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "global_keyprefix": "carme:",
+    "socket_connect_timeout": 2,
+    "max_retries": 1,
+    "interval_start": 0.1,
+}
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True

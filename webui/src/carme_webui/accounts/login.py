@@ -5,7 +5,6 @@ from typing import Any
 from allauth.account.adapter import DefaultAccountAdapter
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
 
 from carme_webui.accounts.models import User
 
@@ -35,7 +34,7 @@ class LoginRequired(LoginRequiredMiddleware):
     and that leads to the form.
     """
 
-    def handle_no_permission(self, request: HttpRequest, view_func: Any) -> HttpResponseBase:
+    def handle_no_permission(self, request: HttpRequest, view_func: Any) -> Any:
         if request.headers.get("HX-Request") == "true":
             return HttpResponse(status=401, headers={"HX-Refresh": "true"})
         return super().handle_no_permission(request, view_func)

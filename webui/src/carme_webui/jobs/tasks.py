@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 @app.task
 def mirror_jobs() -> None:
     """Bring the portal's jobs up to date. Twice at once it runs once."""
-    with alone("mirror jobs", seconds=120) as mine:
+    with alone("mirror-jobs", seconds=120) as mine:
         if not mine:
             return
         try:

@@ -67,8 +67,6 @@ class Session(models.Model):
     asked = models.DateTimeField(null=True)
     gone = models.DateTimeField(null=True)
 
-    events: "models.Manager[Event]"
-
     class Meta:
         ordering = ("-created",)
 

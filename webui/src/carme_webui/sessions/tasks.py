@@ -41,7 +41,7 @@ def stop_session(name: str) -> None:
 @app.task
 def reconcile_sessions() -> None:
     """Bring all sessions that are not over into agreement with the hub and Slurm."""
-    with alone("reconcile sessions", seconds=120) as mine, Hub(settings.SITE) as hub:
+    with alone("reconcile-sessions", seconds=120) as mine, Hub(settings.SITE) as hub:
         if not mine:
             return
         for session in Session.objects.select_related("owner").exclude(state__in=OVER):

@@ -21,7 +21,7 @@ from carme_webui.cluster import broker, images, supplies
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.sessions import tasks
 from carme_webui.sessions.forms import StartForm
-from carme_webui.sessions.models import OVER, Session, State
+from carme_webui.sessions.models import OVER, Event, Session, State
 
 __all__ = ["dashboard", "dashboard_live", "session", "session_live", "start", "stop"]
 
@@ -146,7 +146,10 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
 
 def _steps(found: Session) -> list[Step]:
     """What happened so far, as the portal and Slurm saw it."""
-    steps = [Step(event.at, str(State(event.state).label), event.sentence) for event in found.events.all()]
+    steps = [
+        Step(event.at, str(State(event.state).label), event.sentence)
+        for event in Event.objects.filter(session=found)
+    ]
     job = found.job
     if job is not None:
         times = [
