@@ -162,6 +162,8 @@ class Agent:
             try:
                 while True:
                     frame = await link.receive()
+                    if type(frame.get("node")) is not int or "type" not in frame["request"]:
+                        raise FrameError("a request without node and type")
                     self._route({"to": frame["node"], "channel": channel, "request": frame["request"]})
             except LinkClosed:
                 pass
@@ -199,7 +201,13 @@ class Agent:
             self._node.end(channel)
         else:
             answer = {"to": node, "channel": channel, "node": self._number}
-            self._node.handle(channel, frame["request"], lambda event: self._route(answer | {"event": event}))
+            try:
+                self._node.handle(
+                    channel, frame["request"], lambda event: self._route(answer | {"event": event})
+                )
+            except (KeyError, TypeError, ValueError) as error:  # the client's fault, not that of the link
+                log.warning("dropped the run %s: a request without sense (%r)", channel, error)
+                self._node.end(channel)
 
     def _set_members(self, members: Members) -> None:
         self._members = members

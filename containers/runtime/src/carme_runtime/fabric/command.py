@@ -127,6 +127,7 @@ async def _join(options: argparse.Namespace) -> int:
         ) from None
     agent = Agent(node, members, number, link)
     bound = await _open_socket(agent, node, options.socket)
+    log.info("%s joined the job of %s", node.host, members.present[0].host)
     following = asyncio.ensure_future(agent.follow())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, following.cancel)

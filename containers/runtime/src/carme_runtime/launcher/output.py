@@ -67,7 +67,7 @@ class Tail:
         return "\n".join(lines).strip("\n")
 
 
-_Item = tuple[int, str, Callable[[], None] | None]
+_Item = tuple[int, str, Callable[[], None] | None]  # file descriptor, text, what to call afterwards
 
 
 class Printer:
@@ -78,9 +78,7 @@ class Printer:
     """
 
     def __init__(self, broken: Callable[[], None]) -> None:
-        self._queue: queue.SimpleQueue[tuple[int, str, Callable[[], None] | None] | None] = (
-            queue.SimpleQueue()
-        )
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._broken = broken
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
