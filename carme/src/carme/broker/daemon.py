@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 
-from carme.broker.audit import AuditLog
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.broker.watch import Watch
@@ -47,12 +46,13 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    AuditLog(settings.broker.audit_log).prepare()
     slurm = SlurmCommands()
     watch = Watch(slurm, settings.slurm.poll_seconds)
+    broker = Broker(settings, slurm, watch)
+    broker.prepare()
     polling = asyncio.create_task(watch.run())
     try:
-        async with Server(settings, Broker(settings, slurm, watch)):
+        async with Server(settings, broker):
             notify("READY=1")
             _log.info("Listening on %s.", settings.broker.socket)
             await stop.wait()

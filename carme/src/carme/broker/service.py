@@ -15,7 +15,7 @@ from carme.broker.audit import AuditLog
 from carme.broker.protocol import EventBatch, LogPart
 from carme.broker.watch import Watch
 from carme.config import Settings
-from carme.errors import CarmeError, Denied, InvalidRequest, NotFound
+from carme.errors import CarmeError, Denied, InvalidRequest, NotFound, SlurmError
 from carme.images import ImageCatalogue
 from carme.jobs import (
     Job,
@@ -53,6 +53,10 @@ class Broker:
         self._audit = AuditLog(settings.broker.audit_log)
         self._programs = asyncio.Semaphore(PROGRAMS_AT_ONCE)
         self._accounting = asyncio.Semaphore(ACCOUNTING_AT_ONCE)
+
+    def prepare(self) -> None:
+        """Make what must be there before the first request. Raises OSError."""
+        self._audit.prepare()
 
     async def answer(self, peer: Peer, line: bytes) -> Any:
         """The result of one request line. Raises what the peer is to be told."""
@@ -182,8 +186,12 @@ class Broker:
         account = await acting_for(peer, user, self._settings)
         job = self._watch.job(job_id)
         if job is None:
-            async with self._accounting:
-                job = await self._slurm.accounted(job_id)
+            try:
+                async with self._accounting:
+                    job = await self._slurm.accounted(job_id)
+            except SlurmError as error:
+                if error.code != "no-accounting":
+                    raise
         # Whose job it is must not be told to others, so that is the same answer.
         if job is None or (account is not None and job.user != account.name):
             whose = f" of {account.name}" if account else ""

@@ -114,7 +114,7 @@ def explain(
         return "The nodes are being prepared for the job."
     if state.phase is not Phase.PENDING:
         return ""
-    reason = reason.strip("()")
+    reason = reason.strip("()") or "None"
     word = reason.split(",")[0]  # ReqNodeNotAvail, UnavailableNodes:n1
     sentence = PENDING_REASONS.get(reason) or PENDING_REASONS.get(word) or _limit(word)
     return sentence or f"The job waits; Slurm says {reason!r}."

@@ -66,8 +66,9 @@ _REFUSALS: list[tuple[str, str | None, str, str]] = [
 _AWAY = re.compile(
     r"[Uu]nable to contact slurm controller|[Cc]onnection refused|[Cc]ommunication (failure|connection)|"
     r"slurm_persist_conn|Zero Bytes were transmitted|[Tt]imed out|[Tt]ime out|Socket timed out|"
-    r"Protocol authentication error|munge|[Aa]ccounting storage is disabled"
+    r"Protocol authentication error|munge"
 )
+_NO_ACCOUNTING = re.compile(r"[Aa]ccounting storage is disabled")
 _GONE = re.compile(r"[Ii]nvalid job id")
 
 
@@ -79,6 +80,12 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
     said = said[:300] or "nothing"
     if _GONE.search(output):
         return NotFound("Slurm does not know this job.", "It may have ended; look into the job history.")
+    if _NO_ACCOUNTING.search(output):
+        return SlurmError(
+            "This cluster keeps no accounting, so jobs that left the queue are not known.",
+            f"{_ASK} to set up slurmdbd.",
+            code="no-accounting",
+        )
     if _AWAY.search(output):
         return SlurmError(
             f"Slurm does not answer: {program} says {said!r}.",

@@ -1,20 +1,20 @@
-"""`carme validate`: the checks of an installed site on the command line."""
+"""`carme validate`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
+from carme.cli.output import add_json, print_json
 from carme.config import load
 from carme.errors import CarmeError
-from carme.validation.checks import Account, Validation
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("validate", help="check the installed site as a user would")
     parser.add_argument("--user", required=True, metavar="NAME", help="portal account to check with")
     parser.add_argument(
         "--password-file", required=True, metavar="FILE", help="file with its password; - is standard input"
@@ -33,13 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--training", action="store_true", help="also train the example over all nodes and one rank"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print the verdict as JSON; progress goes to standard error"
-    )
+    add_json(parser)
+    parser.set_defaults(run=_validate)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the checks; exit code 0 when all hold, 1 when not."""
+def _validate(arguments: argparse.Namespace) -> int:
+    try:
+        from carme.validation import Account, Validation
+    except ModuleNotFoundError as error:
+        raise CarmeError(
+            f"The checks need the Python package {error.name}, which is not installed here.",
+            "Install carme[validation].",
+        ) from None
     settings = load()
     if bool(arguments.stranger) != bool(arguments.stranger_password_file):
         raise CarmeError(
@@ -68,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         tell=tell,
     ).run()
     if arguments.json:
-        json.dump(verdict, sys.stdout, indent=2)
-        print()
+        print_json(verdict)
     else:
         failed = [check["name"] for check in verdict["checks"] if not check["ok"]]
         print(f"Failed: {', '.join(failed)}." if failed else "All checks passed.")
