@@ -44,6 +44,7 @@ def test_ranks_are_spread_over_both_nodes_in_blocks(job: Job, script: Script, no
         assert environment["MASTER_ADDR"] == "127.0.0.1"
         assert environment["MASTER_PORT"] == ranks[0][0]["MASTER_PORT"]
         assert environment["OMP_NUM_THREADS"] == str(threads)
+        assert environment["GLOO_SOCKET_IFNAME"] == "lo"
         assert environment["PYTHONUNBUFFERED"] == "1"
         assert environment["CALLER"] == "me"
         assert environment["CARME_AGENT"] == str(job.socket(rank // 2))

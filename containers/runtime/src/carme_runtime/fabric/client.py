@@ -75,7 +75,7 @@ class LocalFabric:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._node = Node(environment, "127.0.0.1")
-        me = Member(0, self._node.host, self._node.address, self._node.devices, self._node.cpus)
+        me = Member(number=0, **self._node.about())
         self.members = Members.of([me], [], 1)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 

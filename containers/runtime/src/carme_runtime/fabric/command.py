@@ -71,7 +71,7 @@ async def _serve_first(options: argparse.Namespace) -> int:
     if options.environment_file:
         environment |= _read_environment(options.environment_file)
     node = Node(os.environ, options.listen)
-    me = Member(0, node.host, node.address, node.devices, node.cpus)
+    me = Member(number=0, **node.about())
     agent = Agent(node, Members.of([me], [], options.nodes), 0)
     bound = None
     try:
@@ -110,10 +110,9 @@ async def _join(options: argparse.Namespace) -> int:
         ) from None
     link = Link(reader, writer, UNKNOWN_PEER_LIMIT)
     node = Node(os.environ, link.local_address())
-    about = {"host": node.host, "address": node.address, "devices": node.devices, "cpus": node.cpus}
     try:
         await asyncio.wait_for(handshake.join(link, key), CONNECT_SECONDS)
-        link.send({"node": about})
+        link.send({"node": node.about()})
         number = int((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["number"])
         members = Members.from_json((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["members"])
     except handshake.WrongKey:

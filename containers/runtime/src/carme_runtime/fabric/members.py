@@ -14,6 +14,7 @@ class Member:
     address: str  # at which the other nodes reach it
     devices: int  # GPUs that the job was given on it
     cpus: int  # cores that the job was given on it
+    interface: str = ""  # the network interface that has the address, where it is known
 
 
 @dataclass(frozen=True)

@@ -57,22 +57,26 @@ def place(
 
 
 def rank_environment(
-    place: Place, world_size: int, master: tuple[str, int], caller: Mapping[str, str]
+    place: Place, places: list[Place], master_port: int, caller: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that one rank gets on top of the caller's."""
+    """The variables that the rank at `place`, one of `places`, gets on top of the caller's."""
+    several = places[-1].node_rank > 0
     variables = {
         "RANK": place.rank,
-        "WORLD_SIZE": world_size,
+        "WORLD_SIZE": len(places),
         "LOCAL_RANK": place.local_rank,
         "LOCAL_WORLD_SIZE": place.local_size,
         "NODE_RANK": place.node_rank,
         "GROUP_RANK": place.node_rank,
-        "MASTER_ADDR": master[0],
-        "MASTER_PORT": master[1],
+        "MASTER_ADDR": places[0].member.address if several else "127.0.0.1",
+        "MASTER_PORT": master_port,
         "PYTHONUNBUFFERED": 1,
     }
     if "OMP_NUM_THREADS" not in caller:
         variables["OMP_NUM_THREADS"] = max(1, place.member.cpus // place.local_size)
+    if several and place.member.interface:
+        # Gloo would take the address that the host's own name has, which on many hosts is a loopback one.
+        variables["GLOO_SOCKET_IFNAME"] = caller.get("GLOO_SOCKET_IFNAME", place.member.interface)
     return {name: str(value) for name, value in variables.items()}
 
 

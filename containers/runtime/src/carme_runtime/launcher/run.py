@@ -108,13 +108,11 @@ class Run:
 
     def _start(self, port: int) -> None:
         self._started = True
-        single = len(self._open) == 1
-        master = ("127.0.0.1" if single else self._places[0].member.address, port)
         for node in self._open:
             ranks = [
                 {
                     "rank": place.rank,
-                    "environment": rank_environment(place, len(self._places), master, self._environment),
+                    "environment": rank_environment(place, self._places, port, self._environment),
                 }
                 for place in self._places
                 if place.member.number == node

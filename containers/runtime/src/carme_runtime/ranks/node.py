@@ -17,9 +17,11 @@ A run is known by its channel. Requests to a node and the events that answer the
 import asyncio
 import codecs
 import contextlib
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -33,6 +35,7 @@ GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 WINDOW = 2**20  # bytes of output of one run that may be on their way to whoever prints it
 CHUNK = 2**16  # bytes read from a rank at once
 LINGER = 1.0  # seconds that a pipe held open by a stray grandchild is read on after the last rank
+GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 # These describe the node, not the run: each node's own value counts, whatever the caller has.
 NODE_VARIABLES = (
@@ -60,8 +63,16 @@ class Node:
         self._runs: dict[str, _Run] = {}
         self.host = environment.get("SLURMD_NODENAME") or socket.gethostname()
         self.address = address
-        self.devices = count_devices(environment)
-        self.cpus = len(os.sched_getaffinity(0))
+
+    def about(self) -> dict[str, Any]:
+        """What others need to know of this node to place ranks on it."""
+        return {
+            "host": self.host,
+            "address": self.address,
+            "devices": count_devices(self._environment),
+            "cpus": len(os.sched_getaffinity(0)),
+            "interface": _interface(self.address),
+        }
 
     def announce_agent(self, socket_path: Path) -> None:
         """Name the agent's socket to the ranks as CARME_AGENT."""
@@ -116,6 +127,21 @@ def count_devices(environment: Mapping[str, str]) -> int:
     """How many GPUs CUDA_VISIBLE_DEVICES names; 0 when it is not set."""
     names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
     return len([name for name in names if name not in ("", "-1", "NoDevFiles")])
+
+
+def _interface(address: str) -> str:
+    """The interface whose first IPv4 address is `address`; empty when there is none."""
+    try:
+        wanted = socket.inet_aton(socket.gethostbyname(address))
+    except OSError:
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                request = struct.pack("256s", name.encode())
+                if fcntl.ioctl(probe, GET_INTERFACE_ADDRESS, request)[20:24] == wanted:
+                    return name
+    return ""
 
 
 @dataclass
