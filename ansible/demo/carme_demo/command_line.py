@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
         prog="./demo",
-        description="A Carme site of three real hosts on this machine. Without a command: up, with the main job.",
+        description="A Carme site of three real hosts on this machine. Without a command: up with the main job.",
         epilog="./demo COMMAND --help says more. All commands but --help need root.",
     )
     top.add_argument(

@@ -1,4 +1,4 @@
-"""Bringing the product onto the nodes: the source tree is copied to the head, and the site's playbook runs there."""
+"""Bringing the product onto the nodes: the source tree is copied to the head, the site's playbook runs there."""
 
 import contextlib
 import hashlib
@@ -34,21 +34,17 @@ subprocess.run(["dpkg", "--configure", "-a"], check=True, stdin=subprocess.DEVNU
 
 
 def source_files(root: Path) -> list[Path]:
-    """The files of the source tree, relative: what git knows or would add; without git, all that is not ignored."""
+    """The source tree's files, relative: what git knows or would add; without git, all that is not ignored."""
     if (root / ".git").exists():
-        # Git trusts a checkout only as its owner, and root's own git may not even be configured.
-        owner = root.stat()
+        # Git trusts a checkout only as its owner.
+        owner = root.stat().st_uid
         try:
             listed = subprocess.run(
                 ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                 cwd=root,
                 capture_output=True,
                 check=False,
-                **(
-                    {"user": owner.st_uid, "group": owner.st_gid}
-                    if os.geteuid() == 0 and owner.st_uid
-                    else {}
-                ),
+                user=owner if os.geteuid() == 0 and owner else None,
             )
         except OSError:
             listed = None
@@ -90,7 +86,7 @@ def source_archive(root: Path) -> tuple[bytes, str]:
             try:
                 status = path.lstat()
                 if stat.S_ISLNK(status.st_mode):
-                    member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
+                    member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
                 elif stat.S_ISREG(status.st_mode):
                     content = path.read_bytes()
                     member.size = len(content)
@@ -272,7 +268,7 @@ class Deployment:
             what = progress.failures[0] if progress.failures else "before its first task"
             raise DemoError(
                 f"The playbook failed: {what}.",
-                "Read the lines above it with ./demo logs ansible; running the same command again goes on from there.",
+                "See more with ./demo logs ansible; the same command, run again, goes on from there.",
                 self.log,
             )
         write_atomically(self.places.deployed, wanted + "\n", 0o644)

@@ -1,4 +1,4 @@
-"""What the host must offer, checked before anything is changed, and the packages that the demo needs there."""
+"""What the host must offer, checked before anything is changed, and the packages that it needs."""
 
 import fcntl
 import os

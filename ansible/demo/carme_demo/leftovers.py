@@ -86,11 +86,11 @@ def stale_rules(listing: str, subnet: str, network: str) -> list[list[str]]:
     Args:
         listing: output of ``iptables -S`` for one table.
         subnet: the network's addresses.
-        network: the network's name in podman.
+        network: what the network's name in podman begins with.
     """
     base = re.escape(subnet.rpartition(".")[0])
     ours = re.compile(
-        rf"(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+|name: {re.escape(network)} id: )"
+        rf"(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+|name: {re.escape(network)}(?:-[0-9a-f]+)? id: )"
     )
     rules = [line for line in listing.splitlines() if line.startswith("-A ")]
     doomed = [line for line in rules if ours.search(line)]

@@ -72,6 +72,7 @@ class Container:
     created: str
     netns: str
     digest: str
+    networks: tuple[str, ...]
 
     @property
     def claims_to_run(self) -> bool:
@@ -175,12 +176,16 @@ def _container(entry: dict[str, Any]) -> Container:
         conmon_pid=state.get("ConmonPid", 0),
         created=entry.get("Created", ""),
         netns=entry.get("NetworkSettings", {}).get("SandboxKey", ""),
+        networks=tuple(entry.get("NetworkSettings", {}).get("Networks") or ()),
         digest=(entry.get("Config", {}).get("Labels") or {}).get(LABEL, ""),
     )
 
 
 def engine_configuration(places: Places, runtime: Runtime) -> str:
-    """Text of containers.conf. Locks are files: podman's shared memory locks would be shared with the user's podman."""
+    """Text of containers.conf.
+
+    Locks are files: podman's usual locks in shared memory would be shared with the user's own podman.
+    """
     return f"""[containers]
 log_driver = "k8s-file"
 log_size_max = 10000000
