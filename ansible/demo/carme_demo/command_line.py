@@ -12,7 +12,7 @@ from pathlib import Path
 from . import host, image, leftovers, registries, settings, status
 from .deployment import Deployment
 from .errors import DemoError
-from .nodes import PORTAL_PORT, Nodes
+from .nodes import Nodes
 from .podman import Podman, host_runtime
 from .settings import Places, Settings
 from .stages import Stages
@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
         prog="./demo",
-        description="A Carme site of three real hosts on this machine. Without a command: up with the main job.",
+        description="A Carme site of three real hosts on this machine. Without a command: up.",
         epilog="./demo COMMAND --help says more. All commands but --help need root.",
     )
     top.add_argument(

@@ -1,4 +1,4 @@
-"""Bringing the product onto the nodes: the source tree is copied to the head, the site's playbook runs there."""
+"""Bringing the product onto the nodes: the head gets the source tree and runs the site's playbook."""
 
 import contextlib
 import hashlib
@@ -34,7 +34,7 @@ subprocess.run(["dpkg", "--configure", "-a"], check=True, stdin=subprocess.DEVNU
 
 
 def source_files(root: Path) -> list[Path]:
-    """The source tree's files, relative: what git knows or would add; without git, all that is not ignored."""
+    """The source tree's files: what git knows or would add; without git, all that is not ignored."""
     if (root / ".git").exists():
         # Git trusts a checkout only as its owner.
         owner = root.stat().st_uid

@@ -67,7 +67,7 @@ def check_routes(routes: str, subnet: str, bridge: str) -> None:
         words = line.split()
         if "dev" in words and words[words.index("dev") + 1] != bridge:
             raise DemoError(
-                f"The network {subnet} is in use on this host ({words[0]} on {words[words.index('dev') + 1]}).",
+                f"The network {subnet} is in use here ({words[0]} on {words[words.index('dev') + 1]}).",
                 "Choose another one, for example: ./demo up --subnet 10.99.0.0/24",
             )
 

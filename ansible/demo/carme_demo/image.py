@@ -67,7 +67,15 @@ MASKED = (
 )
 
 FILES = Path(__file__).with_name("node")
-HOOK = 'rm -f "$1"/etc/ssh/ssh_host_*; : > "$1"/etc/machine-id; rm -f "$1"/etc/resolv.conf "$1"/etc/hostname'
+# Each node makes its own host keys and identity; name server and name come with the container. The package lists
+# are not in the image: their folder is made old, so that a playbook's "update when older than" does update.
+HOOK = " && ".join(
+    (
+        'rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/resolv.conf "$1"/etc/hostname',
+        ': > "$1"/etc/machine-id',
+        'touch -d 2000-01-01 "$1"/var/lib/apt/lists',
+    )
+)
 
 
 def overlay() -> bytes:

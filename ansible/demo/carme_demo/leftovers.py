@@ -1,8 +1,8 @@
 """Clearing away what a stopped or suddenly ended demo leaves in the running system.
 
-Everything here holds only until the next boot (processes, mounts, interfaces, podman's run folder); the nodes'
-disks are never touched. Podman notices that its run folder is gone, as after a boot, and counts all containers
-as stopped.
+Everything here holds only until the next boot (processes, mounts, interfaces, podman's run folder); the
+nodes' disks are never touched. Podman notices that its run folder is gone, as after a boot, and counts all
+containers as stopped.
 """
 
 import contextlib
@@ -90,7 +90,8 @@ def stale_rules(listing: str, subnet: str, network: str) -> list[list[str]]:
     """
     base = re.escape(subnet.rpartition(".")[0])
     ours = re.compile(
-        rf"(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+|name: {re.escape(network)}(?:-[0-9a-f]+)? id: )"
+        rf"(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+"
+        rf"|name: {re.escape(network)}(?:-[0-9a-f]+)? id: )"
     )
     rules = [line for line in listing.splitlines() if line.startswith("-A ")]
     doomed = [line for line in rules if ours.search(line)]

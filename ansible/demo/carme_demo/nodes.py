@@ -15,7 +15,6 @@ from .podman import LABEL, Container, Podman, ulimits
 from .registries import Registries, host_resolvers
 from .settings import Node, Places, Settings, write_atomically
 
-PORTAL_PORT = 8443
 SHARED = {"home": "/home", "scratch": "/scratch", "images": "/srv/carme/images"}
 BOOT_SECONDS = 90
 STOP_SECONDS = 40
@@ -158,8 +157,8 @@ class Nodes:
     def _ensure_network(self) -> str:
         """Have a network, and a new one whenever no node runs.
 
-        Podman keeps its record of taken addresses by the network's name, in a place that all podmans share, and
-        after a sudden end it counts the nodes' own addresses as taken. Under a new name all of them are free.
+        Podman keeps its record of taken addresses by the network's name, in a place that all podmans share.
+        After a sudden end it counts the nodes' own addresses as taken; under a new name all of them are free.
         """
         present = self.present()
         current = self._network()
@@ -198,7 +197,7 @@ class Nodes:
             options += ["--volume", f"{folder}:{folder}:ro"]
         if node.is_head:
             options += ["--volume", f"{self.places.cache}/images:/var/cache/carme"]
-            options += ["--publish", f"127.0.0.1:{self.settings.port}:{PORTAL_PORT}"]
+            options += ["--publish", f"127.0.0.1:{self.settings.port}:{self.settings.port}"]
         return options
 
     def _digest(self, node: Node) -> str:
@@ -297,7 +296,7 @@ class Nodes:
                 return
             time.sleep(0.3)
         raise DemoError(
-            f"Node {node.name} did not finish its boot within {BOOT_SECONDS} seconds (systemd says {state!r}).",
+            f"Node {node.name} did not boot within {BOOT_SECONDS} seconds (systemd says {state!r}).",
             "See ./demo logs boot; ./demo reset makes the nodes anew.",
         )
 

@@ -17,7 +17,7 @@ LABEL = "carme.demo"
 
 @dataclass(frozen=True)
 class Runtime:
-    """How containers are run here: the OCI runtime, who manages cgroups, and what systemd in a node must be told."""
+    """How containers run here: OCI runtime, who manages cgroups, and what a node's systemd must be told."""
 
     name: str
     cgroup_manager: str

@@ -73,7 +73,7 @@ class Registries:
         return lines
 
     def pip_conf(self) -> str:
-        """Text of /etc/pip.conf. The certificate bundle is the node's own, which trusts what the host trusts."""
+        """Text of /etc/pip.conf. The bundle is the node's own, which trusts what the host trusts."""
         lines = ["[global]", f"cert = {SYSTEM_BUNDLE}"]
         for name, value in self.pip:
             lines.append(f"{name} = {value}" if "\n" not in value else f"{name} =")
@@ -94,7 +94,7 @@ class Registries:
         return "".join(f"{name}={value}\n" for name, value in (*self.npm, ("cafile", str(SYSTEM_BUNDLE))))
 
     def apt_conf(self) -> str:
-        """Text of a file in /etc/apt/apt.conf.d. Downloads are kept: a rebuilt node does not fetch them again."""
+        """Text of a file in /etc/apt/apt.conf.d. Downloads are kept: a node made anew finds them."""
         options = (
             *self.apt_options,
             ("Binary::apt::APT::Keep-Downloaded-Packages", "true"),
