@@ -11,6 +11,7 @@ from jupyterhub.user import User
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tornado import web
 from tornado.http1connection import HTTP1Connection
+from tornado.iostream import IOStream
 
 if TYPE_CHECKING:
     from carme_spawner.spawner import CarmeSpawner
@@ -61,7 +62,7 @@ class ReadyHandler(APIHandler):
         )
 
     async def checked_address(self, host: str, spawner: "CarmeSpawner") -> str:
-        """The numeric address of `host`, if the server can be there: on a node of its job, or at the sender's.
+        """The numeric address of `host`, if the server can be there: on a node of its job or at the sender.
 
         The hub's proxy connects to it, so it must not lead to services of other machines or of the hub's own.
         """
@@ -84,8 +85,8 @@ class ReadyHandler(APIHandler):
 
     def peer(self) -> str:
         """The address of the connection itself: what a header says about it can be made up."""
-        connection = cast(HTTP1Connection, self.request.connection)
-        return plain(connection.stream.socket.getpeername()[0])
+        stream = cast(HTTP1Connection, self.request.connection).stream
+        return plain(cast(IOStream, stream).socket.getpeername()[0])
 
 
 def plain(address: str) -> str:
