@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -287,6 +288,17 @@ def test_the_task_delivered_twice_starts_once(browser: Browser, broker: FakeBrok
     assert len([path for path, _ in hub.called("POST") if "servers" in path]) == 2, "404, then the start"
 
 
+def test_a_start_that_fails_at_once_tells_the_spawners_words(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    hub.starts = "refuse"
+    hub.refusal = "Internal Server Error"
+    hub.users.add("alice")
+    hub.failures["alice", "s0123abcd"] = "Slurm refuses the account. Choose another one."
+    start(browser)
+    assert (the().state, the().sentence) == (State.FAILED, "Slurm refuses the account. Choose another one.")
+
+
 # --- running, stopping, ending ---------------------------------------------------------------------------
 
 
@@ -325,7 +337,7 @@ def test_stopping_before_the_hub_knew_of_it(browser: Browser, broker: FakeBroker
 )
 def test_a_session_that_slurm_ends_shows_the_cause(
     browser: Browser, running: Session, broker: FakeBroker, hub: FakeHub,
-    job_state: str, fields: dict[str, int], state: State, sentence: str,
+    job_state: str, fields: dict[str, Any], state: State, sentence: str,
 ) -> None:  # fmt: skip
     broker.put(make_job(7, name=running.job_name, state=job_state, ended=NOW, **fields))
     rounds(seconds=0)

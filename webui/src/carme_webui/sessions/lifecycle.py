@@ -14,7 +14,7 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError, NotFound
 from carme.jobs import JobState, Phase
 from carme_webui.jobs.models import Job
-from carme_webui.sessions.hub import Hub, HubError, HubSilent, Server
+from carme_webui.sessions.hub import Hub, HubError, HubSilent, HubUnavailable, Server
 from carme_webui.sessions.models import Session, State
 
 __all__ = ["begin", "end", "reconcile"]
@@ -44,8 +44,14 @@ def begin(session: Session, hub: Hub) -> None:
         ready = hub.start(user, name, session.asked_for)
     except HubSilent:
         return  # it may have started: `reconcile` finds out
-    except HubError as error:
+    except HubUnavailable as error:
         session.move(State.FAILED, str(error))
+        return
+    except HubError as error:
+        # When a start fails at once, the hub keeps the cause for whoever asks for the progress.
+        session.move(State.FAILED, hub.failure(user, name) or str(error))
+        with suppress(HubError):
+            hub.remove(user, name)
         return
     if ready:
         session.move(State.RUNNING)

@@ -30,6 +30,19 @@ logger = logging.getLogger(__name__)
 RECENT = timedelta(days=2)
 RECENT_COUNT = 5
 
+# The steps of a session in the order in which they happen.
+ORDER = [
+    State.REQUESTED,
+    State.STARTING,
+    "submitted",
+    "job-started",
+    State.RUNNING,
+    State.STOPPING,
+    "job-ended",
+    State.ENDED,
+    State.FAILED,
+]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -146,16 +159,20 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
 
 def _steps(found: Session) -> list[Step]:
     """What happened so far, as the portal and Slurm saw it."""
-    steps = [
-        Step(event.at, str(State(event.state).label), event.sentence)
+    steps = {
+        event.state: Step(event.at, str(State(event.state).label), event.sentence)
         for event in Event.objects.filter(session=found)
-    ]
+    }
     job = found.job
     if job is not None:
-        times = [
-            (job.submitted, _("Job submitted"), _("Slurm job %s") % job.id),
-            (job.started, _("Job started"), job.node_list),
-            (job.ended, _("Job ended"), job.explanation),
-        ]
-        steps += [Step(at, label, sentence) for at, label, sentence in times if at is not None]
-    return sorted(steps, key=lambda step: step.at)
+        times = {
+            "submitted": (job.submitted, _("Job submitted"), _("Slurm job %s") % job.id),
+            "job-started": (job.started, _("Job started"), job.node_list),
+            "job-ended": (job.ended, _("Job ended"), job.explanation),
+        }
+        steps |= {key: Step(at, *words) for key, (at, *words) in times.items() if at is not None}
+    # Slurm's times are whole seconds: within one the order is the one in which things happen.
+    return [
+        steps[key]
+        for key in sorted(steps, key=lambda key: (steps[key].at.replace(microsecond=0), ORDER.index(key)))
+    ]
