@@ -240,14 +240,14 @@ class Broker:
                 "See that the file is yours and that your home directory can be reached.",
                 code="log",
             )
-        return _log_part(part, request.offset, int(size))
+        return log_part(part, request.offset, int(size))
 
     async def _events(self, peer: Peer, request: protocol.GetEvents) -> EventBatch:
         user = None if peer.trusted else peer.account.name
         return await self._watch.events(request.cursor, request.wait, user)
 
 
-def _log_part(part: bytes, offset: int, size: int) -> LogPart:
+def log_part(part: bytes, offset: int, size: int) -> LogPart:
     """A part that ends within a character leaves that one to the next part."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(part)

@@ -41,7 +41,7 @@ class UnixAccount:
             ) from None
 
     @classmethod
-    def _of(cls, entry: pwd.struct_passwd) -> Self:
+    def _of(cls, entry: "pwd.struct_passwd") -> Self:
         return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir)
 
     def environment(self) -> dict[str, str]:
