@@ -31,7 +31,9 @@ def test_a_job_from_start_to_end(make_job: MakeJob) -> None:
     for index in range(3):
         assert stat.S_IMODE(job.socket(index).stat().st_mode) == 0o600
         assert stat.S_IMODE(job.socket(index).parent.stat().st_mode) == 0o700
-    assert job.end(7)[0] == 7
+    code, _, errors = job.end(7)
+    assert code == 7
+    assert "lost" not in errors
     assert [agent.wait()[0] for agent in job.joined] == [0, 0]
     assert not job.announce.exists()
     assert not any(job.socket(index).exists() for index in range(3))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from carme_runtime.fabric import agent
 from carme_runtime.fabric.frames import FRAME_LIMIT, UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed
 from carme_runtime.fabric.handshake import WrongKey, admit, join
 
@@ -101,3 +102,13 @@ async def test_the_end_within_a_frame(wire: Wire) -> None:
     wire.ends[0].shutdown(socket.SHUT_WR)
     with pytest.raises(LinkClosed, match="within a frame"):
         await wire.links[0].receive()
+
+
+async def test_a_peer_that_falls_silent_is_given_up(sealed: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(agent, "SILENCE_SECONDS", 0.05)
+    await asyncio.wait_for(agent._keep_alive(sealed.links[0]), 10)
+    with pytest.raises(LinkClosed):
+        await sealed.links[0].receive()
+    await sealed.carry(0)
+    assert await sealed.links[1].receive() == {"beat": True}  # it had called until then

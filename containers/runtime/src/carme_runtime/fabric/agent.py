@@ -56,6 +56,7 @@ class Agent:
         self._unknown_peers = 0
         self._refusals = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def serve_clients(self, listener: socket.socket) -> asyncio.Server:
         """Accept clients of this node at a Unix socket."""
@@ -90,6 +91,7 @@ class Agent:
 
     async def close(self) -> None:
         """End the ranks on this node, and let clients and the other agents go."""
+        self._closing = True
         for link in self._joined.values():
             link.send({"end": True})
         await self._node.close()
@@ -143,7 +145,8 @@ class Agent:
         finally:
             beats.cancel()
             link.abort()
-        log.error("the agent of %s was lost: %s", member.host, reason)
+        if not self._closing:
+            log.error("the agent of %s was lost: %s", member.host, reason)
         del self._joined[member.number]
         present = [each for each in self._members.present if each.number != member.number]
         self._set_members(Members.of(present, [*self._members.lost, member.host], self._members.expected))

@@ -30,7 +30,8 @@ class Lines:
         self._rest += text
         out: list[str] = []
         start = 0
-        for match in _LINE_END.finditer(self._rest):
+        ended = "\n" in text or "\r" in self._rest  # far quicker to see than to search for
+        for match in _LINE_END.finditer(self._rest) if ended else ():
             line, end = self._rest[start : match.start()], "\r" if match[0] == "\r" else "\n"
             start = match.end()
             if line or end == "\n":
