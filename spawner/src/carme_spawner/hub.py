@@ -40,8 +40,9 @@ class CarmeHub(JupyterHub):
         self.db.commit()
         for user, spawner in waiting:
             spawner._spawn_pending = True
-            spawner._spawn_future = asyncio.ensure_future(self.wait_on(user, spawner))
-            spawner._spawn_future.add_done_callback(lambda future, spawner=spawner: settle(future, spawner))
+            start = asyncio.ensure_future(self.wait_on(user, spawner))
+            start.add_done_callback(lambda future, spawner=spawner: settle(future, spawner))
+            spawner._spawn_future = start  # pyright: ignore[reportAttributeAccessIssue]  None in the base
         return await super().init_spawners()
 
     async def wait_on(self, user: User, spawner: CarmeSpawner) -> None:

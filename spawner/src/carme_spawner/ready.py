@@ -86,7 +86,9 @@ class ReadyHandler(APIHandler):
     def peer(self) -> str:
         """The address of the connection itself: what a header says about it can be made up."""
         stream = cast(HTTP1Connection, self.request.connection).stream
-        return plain(cast(IOStream, stream).socket.getpeername()[0])
+        connection = cast(IOStream, stream).socket
+        assert connection is not None
+        return plain(connection.getpeername()[0])
 
 
 def plain(address: str) -> str:

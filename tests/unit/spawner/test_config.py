@@ -43,7 +43,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_public_names() -> None:
-    assert carme_spawner.__all__ == ["CarmeHub", "CarmeSpawner", "hub_config"]
+    assert carme_spawner.__all__ == ["CarmeHub", "CarmeSpawner"]
     for name in carme_spawner.__all__:
         assert getattr(carme_spawner, name)
 

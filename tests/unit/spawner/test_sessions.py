@@ -2,7 +2,12 @@
 
 import asyncio
 import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pytest
+
+import carme_spawner.hub_config as hub_config
 from carme.errors import BrokerUnavailable
 from carme.jobs import JobState
 
@@ -143,3 +148,34 @@ def test_the_broker_being_away_is_no_fault_of_the_request() -> None:
 
     assert refusal(BrokerUnavailable("No.", "Wait.")).status_code == 503
     assert refusal(BrokerUnavailable("100 % gone.", "Wait.")).message == "100 % gone. Wait."
+
+
+async def test_only_servers_that_exist_count_for_the_limit(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_config, "SERVERS_PER_USER", 1)
+    await site.start("s1")
+    await eventually(site.is_ready, "the server is ready")
+    response = await site.start("s2")
+    assert response.status_code == 400
+    assert "maximum of 1" in response.json()["message"]
+    await site.broker.finish(100, JobState.TIMEOUT)
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "the first one has ended")
+    await eventually(lambda: not user(site).orm_spawners["s1"].server, "its record is closed")
+    assert (await site.start("s2")).status_code in (201, 202)
+
+
+async def test_servers_that_ended_long_ago_are_forgotten(site: Site) -> None:
+    site.broker.command = None
+    for name in ("old", "young"):
+        await site.start(name)
+        await site.api("DELETE", f"users/ada/servers/{name}")
+    records = user(site).orm_spawners
+    records["old"].last_activity = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=2)
+    await site.start("new")
+    assert set(user(site).orm_spawners) - {""} == {"young", "new"}
+
+
+def user(site: Site) -> Any:
+    assert site.hub
+    return next(user for user in site.hub.users.values() if user.name == "ada")
