@@ -20,6 +20,7 @@ from .stages import Stages
 ROOT = Path(__file__).resolve().parents[3]
 READY_SECONDS = 90
 CARME = "/opt/carme/venv/bin/carme"
+CERTIFICATE = "/etc/carme/tls/site.crt"
 SLURM_UNITS = ("slurmctld", "slurmdbd", "slurmd", "slurmrestd")
 
 
@@ -200,34 +201,10 @@ class Demo:
         if "head" not in self._alive():
             raise DemoError("The demo does not run.", "Start it with: sudo ./demo up --no-run")
         print("\nMain job, as user1", flush=True)
-        command = [
-            CARME,
-            "validate",
-            "--training",
-            "--url",
-            f"https://localhost:{PORTAL_PORT}",
-            "--user",
-            "user1",
-        ]
-        command += [
-            "--password-file",
-            "-",
-            "--nodes",
-            str(min(2, chosen.nodes)),
-            "--gpus",
-            str(min(2, chosen.gpus)),
-        ]
-        as_user = [
-            "runuser",
-            "-u",
-            "user1",
-            "--",
-            "env",
-            "-C",
-            "/home/user1",
-            "HOME=/home/user1",
-            "USER=user1",
-        ]
+        size = ["--nodes", str(min(2, chosen.nodes)), "--gpus", str(min(2, chosen.gpus))]
+        site = ["--url", chosen.url, "--certificate", CERTIFICATE]
+        command = [CARME, "validate", "--training", *site, "--user", "user1", "--password-file", "-", *size]
+        as_user = "runuser -u user1 -- env -C /home/user1 HOME=/home/user1 USER=user1".split()
         done = subprocess.run(
             self.podman.inside("head", [*as_user, *command], terminal=False),
             env={**os.environ, **self.podman.environment},
