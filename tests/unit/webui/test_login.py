@@ -12,6 +12,7 @@ from django.core.management import CommandError, call_command
 
 from carme_webui.accounts.identity import register_hub
 from carme_webui.accounts.models import User
+from carme_webui.main import main
 
 from .conftest import CLIENT_SECRET, PASSWORD, Browser
 
@@ -100,6 +101,15 @@ def test_add_user_refuses_what_is_no_unix_name(db, monkeypatch, capsys, name: st
     with pytest.raises(CommandError):
         add_user(monkeypatch, capsys, "secret", "--", name)
     assert not User.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_console_script_takes_hyphens(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["carme-portal", "add-user", "carol", "--json"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("secret\n"))
+    main()
+    assert json.loads(capsys.readouterr().out)["created"]
+    assert User.objects.get().username == "carol"
 
 
 def test_add_user_needs_a_password(db, monkeypatch, capsys) -> None:

@@ -8,6 +8,7 @@ from django.urls import path
 
 import carme_webui
 from carme_webui import urls
+from carme_webui.celery import app as celery_app
 from carme_webui.settings import _database
 
 from .conftest import Browser
@@ -132,6 +133,15 @@ def test_sqlite_is_in_wal_mode(db) -> None:
     with connection.cursor() as cursor:
         assert cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert cursor.execute("PRAGMA busy_timeout").fetchone() == (20_000,)
+
+
+def test_the_timetable_names_real_tasks_that_cannot_pile_up() -> None:
+    celery_app.loader.import_default_modules()
+    timetable = celery_app.conf.beat_schedule
+    assert len(timetable) >= 2
+    for entry in timetable.values():
+        assert entry["task"] in celery_app.tasks
+        assert entry["options"]["expires"] <= entry["schedule"]
 
 
 def test_no_migration_is_missing(db) -> None:

@@ -314,6 +314,17 @@ def test_stopping_asks_first(browser: Browser, running: Session, broker: FakeBro
     assert (the().state, the().sentence) == (State.ENDED, "You stopped this session.")
 
 
+def test_a_stop_that_the_hub_lost_is_asked_for_again(
+    browser: Browser, running: Session, broker: FakeBroker, hub: FakeHub
+) -> None:
+    browser.send("/sessions/s0123abcd/stop/", "/sessions/s0123abcd/stop/")
+    hub.set("alice", "s0123abcd", ready=True)  # it came up again
+    rounds(seconds=1)
+    assert len(hub.called("DELETE")) == 1, "two requests at once disturb each other"
+    rounds(seconds=11)
+    assert len(hub.called("DELETE")) == 2
+
+
 def test_stopping_before_the_hub_knew_of_it(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
     celery_app.conf.task_always_eager = False
     start(browser)

@@ -28,6 +28,9 @@ LOST_AFTER = timedelta(seconds=60)
 # A job that still runs when its server has been gone for this time serves nobody.
 ORPHAN_AFTER = timedelta(seconds=30)
 
+# The hub takes its time to interrupt a start; two requests at once disturb each other.
+STOP_AGAIN_AFTER = timedelta(seconds=10)
+
 ENDINGS = {JobState.COMPLETED, JobState.CANCELLED, JobState.TIMEOUT}
 
 
@@ -101,7 +104,7 @@ def reconcile(session: Session, hub: Hub, broker: BrokerClient, now: datetime | 
     elif alive:
         assert server is not None
         if session.state == State.STOPPING:
-            if server.pending != "stop":
+            if server.pending != "stop" and now - session.changed > STOP_AGAIN_AFTER:
                 hub.remove(user, name)
         elif server.ready:
             session.move(State.RUNNING)
