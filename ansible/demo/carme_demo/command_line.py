@@ -204,7 +204,8 @@ class Demo:
         size = ["--nodes", str(min(2, chosen.nodes)), "--gpus", str(min(2, chosen.gpus))]
         site = ["--url", chosen.url, "--certificate", CERTIFICATE]
         command = [CARME, "validate", "--training", *site, "--user", "user1", "--password-file", "-", *size]
-        as_user = "runuser -u user1 -- env -C /home/user1 HOME=/home/user1 USER=user1".split()
+        home = ["-C", "/home/user1", "HOME=/home/user1", "USER=user1"]
+        as_user = ["runuser", "-u", "user1", "--", "env", *home]
         done = subprocess.run(
             self.podman.inside("head", [*as_user, *command], terminal=False),
             env={**os.environ, **self.podman.environment},

@@ -67,8 +67,8 @@ MASKED = (
 )
 
 FILES = Path(__file__).with_name("node")
-# Each node makes its own host keys and identity; name server and name come with the container. The package lists
-# are not in the image: their folder is made old, so that a playbook's "update when older than" does update.
+# Each node makes its own host keys and identity; name and resolver come with the container. The image holds
+# no package lists: their folder is made old, so that a playbook's "update when older than" does update.
 HOOK = " && ".join(
     (
         'rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/resolv.conf "$1"/etc/hostname',

@@ -103,12 +103,17 @@ def of_demo(podman: Podman, places: Places, settings: Settings, alive: set[str])
 
 
 def wait(podman: Podman, places: Places, settings: Settings, alive: set[str], seconds: float) -> Status:
-    """Look until the demo is ready, or time is over."""
+    """Look until the demo is ready, or time is over. A service that has failed is started once more."""
     deadline = time.monotonic() + seconds
+    retried: set[tuple[str, str]] = set()
     while True:
         status = of_demo(podman, places, settings, alive)
-        if status.ready or time.monotonic() > deadline:
+        failed = {(each.node, each.name) for each in status.services if each.state == "failed"}
+        if status.ready or failed & retried or time.monotonic() > deadline:
             return status
+        for node, name in sorted(failed):
+            podman.execute(node, "systemctl", "restart", f"{name}.service", check=False, timeout=120)
+        retried |= failed
         time.sleep(0.5)
 
 
