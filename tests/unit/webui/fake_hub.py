@@ -57,6 +57,9 @@ class FakeHub:
                 event = {"progress": 100, "failed": True, "message": f"Spawn failed: {message}"}
                 return 200, f"\n\ndata: {json.dumps(event)}\n\n"
             case "POST", ["users", user, "servers", name]:
+                shown = body["display_name"]
+                if "  " in shown or shown != shown.strip() or not shown.isprintable():
+                    return 400, {"status": 400, "message": f"Invalid display_name: {shown}"}
                 if self.starts == "refuse":
                     return 400, {"status": 400, "message": self.refusal}
                 if self.starts == "silent":

@@ -124,6 +124,7 @@ def test_a_slow_start_is_followed(browser: Browser, broker: FakeBroker, hub: Fak
         ({"partition": "cpu", "gpu_type": ""}, "have no GPUs; 2 were asked for"),
         ({"partition": "x y"}, "must be 1 to 64 letters"),
         ({"title": "t" * 81}, "at most 80 characters"),
+        ({"title": "a\u202eb"}, "a character that cannot be seen"),
         ({"title": "a\0b"}, "Null characters are not allowed"),
         ({"minutes": ""}, "required"),
         ({"minutes": "soon"}, "whole number"),
@@ -145,7 +146,8 @@ def test_what_can_never_start_is_refused_with_a_sentence(
 
 HOSTILE = [
     "$(touch /tmp/x)", "`id`", "; rm -rf /", "a\nb", "../../etc/passwd", "<script>alert(1)</script>",
-    "\"><img src=x onerror=alert(1)>", "%s%n", "x" * 100_000, "\u202e", "'; DROP TABLE x; --",
+    "\"><img src=x onerror=alert(1)>", "%s%n", "a  b", "\U0001f9ec", "x" * 100_000, "\u202e",
+    "'; DROP TABLE x; --",
 ]  # fmt: skip
 
 
@@ -159,6 +161,7 @@ def test_hostile_values_do_no_harm(browser: Browser, broker: FakeBroker, hub: Fa
         assert "<script>alert" not in page and "<img src=x" not in page
     for session in Session.objects.all():
         assert re.fullmatch(r"s[a-z0-9]{8}", session.name)
+        assert session.state == State.RUNNING, "the form lets nothing through that the hub refuses"
         page = browser.get(session.get_absolute_url()).content.decode()
         assert "<script>alert" not in page and "<img src=x" not in page
     page = browser.get("/").content.decode()

@@ -98,6 +98,15 @@ class StartForm(forms.Form):
         name = self.cleaned_data["name"]
         return name if re.fullmatch(NAME_PATTERN, name) else new_name()
 
+    def clean_title(self) -> str:
+        """The title as JupyterHub takes it too: single spaces, nothing invisible."""
+        title = " ".join(self.cleaned_data["title"].split())
+        if not title.isprintable():
+            raise forms.ValidationError(
+                _("The title has a character that cannot be seen. Use letters, digits, signs and spaces.")
+            )
+        return title
+
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
         if self.errors:
