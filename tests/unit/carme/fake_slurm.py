@@ -13,7 +13,8 @@ from pathlib import Path
 
 state = Path(__file__).absolute().parent / "state"
 name = Path(sys.argv[0]).name
-options = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[1:] if word.startswith("--"))
+words = [word.removeprefix("--").partition("=") for word in sys.argv[1:] if word.startswith("--")]
+options: dict[str, str] = {key: value for key, _, value in words}
 lock = (state / "lock").open("a")
 fcntl.flock(lock, fcntl.LOCK_EX)
 

@@ -78,7 +78,7 @@ def test_every_wrong_place_has_its_line(tmp_path: Path) -> None:
 def test_a_missing_or_broken_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"There is no configuration file .*nowhere.toml\. Create it"):
         load(tmp_path / "nowhere.toml")
-    with pytest.raises(ConfigError, match="is not valid TOML: .*line 1"):
+    with pytest.raises(ConfigError, match=r"is not valid TOML: .*line 1"):
         load(write(tmp_path, "name = Carme"))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not valid TOML"):
@@ -90,7 +90,7 @@ def test_secrets(tmp_path: Path) -> None:
     (tmp_path / "hub-api-token").write_text("abc\n")
     (tmp_path / "empty").write_text("\n")
     assert settings.secret("hub-api-token") == "abc"
-    with pytest.raises(ConfigError, match="The secret 'empty' .* is empty"):
+    with pytest.raises(ConfigError, match=r"The secret 'empty' .* is empty"):
         settings.secret("empty")
     with pytest.raises(ConfigError, match="The secret 'other' is missing: there is no file"):
         settings.secret("other")

@@ -153,7 +153,7 @@ def test_lengths_of_time(text: str, minutes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "x", "-5", "1:70:00", "2 hours", "1.5h", "٣", "0:00:00"])
 def test_no_lengths_of_time(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="is not a length of time. Write minutes like 90"):
+    with pytest.raises(InvalidRequest, match=r"is not a length of time. Write minutes like 90"):
         parse_minutes(text)
 
 

@@ -150,7 +150,7 @@ def test_a_label_survives() -> None:
     ("said", "kind", "words"),
     [
         (
-            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination",
             SlurmError,
             "does not let you use this account",
         ),

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -42,6 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def serve(settings: Settings) -> None:
     """Answer requests until SIGTERM or SIGINT."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, most)
+    )  # a connection is a file; the usual limit is 1024
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from carme.errors import CarmeError, from_code
+from carme.errors import CarmeError, family
 from carme.jobs import Cluster, Job, JobRequest, StartEstimate
 
 __all__ = [
@@ -132,21 +132,28 @@ request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(dis
 
 
 class Failure(BaseModel):
-    """An error as it travels."""
+    """An error as it travels; `kind` is its class, by that class's default code."""
 
     model_config = ConfigDict(frozen=True)
 
     message: str
     remedy: str = ""
+    kind: str = "error"
     code: str = "error"
     field: str | None = None
 
     @classmethod
     def of(cls, error: CarmeError) -> "Failure":
-        return cls(message=error.message, remedy=error.remedy, code=error.code, field=error.field)
+        return cls(
+            message=error.message,
+            remedy=error.remedy,
+            kind=error.default_code,
+            code=error.code,
+            field=error.field,
+        )
 
     def error(self) -> CarmeError:
-        return from_code(self.message, self.remedy, self.code, self.field)
+        return family(self.kind)(self.message, self.remedy, self.code, self.field)
 
 
 class Answer(BaseModel):

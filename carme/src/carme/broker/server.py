@@ -68,17 +68,17 @@ class Server:
             return await self._send(writer, protocol.Answer(error=protocol.Failure.of(error)))
         uid = peer.account.uid
         limit = CONNECTIONS_OF_SERVICES if peer.trusted else CONNECTIONS
-        if self._open[uid] >= limit:
-            error = CarmeError(
-                f"{peer.account.name} has {limit} connections to the broker already; more are not allowed.",
-                "Close some, or try again in a moment.",
-                code="busy",
-            )
-            return await self._send(writer, protocol.Answer(error=protocol.Failure.of(error)))
+        if self._open[uid] >= 2 * limit:
+            return writer.transport.abort()
         self._open[uid] += 1
         try:
+            # Those beyond the limit are told so, after they have asked: closing on unread bytes would
+            # reset the connection before they read our answer.
+            busy = _busy(peer, limit) if self._open[uid] > limit else None
             while line := await self._line(reader, writer):
-                await self._send(writer, await self._answer(peer, line))
+                await self._send(writer, busy or await self._answer(peer, line))
+                if busy:
+                    break
         finally:
             self._open[uid] -= 1
             if not self._open[uid]:
@@ -125,6 +125,15 @@ class Server:
         writer.write(answer.model_dump_json().encode() + b"\n")
         async with asyncio.timeout(self._line_seconds):
             await writer.drain()
+
+
+def _busy(peer: Peer, limit: int) -> protocol.Answer:
+    error = CarmeError(
+        f"{peer.account.name} has {limit} connections to the broker already; more are not allowed.",
+        "Close some, or try again in a moment.",
+        code="busy",
+    )
+    return protocol.Answer(error=protocol.Failure.of(error))
 
 
 def _listen(path: Path) -> socket.socket:

@@ -71,6 +71,8 @@ async def run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+        # What it started may still hold its pipes; asyncio offers no other way to let go of them.
+        process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _TooMuch(Exception):
