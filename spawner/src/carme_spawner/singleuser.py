@@ -45,6 +45,9 @@ def cluster_address() -> str:
 class SessionServer(JupyterHubSingleUser):
     """JupyterHub's server extension, which takes a free port and tells the hub about it."""
 
+    #: Whether the server ended because it could not report.
+    failed = False
+
     @property
     def app(self) -> ServerApp:
         """The server that this extends."""
@@ -108,7 +111,7 @@ class SessionServer(JupyterHubSingleUser):
             self.log.warning("The hub does not answer yet: %s", problem)
             await asyncio.sleep(delay)
             delay = min(delay * 2, LONGEST_DELAY)
-        os.environ["CARME_REFUSED"] = "1"
+        type(self).failed = True
         self.app.stop()
 
 
@@ -128,7 +131,7 @@ def main() -> None:
     os.environ["JUPYTERHUB_SERVICE_URL"] = f"http://{f'[{address}]' if ':' in address else address}:1"
     os.environ.setdefault("JUPYTERHUB_ROOT_DIR", "~")
     SessionServer.launch_instance()
-    if os.environ.get("CARME_REFUSED"):
+    if SessionServer.failed:
         sys.exit(1)
 
 

@@ -268,7 +268,7 @@ class Site:
 
 async def eventually(condition: Callable[[], Awaitable[Any] | Any], what: str) -> None:
     """Wait until something is so; the bound only keeps a failing test from hanging."""
-    for _ in range(200):
+    for _ in range(600):
         value = condition()
         if asyncio.iscoroutine(value):
             value = await value

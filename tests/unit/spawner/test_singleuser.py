@@ -8,7 +8,13 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
+
+import pytest
+
+from carme_spawner import singleuser
+from carme_spawner.singleuser import SessionServer
 
 from .conftest import Site, eventually
 
@@ -36,15 +42,50 @@ async def test_jupyterlab_reports_to_the_hub_and_asks_for_a_login(site: Site) ->
         assert error.code == 403
 
 
-async def test_a_server_that_the_hub_refuses_ends(site: Site) -> None:
-    site.broker.command = None
+class Reporting(SessionServer):
+    """The part that talks to the hub, without JupyterLab."""
+
+    app = SimpleNamespace(port=40123, ip="127.0.0.1", stop=lambda: None)  # pyright: ignore
+
+
+@pytest.fixture
+async def reporting(site: Site, monkeypatch: pytest.MonkeyPatch) -> Reporting:
+    """A server whose job runs and which has not reported yet."""
+    site.broker.command = ["sleep", "60"]
     await site.start()
-    environment = site.broker.requests[100].request.environment
-    environment["JUPYTERHUB_API_TOKEN"] = "0" * 32
-    await site.broker.run(100, COMMAND)
-    await eventually(lambda: site.broker.jobs[100].is_over, "the server has ended")
-    assert site.broker.jobs[100].exit_code == 1
-    assert "The hub refuses this server" in site.broker.logs[100]
+    for name, value in site.broker.requests[100].request.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Reporting, "failed", False)
+    return Reporting()
+
+
+async def test_a_server_that_the_hub_refuses_ends(
+    reporting: Reporting, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "0" * 32)
+    await reporting.report()
+    assert reporting.failed
+    assert "The hub refuses this server" in capfd.readouterr().err
+
+
+async def test_a_server_waits_for_a_hub_that_restarts(site: Site, reporting: Reporting) -> None:
+    await site.down()
+    report = asyncio.create_task(reporting.report())
+    await asyncio.sleep(0.5)
+    assert not report.done()
+    await site.up()
+    await report
+    assert not reporting.failed
+
+
+async def test_a_server_gives_up_if_the_hub_stays_away(
+    site: Site, reporting: Reporting, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(singleuser, "PATIENCE", 0.3)
+    await site.down()
+    await reporting.report()
+    assert reporting.failed
+    assert "The hub was not there" in capfd.readouterr().err
 
 
 def test_it_needs_nothing_of_the_hubs_host_and_says_what_it_is_for(tmp_path: Path) -> None:
