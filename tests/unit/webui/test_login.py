@@ -62,7 +62,10 @@ def test_there_is_no_sign_up(anonymous: Browser) -> None:
 def test_signing_out_needs_a_form(browser: Browser) -> None:
     assert browser.get("/accounts/logout/").status_code == 200
     assert browser.get("/").status_code == 200
-    assert browser.send("/accounts/logout/", "/accounts/logout/").status_code == 302
+    signed_out = browser.send("/accounts/logout/", "/accounts/logout/")
+    assert signed_out.status_code == 302
+    # The cookies of JupyterHub and its servers go as well.
+    assert signed_out["Clear-Site-Data"] == '"cookies"'
     assert browser.get("/").status_code == 302
 
 

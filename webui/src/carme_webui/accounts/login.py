@@ -2,19 +2,32 @@
 
 from typing import Any
 
+from allauth.account import views
 from allauth.account.adapter import DefaultAccountAdapter
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse
 
 from carme_webui.accounts.models import User
 
-__all__ = ["AccountAdapter", "LoginRequired", "signed_in"]
+__all__ = ["AccountAdapter", "LoginRequired", "sign_out", "signed_in"]
 
 
 def signed_in(request: HttpRequest) -> User:
     """Who is signed in, in a view that needs a login."""
     assert isinstance(request.user, User)
     return request.user
+
+
+def sign_out(request: HttpRequest) -> HttpResponse:
+    """Sign out of the portal, and of JupyterHub and its servers, whose cookies are of the same origin.
+
+    The browser drops them itself (Clear-Site-Data, https://www.w3.org/TR/clear-site-data/), so that signing out
+    works while the hub is away.
+    """
+    response = views.logout(request)
+    if request.method == "POST" and not request.user.is_authenticated:
+        response["Clear-Site-Data"] = '"cookies"'
+    return response
 
 
 class AccountAdapter(DefaultAccountAdapter):

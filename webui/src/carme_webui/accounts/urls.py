@@ -3,9 +3,11 @@
 from allauth.account import views
 from django.urls import path
 
+from carme_webui.accounts.login import sign_out
+
 urlpatterns = [
     path("login/", views.login, name="account_login"),
-    path("logout/", views.logout, name="account_logout"),
+    path("logout/", sign_out, name="account_logout"),
     path("inactive/", views.account_inactive, name="account_inactive"),
     path("reauthenticate/", views.reauthenticate, name="account_reauthenticate"),
 ]
