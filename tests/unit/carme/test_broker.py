@@ -63,7 +63,8 @@ async def test_submission(site: Any, order: JobRequest) -> None:
     job_id = await site.client.submit(order)
     (call,) = site.slurm.calls("sbatch")
     folder = Path(call["cwd"]) if call["cwd"] != "/" else None
-    options = dict(word.removeprefix("--").partition("=")[::2] for word in call["arguments"])
+    words = [word.removeprefix("--").partition("=") for word in call["arguments"]]
+    options: dict[str, str] = {key: value for key, _, value in words}
     folder = Path(options["chdir"])
     key = folder.name
     assert folder == site.home / ".local/share/carme/jobs" / key

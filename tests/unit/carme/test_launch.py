@@ -1,4 +1,4 @@
-"""`carme-job` on a compute node, with stand-ins for apptainer and srun that write down how they were called."""
+"""`carme-job` on a compute node, with stand-ins for apptainer and srun that record their calls."""
 
 import json
 import os
@@ -21,7 +21,8 @@ from pathlib import Path
 here = Path(__file__).parent
 name = Path(sys.argv[0]).name
 with (here / "calls.jsonl").open("a") as calls:
-    calls.write(json.dumps({{"program": name, "arguments": sys.argv[1:], "environment": dict(os.environ)}}) + "\\n")
+    call = {{"program": name, "arguments": sys.argv[1:], "environment": dict(os.environ)}}
+    calls.write(json.dumps(call) + "\\n")
 arguments = sys.argv[1:]
 if name == "srun":
     inner = arguments[next(i for i, word in enumerate(arguments) if not word.startswith("-")):]
@@ -29,7 +30,7 @@ if name == "srun":
 if "--announce" in arguments:
     Path(arguments[arguments.index("--announce") + 1]).write_text('{{"host": "10.0.0.1", "port": 7}}')
 script = here / ("join" if "--join" in arguments else "first")
-sys.exit(subprocess.call(["/bin/sh", str(script)]))
+os.execv("/bin/sh", ["/bin/sh", str(script)])
 """
 
 
@@ -74,6 +75,7 @@ class Node:
         # The host's own name may stand for 127.x only.
         program = (
             "import sys; from carme.jobs import launch; launch.address_of = lambda node: '10.0.0.1'; "
+            "launch.GRACE_SECONDS = 0.2; "
             f"sys.exit(launch.main([{str(self.key)!r}]))"
         )
         return subprocess.Popen(

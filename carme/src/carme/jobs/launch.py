@@ -24,6 +24,7 @@ from carme.errors import CarmeError
 
 ANNOUNCE_SECONDS = 120.0  # for the first agent to listen; images on a busy file system start slowly
 STOP_SECONDS = 20.0  # between passing SIGTERM on and SIGKILL; Slurm's own KillWait is 30
+GRACE_SECONDS = 5.0  # between the end of the agents here and there; each hears of the other's
 FAILED = 70  # exit code when the job could not be launched
 CONTROL_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
@@ -82,9 +83,9 @@ async def _run(folder: Path) -> int:
         *["--", *spec["command"]],
     ]
     try:
-        first = await _start([*container(spec, workdir), *agent], Path("/"), forwarded())
-        running = [first]
-        with _passing_signals(running):
+        with _passing_signals() as running:
+            first = await _start([*container(spec, workdir), *agent], Path("/"), forwarded())
+            running.append(first)
             ended = asyncio.create_task(first.wait())
             if allocation.nodes > 1:
                 await _with_others(first, ended, running, folder, spec, allocation)
@@ -100,19 +101,22 @@ async def _join(folder: Path, where: str) -> int:
     make_private(allocation.private)
     agent = ["carme-agent", "--key-file", str(folder / "fabric.key"), "--join", where]
     try:
-        process = await _start(
-            [*container(spec, Path(spec["workdir"] or Path.home())), *agent], Path("/"), forwarded()
-        )
-        with _passing_signals([process]):
-            return _code(await process.wait())
+        arguments = [*container(spec, Path(spec["workdir"] or Path.home())), *agent]
+        return await _only(arguments, Path("/"), forwarded())
     finally:
         shutil.rmtree(allocation.private, ignore_errors=True)
 
 
 async def _directly(folder: Path, spec: dict[str, Any], workdir: Path) -> int:
     environment = os.environ | _read(folder / "environment.json")
-    process = await _start(spec["command"], workdir, _without_export(environment))
-    with _passing_signals([process]):
+    return await _only(spec["command"], workdir, _without_export(environment))
+
+
+async def _only(arguments: list[str], cwd: Path, environment: dict[str, str]) -> int:
+    """Run one program; its exit code."""
+    with _passing_signals() as running:
+        process = await _start(arguments, cwd, environment)
+        running.append(process)
         return _code(await process.wait())
 
 
@@ -135,7 +139,7 @@ async def _with_others(
     await asyncio.wait({ended, left}, return_when=asyncio.FIRST_COMPLETED)
     if not ended.done():
         # When the first agent ends, the others may hear of it before we do.
-        await asyncio.wait({ended}, timeout=5)
+        await asyncio.wait({ended}, timeout=GRACE_SECONDS)
     if not ended.done():
         await _end(first, ended)
         raise CarmeError(
@@ -143,7 +147,7 @@ async def _with_others(
             "See the lines above; if there are none, start the job again.",
         )
     # Agents leave by themselves when the first one does.
-    await asyncio.wait({left}, timeout=5)
+    await asyncio.wait({left}, timeout=GRACE_SECONDS)
     if not left.done():
         await _end(others, left)
 
@@ -174,7 +178,7 @@ async def _start(arguments: list[str], cwd: Path, environment: dict[str, str]) -
     try:
         return await asyncio.create_subprocess_exec(*arguments, cwd=cwd, env=environment)
     except OSError as error:
-        if error.filename == str(cwd):
+        if str(error.filename) == str(cwd):
             raise CarmeError(
                 f"The folder {cwd} cannot be entered on {socket.gethostname()}: {error.strerror}.",
                 "Choose another working directory.",
@@ -197,9 +201,10 @@ async def _end(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) ->
 
 
 @contextlib.contextmanager
-def _passing_signals(processes: list[asyncio.subprocess.Process]) -> Iterator[None]:
-    """Hand SIGTERM, SIGINT and SIGHUP on to the processes, and kill those that do not heed it."""
+def _passing_signals() -> Iterator[list[asyncio.subprocess.Process]]:
+    """Hand SIGTERM, SIGINT and SIGHUP on to the processes in the list, and kill those that do not heed it."""
     loop = asyncio.get_running_loop()
+    processes: list[asyncio.subprocess.Process] = []
 
     def send(number: int) -> None:
         for process in processes:
@@ -208,6 +213,8 @@ def _passing_signals(processes: list[asyncio.subprocess.Process]) -> Iterator[No
                     process.send_signal(number)
 
     def stop(number: int) -> None:
+        if not processes:
+            raise SystemExit(128 + number)  # nothing has been started yet
         send(number)
         loop.call_later(STOP_SECONDS, send, signal.SIGKILL)
 
@@ -215,7 +222,7 @@ def _passing_signals(processes: list[asyncio.subprocess.Process]) -> Iterator[No
     for number in numbers:
         loop.add_signal_handler(number, stop, number)
     try:
-        yield
+        yield processes
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
