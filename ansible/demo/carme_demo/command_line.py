@@ -279,6 +279,7 @@ class Demo:
             return 0
         chosen = chosen or Settings()
         with host.only_one(self.places), self.stages.stage("Remove the nodes and their data"):
+            leftovers.end_processes_in(self.places.state / "tmp")
             if self.places.storage.exists():
                 self.podman.configure()
                 self._nodes(chosen).destroy()
@@ -303,6 +304,7 @@ class Demo:
             added = host.install_packages(self.podman.runtime, self.places)
         if added:
             self.stages.line(f"  installed: {' '.join(added)}")
+        leftovers.end_processes_in(self.places.state / "tmp")
         leftovers.remove_tree(self.places.state / "tmp")
         self.podman.configure()
         settings.save(self.places, chosen)

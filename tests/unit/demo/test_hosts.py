@@ -2,7 +2,9 @@
 
 import io
 import json
+import signal
 import socket
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from carme_demo import host, image
 from carme_demo.errors import DemoError
-from carme_demo.leftovers import mounts_below, stale_rules
+from carme_demo.leftovers import end_processes_in, mounts_below, stale_rules
 from carme_demo.nodes import Nodes, files_archive, hosts_file, network_description
 from carme_demo.podman import Podman, choose_runtime, engine_configuration, process_exists
 from carme_demo.registries import Registries
@@ -196,3 +198,19 @@ def test_two_demos_of_one_name_cannot_work_at_once_and_a_left_lock_is_no_obstacl
     assert places.lock.exists()
     with host.only_one(places):
         pass
+
+
+def test_a_process_left_working_in_our_folder_is_ended_and_no_other(tmp_path: Path) -> None:
+    ours, other = tmp_path / "tmp", tmp_path / "tmp2"
+    ours.mkdir()
+    other.mkdir()
+    inside = subprocess.Popen(["sleep", "60"], cwd=ours)
+    outside = subprocess.Popen(["sleep", "60"], cwd=other)
+    try:
+        end_processes_in(ours)
+        assert inside.wait(timeout=30) == -signal.SIGKILL
+        assert outside.poll() is None
+    finally:
+        for process in (inside, outside):
+            process.kill()
+            process.wait()
