@@ -11,8 +11,8 @@ from carme.cli import main
 from carme.config import Settings
 
 RUNNING: dict[str, Any] = {
-    "A": 7, "j": "a\x1b[31m", "u": "ada", "P": "gpu", "T": "PENDING", "r": "Priority", "D": 1, "C": 1, "m": "1M",
-    "l": "1:00:00",
+    "A": 7, "j": "a\x1b[31m", "u": "ada", "P": "gpu", "T": "PENDING", "r": "Priority", "D": 1, "C": 1,
+    "m": "1M", "l": "1:00:00",
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Slurm through its own programs, with output formats that are the same from 22.05 to 24.11."""
 
-import asyncio
 import json
 import re
 import secrets
@@ -50,10 +49,8 @@ class SlurmCommands:
         return parsing.endings(done.output.decode(errors="replace")) if done.code == 0 else {}
 
     async def cluster(self) -> Cluster:
-        nodes, partitions = await asyncio.gather(
-            _ask("scontrol", "--details", "--oneliner", "show", "node"),
-            _ask("scontrol", "--oneliner", "show", "partition"),
-        )
+        nodes = await _ask("scontrol", "--details", "--oneliner", "show", "node")
+        partitions = await _ask("scontrol", "--oneliner", "show", "partition")
         return parsing.cluster(nodes, partitions)
 
     async def history(self, user: str | None, since: datetime, limit: int) -> list[Job]:

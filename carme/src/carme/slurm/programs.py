@@ -67,12 +67,14 @@ async def run(
     except _TooMuch:
         raise SlurmError(f"{program} printed more than {OUTPUT_OF_USERS} bytes.") from None
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        # What it started may still hold its pipes; asyncio offers no other way to let go of them.
-        process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        finally:
+            # What it started may still hold its pipes; asyncio offers no other way to let go of them.
+            process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _TooMuch(Exception):
