@@ -158,7 +158,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def end_processes_in(folder: Path) -> None:
-    """End processes that an earlier demo left working in a folder, such as a mmdebstrap without its parent."""
+    """End processes that an earlier demo left working in a folder, such as an orphaned mmdebstrap."""
     for _ in range(20):
         found = [pid for pid in _pids() if _works_in(pid, folder)]
         if not found:
