@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import pwd
@@ -45,16 +46,21 @@ class FakeSlurm:
     def state(self) -> Path:
         return self.folder / "state"
 
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.state / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     @property
     def jobs(self) -> list[dict[str, Any]]:
-        return json.loads((self.state / "jobs.json").read_text())
+        with self._locked():
+            return json.loads((self.state / "jobs.json").read_text())
 
     @jobs.setter
     def jobs(self, records: list[dict[str, Any]]) -> None:
-        new = self.state / "jobs.new"
-        new.write_text(json.dumps(records))
-        new.chmod(0o666)
-        new.rename(self.state / "jobs.json")
+        with self._locked():
+            (self.state / "jobs.json").write_text(json.dumps(records))
 
     def account(self, *records: dict[str, Any]) -> None:
         (self.state / "accounting.json").write_text(json.dumps(records))
