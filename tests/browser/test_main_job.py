@@ -77,7 +77,8 @@ def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSi
     expect(page.locator(".status .state")).to_have_text("Running", timeout=120_000)
     page.get_by_role("link", name="Stop").focus()
     page.keyboard.press("Enter")
-    page.keyboard.press("Enter")  # the confirming button has the focus
+    expect(page.get_by_role("button", name="Stop the session")).to_be_focused()
+    page.keyboard.press("Enter")
     expect(page.locator(".status .state")).to_have_text("Ended", timeout=60_000)
 
 
