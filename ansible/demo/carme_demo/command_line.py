@@ -20,7 +20,7 @@ from .stages import Stages
 ROOT = Path(__file__).resolve().parents[3]
 READY_SECONDS = 90
 CARME = "/opt/carme/venv/bin/carme"
-CERTIFICATE = "/etc/carme/tls/site.crt"
+CERTIFICATE = "/etc/carme/tls/site.pem"
 SLURM_UNITS = ("slurmctld", "slurmdbd", "slurmd", "slurmrestd")
 
 
