@@ -32,6 +32,9 @@ class ReadyHandler(APIHandler):
 
     async def post(self) -> None:
         spawner = self.own_spawner()
+        if not spawner.job_id:
+            # A fast job can be ahead of the broker's answer to who submitted it; the server tries again.
+            raise web.HTTPError(503, "The session is still being submitted. Report again in a moment.")
         try:
             ready = Ready.model_validate_json(self.request.body)
         except ValidationError as error:
@@ -55,7 +58,7 @@ class ReadyHandler(APIHandler):
         token, user = self.get_token(), self.current_user
         if token is not None and isinstance(user, User):
             for spawner in list(user.spawners.values()):
-                if spawner.job_id and spawner.token_id == token.id:
+                if spawner.token_id == token.id:
                     return cast("CarmeSpawner", spawner)
         raise web.HTTPError(
             403, "Only the single-user server of a session that is starting may report, with its own token."

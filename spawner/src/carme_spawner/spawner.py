@@ -148,6 +148,8 @@ class CarmeSpawner(SlurmSpawner):
         token = orm.APIToken.find(self.session, self.api_token)
         assert token is not None
         self.token_id = token.id
+        # If the hub ends before the broker has answered, the next one can at least take the job its key.
+        self.save_state()
         try:
             self.job_id = str(await self.submit(self.request()))
             self.log.info("%s is job %s", self._log_name, self.job_id)
@@ -320,7 +322,7 @@ class CarmeSpawner(SlurmSpawner):
     def get_state(self) -> dict[str, Any]:
         """What a later hub process needs. No secret: the token is named by its number."""
         state = super().get_state()
-        if self.job_id:
+        if self.token_id:
             state |= {"token_id": self.token_id, "address": self.address}
         return state
 

@@ -35,6 +35,8 @@ class FakeBroker:
         self.socket = socket
         self.command: list[str] | None = FAKE_SESSION
         self.refuse: CarmeError | None = None
+        self.answering = asyncio.Event()  # cleared: submits, but says so later
+        self.answering.set()
         self.jobs: dict[int, Job] = {}
         self.requests: dict[int, protocol.Submit] = {}
         self.logs: dict[int, str] = {}
@@ -124,6 +126,7 @@ class FakeBroker:
         await self.tell()
         if self.command:
             await self.run(job_id, self.command)
+        await self.answering.wait()
         return job_id
 
     async def run(self, job_id: int, command: list[str]) -> None:
@@ -242,10 +245,19 @@ class Site:
             return await client.request(method, url, headers={"Authorization": f"token {token}"}, **arguments)
 
     async def start(self, name: str = "s1", user: str = "ada", **options: Any) -> httpx.Response:
+        """Start a server and return the answer, which comes when its job has been submitted."""
         await self.api("POST", f"users/{user}")
-        return await self.api(
-            "POST", f"users/{user}/servers/{name}", json=options or {"image": "torch", "minutes": 60}
-        )
+        before = len(self.broker.requests)
+        options = options or {"image": "torch", "minutes": 60}
+        response = await self.api("POST", f"users/{user}/servers/{name}", json=options)
+        if response.status_code == 202:
+            await eventually(lambda: len(self.broker.requests) > before, "the job is submitted")
+        return response
+
+    def wait_for_outcome(self) -> None:
+        """From now on, starts answer when they have succeeded or failed."""
+        assert self.hub
+        self.hub.tornado_application.settings["slow_spawn_timeout"] = 60
 
     async def server(self, name: str = "s1", user: str = "ada") -> dict[str, Any] | None:
         """The server as the portal sees it; None once it has stopped."""

@@ -3,6 +3,8 @@
 import http.server
 import json
 import os
+import time
+import urllib.error
 import urllib.request
 
 
@@ -23,5 +25,12 @@ report = urllib.request.Request(
     json.dumps({"port": server.server_port, "host": "127.0.0.1", "pid": os.getpid()}).encode(),
     {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
 )
-urllib.request.urlopen(report)
+while True:
+    try:
+        urllib.request.urlopen(report)
+        break
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        time.sleep(0.05)
 server.serve_forever()

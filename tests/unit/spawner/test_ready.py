@@ -1,5 +1,6 @@
 """What a server may tell the hub, and what it may not."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -42,6 +43,20 @@ async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:
     ).status_code == 204
     moved = {**REPORT, "port": 40124}
     assert (await waiting.api("POST", "carme/ready", token=waiting.token(100), json=moved)).status_code == 409
+
+
+async def test_a_server_that_is_ahead_of_the_broker_is_told_to_try_again(site: Site) -> None:
+    site.broker.command = ["sleep", "60"]
+    site.broker.answering.clear()
+    starting = asyncio.create_task(site.start())
+    await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
+    response = await site.api("POST", "carme/ready", token=site.token(100), json=REPORT)
+    assert response.status_code == 503
+    site.broker.answering.set()
+    await starting
+    await eventually(lambda: spawner(site).job_id, "the hub knows the job")
+    response = await site.api("POST", "carme/ready", token=site.token(100), json=REPORT)
+    assert response.status_code == 204
 
 
 CHANGES: list[dict[str, Any]] = [

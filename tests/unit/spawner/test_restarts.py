@@ -1,5 +1,6 @@
 """Sessions outlive the hub."""
 
+import asyncio
 import sys
 
 from carme.jobs import JobState
@@ -64,3 +65,15 @@ async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -
     await site.broker.run(100, [sys.executable, "-c", "raise SystemExit('disk full')"])
     assert "disk full" in (await site.events())[-1]["message"]
     assert await site.server() is None
+
+
+async def test_a_job_whose_submission_the_hub_did_not_see_gets_no_key(site: Site) -> None:
+    site.broker.command = None
+    site.broker.answering.clear()
+    starting = asyncio.create_task(site.start())
+    await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
+    await starting
+    await site.down()
+    await site.up()
+    assert await site.server() is None
+    assert (await site.api("GET", "user", token=site.token(100))).status_code == 403

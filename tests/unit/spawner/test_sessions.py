@@ -55,6 +55,7 @@ async def test_a_job_that_ends_takes_its_server_along(site: Site) -> None:
 
 
 async def test_a_refused_request_is_answered_with_the_brokers_sentence(site: Site) -> None:
+    site.wait_for_outcome()
     site.broker.refuse = NO_GPU
     response = await site.start(image="torch", minutes=60, gpus_per_node=9)
     assert response.status_code == 400
@@ -64,6 +65,7 @@ async def test_a_refused_request_is_answered_with_the_brokers_sentence(site: Sit
 
 
 async def test_options_that_do_not_exist_are_named(site: Site) -> None:
+    site.wait_for_outcome()
     response = await site.start(image="torch", minutes=60, gpu=1)
     assert response.status_code == 400
     assert "'gpu'" in response.json()["message"]
@@ -71,24 +73,26 @@ async def test_options_that_do_not_exist_are_named(site: Site) -> None:
 
 
 async def test_options_of_the_wrong_type_are_named(site: Site) -> None:
+    site.wait_for_outcome()
     response = await site.start(image="torch", minutes="soon; rm -rf /")
     assert response.status_code == 400
     assert "minutes" in response.json()["message"]
 
 
 async def test_a_job_that_dies_at_once_says_why_and_what_it_wrote_last(site: Site) -> None:
+    site.wait_for_outcome()
     site.broker.command = [sys.executable, "-c", "print('no such library: libfoo'); raise SystemExit(3)"]
     response = await site.start()
-    if response.status_code == 202:
-        message = (await site.events())[-1]["message"]
-    else:
-        message = response.json()["message"]
+    message = response.json()["message"]
+    assert response.status_code == 502
     assert "job 100 ended before its server was ready" in message
     assert "no such library: libfoo" in message
+    assert message in (await site.events())[-1]["message"]
     assert await site.server() is None
 
 
 async def test_without_a_broker_a_start_says_so(site: Site) -> None:
+    site.wait_for_outcome()
     await site.broker.close()
     response = await site.start()
     assert response.status_code == 503
