@@ -31,10 +31,10 @@ RENDER = """
       vars:
         ansible_facts: {os_family: Debian}
         texts:
-          carme.toml: "{{ lookup('ansible.builtin.template', roles ~ '/base/templates/carme.toml.j2') }}"
-          slurm.conf: "{{ lookup('ansible.builtin.template', roles ~ '/slurm_common/templates/slurm.conf.j2') }}"
-          gres.conf: "{{ lookup('ansible.builtin.template', roles ~ '/slurm_common/templates/gres.conf.j2') }}"
-          carme.conf: "{{ lookup('ansible.builtin.template', roles ~ '/reverse_proxy/templates/carme.conf.j2') }}"
+          carme.toml: "{{ lookup('template', roles ~ '/base/templates/carme.toml.j2') }}"
+          slurm.conf: "{{ lookup('template', roles ~ '/slurm_common/templates/slurm.conf.j2') }}"
+          gres.conf: "{{ lookup('template', roles ~ '/slurm_common/templates/gres.conf.j2') }}"
+          carme.conf: "{{ lookup('template', roles ~ '/reverse_proxy/templates/carme.conf.j2') }}"
 """
 DEMO_HOSTS = {
     "head": {"hosts": {"head": {"ansible_connection": "local"}}},

@@ -1,6 +1,7 @@
 """Every role says what it does, what can be set, and what it expects."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 ROLES = sorted(path for path in (ANSIBLE / "roles").iterdir() if path.is_dir())
 
 
-def defaults(role: Path) -> dict[str, object]:
+def defaults(role: Path) -> dict[str, Any]:
     file = role / "defaults/main.yml"
     return yaml.safe_load(file.read_text()) if file.exists() else {}
 

@@ -109,9 +109,9 @@ def nodes(names: list[str]) -> str:
     states = dict(
         line.split() for line in run("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
     )
-    bad = [
-        f"{name} is {states.get(name, 'unknown')}" for name in names if states.get(name, "") not in AT_WORK
-    ]
+    # A minus sign only says that a waiting job is to have the node next.
+    found = {name: states.get(name, "unknown") for name in names}
+    bad = [f"{name} is {state}" for name, state in found.items() if state.removesuffix("-") not in AT_WORK]
     if bad:
         raise Wrong("; ".join(bad) + ".")
     return f"{len(names)} nodes at work"
