@@ -271,7 +271,7 @@ def images(settings: Settings) -> ImageCatalogue:
         (
             {"minutes": 1441},
             "minutes",
-            "lasts at most 1 day; 1 day 1 minute were asked for. Ask for at most 1 day.",
+            "lasts at most 1 day, not 1 day 1 minute. Ask for at most 1 day.",
         ),
         ({"image": "nope"}, "image", "There is no image 'nope'; there are: torch. Choose one of these."),
         ({"cpus_per_node": 9}, "cpus_per_node", "at most 8 processors; 9 were asked for. Ask for 1 to 8."),
@@ -296,7 +296,7 @@ def test_what_fits_passes(images: ImageCatalogue, settings: Settings) -> None:
 
 def test_sessions_have_the_limit_of_the_site(images: ImageCatalogue, settings: Settings) -> None:
     options = SessionOptions(image="torch", minutes=1500, partition="cpu")
-    with pytest.raises(InvalidRequest, match="A session lasts at most 1 day; 1 day 1 hour were asked for"):
+    with pytest.raises(InvalidRequest, match="A session lasts at most 1 day, not 1 day 1 hour"):
         check(options, CLUSTER, images, settings)
 
 

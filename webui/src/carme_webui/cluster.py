@@ -21,9 +21,13 @@ class Supply:
     per_node: int
 
 
+# What the portal asks, the broker answers from memory or after one look at accounting.
+BROKER_TIMEOUT = 10.0
+
+
 def broker() -> BrokerClient:
     """The broker of this site."""
-    return BrokerClient(settings.SITE.broker.socket)
+    return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
 
 
 def images() -> ImageCatalogue:

@@ -21,8 +21,8 @@ def signed_in(request: HttpRequest) -> User:
 def sign_out(request: HttpRequest) -> HttpResponse:
     """Sign out of the portal, and of JupyterHub and its servers, whose cookies are of the same origin.
 
-    The browser drops them itself (Clear-Site-Data, https://www.w3.org/TR/clear-site-data/), so that signing out
-    works while the hub is away.
+    The browser drops them itself (Clear-Site-Data, https://www.w3.org/TR/clear-site-data/), so that signing
+    out works while the hub is away.
     """
     response = views.logout(request)
     if request.method == "POST" and not request.user.is_authenticated:
