@@ -56,6 +56,14 @@ def test_a_session_that_is_cancelled_in_slurm_shows_as_ended(demo: DemoSite) -> 
         assert "cancel" in page.text.lower()
 
 
+def test_the_time_limit_ends_a_session_and_the_page_says_so(demo: DemoSite) -> None:
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(START | {"gpus_per_node": "0", "minutes": "1"})
+        visitor.wait(name, "running", timeout=60)
+        page = visitor.wait(name, "ended", timeout=180)
+        assert "time limit" in page.text
+
+
 def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(demo: DemoSite) -> None:
     demo.run("head", "systemctl", "stop", "carme-broker")
     try:

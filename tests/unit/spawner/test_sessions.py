@@ -38,6 +38,7 @@ async def test_a_session_becomes_ready_and_stops(site: Site) -> None:
 async def test_the_default_server_gets_the_sites_defaults(site: Site) -> None:
     await site.api("POST", "users/ada")
     await site.api("POST", "users/ada/server")
+    await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
     request = site.broker.requests[100].request
     assert (request.name, request.image, request.minutes) == ("session-default", "torch", 60)
 
