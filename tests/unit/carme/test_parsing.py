@@ -52,6 +52,12 @@ def test_no_name_or_comment_makes_a_job_up(name: str, comment: str) -> None:
     assert S in name + comment or [(job.id, job.user) for job in jobs] == [(7, "ada"), (8, "ada")]
 
 
+def test_endings_of_a_newer_slurm() -> None:
+    found = parsing.endings(f"{39:<20}{'3:0':<20}\n{40:<20}{'0:9':<20}\n")
+    assert (found[39].exit_code, found[39].signal) == (3, 0)
+    assert (found[40].exit_code, found[40].signal) == (0, 9)
+
+
 def test_endings() -> None:
     found = parsing.endings(f"{1:<20}{768:<20}\n{2:<20}{9:<20}\nslurm_load_jobs error: x\n")
     assert found == {1: (3, 0), 2: (0, 9)}

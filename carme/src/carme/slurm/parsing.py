@@ -72,13 +72,16 @@ def queue(output: str, separator: str) -> list[Job]:
 
 
 def endings(output: str) -> dict[int, Ending]:
-    """Job id and wait status in squeue's output."""
+    """How jobs ended, by id: squeue shows `CODE:SIGNAL` (24.11) or the plain wait status (22.05)."""
     found = {}
     for line in output.splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
-            status = int(words[1])
-            found[int(words[0])] = Ending(status >> 8 & 0xFF, status & 0x7F)
+        match = re.fullmatch(r"(\d+)\s+(\d+)(?::(\d+))?", line.strip())
+        if match:
+            job, value, signal = match.groups()
+            status = int(value)
+            found[int(job)] = (
+                Ending(status >> 8 & 0xFF, status & 0x7F) if signal is None else Ending(status, int(signal))
+            )
     return found
 
 
