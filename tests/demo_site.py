@@ -71,6 +71,12 @@ class DemoSite:
         """What `carme ... --json` printed."""
         return json.loads(self.carme(*arguments, "--json", user=user).stdout)
 
+    def end_all_jobs(self) -> None:
+        """Cancel what runs or waits, and wait until the nodes are free again."""
+        for user in ("user1", "user2"):
+            self.run("head", "scancel", f"--user={user}")
+        wait_until("no job is left", lambda: not self.run("head", "squeue", "--noheader").stdout.strip())
+
     def visitor(self, user: str | None = None) -> Visitor:
         """A browser, logged in as `user` when one is named. Close it, or use it as a context manager."""
         visitor = Visitor(self.url, str(self.certificate))

@@ -16,4 +16,4 @@ def demo() -> DemoSite:
 def no_job_left(demo: DemoSite) -> Iterator[None]:
     """Each test leaves the cluster as it found it, also when it failed."""
     yield
-    demo.run("head", "scancel", "--user=user1", "--user=user2", check=False)
+    demo.end_all_jobs()

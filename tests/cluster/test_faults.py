@@ -37,8 +37,11 @@ def test_with_a_full_queue_the_session_waits_with_the_reason_and_can_be_stopped(
         submit(demo, "--gpus", "4", "--time", "5", "--", "sleep", "300")
     with demo.visitor("user1") as visitor:
         name = visitor.start(START)
-        page = visitor.wait(name, "queued", timeout=30)
-        assert "busy" in page.text.lower() or "wait" in page.text.lower() or "free" in page.text.lower()
+        page = wait_until(
+            "the session waits in the queue",
+            lambda: (page := visitor.session(name)).label == "Waiting in the queue" and page,
+        )
+        assert "waits" in page.text or "waiting" in page.text
         visitor.stop(name)
         visitor.wait(name, "ended", timeout=60)
     assert f"session-{name}" not in {item["name"] for item in demo.carme_json("jobs")}
@@ -47,10 +50,18 @@ def test_with_a_full_queue_the_session_waits_with_the_reason_and_can_be_stopped(
 def test_a_session_that_is_cancelled_in_slurm_shows_as_ended(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(START | {"gpus_per_node": "0"})
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "running", timeout=120)
         demo.run("head", "scancel", "--name", f"session-{name}")
         page = visitor.wait(name, "ended", timeout=60)
         assert "cancel" in page.text.lower()
+
+
+def test_the_time_limit_ends_a_session_and_the_page_says_so(demo: DemoSite) -> None:
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(START | {"gpus_per_node": "0", "minutes": "1"})
+        visitor.wait(name, "running", timeout=60)
+        page = visitor.wait(name, "ended", timeout=180)
+        assert "time limit" in page.text
 
 
 def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(demo: DemoSite) -> None:
@@ -111,7 +122,7 @@ def test_a_rank_that_fails_ends_the_run_on_all_nodes_with_its_traceback(demo: De
 def test_a_session_belongs_to_its_owner_alone(demo: DemoSite) -> None:
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
         name = owner.start(START | {"gpus_per_node": "0"})
-        owner.wait(name, "ready", timeout=120)
+        owner.wait(name, "running", timeout=120)
         server = owner.open(name)
         other.http.get(f"{demo.url}/jupyter/hub/home")
         assert other.http.get(f"{server}api/contents").status_code == 403
@@ -124,7 +135,7 @@ def test_a_session_belongs_to_its_owner_alone(demo: DemoSite) -> None:
             "head", "sh", "-c", "ls /home/user1/.local/share/carme/jobs", user="user2", check=False
         )
         assert refused.returncode != 0
-        assert owner.session(name).state == "ready"
+        assert owner.session(name).state == "running"
         owner.stop(name)
         owner.wait(name, "ended", timeout=60)
 

@@ -48,7 +48,9 @@ def run(
             check=False,
         )
     except FileNotFoundError:
-        raise DemoError(f"The program {name} is not installed.", f"Install it with: apt-get install {name}") from None
+        raise DemoError(
+            f"The program {name} is not installed.", f"Install it with: apt-get install {name}"
+        ) from None
     except subprocess.TimeoutExpired:
         raise DemoError(
             f"{' '.join(arguments[:6])} did not end within {timeout:.0f} seconds.", remedy, log=log
@@ -60,11 +62,13 @@ def run(
         said = (done.stderr or done.stdout or b"").decode(errors="replace").strip()
         last = f": {said.splitlines()[-1]}" if said else ""
         raise DemoError(
-            f"{' '.join(arguments[:6])} ended with status {done.returncode}{last}".rstrip(".") + ".", remedy, log=log
+            f"{' '.join(arguments[:6])} ended with status {done.returncode}{last}".rstrip(".") + ".",
+            remedy,
+            log=log,
         )
     return done
 
 
-def text(arguments: Sequence[str], **options: object) -> str:
+def text(arguments: Sequence[str], *, check: bool = True, timeout: float | None = None) -> str:
     """Standard output of a program as text, without the last line end."""
-    return run(arguments, **options).stdout.decode(errors="replace").rstrip("\n")  # type: ignore[arg-type]
+    return run(arguments, check=check, timeout=timeout).stdout.decode(errors="replace").rstrip("\n")

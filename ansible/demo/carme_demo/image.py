@@ -67,7 +67,15 @@ MASKED = (
 )
 
 FILES = Path(__file__).with_name("node")
-HOOK = 'rm -f "$1"/etc/ssh/ssh_host_*; : > "$1"/etc/machine-id; rm -f "$1"/etc/resolv.conf "$1"/etc/hostname'
+# Each node makes its own host keys and identity; name and resolver come with the container. The image holds
+# no package lists: their folder is made old, so that a playbook's "update when older than" does update.
+HOOK = " && ".join(
+    (
+        'rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/resolv.conf "$1"/etc/hostname',
+        ': > "$1"/etc/machine-id',
+        'touch -d 2000-01-01 "$1"/var/lib/apt/lists',
+    )
+)
 
 
 def overlay() -> bytes:
@@ -108,6 +116,8 @@ def arguments(registries: Registries, overlay_file: Path, target: Path) -> list[
     """mmdebstrap's command line."""
     options = [f"--aptopt={name} {json.dumps(value)}" for name, value in registries.apt_options]
     return [
+        # A demo that is killed takes its mmdebstrap along.
+        *("setpriv", "--pdeathsig", "TERM"),
         "mmdebstrap",
         "--variant=minbase",
         "--format=tar",

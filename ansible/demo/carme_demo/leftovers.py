@@ -1,8 +1,8 @@
 """Clearing away what a stopped or suddenly ended demo leaves in the running system.
 
-Everything here holds only until the next boot (processes, mounts, interfaces, podman's run folder); the nodes'
-disks are never touched. Podman notices that its run folder is gone, as after a boot, and counts all containers
-as stopped.
+Everything here holds only until the next boot (processes, mounts, interfaces, podman's run folder); the
+nodes' disks are never touched. Podman notices that its run folder is gone, as after a boot, and counts all
+containers as stopped.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from . import commands
+from .errors import DemoError
 from .podman import Container, Podman, process_exists
 
 
@@ -86,10 +87,13 @@ def stale_rules(listing: str, subnet: str, network: str) -> list[list[str]]:
     Args:
         listing: output of ``iptables -S`` for one table.
         subnet: the network's addresses.
-        network: the network's name in podman.
+        network: what the network's name in podman begins with.
     """
     base = re.escape(subnet.rpartition(".")[0])
-    ours = re.compile(rf'(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+|name: {re.escape(network)} id: )')
+    ours = re.compile(
+        rf"(?:\s-[sd] {base}\.[0-9]+|--to-destination {base}\.[0-9]+"
+        rf"|name: {re.escape(network)}(?:-[0-9a-f]+)? id: )"
+    )
     rules = [line for line in listing.splitlines() if line.startswith("-A ")]
     doomed = [line for line in rules if ours.search(line)]
     # The chains that netavark made for this network alone carry its hash.
@@ -138,9 +142,44 @@ def unmount_below(*folders: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a folder; one that holds a mount is left alone, for the mount's sake."""
-    if folder.exists():
-        if mounts_below(Path("/proc/self/mountinfo").read_text(), folder):
-            unmount_below(folder)
-        # Immutable or vanishing files are no reason to stop half way.
-        shutil.rmtree(folder, ignore_errors=True)
+    """Delete a folder, after unmounting what is mounted there."""
+    if not folder.exists():
+        return
+    unmount_below(folder)
+    # Behind a mount may lie the host's own /dev.
+    still = mounts_below(Path("/proc/self/mountinfo").read_text(), folder)
+    if still:
+        raise DemoError(
+            f"{still[0]} cannot be unmounted, so {folder} is left as it is.",
+            "End what uses it, or boot this host anew, then run the same command again.",
+        )
+    # A file that vanishes meanwhile is no reason to stop half way.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_processes_in(folder: Path) -> None:
+    """End processes that an earlier demo left working in a folder, such as an orphaned mmdebstrap."""
+    for _ in range(20):
+        found = [pid for pid in _pids() if _works_in(pid, folder)]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def _pids() -> list[int]:
+    own = os.getpid()
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if int(entry.name) != own]
+
+
+def _works_in(pid: int, folder: Path) -> bool:
+    if not process_exists(pid):
+        return False
+    with contextlib.suppress(OSError):
+        if f"{folder}/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return True
+        places = (Path(f"/proc/{pid}/{link}").readlink() for link in ("root", "cwd"))
+        return any(place.is_relative_to(folder) for place in places)
+    return False

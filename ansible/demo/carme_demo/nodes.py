@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import tarfile
 import time
 from pathlib import Path
@@ -12,9 +13,8 @@ from . import leftovers
 from .errors import DemoError
 from .podman import LABEL, Container, Podman, ulimits
 from .registries import Registries, host_resolvers
-from .settings import Node, Places, Settings
+from .settings import Node, Places, Settings, write_atomically
 
-PORTAL_PORT = 8443
 SHARED = {"home": "/home", "scratch": "/scratch", "images": "/srv/carme/images"}
 BOOT_SECONDS = 90
 STOP_SECONDS = 40
@@ -27,6 +27,24 @@ HEAD_SERVICES = (
     ("mariadb.service", "redis-server.service"),
 )
 
+# Run on a node by its shell; each is one call instead of several.
+_CONFIGURE = """
+before=$(sha256sum /etc/carme-demo/node.json 2>/dev/null || true)
+tar -x -C /
+[ "$before" = "$(sha256sum /etc/carme-demo/node.json)" ] || systemctl restart carme-demo-node.service
+"""
+_BOOT_STATE = "echo $(systemctl is-system-running; systemctl is-active ssh.service)"
+_MAKE_KEY = """
+key=/root/.ssh/id_ed25519
+if ! [ -s $key.pub ]; then
+  rm -f $key
+  mkdir -p -m 0700 /root/.ssh
+  ssh-keygen -q -t ed25519 -N '' -C carme-demo -f $key
+fi
+cat $key.pub
+"""
+_TRUST_KEY = "tar -x -C /; cat /etc/ssh/ssh_host_ed25519_key.pub"
+
 
 class Nodes:
     """Makes, starts, repairs and stops the machines of one demo."""
@@ -36,10 +54,6 @@ class Nodes:
         self.places = places
         self.settings = settings
         self.registries = registries
-
-    def container(self, node: str) -> str:
-        """The container that is this node."""
-        return f"{self.places.name}-{node}"
 
     def present(self) -> dict[str, Container]:
         """Containers of this demo by node name."""
@@ -106,14 +120,10 @@ class Nodes:
                 self._create(node, image)
                 made.append(name)
             elif present[name].status == "paused":
-                self.podman.run("unpause", self.container(name), timeout=60)
+                self.podman.run("unpause", self.podman.container(name), timeout=60)
         for node in wanted.values():
             if not self._start(node):
-                self.remove(node.name)
-                self._create(node, image)
-                made.append(node.name)
-                self._configure(node, running=False)
-                self.podman.run("start", self.container(node.name), timeout=120)
+                made += self._start_anyway(node, image)
         for node in wanted.values():
             self._wait_for_boot(node)
         self._introduce()
@@ -132,34 +142,46 @@ class Nodes:
     def _archives(self, node: str) -> Path:
         return self.places.cache / "apt" / node
 
-    def _ensure_network(self) -> None:
-        """One bridge, whose name is ours, so that no other podman can come to use it."""
-        file = self.places.networks / f"{self.places.name}.json"
+    def _network(self) -> str | None:
+        """Name of the network in use."""
+        files = list(self.places.networks.glob("*.json"))
+        if len(files) != 1:
+            return None
         try:
-            known = json.loads(file.read_text())
-            if known["network_interface"] == self.places.bridge and known["subnets"][0]["subnet"] == self.settings.subnet:
-                return
-        except (OSError, ValueError, LookupError):
-            pass
-        for name in self.present():  # a container cannot move to another network and keep its address
-            self.remove(name)
-        file.unlink(missing_ok=True)
-        # Podman's forwarder is one more thing that can die; it is used only where the host's resolver is local.
-        forwarder = [] if host_resolvers() == [] else ["--disable-dns"]
-        self.podman.run(
-            "network", "create", *forwarder, "--subnet", self.settings.subnet, self.places.name, timeout=60
-        )
-        network = json.loads(file.read_text())
-        network["network_interface"] = self.places.bridge
-        draft = file.with_suffix(".new")
-        draft.write_text(json.dumps(network))
-        draft.replace(file)
+            known = json.loads(files[0].read_text())
+            fits = known["subnets"][0]["subnet"] == self.settings.subnet
+        except (ValueError, LookupError):
+            return None
+        return files[0].stem if fits else None
 
-    def creation_options(self, node: Node) -> list[str]:
-        """What a container is created with, less its image; a change means that the node is made anew."""
+    def _ensure_network(self) -> str:
+        """Have a network, and a new one whenever no node runs.
+
+        Podman keeps its record of taken addresses by the network's name, in a place that all podmans share.
+        After a sudden end it counts the nodes' own addresses as taken; under a new name all of them are free.
+        """
+        present = self.present()
+        current = self._network()
+        if current and any(each.is_alive for each in present.values()):
+            return current
+        name = f"{self.places.name}-{secrets.token_hex(3)}"
+        description = network_description(name, self.places, self.settings, forwarder=not host_resolvers())
+        write_atomically(self.places.networks / f"{name}.json", json.dumps(description), 0o644)
+        addresses = {node.name: node.address for node in self.settings.machines()}
+        for node, each in present.items():
+            for old in each.networks:
+                self.podman.run("network", "disconnect", "--force", old, each.name, check=False, timeout=60)
+            self.podman.run("network", "connect", "--ip", addresses[node], name, each.name, timeout=60)
+        for file in self.places.networks.glob("*.json"):
+            if file.stem != name:
+                file.unlink()
+        return name
+
+    def creation_options(self, node: Node, network: str) -> list[str]:
+        """What a container is created with, less its image."""
         options = [
-            *("--name", self.container(node.name), "--hostname", node.name),
-            *("--network", self.places.name, "--ip", node.address, "--no-hosts"),
+            *("--name", self.podman.container(node.name), "--hostname", node.name),
+            *("--network", network, "--ip", node.address, "--no-hosts"),
             *("--privileged", "--systemd", "always", "--stop-timeout", str(STOP_SECONDS)),
             *ulimits(),
             *("--shm-size", f"{_half_of_memory()}m"),
@@ -175,18 +197,30 @@ class Nodes:
             options += ["--volume", f"{folder}:{folder}:ro"]
         if node.is_head:
             options += ["--volume", f"{self.places.cache}/images:/var/cache/carme"]
-            options += ["--publish", f"127.0.0.1:{self.settings.port}:{PORTAL_PORT}"]
+            options += ["--publish", f"127.0.0.1:{self.settings.port}:{self.settings.port}"]
         return options
 
     def _digest(self, node: Node) -> str:
-        return hashlib.sha256(json.dumps(self.creation_options(node)).encode()).hexdigest()[:16]
+        """Names what a container was created with; another digest means that the node is made anew.
+
+        The network's name is left out: a container can change to another one.
+        """
+        options = json.dumps(self.creation_options(node, self.places.name))
+        return hashlib.sha256(options.encode()).hexdigest()[:16]
 
     def _create(self, node: Node, image: str) -> None:
         self._seed_archives(node)
         label = f"{LABEL}={self._digest(node)}"
-        self.podman.run(
-            "create", "--label", label, *self.creation_options(node), image, "/sbin/init", timeout=120
-        )
+        options = self.creation_options(node, self._network() or self._ensure_network())
+        command = ("create", "--label", label, *options, image, "/sbin/init")
+        try:
+            self.podman.run(*command, timeout=120)
+        except DemoError:
+            # A creation that was cut short holds the name.
+            container = self.podman.container(node.name)
+            self.podman.run("rm", "--force", container, check=False, timeout=120)
+            self.podman.run("rm", "--force", "--storage", container, check=False, timeout=120)
+            self.podman.run(*command, timeout=120)
 
     def _seed_archives(self, node: Node) -> None:
         """Give a new node the packages that others have fetched. Each keeps its own folder: apt locks it."""
@@ -199,10 +233,14 @@ class Nodes:
 
     def _start(self, node: Node) -> bool:
         """Start a node and let it answer; False: this container cannot be brought to life again."""
-        container = self.container(node.name)
+        container = self.podman.container(node.name)
         try:
-            if self.present()[node.name].is_alive:
-                if self._answers(container) and self._is_connected(node):
+            present = self.present()[node.name]
+            network = self._network()
+            if network and network not in present.networks:
+                self.podman.run("network", "connect", "--ip", node.address, network, container, timeout=60)
+            if present.is_alive:
+                if self._is_connected(node):
                     self._configure(node, running=True)
                     return True
                 self._stop(node.name)
@@ -212,67 +250,67 @@ class Nodes:
             return False
         return True
 
-    def _answers(self, container: str) -> bool:
+    def _start_anyway(self, node: Node, image: str) -> list[str]:
+        """Start a node that refused: with its remains cleared away, and if that does not help, made anew."""
+        present = self.present()
+        for name in present:
+            if present[name].is_alive:
+                self._stop(name)
+        leftovers.sweep(self.podman, list(present.values()), self.settings.subnet)
+        self._ensure_network()
+        made = []
+        if not self._start(node):
+            self.remove(node.name)
+            self._create(node, image)
+            made = [node.name]
+        for each in self.settings.machines():
+            if each.name in made or not self._start(each):
+                self._configure(each, running=False)
+                self.podman.run("start", self.podman.container(each.name), timeout=120)
+        return made
+
+    def _is_connected(self, node: Node) -> bool:
+        """Whether the node answers and has its address."""
+        command = ("ip", "-o", "-4", "address", "show", "to", node.address)
         try:
-            return self.podman.execute(container, "true", check=False, timeout=20).returncode == 0
+            return bool(self.podman.execute(node.name, *command, check=False, timeout=20).stdout.strip())
         except DemoError:
             return False
 
-    def _is_connected(self, node: Node) -> bool:
-        command = ("ip", "-o", "-4", "address", "show", "to", node.address)
-        return bool(self.podman.execute(self.container(node.name), *command, check=False, timeout=20).stdout.strip())
-
     def _configure(self, node: Node, *, running: bool) -> None:
         """Write the files that this demo and this host decide."""
-        container = self.container(node.name)
         archive = files_archive(node, self.settings, self.registries)
-        if not running:
-            self.podman.run("cp", "-", f"{container}:/", data=archive, timeout=120)
-            return
-        changed = self.podman.execute(container, "sha256sum", "/etc/carme-demo/node.json", check=False, timeout=30)
-        self.podman.execute(container, "tar", "--extract", "--directory=/", data=archive, timeout=60)
-        now = self.podman.execute(container, "sha256sum", "/etc/carme-demo/node.json", check=False, timeout=30)
-        if changed.stdout != now.stdout:
-            self.podman.execute(container, "systemctl", "restart", "carme-demo-node.service", timeout=60)
+        if running:
+            self.podman.execute(node.name, "sh", "-ec", _CONFIGURE, data=archive, timeout=90)
+        else:
+            self.podman.run("cp", "-", f"{self.podman.container(node.name)}:/", data=archive, timeout=120)
 
     def _wait_for_boot(self, node: Node) -> None:
-        container = self.container(node.name)
         deadline = time.monotonic() + BOOT_SECONDS
         state = "not running"
         while time.monotonic() < deadline:
-            said = self.podman.execute(container, "systemctl", "is-system-running", check=False, timeout=60)
-            state = said.stdout.decode(errors="replace").strip() or state
-            ssh = self.podman.execute(container, "systemctl", "is-active", "ssh.service", check=False, timeout=60)
+            said = self.podman.execute(node.name, "sh", "-c", _BOOT_STATE, check=False, timeout=60)
+            state, _, ssh = said.stdout.decode(errors="replace").strip().partition(" ")
             # "degraded" is a failed unit of Slurm or Carme: Ansible's business, not a failed boot.
-            if ssh.returncode == 0 and state in ("running", "degraded", "starting"):
+            if ssh == "active" and state in ("running", "degraded", "starting"):
                 return
             time.sleep(0.3)
         raise DemoError(
-            f"Node {node.name} did not finish its boot within {BOOT_SECONDS} seconds (systemd says {state!r}).",
-            f"See ./demo logs boot; ./demo reset makes the nodes anew.",
+            f"Node {node.name} did not boot within {BOOT_SECONDS} seconds (systemd says {state!r}).",
+            "See ./demo logs boot; ./demo reset makes the nodes anew.",
         )
 
     def _introduce(self) -> None:
         """Let root on the head log in on every node, which all prove who they are."""
-        head = self.container("head")
-        key = "/root/.ssh/id_ed25519"
-        if self.podman.execute(head, "test", "-s", f"{key}.pub", check=False, timeout=30).returncode != 0:
-            self.podman.execute(head, "rm", "-f", key, f"{key}.pub", timeout=30)
-            self.podman.execute(head, "mkdir", "-p", "-m", "0700", "/root/.ssh", timeout=30)
-            make = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "carme-demo", "-f", key)
-            self.podman.execute(head, *make, timeout=60)
-        public = self.podman.execute(head, "cat", f"{key}.pub", timeout=30).stdout
+        public = self.podman.execute("head", "sh", "-ec", _MAKE_KEY, timeout=60).stdout
+        archive = tar_archive({"root/.ssh/authorized_keys": (public, 0o600)})
         hosts = []
         for node in self.settings.machines():
-            container = self.container(node.name)
-            archive = tar_archive({"root/.ssh/authorized_keys": (public, 0o600)})
-            self.podman.execute(container, "tar", "--extract", "--directory=/", data=archive, timeout=60)
-            host_key = self.podman.execute(container, "cat", "/etc/ssh/ssh_host_ed25519_key.pub", timeout=30)
-            kind, value, *_ = host_key.stdout.decode().split()
+            said = self.podman.execute(node.name, "sh", "-ec", _TRUST_KEY, data=archive, timeout=60)
+            kind, value, *_ = said.stdout.decode().split()
             hosts.append(f"{node.name},{node.address} {kind} {value}\n")
         archive = tar_archive({"etc/ssh/ssh_known_hosts": ("".join(hosts).encode(), 0o644)})
-        for node in self.settings.machines():
-            self.podman.execute(self.container(node.name), "tar", "-x", "-C", "/", data=archive, timeout=60)
+        self.podman.execute("head", "tar", "-x", "-C", "/", data=archive, timeout=60)
 
     # -- down ----------------------------------------------------------------------------------------------
 
@@ -282,7 +320,7 @@ class Nodes:
         present = self.present()
         if "head" in present and present["head"].is_alive:
             if present["head"].status == "paused":
-                self.podman.run("unpause", self.container("head"), timeout=60)
+                self.podman.run("unpause", self.podman.container("head"), timeout=60)
             self._stop_services()
         for name in sorted(present, key=lambda each: each == "head"):
             if present[name].is_alive:
@@ -290,23 +328,22 @@ class Nodes:
         leftovers.sweep(self.podman, list(self.present().values()), self.settings.subnet)
 
     def _stop_services(self) -> None:
-        head = self.container("head")
         try:
-            self.podman.execute(head, "scancel", "--state=RUNNING", check=False, timeout=15)
+            self.podman.execute("head", "scancel", "--state=RUNNING", check=False, timeout=15)
             for services in HEAD_SERVICES:
-                self.podman.execute(head, "systemctl", "stop", *services, check=False, timeout=60)
+                self.podman.execute("head", "systemctl", "stop", *services, check=False, timeout=60)
         except DemoError:
             return  # a head that does not answer is stopped as a whole
 
     def _stop(self, node: str) -> None:
-        container = self.container(node)
+        container = self.podman.container(node)
         if self.present()[node].status == "paused":
             self.podman.run("unpause", container, timeout=60)
         self.podman.run("stop", container, check=False, timeout=STOP_SECONDS + 60)
 
     def remove(self, node: str) -> None:
         """Remove a node with its disk."""
-        self.podman.run("rm", "--force", "--time", "10", self.container(node), timeout=120)
+        self.podman.run("rm", "--force", "--time", "10", self.podman.container(node), timeout=120)
 
     def destroy(self) -> None:
         """Remove all nodes with their disks and the shared folders; the image and the caches stay."""
@@ -317,6 +354,29 @@ class Nodes:
         leftovers.remove_tree(self.places.shared)
         leftovers.remove_tree(self.places.networks)
         self.places.deployed.unlink(missing_ok=True)
+
+
+def network_description(
+    name: str, places: Places, settings: Settings, *, forwarder: bool
+) -> dict[str, object]:
+    """A network as netavark reads it. Its bridge carries our name, so that no other podman comes to use it.
+
+    Args:
+        forwarder: let podman forward name queries; one more thing that can die, so only where the host's own
+            resolver answers on the loopback alone.
+    """
+    return {
+        "name": name,
+        "id": hashlib.sha256(name.encode()).hexdigest(),
+        "driver": "bridge",
+        "network_interface": places.bridge,
+        "created": "2026-01-01T00:00:00Z",
+        "subnets": [{"subnet": settings.subnet, "gateway": settings.gateway}],
+        "ipv6_enabled": False,
+        "internal": False,
+        "dns_enabled": forwarder,
+        "ipam_options": {"driver": "host-local"},
+    }
 
 
 def hosts_file(settings: Settings) -> str:

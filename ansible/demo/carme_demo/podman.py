@@ -17,7 +17,7 @@ LABEL = "carme.demo"
 
 @dataclass(frozen=True)
 class Runtime:
-    """How containers are run here: the OCI runtime, who manages cgroups, and what systemd in a node must be told."""
+    """How containers run here: OCI runtime, who manages cgroups, and what a node's systemd must be told."""
 
     name: str
     cgroup_manager: str
@@ -72,6 +72,7 @@ class Container:
     created: str
     netns: str
     digest: str
+    networks: tuple[str, ...]
 
     @property
     def claims_to_run(self) -> bool:
@@ -109,7 +110,9 @@ class Podman:
         """Write podman's configuration files."""
         for folder in (self.places.state / "tmp", self.places.networks, self.places.run):
             folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.places.state / "containers.conf", engine_configuration(self.places, self.runtime), 0o644)
+        write_atomically(
+            self.places.state / "containers.conf", engine_configuration(self.places, self.runtime), 0o644
+        )
         write_atomically(self.places.state / "storage.conf", storage_configuration(self.places), 0o644)
 
     def arguments(self, *arguments: str) -> list[str]:
@@ -134,19 +137,29 @@ class Podman:
         ids = self.text("ps", "--all", "--no-trunc", "--quiet", timeout=60).split()
         if not ids:
             return []
-        return [_container(entry) for entry in json.loads(self.text("container", "inspect", *ids, timeout=60))]
+        return [
+            _container(entry) for entry in json.loads(self.text("container", "inspect", *ids, timeout=60))
+        ]
 
     def has_image(self, image: str) -> bool:
         return self.run("image", "exists", image, check=False, timeout=60).returncode == 0
 
-    def execute(self, container: str, *arguments: str, **options: Any) -> Any:
-        """Run a program in a container; with ``data`` it gets that as its standard input."""
-        interactive = ["--interactive"] if options.get("data") is not None else []
-        return self.run("exec", *interactive, container, *arguments, **options)
+    def container(self, node: str) -> str:
+        """The name of the container that is this node."""
+        return f"{self.places.name}-{node}"
 
-    def inside(self, container: str, arguments: Iterable[str], *, terminal: bool) -> list[str]:
-        """The command line that runs a program in a container on the caller's own terminal or pipes."""
-        return self.arguments("exec", "--interactive", *(["--tty"] if terminal else []), container, *arguments)
+    def execute(self, node: str, *arguments: str, **options: Any) -> Any:
+        """Run a program as root on a node; with ``data`` it gets that as its standard input."""
+        interactive = ["--interactive"] if options.get("data") is not None else []
+        return self.run("exec", *interactive, self.container(node), *arguments, **options)
+
+    def inside(self, node: str, arguments: Iterable[str], *, terminal: bool) -> list[str]:
+        """The command line that runs a program on a node, on the caller's own terminal or pipes.
+
+        Give it ``environment`` beside the caller's own.
+        """
+        options = ["--interactive", *(["--tty"] if terminal else [])]
+        return self.arguments("exec", *options, self.container(node), *arguments)
 
     def replace_process(self, arguments: list[str]) -> None:
         """Become this command (for an interactive shell)."""
@@ -163,12 +176,16 @@ def _container(entry: dict[str, Any]) -> Container:
         conmon_pid=state.get("ConmonPid", 0),
         created=entry.get("Created", ""),
         netns=entry.get("NetworkSettings", {}).get("SandboxKey", ""),
+        networks=tuple(entry.get("NetworkSettings", {}).get("Networks") or ()),
         digest=(entry.get("Config", {}).get("Labels") or {}).get(LABEL, ""),
     )
 
 
 def engine_configuration(places: Places, runtime: Runtime) -> str:
-    """Text of containers.conf. Locks are files: podman's shared memory locks would be shared with the user's podman."""
+    """Text of containers.conf.
+
+    Locks are files: podman's usual locks in shared memory would be shared with the user's own podman.
+    """
     return f"""[containers]
 log_driver = "k8s-file"
 log_size_max = 10000000

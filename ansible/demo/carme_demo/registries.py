@@ -17,7 +17,13 @@ from urllib.parse import unquote, urlparse
 from . import commands
 
 SYSTEM_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS")
+BUNDLE_VARIABLES = (
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "PIP_CERT",
+    "NODE_EXTRA_CA_CERTS",
+)
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 PIP_LISTS = ("extra-index-url", "find-links", "trusted-host")
 PIP_OPTIONS = (
@@ -67,7 +73,7 @@ class Registries:
         return lines
 
     def pip_conf(self) -> str:
-        """Text of /etc/pip.conf. The certificate bundle is the node's own, which trusts what the host trusts."""
+        """Text of /etc/pip.conf. The bundle is the node's own, which trusts what the host trusts."""
         lines = ["[global]", f"cert = {SYSTEM_BUNDLE}"]
         for name, value in self.pip:
             lines.append(f"{name} = {value}" if "\n" not in value else f"{name} =")
@@ -88,8 +94,12 @@ class Registries:
         return "".join(f"{name}={value}\n" for name, value in (*self.npm, ("cafile", str(SYSTEM_BUNDLE))))
 
     def apt_conf(self) -> str:
-        """Text of a file in /etc/apt/apt.conf.d. Downloads are kept: a rebuilt node does not fetch them again."""
-        options = (*self.apt_options, ("Binary::apt::APT::Keep-Downloaded-Packages", "true"), ("DPkg::Lock::Timeout", "120"))
+        """Text of a file in /etc/apt/apt.conf.d. Downloads are kept: a node made anew finds them."""
+        options = (
+            *self.apt_options,
+            ("Binary::apt::APT::Keep-Downloaded-Packages", "true"),
+            ("DPkg::Lock::Timeout", "120"),
+        )
         return "".join(f"{name} {json.dumps(value)};\n" for name, value in options)
 
     def environment_file(self) -> str:
@@ -238,13 +248,22 @@ def _debian_mirrors() -> tuple[str, str]:
     codename = re.search(r"^VERSION_CODENAME=(\S+)", release, re.MULTILINE)
     if not re.search(r"^ID=debian$", release, re.MULTILINE) or not codename:
         return "", ""
-    options = ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(ORIGIN)", "Identifier: Packages"]
+    options = [
+        "apt-get",
+        "indextargets",
+        "--format",
+        "$(REPO_URI)|$(RELEASE)|$(ORIGIN)",
+        "Identifier: Packages",
+    ]
     return debian_mirrors(commands.text(options, timeout=30, check=False), codename[1])
 
 
 def authorities(environment: Mapping[str, str]) -> str:
     """All certificates that the host trusts, from its own bundle and from those that variables name."""
-    bundles = [SYSTEM_BUNDLE, *(Path(environment[name]) for name in BUNDLE_VARIABLES if environment.get(name))]
+    bundles = [
+        SYSTEM_BUNDLE,
+        *(Path(environment[name]) for name in BUNDLE_VARIABLES if environment.get(name)),
+    ]
     texts = [path.read_text(errors="replace") for path in dict.fromkeys(bundles) if path.is_file()]
     return "\n".join(texts)
 

@@ -8,7 +8,7 @@ __all__ = [
     "InvalidRequest",
     "NotFound",
     "SlurmError",
-    "from_code",
+    "family",
 ]
 
 
@@ -76,10 +76,10 @@ class SlurmError(CarmeError):
 
 _FAMILY = {
     kind.default_code: kind
-    for kind in (ConfigError, InvalidRequest, Denied, NotFound, BrokerUnavailable, SlurmError)
+    for kind in (CarmeError, ConfigError, InvalidRequest, Denied, NotFound, BrokerUnavailable, SlurmError)
 }
 
 
-def from_code(message: str, remedy: str, code: str, field: str | None) -> CarmeError:
-    """The error that the broker's answer stands for."""
-    return _FAMILY.get(code, CarmeError)(message, remedy, code, field)
+def family(name: str) -> type[CarmeError]:
+    """The class with this default code; the plain one for a name not known here."""
+    return _FAMILY.get(name, CarmeError)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from carme_spawner.hub import CarmeHub
-    from carme_spawner.hub_config import hub_config
     from carme_spawner.spawner import CarmeSpawner
 
-__all__ = ["CarmeHub", "CarmeSpawner", "hub_config"]
+__all__ = ["CarmeHub", "CarmeSpawner"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,10 +23,6 @@ def __getattr__(name: str) -> Any:
             from carme_spawner.spawner import CarmeSpawner
 
             return CarmeSpawner
-        case "hub_config":
-            from carme_spawner.hub_config import hub_config
-
-            return hub_config
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

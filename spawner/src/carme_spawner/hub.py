@@ -20,9 +20,12 @@ from carme_spawner.spawner import CarmeSpawner, refusal
 class CarmeHub(JupyterHub):
     """JupyterHub that takes up starts which were waiting when it was ended.
 
-    JupyterHub itself expects of a server it finds in its database that it answers within seconds; one whose job
-    still waits in the queue it would end.
+    JupyterHub itself expects of a server it finds in its database that it answers within seconds; one whose
+    job still waits in the queue it would end.
     """
+
+    def load_config_file(self, *_: object, **__: object) -> None:
+        """Nothing: `carme.toml` is the only configuration, whatever lies in the working directory."""
 
     async def init_spawners(self) -> int:
         """Check the running servers, and wait on for those that were starting."""
@@ -37,18 +40,19 @@ class CarmeHub(JupyterHub):
         self.db.commit()
         for user, spawner in waiting:
             spawner._spawn_pending = True
-            spawner._spawn_future = asyncio.ensure_future(self.wait_on(user, spawner))
-            spawner._spawn_future.add_done_callback(lambda future, spawner=spawner: settle(future, spawner))
+            start = asyncio.ensure_future(self.wait_on(user, spawner))
+            start.add_done_callback(lambda future, spawner=spawner: settle(future, spawner))
+            spawner._spawn_future = start  # pyright: ignore[reportAttributeAccessIssue]  None in the base
         return await super().init_spawners()
 
     async def wait_on(self, user: User, spawner: CarmeSpawner) -> None:
         """The rest of a start that an earlier hub process began."""
         name = spawner.name
         base_url = url_path_join(user.base_url, url_escape_path(name), "/")
-        server = orm.Server(base_url=base_url)
-        self.db.add(server)
+        record = orm.Server(base_url=base_url)
+        self.db.add(record)
         self.db.commit()
-        spawner.server = Server(orm_server=server)
+        spawner.server = server = Server(orm_server=record)
         self.db.commit()
         self.log.info(
             "%s was starting when the hub ended; waiting on for job %s", spawner._log_name, spawner.job_id
@@ -58,7 +62,7 @@ class CarmeHub(JupyterHub):
         except CarmeError as error:
             await user.stop(name)
             raise refusal(error) from None
-        server.ip, server.port = url.hostname, url.port
+        server.ip, server.port = url.hostname or "", url.port or 80
         self.db.commit()
         spawner.start_polling()
         await user._wait_up(spawner)

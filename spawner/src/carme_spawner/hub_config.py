@@ -1,16 +1,18 @@
 """JupyterHub's configuration, made from `carme.toml`."""
 
+from jupyterhub.handlers import BaseHandler
 from oauthenticator.generic import GenericOAuthenticator
 from traitlets.config import Config
 
 from carme.config import Settings
+from carme.errors import ConfigError
 from carme_spawner.spawner import CarmeSpawner
 
 #: Servers of one user that may exist at the same time.
 SERVERS_PER_USER = 20
 #: Seconds after which the API answers "is starting" (202) instead of waiting on. What the broker refuses, it
 #: refuses in less, so that the answer to the start itself says why.
-ANSWER_AFTER = 2
+ANSWER_AFTER = 1
 
 
 def hub_config(settings: Settings) -> Config:
@@ -23,20 +25,21 @@ def hub_config(settings: Settings) -> Config:
     hub, portal = settings.hub, f"http://{settings.portal.listen}"
     path, site = hub.base_path, settings.site.url
 
-    c.JupyterHub.config_file = ""
     c.JupyterHub.bind_url = hub.proxy_url + path
     c.JupyterHub.hub_bind_url = hub.listen
     c.JupyterHub.hub_connect_url = hub.listen
     c.JupyterHub.public_url = site + path
     c.JupyterHub.db_url = hub.database
-    c.JupyterHub.cookie_secret = settings.secret("hub-cookie-secret")
-    c.CryptKeeper.keys = [settings.secret("hub-crypt-key")]
+    c.JupyterHub.cookie_secret = key(settings, "hub-cookie-secret")
+    c.CryptKeeper.keys = [key(settings, "hub-crypt-key")]
     # The hub's own pages serve who comes by hand; the portal is the front page.
     c.JupyterHub.default_url = site + "/"
 
     # The proxy is a service of its own, so routes and servers live on while the hub restarts.
     c.JupyterHub.cleanup_servers = False
     c.JupyterHub.cleanup_proxy = False
+    # Routes that a restarted proxy has lost are put back this often (seconds).
+    c.JupyterHub.last_activity_interval = 30
     c.ConfigurableHTTPProxy.should_start = False
     c.ConfigurableHTTPProxy.api_url = hub.proxy_api_url
     c.ConfigurableHTTPProxy.auth_token = settings.secret("proxy-auth-token")
@@ -44,8 +47,8 @@ def hub_config(settings: Settings) -> Config:
     c.JupyterHub.authenticator_class = GenericOAuthenticator
     c.JupyterHub.allow_named_servers = True
     c.JupyterHub.named_server_limit_per_user = server_limit
-    # Starts that wait in Slurm's queue count as starting, and Slurm itself limits who gets what: no limit here,
-    # else a full cluster would lock everybody out. Failed jobs are their owners' affair, no reason to end the hub.
+    # Starts that wait in Slurm's queue count as starting, and Slurm itself limits who gets what: no limit
+    # here, else a full cluster would lock everybody out. Failed jobs are no reason to end the hub either.
     c.JupyterHub.concurrent_spawn_limit = 0
     c.JupyterHub.active_server_limit = 0
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": ANSWER_AFTER, "slow_stop_timeout": ANSWER_AFTER}
@@ -78,8 +81,24 @@ def hub_config(settings: Settings) -> Config:
     return c
 
 
-def server_limit(handler) -> int:  # noqa: ANN001  JupyterHub's own handler class has no types
+def key(settings: Settings, name: str) -> bytes:
+    """A secret of 32 bytes, which its file holds in hexadecimal digits."""
+    text = settings.secret(name)
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = b""
+    if len(value) != 32:
+        raise ConfigError(
+            f"The secret {name!r} must be 64 hexadecimal digits and is not.",
+            f"Write the output of 'openssl rand -hex 32' into {settings.secrets.directory / name}.",
+        )
+    return value
+
+
+def server_limit(handler: BaseHandler) -> int:
     """How many named servers a user may have: those that have ended do not count."""
     user = handler.find_user(handler.path_args[0])
-    ended = sum(bool(name) and record.server is None for name, record in user.orm_spawners.items())
+    records = user.orm_spawners if user else {}
+    ended = sum(bool(name) and record.server is None for name, record in records.items())
     return SERVERS_PER_USER + ended

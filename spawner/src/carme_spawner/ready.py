@@ -11,6 +11,7 @@ from jupyterhub.user import User
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tornado import web
 from tornado.http1connection import HTTP1Connection
+from tornado.iostream import IOStream
 
 if TYPE_CHECKING:
     from carme_spawner.spawner import CarmeSpawner
@@ -31,6 +32,9 @@ class ReadyHandler(APIHandler):
 
     async def post(self) -> None:
         spawner = self.own_spawner()
+        if not spawner.job_id:
+            # A fast job can be ahead of the broker's answer to who submitted it; the server tries again.
+            raise web.HTTPError(503, "The session is still being submitted. Report again in a moment.")
         try:
             ready = Ready.model_validate_json(self.request.body)
         except ValidationError as error:
@@ -54,14 +58,14 @@ class ReadyHandler(APIHandler):
         token, user = self.get_token(), self.current_user
         if token is not None and isinstance(user, User):
             for spawner in list(user.spawners.values()):
-                if spawner.job_id and spawner.token_id == token.id:
+                if spawner.token_id == token.id:
                     return cast("CarmeSpawner", spawner)
         raise web.HTTPError(
             403, "Only the single-user server of a session that is starting may report, with its own token."
         )
 
     async def checked_address(self, host: str, spawner: "CarmeSpawner") -> str:
-        """The numeric address of `host`, if the server can be there: on a node of its job, or at the sender's.
+        """The numeric address of `host`, if the server can be there: on a node of its job or at the sender.
 
         The hub's proxy connects to it, so it must not lead to services of other machines or of the hub's own.
         """
@@ -84,8 +88,10 @@ class ReadyHandler(APIHandler):
 
     def peer(self) -> str:
         """The address of the connection itself: what a header says about it can be made up."""
-        connection = cast(HTTP1Connection, self.request.connection)
-        return plain(connection.stream.socket.getpeername()[0])
+        stream = cast(HTTP1Connection, self.request.connection).stream
+        connection = cast(IOStream, stream).socket
+        assert connection is not None
+        return plain(connection.getpeername()[0])
 
 
 def plain(address: str) -> str:

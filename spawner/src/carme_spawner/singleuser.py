@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from jupyter_server.serverapp import ServerApp
 from jupyterhub.singleuser.extension import JupyterHubSingleUser
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
@@ -44,13 +45,22 @@ def cluster_address() -> str:
 class SessionServer(JupyterHubSingleUser):
     """JupyterHub's server extension, which takes a free port and tells the hub about it."""
 
+    #: Whether the server ended because it could not report.
+    failed = False
+
+    @property
+    def app(self) -> ServerApp:
+        """The server that this extends."""
+        assert self.serverapp is not None
+        return self.serverapp
+
     def load_config_file(self) -> None:
         """The hub's settings, then ours: home as root, any free port."""
         super().load_config_file()
         # Port 0 is replaced by a free one when the server's socket is made.
         self.config.ServerApp.port = 0
         self.config.ServerApp.terminals_enabled = True
-        self.serverapp.update_config(self.config)
+        self.app.update_config(self.config)
 
     async def check_hub_version(self) -> None:
         """Nothing: a hub that restarts just now is no reason to end; `report` waits for it."""
@@ -62,7 +72,7 @@ class SessionServer(JupyterHubSingleUser):
 
     async def report(self) -> None:
         """Tell the hub where this server is; end the server if the hub refuses it or stays away."""
-        body = {"port": self.serverapp.port, "host": self.serverapp.ip, "pid": os.getpid()}
+        body = {"port": self.app.port, "host": self.app.ip, "pid": os.getpid()}
         request = HTTPRequest(
             os.environ["JUPYTERHUB_API_URL"] + "/carme/ready",
             method="POST",
@@ -94,15 +104,15 @@ class SessionServer(JupyterHubSingleUser):
                 problem = error
             if loop.time() > deadline:
                 self.log.critical(
-                    "The hub could not be reached for %d minutes, so this server ends. Start the session again.",
+                    "The hub was not there for %d minutes, so this server ends. Start the session again.",
                     PATIENCE / 60,
                 )
                 break
             self.log.warning("The hub does not answer yet: %s", problem)
             await asyncio.sleep(delay)
             delay = min(delay * 2, LONGEST_DELAY)
-        os.environ["CARME_REFUSED"] = "1"
-        self.serverapp.stop()
+        type(self).failed = True
+        self.app.stop()
 
 
 def main() -> None:
@@ -110,7 +120,8 @@ def main() -> None:
     missing = [n for n in ("JUPYTERHUB_API_URL", "JUPYTERHUB_API_TOKEN") if not os.environ.get(n)]
     if missing:
         sys.exit(
-            f"carme-singleuser: {' and '.join(missing)} not set. Only the hub starts this program, in a session's job."
+            f"carme-singleuser: {' and '.join(missing)} must be set. "
+            "Only the hub starts this program, in the job of a session."
         )
     if not sys.flags.no_user_site:
         # What users install in their home must not keep the server from starting; their kernels still see it.
@@ -120,7 +131,7 @@ def main() -> None:
     os.environ["JUPYTERHUB_SERVICE_URL"] = f"http://{f'[{address}]' if ':' in address else address}:1"
     os.environ.setdefault("JUPYTERHUB_ROOT_DIR", "~")
     SessionServer.launch_instance()
-    if os.environ.get("CARME_REFUSED"):
+    if SessionServer.failed:
         sys.exit(1)
 
 

@@ -1,7 +1,8 @@
 """The JupyterHub spawner whose servers are Slurm jobs."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -53,8 +54,8 @@ def refusal(error: CarmeError) -> SpawnException:
 class CarmeSpawner(SlurmSpawner):
     """A session: a Slurm job that runs the single-user server in an Apptainer container.
 
-    Of batchspawner it keeps the class and the state (`job_id`); how a job is submitted, watched and ended goes
-    through the broker, so that the hub needs neither sudo nor a shell nor Slurm's commands.
+    Of batchspawner it keeps the class and the state (`job_id`); how a job is submitted, watched and ended
+    goes through the broker, so that the hub needs neither sudo nor a shell nor Slurm's commands.
     """
 
     broker_socket = Unicode("/run/carme/broker.sock", help="The broker's Unix socket.").tag(config=True)
@@ -101,7 +102,16 @@ class CarmeSpawner(SlurmSpawner):
         assert session is not None
         return session
 
+    @property
+    def ready(self) -> bool:
+        """Whether the server can be used; JupyterHub would also say so of a start that was just given up."""
+        return self.address is not None and super().ready
+
     # -- what is asked for
+
+    @default("apply_user_options")
+    def _options_are_read_by_request(self) -> Callable[["CarmeSpawner", dict[str, Any]], None]:
+        return lambda spawner, options: None
 
     def get_env(self) -> dict[str, str]:
         """The server's environment; it holds its token and travels in the job's private folder only."""
@@ -128,7 +138,7 @@ class CarmeSpawner(SlurmSpawner):
 
     # -- JupyterHub's interface
 
-    async def start(self) -> str:
+    async def start(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]  the base is untyped
         """Submit the job and wait until its server has reported; returns the server's URL.
 
         Raises:
@@ -138,6 +148,8 @@ class CarmeSpawner(SlurmSpawner):
         token = orm.APIToken.find(self.session, self.api_token)
         assert token is not None
         self.token_id = token.id
+        # If the hub ends before the broker has answered, the next one can at least take the job its key.
+        self.save_state()
         try:
             self.job_id = str(await self.submit(self.request()))
             self.log.info("%s is job %s", self._log_name, self.job_id)
@@ -186,10 +198,8 @@ class CarmeSpawner(SlurmSpawner):
 
     async def silence(self, event: asyncio.Event) -> None:
         """Wait for news, but not forever: what is unknown is looked up again."""
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(event.wait(), LONGEST_SILENCE)
-        except TimeoutError:
-            pass
 
     async def death(self, job: Job) -> CarmeError:
         """Why a job ended before its server was there."""
@@ -215,7 +225,7 @@ class CarmeSpawner(SlurmSpawner):
             code="job-ended",
         )
 
-    async def poll(self) -> int | None:
+    async def poll(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]  as above
         """None while the job lives or nothing is known about it, else its exit code."""
         if not self.job_id:
             return 0
@@ -312,13 +322,13 @@ class CarmeSpawner(SlurmSpawner):
     def get_state(self) -> dict[str, Any]:
         """What a later hub process needs. No secret: the token is named by its number."""
         state = super().get_state()
-        if self.job_id:
+        if self.token_id:
             state |= {"token_id": self.token_id, "address": self.address}
         return state
 
     def clear_state(self) -> None:
         """Forget the job; what it held as its key to the hub is void."""
-        if self.job_id and "" != self.job_id:
+        if self.job_id:
             self.watcher.release(int(self.job_id))
         if self.token_id and (token := self.session.get(orm.APIToken, self.token_id)):
             self.session.delete(token)
@@ -332,7 +342,7 @@ class CarmeSpawner(SlurmSpawner):
         self.session.commit()
 
     def forget_old_servers(self) -> None:
-        """Delete the user's named servers that ended more than a day ago: each session has a name of its own."""
+        """Delete the user's named servers that ended more than a day ago; each session has its own name."""
         limit = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=1)
         for name, record in list(self.user.orm_spawners.items()):
             wrapper = self.user.spawners.get(name) if name in self.user.spawners else None

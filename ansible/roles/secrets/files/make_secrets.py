@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+OWNER = 0
+
 
 def new_value(kind: str) -> bytes:
     """A fresh secret: 64 hex digits, or an RSA key in PEM."""
@@ -23,7 +25,7 @@ def new_value(kind: str) -> bytes:
 
 def keep(path: Path, *, mode: int, group: str) -> bool:
     """Give a path to root and the group with the mode; True when it was otherwise."""
-    wanted = (0, grp.getgrnam(group).gr_gid, mode)
+    wanted = (OWNER, grp.getgrnam(group).gr_gid, mode)
     now = path.stat()
     if (now.st_uid, now.st_gid, now.st_mode & 0o7777) == wanted:
         return False

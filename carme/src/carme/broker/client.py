@@ -17,7 +17,7 @@ from carme.jobs import Cluster, Job, JobRequest
 
 __all__ = ["AsyncBrokerClient", "BrokerClient"]
 
-TIMEOUT = 60.0  # seconds without an answer, beyond the time that the request itself waits
+TIMEOUT = 60.0  # seconds
 
 
 def _line(request: protocol.Request) -> bytes:
@@ -30,8 +30,8 @@ def _line(request: protocol.Request) -> bytes:
     return line
 
 
-def _timeout(request: protocol.Request) -> float:
-    return TIMEOUT + (request.wait if isinstance(request, protocol.GetEvents) else 0)
+def _patience(request: protocol.Request, timeout: float) -> float:
+    return timeout + (request.wait if isinstance(request, protocol.GetEvents) else 0)
 
 
 def _result(request: protocol.Request, line: bytes, socket: Path) -> Any:
@@ -64,13 +64,15 @@ class BrokerClient:
 
     Args:
         socket: The broker's Unix socket; by default the one that `carme.toml` names.
+        timeout: Seconds without an answer, beyond the time that a request itself waits.
 
     Every method raises `BrokerUnavailable` when there is no broker, and what the broker refuses as
     `InvalidRequest`, `Denied`, `NotFound` or `SlurmError`.
     """
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, socket: str | os.PathLike[str] | None = None, timeout: float = TIMEOUT) -> None:
         self.socket = Path(socket) if socket is not None else load().broker.socket
+        self.timeout = timeout
 
     def submit(self, request: JobRequest, user: str | None = None) -> int:
         """Start a job; its id. `user`: for services and root, whose job it is."""
@@ -112,7 +114,7 @@ class BrokerClient:
         line = _line(request)
         try:
             with sockets.socket(sockets.AF_UNIX) as connection:
-                connection.settimeout(_timeout(request))
+                connection.settimeout(_patience(request, self.timeout))
                 connection.connect(str(self.socket))
                 connection.sendall(line)
                 with connection.makefile("rb") as stream:
@@ -125,8 +127,9 @@ class BrokerClient:
 class AsyncBrokerClient:
     """The same as `BrokerClient`, for asyncio programs."""
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, socket: str | os.PathLike[str] | None = None, timeout: float = TIMEOUT) -> None:
         self.socket = Path(socket) if socket is not None else load().broker.socket
+        self.timeout = timeout
 
     async def submit(self, request: JobRequest, user: str | None = None) -> int:
         """Start a job; its id. `user`: for services and root, whose job it is."""
@@ -171,7 +174,7 @@ class AsyncBrokerClient:
     async def _ask(self, request: protocol.Request) -> Any:
         line = _line(request)
         try:
-            async with asyncio.timeout(_timeout(request)):
+            async with asyncio.timeout(_patience(request, self.timeout)):
                 answer = await self._exchange(line)
         except OSError as error:
             raise _gone(self.socket, _cause(error)) from None

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from carme.errors import CarmeError, from_code
-from carme.jobs import Cluster, Job, JobRequest
+from carme.errors import CarmeError, family
+from carme.jobs import Cluster, Job, JobRequest, StartEstimate
 
 __all__ = [
     "MAXIMUM_LINE",
@@ -36,16 +36,6 @@ MAXIMUM_LINE = 1 << 20  # bytes of a request with its line end; answers may be l
 MAXIMUM_WAIT = 60.0  # seconds that `events` waits at most
 
 User = Annotated[str | None, Field(min_length=1, max_length=256)]
-
-
-class StartEstimate(BaseModel):
-    """What Slurm thinks of a request: the expected start (UTC), the nodes, and Slurm's own words."""
-
-    model_config = ConfigDict(frozen=True)
-
-    start: datetime | None = None
-    nodes: str = ""
-    message: str = ""
 
 
 class LogPart(BaseModel):
@@ -133,7 +123,7 @@ class GetCluster(_Asked):
 class GetEvents(_Asked):
     method: Literal["events"] = "events"
     cursor: str | None = Field(default=None, max_length=128)
-    wait: float = Field(default=0.0, ge=0, le=MAXIMUM_WAIT)
+    wait: float = Field(default=0.0, ge=0, le=MAXIMUM_WAIT, allow_inf_nan=False)
     result = TypeAdapter(EventBatch)
 
 
@@ -142,21 +132,28 @@ request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(dis
 
 
 class Failure(BaseModel):
-    """An error as it travels."""
+    """An error as it travels; `kind` is its class, by that class's default code."""
 
     model_config = ConfigDict(frozen=True)
 
     message: str
     remedy: str = ""
+    kind: str = "error"
     code: str = "error"
     field: str | None = None
 
     @classmethod
     def of(cls, error: CarmeError) -> "Failure":
-        return cls(message=error.message, remedy=error.remedy, code=error.code, field=error.field)
+        return cls(
+            message=error.message,
+            remedy=error.remedy,
+            kind=error.default_code,
+            code=error.code,
+            field=error.field,
+        )
 
     def error(self) -> CarmeError:
-        return from_code(self.message, self.remedy, self.code, self.field)
+        return family(self.kind)(self.message, self.remedy, self.code, self.field)
 
 
 class Answer(BaseModel):

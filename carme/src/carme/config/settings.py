@@ -206,7 +206,7 @@ def _sentence(detail: ErrorDetails) -> str:
         if not rest:
             return f"there is no table [{table}]. {nearest(table, Settings.model_fields)}"
         model = Settings.model_fields[table].annotation
-        assert model is not None and issubclass(model, BaseModel)
+        assert isinstance(model, type) and issubclass(model, BaseModel)
         return f"there is no key {rest[0]!r} in [{table}]. {nearest(rest[0], model.model_fields)}"
     if not rest:
         return problem(detail, f"the table [{table}]")

@@ -179,7 +179,7 @@ def _check_size(request: JobRequest, partition: Partition, nodes: list[Node]) ->
 
 def _too_long(what: str, limit: int, asked: int) -> InvalidRequest:
     return InvalidRequest(
-        f"{what} lasts at most {minutes_text(limit)}; {minutes_text(asked)} were asked for.",
+        f"{what} lasts at most {minutes_text(limit)}, not {minutes_text(asked)}.",
         f"Ask for at most {minutes_text(limit)}.",
         field="minutes",
     )

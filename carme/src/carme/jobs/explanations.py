@@ -4,6 +4,9 @@ from carme.jobs.states import JobState, Phase
 
 _LIMIT_REMEDY = "it starts when other jobs under that limit end"
 
+# Our own reason for a job that vanished from the queue and is in no accounting.
+FORGOTTEN = "Forgotten"
+
 PENDING_REASONS: dict[str, str] = {
     "None": "The job has just been submitted and is waiting to be looked at.",
     "Resources": "The job is next in line and waits for nodes, processors, memory or GPUs to become free.",
@@ -100,6 +103,8 @@ def explain(
 ) -> str:
     """One sentence on why a job waits or how it ended; empty for a running job."""
     if state.phase is Phase.OVER:
+        if reason == FORGOTTEN:
+            return "Slurm has forgotten the job, so how it ended is not known; its log may say more."
         if state is JobState.FAILED and signal:
             return f"The job was ended by signal {signal}; its log says more."
         if state is JobState.FAILED and exit_code:
@@ -109,7 +114,7 @@ def explain(
         return "The nodes are being prepared for the job."
     if state.phase is not Phase.PENDING:
         return ""
-    reason = reason.strip("()")
+    reason = reason.strip("()") or "None"
     word = reason.split(",")[0]  # ReqNodeNotAvail, UnavailableNodes:n1
     sentence = PENDING_REASONS.get(reason) or PENDING_REASONS.get(word) or _limit(word)
     return sentence or f"The job waits; Slurm says {reason!r}."

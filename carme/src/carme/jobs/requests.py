@@ -72,9 +72,15 @@ class _Asked(BaseModel):
             raise refusal(error, cls) from None
 
 
-def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
-    """The first wrong place of a request, as the error that its sender reads."""
+def refusal(error: ValidationError, model: type[BaseModel], skip: int = 0) -> InvalidRequest:
+    """The first wrong place of a request, as the error that its sender reads.
+
+    Args:
+        model: What the request was to be.
+        skip: How many outer parts of the place belong to the envelope, not to the model.
+    """
     detail = error.errors()[0]
+    detail["loc"] = detail["loc"][skip:]
     field = place(detail)
     if detail["type"] == "extra_forbidden":
         return InvalidRequest(
@@ -82,10 +88,8 @@ def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
             nearest(str(detail["loc"][-1]), model.model_fields),
             field=field,
         )
-    remedy = "Correct it and ask again."
-    return InvalidRequest(
-        problem(detail, repr(field) if field else "The request"), remedy, field=field or None
-    )
+    subject = repr(field) if field else "The request"
+    return InvalidRequest(problem(detail, subject), "Correct it and ask again.", field=field or None)
 
 
 class JobRequest(_Asked):

@@ -65,3 +65,13 @@ class Job(BaseModel):
     def is_active(self) -> bool:
         """It is not over: it waits, runs, or its nodes are still being freed."""
         return not self.is_over
+
+
+class StartEstimate(BaseModel):
+    """What Slurm thinks of a request: the expected start (UTC), the nodes, and Slurm's own words."""
+
+    model_config = ConfigDict(frozen=True)
+
+    start: datetime | None = None
+    nodes: str = ""
+    message: str = ""

@@ -8,6 +8,7 @@ not run.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ EXAMPLE = "/opt/carme/examples/digits.py"
 STEPS_COMPARED = 20
 RELATIVE_TOLERANCE = 1e-4
 ACCURACY_WANTED = 0.95
+
+# A notebook gives its commands a terminal, so they print colours.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ class Validation:
 
     def _start(self, visitor: Visitor) -> str:
         self.session = visitor.start(self.options)
-        visitor.wait(self.session, "ready", timeout=180)
+        visitor.wait(self.session, "running", timeout=180)
         return f"Session {self.session} is ready."
 
     def _notebook(self, visitor: Visitor) -> str:
@@ -236,7 +240,7 @@ class Validation:
         cell = kernel.run(
             f"!carme-run -n {ranks} {EXAMPLE} --report {report}",
             timeout=300,
-            on_line=lambda line: self.tell(f"       | {line}"),
+            on_line=lambda line: self.tell(f"       | {_COLOURS.sub('', line)}"),
         )
         _wanted(cell)
         read = kernel.run(

@@ -6,6 +6,7 @@ https://jupyter-client.readthedocs.io/en/stable/messaging.html.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -46,6 +47,7 @@ class NotebookKernel:
         self._ssl = ssl
         self._client_session = uuid.uuid4().hex
         self._socket: ClientConnection | None = None
+        self._open = contextlib.ExitStack()
         self._kernel_id = ""
 
     def __enter__(self) -> NotebookKernel:
@@ -60,20 +62,21 @@ class NotebookKernel:
         self._kernel_id = reply.json()["id"]
         url = httpx.URL(f"{self._server_url}api/kernels/{self._kernel_id}/channels")
         cookies = "; ".join(f"{name}={value}" for name, value in self._cookies().items())
-        self._socket = connect(
-            str(url.copy_with(scheme="wss" if url.scheme == "https" else "ws")),
-            additional_headers={"Cookie": cookies},
-            ssl=self._ssl if url.scheme == "https" else None,
-            max_size=None,
-            open_timeout=30,
+        self._socket = self._open.enter_context(
+            connect(
+                str(url.copy_with(scheme="wss" if url.scheme == "https" else "ws")),
+                additional_headers={"Cookie": cookies},
+                ssl=self._ssl if url.scheme == "https" else None,
+                max_size=None,
+                open_timeout=30,
+            )
         )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._socket:
-            self._socket.close()
+        self._open.close()
         self._http.delete(f"{self._server_url}api/kernels/{self._kernel_id}", headers=self._xsrf_headers())
 
     def run(self, code: str, *, timeout: float, on_line: Callable[[str], None] | None = None) -> CellResult:

@@ -14,16 +14,17 @@ from bs4 import BeautifulSoup, Tag
 from carme.errors import CarmeError
 from carme.validation.notebook import NotebookKernel
 
-#: States a session's page shows in `data-session-state`; it does not leave the last two by itself.
-OVER = {"ended", "failed", "lost"}
+#: States that a session does not leave again.
+OVER = {"ended", "failed"}
 
 
 @dataclass(frozen=True)
 class SessionPage:
-    """What the session's page says: `state` as in the portal, `text` the page in plain words."""
+    """What a session's page says: its `state`, the `label` that people read, and all of it in plain words."""
 
     name: str
     state: str
+    label: str
     text: str
 
 
@@ -61,19 +62,20 @@ class Visitor:
         """Fill in the start form and send it; returns the session's name. Raises with the page's sentence."""
         page = self._get(self.url)
         reply = self._submit(page, self._form(page, "gpus_per_node"), options)
-        shown = _soup(reply).find(attrs={"data-session-name": True})
-        if reply.status_code != 200 or not isinstance(shown, Tag) or "/sessions/" not in reply.url.path:
+        parts = reply.url.path.strip("/").split("/")
+        if reply.status_code != 200 or parts[0] != "sessions" or len(parts) != 2:
             raise CarmeError(f"The portal did not start the session: {_messages(reply)}", "")
-        return str(shown["data-session-name"])
+        return parts[1]
 
     def session(self, name: str) -> SessionPage:
         """The session's page as it is now."""
         soup = _soup(self._get(urljoin(self.url, f"sessions/{name}/")))
-        shown = soup.find(attrs={"data-session-state": True})
-        if not isinstance(shown, Tag):
+        shown = soup.select_one(".status .state")
+        if shown is None:
             raise CarmeError(f"The page of session {name} shows no state.", "")
-        text = soup.main.get_text(" ", strip=True) if soup.main else soup.get_text(" ", strip=True)
-        return SessionPage(name, str(shown["data-session-state"]), text)
+        state = next(word for word in shown.get_attribute_list("class") if word and word != "state")
+        text = (soup.main or soup).get_text(" ", strip=True)
+        return SessionPage(name, state, shown.get_text(strip=True), text)
 
     def wait(self, name: str, state: str, timeout: float) -> SessionPage:
         """Wait until the session is in `state`; raises when it ends otherwise or after `timeout` seconds."""
@@ -94,7 +96,7 @@ class Visitor:
     def open(self, name: str) -> str:
         """Follow the session's Open link until the notebook server lets us in; returns its address."""
         soup = _soup(self._get(urljoin(self.url, f"sessions/{name}/")))
-        link = soup.find("a", attrs={"data-action": "open"})
+        link = soup.find("a", id="open")
         if not isinstance(link, Tag):
             raise CarmeError(f"The page of session {name} has no link that opens it.", "")
         reply = self._get(urljoin(self.url, str(link["href"])))
@@ -111,11 +113,11 @@ class Visitor:
         return NotebookKernel(self.http, server_url, self._ssl)
 
     def stop(self, name: str) -> None:
-        """Send the page's stop form."""
-        page = self._get(urljoin(self.url, f"sessions/{name}/"))
-        form = _soup(page).find("form", attrs={"data-action": "stop"})
-        if not isinstance(form, Tag):
-            raise CarmeError(f"The page of session {name} has no form that stops it.", "")
+        """Confirm that the session is to stop."""
+        page = self._get(urljoin(self.url, f"sessions/{name}/stop/"))
+        form = _soup(page).select_one("main form")
+        if form is None:
+            raise CarmeError(f"Session {name} cannot be stopped: {_messages(page)}", "")
         self._submit(page, form, {})
 
     def _get(self, url: str) -> httpx.Response:
@@ -161,6 +163,6 @@ def _soup(reply: httpx.Response) -> BeautifulSoup:
 def _messages(reply: httpx.Response) -> str:
     """The sentences a page shows as errors, or else its main text, shortened."""
     soup = _soup(reply)
-    shown = [item.get_text(" ", strip=True) for item in soup.select("[role=alert], .errorlist li")]
+    shown = [item.get_text(" ", strip=True) for item in soup.select("[role=alert], .errorlist li, .error")]
     main = soup.main or soup
     return "; ".join(shown) or main.get_text(" ", strip=True)[:300]

@@ -1,0 +1,223 @@
+"""Check one host of an installed site.
+
+Usage: check_host.py EXPECTED, where EXPECTED is JSON: validation_expected of the role validation.
+Prints a list of {"name", "host", "ok", "detail", "remedy", "seconds"}.
+"""
+
+import grp
+import json
+import pwd
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GROUPS = {
+    "portal-secret-key": "carme-portal",
+    "oidc-signing-key": "carme-portal",
+    "hub-cookie-secret": "carme-hub",
+    "hub-crypt-key": "carme-hub",
+    "proxy-auth-token": "carme-hub",
+    "oidc-client-secret": "carme",
+    "hub-api-token": "carme",
+}
+AT_WORK = {"idle", "mixed", "allocated", "reserved", "completing"}
+
+
+class Wrong(Exception):
+    """What a check found instead of what it wanted."""
+
+
+def run(*command: str, timeout: float = 60) -> str:
+    """The output of a command; Wrong with its last words if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Wrong(str(error)) from None
+    if done.returncode:
+        raise Wrong((done.stderr or done.stdout).strip()[-500:] or f"exit code {done.returncode}")
+    return done.stdout
+
+
+def unit(name: str) -> str:
+    """A systemd unit must be active."""
+    state = subprocess.run(
+        ["systemctl", "is-active", name], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    if state != "active":
+        raise Wrong(f"{name} is {state or 'unknown'}.")
+    return "active"
+
+
+def listening(host: str, port: int, tls: bool) -> str:
+    """Something must answer on a port."""
+    try:
+        with socket.create_connection((host, port), timeout=5) as connection:
+            if tls:
+                context = ssl.create_default_context()
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                context.wrap_socket(connection).close()
+    except OSError as error:
+        raise Wrong(f"{host}:{port}: {error}") from None
+    return f"{host}:{port} answers"
+
+
+def closed(host: str, ports: list[int]) -> str:
+    """Ports that belong to this host alone must not answer on its address in the network."""
+    open_ports = []
+    for port in ports:
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+            open_ports.append(str(port))
+        except OSError:
+            pass
+    if open_ports:
+        raise Wrong(f"Port {', '.join(open_ports)} answers on {host}, but is for this host alone.")
+    return "closed to others"
+
+
+def file_mode(path: Path, mode: int, owner: str, group: str) -> str:
+    """A path must have exactly this mode, owner and group."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise Wrong(f"{path}: {error.strerror}.") from None
+    is_now = (
+        found.st_mode & 0o7777,
+        pwd.getpwuid(found.st_uid).pw_name,
+        grp.getgrgid(found.st_gid).gr_name,
+    )
+    if is_now != (mode, owner, group):
+        raise Wrong(f"{path} is {is_now[0]:04o} {is_now[1]}:{is_now[2]}, not {mode:04o} {owner}:{group}.")
+    return f"{mode:04o} {owner}:{group}"
+
+
+def secrets(directory: Path) -> str:
+    """All secrets must be there, and readable by their service alone."""
+    file_mode(directory, 0o750, "root", "carme")
+    for name, group in GROUPS.items():
+        file_mode(directory / name, 0o640, "root", group)
+    return f"{len(GROUPS)} files with the right modes"
+
+
+def nodes(names: list[str]) -> str:
+    """Slurm must be able to use every node."""
+    states = dict(
+        line.split() for line in run("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
+    )
+    # A minus sign only says that a waiting job is to have the node next.
+    found = {name: states.get(name, "unknown") for name in names}
+    bad = [f"{name} is {state}" for name, state in found.items() if state.removesuffix("-") not in AT_WORK]
+    if bad:
+        raise Wrong("; ".join(bad) + ".")
+    return f"{len(names)} nodes at work"
+
+
+def gpus(user: str, node_names: list[str], count: int) -> str:
+    """A job of an ordinary user must see the GPUs that it asked for, and the other ones not."""
+    script = 'echo "$CUDA_VISIBLE_DEVICES"; for d in /dev/nvidia[0-9]*; do (: <"$d") 2>&1; done; true'
+    for name in node_names:
+        said = run(
+            *("runuser", "--user", user, "--", "srun", "--chdir=/", "--immediate=60", "--time=1"),
+            *(f"--nodelist={name}", "--gres=gpu:1", "sh", "-c", script),
+            timeout=90,
+        )
+        visible = said.split("\n", 1)[0]
+        if len(visible.split(",")) != 1 or not visible:
+            raise Wrong(f"A job with one GPU on {name} sees '{visible}'.")
+        refused = said.lower().count("operation not permitted")
+        if refused != count - 1:
+            raise Wrong(f"A job with one GPU on {name} is kept from {refused} of the {count - 1} other GPUs.")
+    return f"one GPU visible, {count - 1} closed, on {len(node_names)} nodes"
+
+
+def apart(owner: str, stranger: str) -> str:
+    """A user's job folders must be closed to another user."""
+    folder = Path(pwd.getpwnam(owner).pw_dir, ".local/share/carme/jobs")
+    command = ["runuser", "--user", stranger, "--", "ls", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0 or "ermission denied" not in done.stderr:
+        raise Wrong(f"{stranger} may look into {folder} of {owner}: {done.stdout or done.stderr}")
+    return f"{stranger} cannot look into {folder}"
+
+
+def image(directory: Path, name: str) -> str:
+    """The default image must be there, readable by everybody."""
+    for path in (directory / f"{name}.sif", directory / f"{name}.json"):
+        if not path.is_file() or not path.stat().st_mode & 0o004:
+            raise Wrong(f"{path} is missing or not readable by all.")
+    return f"{name} is there"
+
+
+def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
+    """What to check on this host: name, check, what to do when it fails."""
+    table: list[tuple[str, Callable[[], str], str]] = [
+        (f"unit {name}", lambda name=name: unit(name), f"systemctl status {name}; journalctl --unit {name}.")
+        for name in wanted["units"]
+    ]
+    directory = Path(wanted["images"])
+    table.append(
+        ("image", lambda: image(directory, wanted["default_image"]), "Run the playbook with --tags images.")
+    )
+    if Path("/etc/munge/munge.key").exists():
+        munge = (
+            "munge key",
+            lambda: file_mode(Path("/etc/munge/munge.key"), 0o400, "munge", "munge"),
+            "Run site.yml.",
+        )
+        table.append(munge)
+    if not wanted["head"]:
+        return table
+    address, users, names = wanted["address"], wanted["users"], wanted["nodes"]
+    table += [
+        (
+            "port nginx",
+            lambda: listening("127.0.0.1", wanted["site_port"], True),
+            "nginx -t; systemctl status nginx.",
+        ),
+        ("port portal", lambda: listening("127.0.0.1", 8100, False), "journalctl --unit carme-portal."),
+        ("port proxy", lambda: listening("127.0.0.1", 8000, False), "journalctl --unit carme-proxy."),
+        ("port hub", lambda: listening(address, wanted["hub_port"], False), "journalctl --unit carme-hub."),
+        (
+            "ports closed",
+            lambda: closed(address, [8000, 8001, 8100, 6379]),
+            "Restart that service: it must listen on 127.0.0.1 only.",
+        ),
+        ("secrets", lambda: secrets(Path(wanted["secrets"])), "Run site.yml with --tags secrets."),
+        (
+            "nodes",
+            lambda: nodes(names),
+            "scontrol show node NAME says why; scontrol update nodename=NAME state=resume.",
+        ),
+    ]
+    if users and wanted["gpus"]:
+        remedy = "Check gres.conf, cgroup.conf (ConstrainDevices) and slurmd.log on the node."
+        table.append(("gpus", lambda: gpus(users[0], names, wanted["gpus"]), remedy))
+    if len(users) > 1:
+        table.append(("users apart", lambda: apart(users[0], users[1]), "chmod 0700 the homes."))
+    return table
+
+
+def main(wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run all checks of this host."""
+    results = []
+    for name, check, remedy in checks(wanted):
+        began = time.monotonic()
+        try:
+            ok, detail = True, check()
+        except Wrong as error:
+            ok, detail = False, str(error)
+        except Exception as error:
+            ok, detail = False, f"{type(error).__name__}: {error}"
+        seconds = round(time.monotonic() - began, 2)
+        result = {"name": name, "host": wanted["host"], "ok": ok, "detail": detail, "seconds": seconds}
+        results.append(result | {"remedy": "" if ok else remedy})
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))

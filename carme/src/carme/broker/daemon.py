@@ -1,0 +1,78 @@
+"""The program `carme-broker`."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+
+from carme.broker.server import Server
+from carme.broker.service import Broker
+from carme.broker.watch import Watch
+from carme.config import Settings, load
+from carme.errors import CarmeError
+from carme.slurm import SlurmCommands
+
+_log = logging.getLogger("carme.broker")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the broker until it is told to stop; its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="carme-broker", description="The one door to Slurm: answers the portal, the hub and 'carme'."
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="site configuration (default: /etc/carme/carme.toml)"
+    )
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(serve(load(options.config)))
+    except CarmeError as error:
+        print(f"carme-broker: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"carme-broker: {error.filename or 'the socket'}: {error.strerror}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def serve(settings: Settings) -> None:
+    """Answer requests until SIGTERM or SIGINT."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, most)
+    )  # a connection is a file; the usual limit is 1024
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    slurm = SlurmCommands()
+    watch = Watch(slurm, settings.slurm.poll_seconds)
+    broker = Broker(settings, slurm, watch)
+    broker.prepare()
+    polling = asyncio.create_task(watch.run())
+    try:
+        async with Server(settings, broker):
+            notify("READY=1")
+            _log.info("Listening on %s.", settings.broker.socket)
+            await stop.wait()
+            notify("STOPPING=1")
+    finally:
+        polling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await polling
+
+
+def notify(state: str) -> None:
+    """Tell systemd (Type=notify)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+        connection.connect("\0" + address[1:] if address.startswith("@") else address)
+        connection.sendall(state.encode())

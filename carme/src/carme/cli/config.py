@@ -1,0 +1,34 @@
+"""`carme config check`."""
+
+import argparse
+import os
+
+from carme.cli.output import add_json, print_json
+from carme.config import DEFAULT_PATH, load
+from carme.errors import ConfigError
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = commands.add_parser("config", help="look at the site's configuration")
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    check = actions.add_parser("check", help="say whether a configuration file is right")
+    check.add_argument("file", nargs="?", metavar="FILE", help="default: the one that is in use")
+    add_json(check)
+    check.set_defaults(run=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    file = options.file or os.environ.get("CARME_CONFIG") or str(DEFAULT_PATH)
+    try:
+        settings = load(file)
+    except ConfigError as error:
+        if not options.json:
+            raise
+        print_json({"file": file, "ok": False, "problems": str(error).splitlines()})
+        return 1
+    if options.json:
+        print_json({"file": file, "ok": True, "problems": []})
+    else:
+        print(f"{file} is right: site {settings.site.name!r} at {settings.site.url}.")
+    return 0

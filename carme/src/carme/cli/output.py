@@ -1,0 +1,44 @@
+"""How the commands print: tables for people, JSON for programs."""
+
+import argparse
+import json
+import unicodedata
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option that every command has."""
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def print_json(value: Any) -> None:
+    """A model, or whatever holds models, as JSON."""
+    print(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False))
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as they need to be."""
+    cells = [list(titles), *([plain(str(cell)) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def plain(text: str) -> str:
+    """Text of other people's choosing without characters that would steer the terminal."""
+    return "".join("?" if unicodedata.category(letter).startswith("C") else letter for letter in text)
+
+
+def moment(when: datetime | None) -> str:
+    """A moment in local time."""
+    return when.astimezone().strftime("%Y-%m-%d %H:%M") if when else "-"
+
+
+def age(when: datetime) -> str:
+    """How long ago a moment was."""
+    seconds = max(0, int((datetime.now(UTC) - when).total_seconds()))
+    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"

@@ -1,0 +1,112 @@
+"""`carme submit`."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+from carme.broker import BrokerClient
+from carme.cli.output import add_json, print_json
+from carme.config import load
+from carme.errors import CarmeError, InvalidRequest
+from carme.jobs import JobRequest, minutes_text, parse_minutes
+
+_EPILOG = """\
+examples:
+  carme submit train.sh
+  carme submit --gpus 2 --time 2h -- python train.py --epochs 3
+  carme submit --image torch --nodes 2 --gpus 1 -- carme-run train.py
+"""
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "submit",
+        help="start a job",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="carme submit [options] SCRIPT [ARGS ...]\n       carme submit [options] -- COMMAND [ARGS ...]",
+    )
+    parser.add_argument("--image", help="image to run in (default: directly on the node)")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs on each node (default: 0)")
+    parser.add_argument("--gpu-type", help="type of the GPUs")
+    parser.add_argument("--cpus", type=int, help="processors on each node (default: the share of the GPUs)")
+    parser.add_argument("--memory", type=int, metavar="MIB", help="memory on each node, in MiB")
+    parser.add_argument("--time", help="how long it may run: 90 (minutes), 2h, 1:30:00 (default: the site's)")
+    parser.add_argument("--partition", help="partition (default: the site's)")
+    parser.add_argument("--account", help="account that pays (default: yours)")
+    parser.add_argument("--name", help="name of the job (default: the command's)")
+    add_json(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=_submit, parser=parser)
+
+
+def _submit(options: argparse.Namespace) -> int:
+    command = _command(options)
+    minutes = parse_minutes(options.time) if options.time else load().sessions.default_minutes
+    request = JobRequest.read(
+        {
+            "name": options.name or _name(command[0]),
+            "kind": "batch",
+            "image": options.image,
+            "command": command,
+            "partition": options.partition,
+            "account": options.account,
+            "nodes": options.nodes,
+            "gpus_per_node": options.gpus,
+            "gpu_type": options.gpu_type,
+            "cpus_per_node": options.cpus,
+            "memory_mb_per_node": options.memory,
+            "minutes": minutes,
+            "workdir": os.getcwd(),  # noqa: PTH109 - no links resolved: the path must hold on the nodes
+        }
+    )
+    job_id = BrokerClient().submit(request)
+    if options.json:
+        print_json({"job_id": job_id})
+    else:
+        print(f"Job {job_id} is in the queue, for {minutes_text(minutes)} at most.")
+        print(f"Follow what it writes with: carme logs -f {job_id}")
+        print(f"End it with: carme cancel {job_id}")
+    return 0
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """The command after `--`, or a script of the user's with its arguments."""
+    given: list[str] = options.command
+    if given and given[0] == "--":
+        given = given[1:]
+        if not given:
+            options.parser.error("there is no command after --")
+        return given
+    if not given:
+        options.parser.error("name a script, or a command after --")
+    script = Path(given[0])
+    if not script.is_file():
+        raise InvalidRequest(
+            f"There is no script {given[0]!r}.",
+            "Name a file, or put a command after --, like: carme submit -- hostname",
+            field="command",
+        )
+    try:
+        first = script.open("rb").readline(256)
+    except OSError as error:
+        raise CarmeError(
+            f"The script {given[0]!r} cannot be read: {error.strerror}.", "Make it readable."
+        ) from None
+    path = str(script.absolute())
+    if first.startswith(b"#!") and os.access(script, os.X_OK):
+        return [path, *given[1:]]
+    return [*_interpreter(first), path, *given[1:]]
+
+
+def _interpreter(first: bytes) -> list[str]:
+    """What runs a script that is not executable: its first line says it, else the shell."""
+    words = first[2:].decode(errors="replace").split(maxsplit=1) if first.startswith(b"#!") else []
+    return [word.strip() for word in words] or ["/bin/sh"]
+
+
+def _name(program: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(program).name)[:64] or "job"

@@ -1,0 +1,66 @@
+"""Unix accounts, and what it takes to run a command as one of them."""
+
+import os
+import pwd
+from dataclasses import dataclass
+from typing import Any, Self
+
+from carme.errors import NotFound
+
+# Where the programs of the system and of Slurm lie; administrators add more to the service's own PATH.
+PATH = "/usr/local/bin:/usr/bin:/bin:/opt/slurm/bin"
+
+
+@dataclass(frozen=True)
+class UnixAccount:
+    """One account of the system."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The account called `name`; raises NotFound."""
+        try:
+            return cls._of(pwd.getpwnam(name))
+        except (KeyError, ValueError):
+            raise NotFound(
+                f"There is no account {name!r} on this host.", "Ask an administrator to create it."
+            ) from None
+
+    @classmethod
+    def numbered(cls, uid: int) -> Self:
+        """The account with this number; raises NotFound."""
+        try:
+            return cls._of(pwd.getpwuid(uid))
+        except KeyError:
+            raise NotFound(
+                f"There is no account with number {uid} on this host.", "Ask an administrator to create it."
+            ) from None
+
+    @classmethod
+    def _of(cls, entry: "pwd.struct_passwd") -> Self:
+        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir)
+
+    def environment(self) -> dict[str, str]:
+        """A clean environment: nothing of the caller's but where Slurm's programs and configuration are."""
+        values = {
+            "HOME": self.home,
+            "USER": self.name,
+            "LOGNAME": self.name,
+            "PATH": os.environ.get("PATH", PATH),
+            "LANG": "C.UTF-8",
+            "LC_ALL": "C",
+        }
+        if conf := os.environ.get("SLURM_CONF"):
+            values["SLURM_CONF"] = conf
+        return values
+
+    def identity(self) -> dict[str, Any]:
+        """Arguments of `subprocess` that make a child this account; none when we are it already."""
+        if os.geteuid() != 0 and os.getuid() == self.uid:
+            return {}
+        groups = os.getgrouplist(self.name, self.gid)
+        return {"user": self.uid, "group": self.gid, "extra_groups": groups}

@@ -1,0 +1,177 @@
+"""Slurm through its own programs, with output formats that are the same from 22.05 to 24.11."""
+
+import json
+import re
+import secrets
+import sys
+import sysconfig
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from carme.errors import SlurmError
+from carme.jobs import Cluster, Job, StartEstimate, submission
+from carme.slurm import parsing
+from carme.slurm.account import UnixAccount
+from carme.slurm.gateway import Ending, Order
+from carme.slurm.label import Label
+from carme.slurm.programs import Finished, run
+from carme.slurm.refusals import refusal
+
+# Times as seconds since 1970, whatever the host's zone.
+_TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+_ESTIMATE = re.compile(r"to start at (?P<start>\S+)(?: using .*? on nodes (?P<nodes>\S+))?")
+
+
+class SlurmCommands:
+    """The adapter to squeue, sacct, scontrol, sbatch and scancel.
+
+    Args:
+        python: The interpreter that runs the small program which submits as the user; every account must be
+            able to execute it.
+    """
+
+    def __init__(self, python: str = sys.executable) -> None:
+        self._python = python
+
+    async def queue(self) -> list[Job]:
+        separator = _separator()
+        form = separator.join(f"%{field}" for field in parsing.QUEUE_FIELDS) + separator
+        output = await _ask("squeue", "--states=all", "--noheader", "--noconvert", f"--format={form}")
+        return parsing.queue(output, separator)
+
+    async def endings(self, ids: Iterable[int]) -> dict[int, Ending]:
+        jobs = ",".join(map(str, ids))
+        done = await run(
+            "squeue", "--states=all", "--noheader", f"--jobs={jobs}", "--Format=JobID:20,exit_code:20"
+        )
+        # With a single id that Slurm has forgotten squeue fails; then nothing is known about it.
+        return parsing.endings(done.output.decode(errors="replace")) if done.code == 0 else {}
+
+    async def cluster(self) -> Cluster:
+        nodes = await _ask("scontrol", "--details", "--oneliner", "show", "node")
+        partitions = await _ask("scontrol", "--oneliner", "show", "partition")
+        return parsing.cluster(nodes, partitions)
+
+    async def history(self, user: str | None, since: datetime, limit: int) -> list[Job]:
+        whose = f"--user={user}" if user else "--allusers"
+        start = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        jobs = await self._accounting(whose, f"--starttime={start}", "--endtime=now")
+        jobs.sort(key=lambda job: (job.submitted or since, job.id), reverse=True)
+        return jobs[:limit]
+
+    async def accounted(self, job_id: int) -> Job | None:
+        jobs = await self._accounting(f"--jobs={job_id}")
+        return next((job for job in jobs if job.id == job_id), None)
+
+    async def _accounting(self, *which: str) -> list[Job]:
+        separator = _separator()
+        output = await _ask(
+            "sacct",
+            "--allocations",
+            "--noheader",
+            "--noconvert",
+            "--parsable",
+            f"--delimiter={separator}",
+            f"--format={','.join(parsing.ACCOUNTING_FIELDS)}",
+            *which,
+        )
+        return parsing.accounting(output, separator)
+
+    async def submit(self, order: Order, owner: UnixAccount) -> int:
+        folder = job_folder(owner, order.key)
+        # sbatch replaces %j and the like in the names of output files.
+        log = str(folder / "output.log").replace("%", "%%")
+        message = {
+            "folder": str(folder),
+            "arguments": [
+                *["sbatch", "--parsable", *_arguments(order)],
+                *[f"--output={log}", f"--error={log}", "--open-mode=append", f"--chdir={folder}"],
+            ],
+            "script": _script(),
+            "spec": order.spec,
+            "environment": order.request.environment,
+        }
+        done = await run(
+            *[self._python, "-I", "-S", str(submission.__file__)],
+            owner=owner,
+            stdin=json.dumps(message).encode(),
+        )
+        if done.code == submission.NO_FOLDER:
+            raise SlurmError(
+                f"The job's folder cannot be made: {done.errors.strip()[:300]}.",
+                "See that your home directory exists, is writable and has space left.",
+                code="home",
+            )
+        output = _succeeded("sbatch", done)
+        job_id = output.strip().splitlines()[-1].split(";")[0] if output.strip() else ""
+        if not job_id.isdecimal():
+            raise SlurmError(
+                f"sbatch did not name a job; it wrote {output[:200]!r}.", "Tell an administrator."
+            )
+        return int(job_id)
+
+    async def estimate(self, order: Order, owner: UnixAccount) -> StartEstimate:
+        done = await run(
+            *["sbatch", "--test-only", *_arguments(order)],
+            owner=owner,
+            stdin=_script().encode(),
+            environment=_TIMES,
+        )
+        _succeeded("sbatch", done)
+        message = " ".join(done.errors.removeprefix("sbatch: ").split())[:300]
+        match = _ESTIMATE.search(message)
+        if match is None:
+            return StartEstimate(message=message)
+        return StartEstimate(start=parsing.time(match["start"]), nodes=match["nodes"] or "", message=message)
+
+    async def cancel(self, job_id: int, owner: UnixAccount) -> None:
+        _succeeded("scancel", await run("scancel", str(job_id), owner=owner))
+
+
+def job_folder(owner: UnixAccount, key: str) -> Path:
+    """A job's private folder in its owner's home."""
+    return Path(owner.home) / ".local/share/carme/jobs" / key
+
+
+def _arguments(order: Order) -> list[str]:
+    request = order.request
+    gres = ":".join(filter(None, ["gpu", request.gpu_type, str(request.gpus_per_node)]))
+    arguments = [
+        "--no-requeue",  # a second start could make a second server
+        "--export=NONE",
+        f"--job-name={request.name}",
+        f"--comment={Label(request.kind, request.image, order.key)}",
+        f"--partition={order.partition}",
+        f"--nodes={request.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={order.share.cpus}",
+        f"--mem={order.share.memory_mb}M",
+        f"--time={request.minutes}",
+    ]
+    if order.account:
+        arguments.append(f"--account={order.account}")
+    if request.gpus_per_node:
+        arguments.append(f"--gres={gres}")
+    return arguments
+
+
+def _script() -> str:
+    """The same for every job: the job's folder is its working directory."""
+    program = Path(sysconfig.get_path("scripts")) / "carme-job"
+    return f'#!/bin/sh\nexec {program} "$PWD"\n'
+
+
+def _separator() -> str:
+    return f"|{secrets.token_hex(8)}|"
+
+
+async def _ask(*arguments: str) -> str:
+    return _succeeded(arguments[0], await run(*arguments, environment=_TIMES))
+
+
+def _succeeded(program: str, done: Finished) -> str:
+    output = done.output.decode(errors="replace")
+    if done.code != 0:
+        raise refusal(program, done.errors or output)
+    return output

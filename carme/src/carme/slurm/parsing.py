@@ -1,0 +1,246 @@
+"""Slurm's output as our models. Pure functions.
+
+Names and comments of jobs are their owners' free choice and may hold line ends and separators. So
+records are told apart by a separator that is drawn anew for each call and cannot be guessed.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from carme.jobs import Cluster, Job, JobState, Node, Partition, Phase
+from carme.slurm.gateway import Ending
+from carme.slurm.label import Label
+
+QUEUE_FIELDS = ("A", "u", "a", "P", "T", "r", "D", "N", "b", "C", "m", "l", "V", "S", "e", "j", "k")
+ACCOUNTING_FIELDS = (
+    *("JobIDRaw", "User", "Account", "Partition", "State", "ExitCode", "NNodes", "NodeList", "ReqTRES"),
+    *("AllocTRES", "TimelimitRaw", "Submit", "Start", "End", "Reason", "JobName", "Comment"),
+)
+
+_MEMORY_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_UNUSABLE = {
+    *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "NOT_RESPONDING", "UNKNOWN"),
+    *("POWERING_DOWN", "POWERED_DOWN", "REBOOT_ISSUED", "REBOOT", "INVAL", "INVALID_REG", "PLANNED_DOWN"),
+}
+
+
+def records(output: str, separator: str, count: int) -> Iterator[list[str]]:
+    """Records of `count` fields, each field followed by the separator."""
+    fields = output.split(separator)[:-1]
+    for first in range(0, len(fields) - count + 1, count):
+        record = fields[first : first + count]
+        record[0] = record[0].lstrip("\n")
+        yield record
+
+
+def queue(output: str, separator: str) -> list[Job]:
+    """Jobs in squeue's output with QUEUE_FIELDS."""
+    jobs = []
+    for record in records(output, separator, len(QUEUE_FIELDS)):
+        field = dict(zip(QUEUE_FIELDS, record, strict=True))
+        label = Label.read(field["k"])
+        nodes = _count(field["D"])
+        gpus, gpu_type = gres_per_node(field["b"])
+        state = JobState.parse(field["T"])
+        jobs.append(
+            Job(
+                id=int(field["A"]),
+                key=label.key if label else None,
+                kind=label.kind if label else "other",
+                image=label.image if label else None,
+                name=_text(field["j"]),
+                user=field["u"],
+                account=_text(field["a"]),
+                partition=field["P"],
+                state=state,
+                reason=_text(field["r"]),
+                nodes=nodes,
+                node_list=_text(field["N"]),
+                gpus=gpus * nodes,
+                gpu_type=gpu_type,
+                cpus=_count(field["C"]),
+                memory_mb=memory(field["m"], _count(field["C"])) * nodes,
+                minutes_limit=minutes(field["l"]),
+                submitted=time(field["V"]),
+                # For a job that waits these two are only the scheduler's guess.
+                started=None if state.phase is Phase.PENDING else time(field["S"]),
+                ended=time(field["e"]) if state.phase is Phase.OVER else None,
+            )
+        )
+    return jobs
+
+
+def endings(output: str) -> dict[int, Ending]:
+    """How jobs ended, by id: squeue shows `CODE:SIGNAL` (24.11) or the plain wait status (22.05)."""
+    found = {}
+    for line in output.splitlines():
+        match = re.fullmatch(r"(\d+)\s+(\d+)(?::(\d+))?", line.strip())
+        if match:
+            job, value, signal = match.groups()
+            status = int(value)
+            found[int(job)] = (
+                Ending(status >> 8 & 0xFF, status & 0x7F) if signal is None else Ending(status, int(signal))
+            )
+    return found
+
+
+def accounting(output: str, separator: str) -> list[Job]:
+    """Jobs in sacct's output with ACCOUNTING_FIELDS."""
+    jobs = []
+    for record in records(output, separator, len(ACCOUNTING_FIELDS)):
+        field = dict(zip(ACCOUNTING_FIELDS, record, strict=True))
+        if not field["JobIDRaw"].isdecimal():
+            continue  # a step
+        label = Label.read(field["Comment"])
+        state = JobState.parse(field["State"])
+        tres = tres_of(field["AllocTRES"] or field["ReqTRES"])
+        exit_code, _, signal = field["ExitCode"].partition(":")
+        over = state.phase is Phase.OVER
+        gpu_types = [name.removeprefix("gres/gpu:") for name in tres if name.startswith("gres/gpu:")]
+        gpus = tres.get("gres/gpu") or sum(tres[f"gres/gpu:{kind}"] for kind in gpu_types)
+        jobs.append(
+            Job(
+                id=int(field["JobIDRaw"]),
+                key=label.key if label else None,
+                kind=label.kind if label else "other",
+                image=label.image if label else None,
+                name=field["JobName"],
+                user=field["User"],
+                account=field["Account"],
+                partition=field["Partition"],
+                state=state,
+                reason=_text(field["Reason"]),
+                nodes=_count(field["NNodes"]),
+                node_list="" if field["NodeList"] == "None assigned" else field["NodeList"],
+                gpus=int(gpus),
+                gpu_type=gpu_types[0] if len(gpu_types) == 1 else None,
+                cpus=int(tres.get("cpu", 0)),
+                memory_mb=int(tres.get("mem", 0)),
+                minutes_limit=int(field["TimelimitRaw"]) if field["TimelimitRaw"].isdecimal() else None,
+                submitted=time(field["Submit"]),
+                started=time(field["Start"]),
+                ended=time(field["End"]),
+                exit_code=int(exit_code) if over and exit_code.isdecimal() else None,
+                signal=(int(signal) or None) if over and signal.isdecimal() else None,
+            )
+        )
+    return jobs
+
+
+def cluster(nodes: str, partitions: str) -> Cluster:
+    """`scontrol -d -o show node` and `scontrol -o show partition`."""
+    members: dict[str, list[str]] = {}
+    found = []
+    for line in nodes.splitlines():
+        if not line.startswith("NodeName="):
+            continue
+        node = _node(line)
+        found.append(node)
+        for name in filter(None, _value(line, "Partitions").split(",")):
+            members.setdefault(name, []).append(node.name)
+    return Cluster(
+        taken=datetime.now(UTC),
+        nodes=found,
+        partitions=[
+            Partition(
+                name=(name := _value(line, "PartitionName")),
+                state=_value(line, "State") or "UP",
+                default=_value(line, "Default") == "YES",
+                max_minutes=minutes(_value(line, "MaxTime")),
+                node_names=members.get(name, []),
+            )
+            for line in partitions.splitlines()
+            if line.startswith("PartitionName=")
+        ],
+    )
+
+
+def _node(line: str) -> Node:
+    state = _value(line, "State")
+    words = {word.rstrip("*~#!%$@^-") for word in state.split("+")}
+    reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?(?: Comment=.*)?$", line)
+    return Node(
+        name=_value(line, "NodeName"),
+        state=state,
+        cpus=_count(_value(line, "CPUEfctv") or _value(line, "CPUTot")),
+        cpus_used=_count(_value(line, "CPUAlloc")),
+        memory_mb=_count(_value(line, "RealMemory")),
+        memory_used_mb=_count(_value(line, "AllocMem")),
+        gpus=gres(_value(line, "Gres")),
+        gpus_used={kind: count for kind, count in gres(_value(line, "GresUsed")).items() if count},
+        available="*" not in state and not words & _UNUSABLE,
+        reason=reason[1].strip() if reason else "",
+    )
+
+
+def _value(line: str, key: str) -> str:
+    match = re.search(rf"(?:^| ){re.escape(key)}=(\S*)", line)
+    return _text(match[1]) if match else ""
+
+
+def gres(text: str) -> dict[str, int]:
+    """GPUs by type in `gpu:a100:4(S:0-1),gpu:v100:2` or `gpu:2(IDX:0-1)`."""
+    found: dict[str, int] = {}
+    for part in re.sub(r"\([^)]*\)", "", text).split(","):
+        name, *rest = part.split(":")
+        if name != "gpu":
+            continue
+        kind = rest[0] if rest and not rest[0].isdecimal() else "gpu"
+        count = int(rest[-1]) if rest and rest[-1].isdecimal() else 1
+        found[kind] = found.get(kind, 0) + count
+    return found
+
+
+def gres_per_node(text: str) -> tuple[int, str | None]:
+    """Number and type in `gres:gpu:a100:2` (up to 23.02) or `gres/gpu:a100:2` (after)."""
+    found = gres(re.sub(r"gres[:/]", "", text))
+    kinds = [kind for kind in found if kind != "gpu"]
+    return sum(found.values()), kinds[0] if len(kinds) == 1 else None
+
+
+def tres_of(text: str) -> dict[str, float]:
+    """`cpu=2,mem=4000M,gres/gpu:a100=2` as numbers, memory in MiB."""
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if match := re.fullmatch(r"([0-9.]+)([KMGTP]?)", value):
+            unit = _MEMORY_UNITS[match[2]] if name == "mem" else 1.0
+            found[name] = float(match[1]) * unit
+    return found
+
+
+def memory(text: str, cpus: int = 1) -> int:
+    """MiB in `100M`, `2.50G` or, for each processor, `100Mc`."""
+    match = re.fullmatch(r"([0-9.]+)([KMGTP]?)([cn]?)", text)
+    if match is None:
+        return 0
+    amount = float(match[1]) * _MEMORY_UNITS[match[2]]
+    return int(amount * cpus if match[3] == "c" else amount)
+
+
+def minutes(text: str) -> int | None:
+    """Minutes of `1-02:03:04`, `1:30:00`, `30:00`; None for UNLIMITED and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, mins, _ = (int(part or 0) for part in match.groups())
+    return days * 1440 + hours * 60 + mins
+
+
+def time(text: str) -> datetime | None:
+    """A moment in seconds since 1970 or, by commands that know no format, as UTC text."""
+    if text.isdecimal():
+        return datetime.fromtimestamp(int(text), UTC) if int(text) else None
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+    except ValueError:
+        return None  # N/A, Unknown, None
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _text(text: str) -> str:
+    return "" if text in ("(null)", "N/A", "None") else text

@@ -1,0 +1,100 @@
+"""Running a program: an argument list, no shell, a time limit, a limit on what it may print."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import NamedTuple
+
+from carme.errors import SlurmError
+from carme.slurm.account import UnixAccount
+
+TIMEOUT = 30.0  # seconds; Slurm's own limits are shorter
+OUTPUT_OF_USERS = 4 << 20  # bytes; a program that runs as a user must not fill our memory
+
+
+class Finished(NamedTuple):
+    """How a program ended and what it wrote."""
+
+    code: int
+    output: bytes
+    errors: str
+
+
+async def run(
+    *arguments: str,
+    owner: UnixAccount | None = None,
+    stdin: bytes = b"",
+    environment: dict[str, str] | None = None,
+) -> Finished:
+    """Run a program as its `owner`, in a clean environment and a private session, else as ourselves.
+
+    Raises:
+        SlurmError: It is not installed, did not end in time, or printed too much.
+    """
+    program = arguments[0].rsplit("/", 1)[-1]
+    account = owner or UnixAccount.numbered(os.getuid())
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=account.environment() | (environment or {}),
+            cwd="/",
+            start_new_session=True,
+            umask=0o077,
+            **(owner.identity() if owner else {}),
+        )
+    except FileNotFoundError:
+        raise SlurmError(
+            f"The program {program} is not installed on this host.", "Install Slurm's client programs."
+        ) from None
+    except PermissionError as error:
+        raise SlurmError(
+            f"{program} cannot be run as {account.name}: {error.strerror}.",
+            "Run the broker as root, and see that every account may execute that program.",
+        ) from None
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            return await _finish(process, stdin, OUTPUT_OF_USERS if owner else None)
+    except TimeoutError:
+        raise SlurmError(
+            f"Slurm does not answer: {program} had not ended after {TIMEOUT:.0f} seconds.",
+            "Running jobs go on; try again in a moment, or tell an administrator.",
+            code="slurm-away",
+        ) from None
+    except _TooMuch:
+        raise SlurmError(f"{program} printed more than {OUTPUT_OF_USERS} bytes.") from None
+    finally:
+        try:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        finally:
+            # What it started may still hold its pipes; asyncio offers no other way to let go of them.
+            process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _TooMuch(Exception):
+    pass
+
+
+async def _finish(process: asyncio.subprocess.Process, stdin: bytes, limit: int | None) -> Finished:
+    assert process.stdin and process.stdout and process.stderr
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(stdin)
+        await process.stdin.drain()
+        process.stdin.close()
+    output, errors = await asyncio.gather(_read(process.stdout, limit), _read(process.stderr, limit))
+    return Finished(await process.wait(), output, errors.decode(errors="replace"))
+
+
+async def _read(stream: asyncio.StreamReader, limit: int | None) -> bytes:
+    parts = bytearray()
+    while part := await stream.read(1 << 16):
+        parts += part
+        if limit is not None and len(parts) > limit:
+            raise _TooMuch
+    return bytes(parts)

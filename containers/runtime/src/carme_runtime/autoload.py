@@ -1,0 +1,11 @@
+"""What PyTorch calls when it is imported (entry point `torch.backends`)."""
+
+from importlib.util import find_spec
+
+
+def register_backend() -> None:
+    """Make the `torch.distributed` backend `carme` known; nothing where the native core was left out."""
+    if find_spec("carme_runtime._core"):
+        from carme_runtime.torch import register
+
+        register()

@@ -1,0 +1,112 @@
+"""Messages on a connection: JSON objects, each behind its length, and sealed where a key is known."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import struct
+from typing import Any
+
+Message = dict[str, Any]
+
+UNKNOWN_PEER_LIMIT = 4096  # bytes of one frame before the peer has proved that it knows the key
+FRAME_LIMIT = 16 * 2**20  # a start message carries a whole environment, which may be some MiB
+BACKLOG_LIMIT = 64 * 2**20  # output is bounded by windows: whoever lets so much pile up does not read
+SEAL_BYTES = hashlib.sha256().digest_size
+
+
+class FrameError(Exception):
+    """The peer sent what no agent or client sends."""
+
+
+class LinkClosed(Exception):
+    """The peer closed the connection, or it broke."""
+
+
+class Link:
+    """A connection that carries messages.
+
+    After `seal`, every frame carries a MAC over its position and content, so nothing can be
+    changed, dropped, repeated or added on the way.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._keys: tuple[bytes, bytes] | None = None
+        self._sent = self._received = 0
+        self.limit = limit
+        self.heard = asyncio.get_running_loop().time()
+
+    def seal(self, *, sending: bytes, receiving: bytes) -> None:
+        """From here on seal outgoing frames with `sending`, and demand seals made with `receiving`."""
+        self._keys = (sending, receiving)
+        self.limit = FRAME_LIMIT
+
+    def send(self, message: Message) -> None:
+        """Queue `message`. A connection that is closed, or whose peer never reads, swallows it."""
+        transport = self._writer.transport
+        if transport.is_closing():
+            return
+        content = json.dumps(message, separators=(",", ":")).encode("ascii")
+        if self._keys:
+            content = _seal(self._keys[0], self._sent, content) + content
+            self._sent += 1
+        self._writer.write(struct.pack("!I", len(content)) + content)
+        if transport.get_write_buffer_size() > BACKLOG_LIMIT:
+            transport.abort()
+
+    async def receive(self) -> Message:
+        """Wait for the next message.
+
+        Raises:
+            FrameError: what came is not a frame of this protocol.
+            LinkClosed: nothing more will come.
+        """
+        try:
+            (length,) = struct.unpack("!I", await self._reader.readexactly(4))
+            if length > self.limit:
+                raise FrameError(f"a frame of {length} bytes, where {self.limit} are allowed")
+            content = await self._reader.readexactly(length)
+        except asyncio.IncompleteReadError as error:
+            raise LinkClosed("the connection ended within a frame" if error.partial else "closed") from None
+        except OSError as error:
+            raise LinkClosed(error.strerror or "the connection broke") from None
+        if self._keys:
+            seal, content = content[:SEAL_BYTES], content[SEAL_BYTES:]
+            if not hmac.compare_digest(seal, _seal(self._keys[1], self._received, content)):
+                raise FrameError("a frame whose seal does not fit")
+            self._received += 1
+        self.heard = asyncio.get_running_loop().time()
+        try:
+            message = json.loads(content)
+        except (ValueError, RecursionError):
+            raise FrameError("a frame that is not JSON") from None
+        if not isinstance(message, dict):
+            raise FrameError("a frame that is not a JSON object")
+        return message
+
+    async def flush(self, seconds: float) -> None:
+        """Give what was sent up to `seconds` to leave this process, then close."""
+        self._writer.close()
+        try:
+            await asyncio.wait_for(self._writer.wait_closed(), seconds)
+        except (OSError, asyncio.TimeoutError):
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._writer.transport.abort()
+
+    def local_address(self) -> str:
+        """The address of this host that the peer sees."""
+        return self._writer.get_extra_info("sockname")[0]
+
+    def peer_address(self) -> str:
+        """The peer's address, for messages."""
+        name = self._writer.get_extra_info("peername")
+        return str(name[0]) if name else "an unknown address"
+
+
+def _seal(key: bytes, position: int, content: bytes) -> bytes:
+    return hmac.new(key, struct.pack("!Q", position) + content, hashlib.sha256).digest()

@@ -1,0 +1,96 @@
+"""Which rank runs where, and what it is told about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.fabric import Member, Members
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank runs."""
+
+    rank: int
+    member: Member
+    node_rank: int
+    local_rank: int
+    local_size: int
+
+
+def place(
+    members: Members, *, ranks: int | None = None, nodes: int | None = None, per_node: int | None = None
+) -> list[Place]:
+    """Spread a run evenly over nodes, in blocks: the first ranks on the first node, and so on.
+
+    Args:
+        members: the nodes that are there.
+        ranks: how many in all; None: `per_node` on each node.
+        nodes: use the first so many nodes; None: all.
+        per_node: at most so many on a node; None: one per device, and without devices one (or
+            as many as `ranks` needs).
+
+    Raises:
+        CarmeRuntimeError: there is no room for it.
+    """
+    used = members.present[:nodes]
+    if per_node is not None:
+        room = [per_node] * len(used)
+    elif any(member.devices for member in used):
+        room = [member.devices for member in used]
+    else:
+        room = [1 if ranks is None else ranks] * len(used)
+    if ranks is None:
+        counts = room
+    elif ranks > sum(room):
+        raise _no_room(ranks, used, per_node)
+    else:
+        counts = [0] * len(used)
+        for _ in range(ranks):
+            free = [index for index in range(len(used)) if counts[index] < room[index]]
+            counts[min(free, key=counts.__getitem__)] += 1
+    places: list[Place] = []
+    filled = [(member, count) for member, count in zip(used, counts, strict=True) if count]
+    for node_rank, (member, count) in enumerate(filled):
+        places += [Place(len(places) + local, member, node_rank, local, count) for local in range(count)]
+    return places
+
+
+def rank_environment(
+    place: Place, places: list[Place], master_port: int, caller: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that the rank at `place`, one of `places`, gets on top of the caller's."""
+    several = places[-1].node_rank > 0
+    variables = {
+        "RANK": place.rank,
+        "WORLD_SIZE": len(places),
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "NODE_RANK": place.node_rank,
+        "GROUP_RANK": place.node_rank,
+        "MASTER_ADDR": places[0].member.address if several else "127.0.0.1",
+        "MASTER_PORT": master_port,
+        "PYTHONUNBUFFERED": 1,
+    }
+    if "OMP_NUM_THREADS" not in caller:
+        variables["OMP_NUM_THREADS"] = max(1, place.member.cpus // place.local_size)
+    if several and place.member.interface:
+        # Gloo would take the address that the host's own name has, which on many hosts is a loopback one.
+        variables["GLOO_SOCKET_IFNAME"] = caller.get("GLOO_SOCKET_IFNAME", place.member.interface)
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _no_room(ranks: int, used: tuple[Member, ...], per_node: int | None) -> CarmeRuntimeError:
+    if per_node is not None:
+        most = per_node * len(used)
+        return CarmeRuntimeError(
+            f"{ranks} ranks were asked for, but --devices-per-node {per_node} leaves room for {most} "
+            f"(nodes: {len(used)}).",
+            f"Use -n {most} or less, or a larger --devices-per-node.",
+        )
+    most = sum(member.devices for member in used)
+    listed = ", ".join(f"{member.host}: {member.devices}" for member in used)
+    return CarmeRuntimeError(
+        f"{ranks} ranks were asked for, but the job has room for {most}, one per GPU ({listed}).",
+        f"Use -n {most} or less, or --devices-per-node K for K ranks on each node whatever GPUs it has.",
+    )

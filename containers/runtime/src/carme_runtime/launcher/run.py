@@ -1,0 +1,204 @@
+"""One run, from the start of its ranks to its exit code."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from carme_runtime.fabric import Fabric
+from carme_runtime.launcher.output import Lines, Printer, Tail
+from carme_runtime.launcher.placement import Place, rank_environment
+
+INTERRUPT_GRACE = 10.0  # seconds that ranks have to end by themselves after Ctrl-C
+BROKEN_OUTPUT = 128 + signal.SIGPIPE
+
+
+class Run:
+    """A run on `fabric` at `places`; `command` is an argument list, the same for all ranks."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        places: list[Place],
+        command: list[str],
+        cwd: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._fabric = fabric
+        self._places = places
+        self._command = command
+        self._cwd = cwd
+        self._environment = dict(environment)
+        self._loop = asyncio.get_running_loop()
+        colour = {stream: os.isatty(stream) and "NO_COLOR" not in environment for stream in (1, 2)}
+        self._lines = {
+            (place.rank, stream): Lines(place.rank, colour[stream]) for place in places for stream in (1, 2)
+        }
+        self._tails = {place.rank: Tail() for place in places}
+        self._hosts = {place.rank: place.member.host for place in places}
+        self._open = {
+            place.member.number: place.member.host for place in places
+        }  # nodes that still run ranks
+        self._failed: tuple[int, int] | None = None  # rank and code of the first that failed
+        self._trouble: tuple[int, str] | None = None  # exit code and sentence, where no rank is to blame
+        self._interrupts = 0
+        self._started = False
+        self._stopping = False
+        self._printer = Printer(lambda: self._in_loop(self._output_broke))
+
+    async def execute(self) -> int:
+        """Start the ranks, show their output, and return the exit code of the run.
+
+        0 when all ranks ended with 0, else that of the rank that failed first (128 + number for a
+        signal). All ranks have ended, or are out of reach, when this returns.
+        """
+        for number, handler in (
+            (signal.SIGINT, self._interrupt),
+            (signal.SIGTERM, self._terminate),
+            (signal.SIGHUP, self._terminate),
+        ):
+            self._loop.add_signal_handler(number, handler)
+        # No port is known before rank 0's node has found a free one.
+        self._fabric.send(self._places[0].member.number, {"type": "port"})
+        while self._open:
+            event = await self._fabric.next_event()
+            if event.gone:
+                self._blame(1, "The job's agent on this node was lost, and the run with it. Start a new job.")
+                break
+            if event.node is None:
+                self._check_members()
+            elif event.node in self._open:
+                self._take(event.node, event.content)
+        for (_, stream), lines in self._lines.items():
+            self._printer.put(stream, lines.finish())
+        code = self._conclude()
+        await self._loop.run_in_executor(None, self._printer.close)
+        return code
+
+    def _take(self, node: int, event: dict[str, Any]) -> None:
+        kind = event["type"]
+        if kind == "port":
+            if self._stopping or self._interrupts:
+                self._open.clear()
+            else:
+                self._start(event["port"])
+        elif kind == "refused":
+            self._blame(
+                1, f"{event['message']} Use files and programs that every node has at the same place."
+            )
+            self._stop()
+        elif kind == "output":
+            rank, stream, text = event["rank"], event["stream"], event["text"]
+            if stream == 2:
+                self._tails[rank].feed(text)
+            allow = functools.partial(
+                self._in_loop, self._fabric.send, node, {"type": "more", "bytes": event["bytes"]}
+            )
+            self._printer.put(stream, self._lines[rank, stream].feed(text), allow)
+        elif kind == "exit":
+            if event["code"] != 0 and not self._failed and not self._stopping:
+                self._failed = (event["rank"], event["code"])
+                if not self._interrupts:
+                    self._stop()
+        elif kind == "over":
+            del self._open[node]
+
+    def _start(self, port: int) -> None:
+        self._started = True
+        for node in self._open:
+            ranks = [
+                {
+                    "rank": place.rank,
+                    "environment": rank_environment(place, self._places, port, self._environment),
+                }
+                for place in self._places
+                if place.member.number == node
+            ]
+            request = {"command": self._command, "cwd": self._cwd, "environment": self._environment}
+            self._fabric.send(node, {"type": "start", "ranks": ranks} | request)
+
+    def _check_members(self) -> None:
+        present = {member.number for member in self._fabric.members.present}
+        lost = [node for node in self._open if node not in present]
+        if not lost and 0 in present:
+            return
+        hosts = [self._open[node] for node in lost] if 0 in present else [self._fabric.members.lost[-1]]
+        named = " and ".join(hosts)
+        self._blame(
+            1,
+            f"The agent of {named} was lost, so the run was ended. See whether the node is down (sinfo -R); "
+            "start a new job, or go on with fewer --nodes.",
+        )
+        for node in lost:
+            del self._open[node]
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._send_all({"type": "stop"})
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._send_all({"type": "signal", "signal": signal.SIGINT})
+            self._loop.call_later(INTERRUPT_GRACE, self._stop)
+        else:
+            self._send_all({"type": "signal", "signal": signal.SIGKILL})
+
+    def _terminate(self) -> None:
+        self._blame(128 + signal.SIGTERM, "The run was ended by a signal.")
+        self._stop()
+
+    def _output_broke(self) -> None:
+        self._blame(BROKEN_OUTPUT, "")
+        self._stop()
+
+    def _send_all(self, request: dict[str, Any]) -> None:
+        for node in self._open:
+            self._fabric.send(node, request)
+
+    def _blame(self, code: int, sentence: str) -> None:
+        if not self._trouble and not self._failed:
+            self._trouble = (code, sentence)
+
+    def _conclude(self) -> int:
+        """Say how the run ended, unless it ended well."""
+        if self._trouble:
+            code, sentence = self._trouble
+            if sentence:
+                self._printer.put(2, f"carme-run: {sentence}\n")
+            return code
+        if not self._failed:
+            return 128 + signal.SIGINT if self._interrupts and (self._stopping or not self._started) else 0
+        rank, code = self._failed
+        if self._interrupts:
+            self._printer.put(2, "carme-run: The run was interrupted.\n")
+        else:
+            self._printer.put(2, self._report(rank, code))
+        return code if code > 0 else 128 - code
+
+    def _report(self, rank: int, code: int) -> str:
+        how = f"ended with exit code {code}" if code > 0 else f"was killed by {_signal_name(-code)}"
+        sentence = f"carme-run: Rank {rank} on {self._hosts[rank]} {how}"
+        sentence += ", so the others were stopped." if len(self._places) > 1 else "."
+        if code == -signal.SIGKILL:
+            sentence += " This is often a lack of memory: use less of it, or start a job with more."
+        tail = self._tails[rank].report()
+        if tail:
+            sentence += f" Its last error output:\n{tail}"
+        return sentence + "\n"
+
+    def _in_loop(self, call: Any, *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,5 @@
+"""The processes of a run on one node."""
+
+from carme_runtime.ranks.node import Node
+
+__all__ = ["Node"]

@@ -1,0 +1,324 @@
+"""Starts ranks on this node, streams their output, and ends them.
+
+A run is known by its channel. Requests to a node and the events that answer them are JSON objects:
+
+    {"type": "port"}                              -> {"type": "port", "port": number}
+    {"type": "start", "command", "cwd", "environment", "ranks": [{"rank", "environment"}]}
+    {"type": "signal", "signal": number}          to the process groups of all ranks
+    {"type": "stop"}                              SIGTERM, and after a grace period SIGKILL
+    {"type": "more", "bytes": count}              so much of the output was printed
+
+    {"type": "refused", "message": text}          a rank could not be started
+    {"type": "output", "rank", "stream": 1 or 2, "text", "bytes"}
+    {"type": "exit", "rank", "code"}              negative: the signal that killed it
+    {"type": "over"}                              all ranks ended, and their output is complete
+"""
+
+import asyncio
+import codecs
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from carme_runtime.ranks.keeper import Keeper
+
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+WINDOW = 2**20  # bytes of output of one run that may be on their way to whoever prints it
+CHUNK = 2**16  # bytes read from a rank at once
+LINGER = 1.0  # seconds that a pipe held open by a stray grandchild is read on after the last rank
+GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+
+# These describe the node, not the run: each node's own value counts, whatever the caller has.
+NODE_VARIABLES = (
+    "CARME_AGENT", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL", "HOSTNAME", "SLURMD_NODENAME",
+    "SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE", "SLURM_CPU_BIND",
+    "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_TOPOLOGY_ADDR",
+)  # fmt: skip
+
+Reply = Callable[[dict[str, Any]], None]
+
+
+class Node:
+    """Runs the ranks of any number of runs on this node.
+
+    Args:
+        environment: the node's own environment, from which NODE_VARIABLES are taken.
+        address: at which other nodes reach this one.
+    """
+
+    def __init__(self, environment: Mapping[str, str], address: str) -> None:
+        self._environment = dict(environment)
+        self._keeper = Keeper()
+        self._runs: dict[str, _Run] = {}
+        self.host = environment.get("SLURMD_NODENAME") or socket.gethostname()
+        self.address = address
+
+    def about(self) -> dict[str, Any]:
+        """What others need to know of this node to place ranks on it."""
+        return {
+            "host": self.host,
+            "address": self.address,
+            "devices": count_devices(self._environment),
+            "cpus": len(os.sched_getaffinity(0)),
+            "interface": _interface(self.address),
+        }
+
+    def announce_agent(self, socket_path: Path) -> None:
+        """Name the agent's socket to the ranks as CARME_AGENT."""
+        self._environment["CARME_AGENT"] = str(socket_path)
+
+    def handle(self, channel: str, request: dict[str, Any], reply: Reply) -> None:
+        """Do what a request of the run `channel` asks; `reply` takes the events."""
+        run = self._runs.get(channel)
+        if request["type"] == "port":
+            reply({"type": "port", "port": self._free_port()})
+        elif request["type"] == "start" and not run:
+            run = _Run(self._keeper, self._node_environment(), self.host, reply)
+            self._runs[channel] = run
+            run.over.add_done_callback(lambda _: self._runs.pop(channel, None))
+            run.start(request)
+        elif run and request["type"] == "signal":
+            run.signal(signal.Signals(request["signal"]))
+        elif run and request["type"] == "stop":
+            run.stop()
+        elif run and request["type"] == "more":
+            run.allow(int(request["bytes"]))
+
+    def end(self, channel: str) -> None:
+        """Nobody listens to the run `channel` any more: stop it."""
+        run = self._runs.get(channel)
+        if run:
+            run.abandon()
+
+    def channels(self) -> list[str]:
+        """The runs that have ranks here."""
+        return list(self._runs)
+
+    async def close(self) -> None:
+        """Stop all runs, wait until every rank is gone."""
+        runs = list(self._runs.values())
+        for run in runs:
+            run.stop()
+        await asyncio.gather(*(run.over for run in runs))
+        self._keeper.close()
+
+    def _node_environment(self) -> dict[str, str | None]:
+        return {name: self._environment.get(name) for name in NODE_VARIABLES}
+
+    def _free_port(self) -> int:
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.bind(("", 0))
+            return probe.getsockname()[1]
+
+
+def count_devices(environment: Mapping[str, str]) -> int:
+    """How many GPUs CUDA_VISIBLE_DEVICES names; 0 when it is not set."""
+    names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
+    return len([name for name in names if name not in ("", "-1", "NoDevFiles")])
+
+
+def _interface(address: str) -> str:
+    """The interface whose first IPv4 address is `address`; empty when there is none."""
+    try:
+        wanted = socket.inet_aton(socket.gethostbyname(address))
+    except OSError:
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                request = struct.pack("256s", name.encode())
+                if fcntl.ioctl(probe, GET_INTERFACE_ADDRESS, request)[20:24] == wanted:
+                    return name
+    return ""
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    running: bool = True
+    streams: dict[int, "_Stream"] = field(default_factory=dict)
+
+
+@dataclass
+class _Stream:
+    number: int  # 1 or 2
+    pipe: IO[bytes]
+    decoder: codecs.IncrementalDecoder
+
+
+class _Run:
+    def __init__(
+        self, keeper: Keeper, node_environment: dict[str, str | None], host: str, reply: Reply
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._keeper = keeper
+        self._node_environment = node_environment
+        self._host = host
+        self._reply = reply
+        self._ranks: list[_Rank] = []
+        self._window = WINDOW
+        self._paused = False
+        self._abandoned = False
+        self._reaped = False
+        self._grace: asyncio.TimerHandle | None = None
+        self.over: asyncio.Future[None] = self._loop.create_future()
+
+    def start(self, request: dict[str, Any]) -> None:
+        command, cwd = list(request["command"]), request["cwd"]
+        if not Path(cwd).is_dir():
+            self._refuse(f"The folder {cwd} does not exist on {self._host}.")
+            return
+        base = dict(request["environment"])
+        for name, value in self._node_environment.items():
+            base.pop(name, None)
+            if value is not None:
+                base[name] = value
+        for rank in request["ranks"]:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=cwd,
+                    env=base | rank["environment"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                self._refuse(f"{command[0]} cannot be started on {self._host}: {reason}.")
+                return
+            self._keeper.watch(process.pid)
+            self._add(_Rank(rank["rank"], process))
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._reaped:
+            return
+        for rank in self._ranks:
+            # A rank that ended is still a zombie, so its number cannot belong to somebody else.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.process.pid, number)
+
+    def stop(self) -> None:
+        if self._grace is None and not self.over.done():
+            self._grace = self._loop.call_later(GRACE, self.signal, signal.SIGKILL)
+            self.signal(signal.SIGTERM)
+
+    def abandon(self) -> None:
+        """Stop, and throw the output away, so that no rank waits for a reader."""
+        self._abandoned = True
+        self._reply = lambda event: None
+        self.allow(0)
+        self.stop()
+
+    def allow(self, count: int) -> None:
+        self._window += count
+        if self._paused and (self._window > 0 or self._abandoned):
+            self._paused = False
+            for rank in self._ranks:
+                for stream in rank.streams.values():
+                    self._listen(rank, stream)
+
+    def _refuse(self, message: str) -> None:
+        self._reply({"type": "refused", "message": message})
+        self.stop()
+        self._finish_when_all_ended()
+
+    def _add(self, rank: _Rank) -> None:
+        self._ranks.append(rank)
+        for number, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
+            assert pipe
+            os.set_blocking(pipe.fileno(), False)
+            stream = _Stream(number, pipe, codecs.getincrementaldecoder("utf-8")("replace"))
+            rank.streams[number] = stream
+            if not self._paused:
+                self._listen(rank, stream)
+        # A thread, because neither pidfd nor asyncio's own watcher tells of the exit on every Python
+        # while a grandchild holds the pipes.
+        threading.Thread(target=self._wait, args=(rank,), daemon=True).start()
+
+    def _wait(self, rank: _Rank) -> None:
+        found = os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOWAIT)
+        assert found
+        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            self._loop.call_soon_threadsafe(self._exited, rank, code)
+
+    def _exited(self, rank: _Rank, code: int) -> None:
+        rank.running = False
+        self._reply({"type": "exit", "rank": rank.number, "code": code})
+        self._finish_when_all_ended()
+
+    def _finish_when_all_ended(self) -> None:
+        if self._reaped or any(rank.running for rank in self._ranks):
+            return
+        if self._grace:
+            self._grace.cancel()
+        self.signal(signal.SIGKILL)  # children that ranks left behind
+        for rank in self._ranks:
+            self._keeper.forget(rank.process.pid)
+            rank.process.wait()
+        self._reaped = True
+        self._loop.call_later(LINGER, self._drop_held_pipes)
+        self._settle()
+
+    def _drop_held_pipes(self) -> None:
+        """Close pipes that a process outside the rank's group holds open, once nothing is left in them."""
+        if self._paused:
+            self._loop.call_later(LINGER, self._drop_held_pipes)
+            return
+        for rank in self._ranks:
+            for stream in list(rank.streams.values()):
+                self._read(rank, stream)
+                if stream.number in rank.streams:
+                    self._close(rank, stream)
+
+    def _listen(self, rank: _Rank, stream: _Stream) -> None:
+        self._loop.add_reader(stream.pipe.fileno(), self._read, rank, stream)
+
+    def _read(self, rank: _Rank, stream: _Stream) -> None:
+        try:
+            data = os.read(stream.pipe.fileno(), CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            self._close(rank, stream)
+            return
+        self._send_output(rank, stream, stream.decoder.decode(data), len(data))
+        self._window -= len(data)
+        if self._window <= 0 and not self._abandoned and not self._paused:
+            self._paused = True
+            for each in self._ranks:
+                for open_stream in each.streams.values():
+                    self._loop.remove_reader(open_stream.pipe.fileno())
+
+    def _close(self, rank: _Rank, stream: _Stream) -> None:
+        self._loop.remove_reader(stream.pipe.fileno())
+        stream.pipe.close()
+        del rank.streams[stream.number]
+        self._send_output(rank, stream, stream.decoder.decode(b"", final=True), 0)
+        self._settle()
+
+    def _send_output(self, rank: _Rank, stream: _Stream, text: str, count: int) -> None:
+        if text or count:
+            event = {"type": "output", "rank": rank.number, "stream": stream.number}
+            self._reply(event | {"text": text, "bytes": count})
+
+    def _settle(self) -> None:
+        if self._reaped and not self.over.done() and not any(rank.streams for rank in self._ranks):
+            self._reply({"type": "over"})
+            self.over.set_result(None)

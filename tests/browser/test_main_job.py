@@ -1,0 +1,116 @@
+"""The main job with a mouse and a keyboard: every page that a researcher meets on the way."""
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+from demo_site import DemoSite
+
+
+def log_in(page: Page, demo: DemoSite, user: str = "user1") -> None:
+    page.goto("/")
+    page.get_by_label("User name").fill(user)
+    page.get_by_label("Password").fill(demo.passwords[user])
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
+
+
+def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Callable[[str], None]) -> None:
+    page.goto("/")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    keep("1-sign-in")
+    log_in(page, demo)
+    keep("2-dashboard")
+
+    page.get_by_label("Title").fill("Digits on four GPUs")
+    page.get_by_label("Image").select_option("torch")
+    page.get_by_label("GPUs per node").fill("2")
+    page.get_by_label("Nodes").fill("2")
+    page.get_by_label("Time in minutes").fill("20")
+    keep("3-start-form")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_role("heading", name="Digits on four GPUs")).to_be_visible()
+    keep("4-starting")
+    # The page follows by itself: nothing is reloaded here.
+    expect(page.locator(".status .state")).to_have_text("Running", timeout=120_000)
+    keep("5-running")
+
+    page.get_by_role("link", name="Open").click()
+    expect(page.locator(".jp-Launcher")).to_be_visible(timeout=120_000)
+    keep("6-jupyterlab")
+    page.locator('.jp-LauncherCard[data-category="Notebook"]').first.click()
+    cell = page.locator(".jp-Notebook .jp-CodeCell .cm-content").first
+    cell.click()
+    page.keyboard.type("!carme-run -n 4 /opt/carme/examples/digits.py --epochs 2")
+    expect(page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
+    page.keyboard.press("Shift+Enter")
+    output = page.locator(".jp-OutputArea-output").first
+    expect(output).to_contain_text(re.compile(r"\[rank 0\].*accuracy", re.S), timeout=120_000)
+    keep("7-training")
+
+    page.goto("/")
+    page.get_by_role("link", name=re.compile("^Stop")).first.click()
+    expect(page.get_by_role("heading", name=re.compile("^Stop"))).to_be_visible()
+    keep("8-stop")
+    page.get_by_role("button", name="Stop the session").click()
+    expect(page.locator(".status .state")).to_have_text("Ended", timeout=60_000)
+    keep("9-ended")
+    page.get_by_role("link", name="Jobs").click()
+    expect(page.get_by_role("main")).to_contain_text("session-")
+    keep("10-jobs")
+
+
+def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSite) -> None:
+    page.goto("/")
+    page.keyboard.type("user1")  # the first field has the focus
+    page.keyboard.press("Tab")
+    page.keyboard.type(demo.passwords["user1"])
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
+    page.get_by_label("Image").focus()
+    page.keyboard.type("Jupyter")
+    page.get_by_label("Title").focus()
+    page.keyboard.type("By keyboard")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="By keyboard")).to_be_visible()
+    expect(page.locator(".status .state")).to_have_text("Running", timeout=120_000)
+    page.get_by_role("link", name="Stop").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Stop the session")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".status .state")).to_have_text("Ended", timeout=60_000)
+
+
+def test_a_refused_start_keeps_what_was_typed_and_says_why(
+    page: Page, demo: DemoSite, keep: Callable[[str], None]
+) -> None:
+    log_in(page, demo)
+    page.get_by_label("Title").fill("Too much")
+    page.locator("form.start-form").evaluate("form => { form.noValidate = true; }")
+    page.get_by_label("GPUs per node").fill("9")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.locator(".errorlist")).to_contain_text("9 were asked for")
+    expect(page.get_by_label("Title")).to_have_value("Too much")
+    keep("11-refused")
+
+
+def test_pages_fit_a_phone(page: Page, demo: DemoSite, keep: Callable[[str], None]) -> None:
+    page.set_viewport_size({"width": 375, "height": 740})
+    log_in(page, demo)
+    for path in ("/", "/jobs/"):
+        page.goto(path)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 375, f"{path} is {width} pixels wide"
+    page.goto("/")
+    keep("12-phone")
+
+
+def test_nothing_is_loaded_from_elsewhere(page: Page, demo: DemoSite) -> None:
+    seen: list[str] = []
+    page.on("request", lambda request: seen.append(request.url))
+    log_in(page, demo)
+    page.goto("/jobs/")
+    assert seen
+    elsewhere = [url for url in seen if not url.startswith((demo.url + "/", "data:"))]
+    assert not elsewhere

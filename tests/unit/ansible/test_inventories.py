@@ -1,0 +1,170 @@
+"""Both inventories make a complete site: what the roles write from them is what its readers accept."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import carme.config
+
+ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
+Playbook = Callable[..., subprocess.CompletedProcess[str]]
+
+# Runs only the checks of the role carme, then writes the templates to a folder here instead of to the host.
+RENDER = """
+- hosts: head
+  connection: local
+  gather_facts: false
+  vars:
+    ansible_become: false
+  roles:
+    - carme
+    - {role: slurm_common, when: false}
+    - {role: reverse_proxy, when: false}
+  tasks:
+    - ansible.builtin.copy:
+        dest: "{{ output }}/rendered.json"
+        content: "{{ texts | to_json }}"
+      vars:
+        ansible_facts: {os_family: Debian}
+        texts:
+          carme.toml: "{{ lookup('template', roles ~ '/base/templates/carme.toml.j2') }}"
+          slurm.conf: "{{ lookup('template', roles ~ '/slurm_common/templates/slurm.conf.j2') }}"
+          gres.conf: "{{ lookup('template', roles ~ '/slurm_common/templates/gres.conf.j2') }}"
+          carme.conf: "{{ lookup('template', roles ~ '/reverse_proxy/templates/carme.conf.j2') }}"
+"""
+DEMO_HOSTS = {
+    "head": {"hosts": {"head": {"ansible_connection": "local"}}},
+    "compute": {"hosts": {"n1": {}, "n2": {}}},
+}
+DEMO_SETTINGS = {
+    "demo_gpus_per_node": 4,
+    "site_url": "https://localhost:8443",
+    "demo_users": [{"name": "user1", "password": "secret", "uid": 2001, "admin": False}],
+    "carme_head_address": "10.77.0.2",
+}
+
+
+@dataclass
+class Rendered:
+    """What the templates gave."""
+
+    folder: Path
+
+    def lines(self, name: str) -> list[str]:
+        return [line for line in (self.folder / name).read_text().splitlines() if line and line[0] != "#"]
+
+    def settings(self) -> dict[str, str]:
+        """The lines KEY=value of slurm.conf that are not about nodes or partitions."""
+        pairs = [line.split("=", 1) for line in self.lines("slurm.conf") if " " not in line.split("=", 1)[0]]
+        return {key: value for key, value in pairs if key not in ("NodeName", "PartitionName")}
+
+
+def demo_arguments(folder: Path) -> list[str]:
+    hosts, settings = folder / "hosts.yml", folder / "settings.json"
+    hosts.write_text(json.dumps(DEMO_HOSTS))
+    settings.write_text(json.dumps(DEMO_SETTINGS))
+    return ["-i", "inventories/demo", "-i", str(hosts), "-e", f"@{settings}"]
+
+
+def render(playbook: Playbook, folder: Path, arguments: list[str]) -> Rendered:
+    play = folder / "render.yml"
+    play.write_text(RENDER)
+    done = playbook(*arguments, "-e", f"output={folder}", "-e", f"roles={ANSIBLE / 'roles'}", play)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, text in json.loads((folder / "rendered.json").read_text()).items():
+        (folder / name).write_text(text)
+    return Rendered(folder)
+
+
+@pytest.fixture(scope="module")
+def example(playbook: Playbook, tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    return render(playbook, tmp_path_factory.mktemp("example"), ["-i", "inventories/example"])
+
+
+@pytest.fixture(scope="module")
+def demo(playbook: Playbook, tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    folder = tmp_path_factory.mktemp("demo")
+    return render(playbook, folder, demo_arguments(folder))
+
+
+def test_the_example_makes_a_site_configuration_that_carme_accepts(example: Rendered) -> None:
+    settings = carme.config.load(example.folder / "carme.toml")
+    assert settings.site.url == "https://carme.example.org"
+    assert settings.slurm.cluster == "example"
+    assert settings.sessions.maximum_minutes == 2880
+    assert settings.portal.database == "postgresql:///carme-portal"
+
+
+def test_the_demo_makes_a_site_configuration_that_carme_accepts(demo: Rendered) -> None:
+    settings = carme.config.load(demo.folder / "carme.toml")
+    assert settings.site.url == "https://localhost:8443"
+    assert settings.hub.listen == "http://10.77.0.2:8081"
+    assert list(settings.broker.services) == ["carme-hub", "carme-portal"]
+
+
+def test_the_example_describes_its_nodes_to_slurm(example: Rendered) -> None:
+    nodes = [line for line in example.lines("slurm.conf") if line.startswith("NodeName=")]
+    assert len(nodes) == 10
+    assert "NodeName=gpu01.example.org CPUs=128 RealMemory=1000000 Gres=gpu:a100:4 Sockets=2" in nodes[0]
+    assert "Gres=gpu:h200:8" in nodes[-1]
+    assert example.settings()["AccountingStorageTRES"] == "gres/gpu,gres/gpu:a100,gres/gpu:h200"
+    partitions = [line for line in example.lines("slurm.conf") if line.startswith("PartitionName=")]
+    assert [("Default=YES" in line, "MaxTime=60 " in line) for line in partitions] == [
+        (True, False),
+        (False, True),
+    ]
+    assert len(example.lines("gres.conf")) == 8 * 4 + 2 * 8
+
+
+@pytest.mark.parametrize("site", ["example", "demo"])
+def test_slurm_fences_jobs_and_keeps_accounts(site: str, request: pytest.FixtureRequest) -> None:
+    settings = request.getfixturevalue(site).settings()
+    assert settings["ProctrackType"] == "proctrack/cgroup"
+    assert settings["JobContainerType"] == "job_container/tmpfs"
+    assert settings["PrologFlags"] == "Contain"
+    assert "associations" in settings["AccountingStorageEnforce"]
+    assert "job_comment" in settings["AccountingStoreFlags"]
+
+
+def test_the_demo_may_replace_a_setting_of_slurm_and_add_one(demo: Rendered) -> None:
+    settings = demo.settings()
+    assert settings["TaskPlugin"] == "task/cgroup"
+    assert settings["SlurmdTimeout"] == "6"
+    assert len([line for line in demo.lines("slurm.conf") if line.startswith("TaskPlugin=")]) == 1
+
+
+def test_the_reverse_proxy_overwrites_what_clients_say_about_themselves(demo: Rendered) -> None:
+    text = (demo.folder / "carme.conf").read_text()
+    assert "listen 8443 ssl" in text
+    assert "proxy_set_header X-Forwarded-For $remote_addr;" in text
+    assert "$proxy_add_x_forwarded_for" not in text
+
+
+@pytest.mark.parametrize("inventory", ["demo", "example"])
+def test_the_playbooks_are_well_formed(playbook: Playbook, tmp_path: Path, inventory: str) -> None:
+    arguments = demo_arguments(tmp_path) if inventory == "demo" else ["-i", "inventories/example"]
+    done = playbook("--syntax-check", *arguments, "site.yml", "validate.yml")
+    assert done.returncode == 0, done.stderr
+    assert "Could not match" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"carme_site_url": "http://carme.example.org/"}, "must be https://HOST or https://HOST:PORT"),
+        ({"carme_users": [{"name": "ada"}, {"name": "ada"}]}, "names an account twice"),
+        ({"carme_users": [{"name": "root", "uid": 0}]}, "uids below carme_minimum_uid (1000)"),
+    ],
+)
+def test_a_wrong_inventory_is_refused_with_a_sentence(
+    playbook: Playbook, tmp_path: Path, wrong: dict[str, object], sentence: str
+) -> None:
+    play = tmp_path / "check.yml"
+    play.write_text("- hosts: head\n  connection: local\n  gather_facts: false\n  roles: [carme]\n")
+    done = playbook("-i", "inventories/example", "-e", json.dumps(wrong), "-e", "ansible_become=false", play)
+    assert done.returncode != 0
+    assert sentence in " ".join(done.stdout.split())

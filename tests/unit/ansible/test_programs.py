@@ -1,0 +1,97 @@
+"""The programs that roles run on hosts."""
+
+import grp
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
+PACK = ANSIBLE / "roles/base/files/pack_part.py"
+
+
+def load(role: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ANSIBLE / f"roles/{role}/files/{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pack(source: Path, destination: Path, *parts: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PACK), str(source), str(destination), *parts]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    part = tmp_path / "source/carme/src"
+    (part / "__pycache__").mkdir(parents=True)
+    (part / "__pycache__/a.pyc").write_bytes(b"left over")
+    (part / "a.py").write_text("A = 1\n")
+    (part.parent / "pyproject.toml").write_text("[project]\n")
+    return tmp_path / "source"
+
+
+def test_an_archive_depends_on_the_content_alone(source: Path, tmp_path: Path) -> None:
+    first = json.loads(pack(source, tmp_path / "one", "carme").stdout)["carme"]
+    os.utime(source / "carme/src/a.py", (1, 1))
+    (source / "carme/src/__pycache__/b.pyc").write_bytes(b"more")
+    second = json.loads(pack(source, tmp_path / "two", "carme").stdout)["carme"]
+    assert first["sha256"] == second["sha256"]
+    with tarfile.open(second["archive"]) as archive:
+        assert archive.getnames() == ["carme/pyproject.toml", "carme/src/a.py"]
+    (source / "carme/src/a.py").write_text("A = 2\n")
+    assert json.loads(pack(source, tmp_path / "two", "carme").stdout)["carme"]["sha256"] != first["sha256"]
+
+
+def test_a_missing_part_is_named(source: Path, tmp_path: Path) -> None:
+    done = pack(source, tmp_path / "out", "carme", "webui")
+    assert done.returncode == 1
+    assert "has no folder webui" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_secrets_are_made_once_and_their_modes_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = load("secrets", "make_secrets")
+    me = grp.getgrgid(os.getgid())
+    monkeypatch.setattr(secrets.grp, "getgrnam", lambda name: me)
+    monkeypatch.setattr(secrets.os, "chown", lambda *arguments: None)
+    monkeypatch.setattr(secrets, "OWNER", os.getuid())
+    directory = tmp_path / "secrets"
+    directory.mkdir(mode=0o755)
+    table = [{"name": "token", "kind": "hex", "group": "any"}, {"name": "key", "kind": "rsa", "group": "any"}]
+    assert set(secrets.main(directory, table)) == {str(directory), "token", "key"}
+    token, key = (directory / "token").read_text(), (directory / "key").read_text()
+    assert len(bytes.fromhex(token.strip())) == 32
+    assert key.startswith("-----BEGIN PRIVATE KEY-----")
+    assert secrets.main(directory, table) == []
+    (directory / "token").chmod(0o644)
+    assert secrets.main(directory, table) == ["token"]
+    assert (directory / "token").stat().st_mode & 0o777 == 0o640
+    assert (directory / "token").read_text() == token
+
+
+def test_a_check_says_what_it_found_and_what_to_do(tmp_path: Path) -> None:
+    check_host = load("validation", "check_host")
+    wanted = {"head": False, "host": "n1", "units": [], "images": str(tmp_path), "default_image": "torch"}
+    result = {check["name"]: check for check in check_host.main(wanted)}["image"]
+    assert (result["ok"], result["host"]) == (False, "n1")
+    assert "torch.sif is missing" in result["detail"]
+    assert "--tags images" in result["remedy"]
+    for name in ("torch.sif", "torch.json"):
+        (tmp_path / name).write_text("x")
+    assert {check["name"]: check for check in check_host.main(wanted)}["image"]["ok"] is True
+
+
+def test_the_check_knows_the_same_secrets_as_the_role_that_makes_them() -> None:
+    check_host = load("validation", "check_host")
+    table = (ANSIBLE / "roles/secrets/vars/main.yml").read_text()
+    assert all(f"name: {name}," in table for name in check_host.GROUPS)
+    assert table.count("kind:") == len(check_host.GROUPS)

@@ -1,0 +1,55 @@
+"""Every role says what it does, what can be set, and what it expects."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
+ROLES = sorted(path for path in (ANSIBLE / "roles").iterdir() if path.is_dir())
+
+
+def defaults(role: Path) -> dict[str, Any]:
+    file = role / "defaults/main.yml"
+    return yaml.safe_load(file.read_text()) if file.exists() else {}
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_the_readme_names_every_variable(role: Path) -> None:
+    readme = (role / "README.md").read_text()
+    assert [name for name in defaults(role) if f"`{name}`" not in readme] == []
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_every_variable_is_specified_and_every_specified_variable_has_a_default(role: Path) -> None:
+    specification = yaml.safe_load((role / "meta/argument_specs.yml").read_text())
+    assert set(specification["argument_specs"]["main"]["options"]) == set(defaults(role))
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_every_variable_has_an_effect(role: Path) -> None:
+    others = [path for path in (ANSIBLE / "roles").rglob("*") if path.suffix in (".yml", ".j2")]
+    used = "".join(path.read_text() for path in others if path.parent.name not in ("defaults", "meta"))
+    defined = "".join((other / "defaults/main.yml").read_text() for other in ROLES if defaults(other))
+    unused = [name for name in defaults(role) if name not in used and defined.count(name) < 2]
+    assert unused == []
+
+
+@pytest.mark.parametrize("family", ["Debian", "RedHat"])
+def test_every_component_has_packages_on_every_system(family: str) -> None:
+    packages = yaml.safe_load((ANSIBLE / f"roles/base/vars/{family}.yml").read_text())[
+        "base_packages_by_component"
+    ]
+    wanted = {
+        name
+        for names in defaults(ANSIBLE / "roles/base")["base_components_by_group"].values()
+        for name in names
+    }
+    assert wanted | {"ldap", "nfs"} == set(packages)
+
+
+def test_only_modules_that_ansible_core_brings_are_used() -> None:
+    for file in (ANSIBLE / "roles").glob("*/*/*.yml"):
+        if file.parent.name in ("tasks", "handlers"):
+            assert "community." not in file.read_text() and "ansible.posix" not in file.read_text(), file

@@ -1,0 +1,218 @@
+"""A site on a fake Slurm: the broker runs for real, on a real socket; only Slurm's programs are stand-ins."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from carme.broker import AsyncBrokerClient
+from carme.broker import server as server_module
+from carme.broker.access import Peer
+from carme.broker.server import Server
+from carme.broker.service import Broker
+from carme.broker.watch import Watch
+from carme.config import Settings
+from carme.jobs import JobRequest
+from carme.slurm import SlurmCommands, UnixAccount
+from carme.slurm import account as account_module
+
+# The account that jobs run as: as root another number, so that privileges are really dropped.
+OWNER_UID = os.getuid() or 54321
+OWNER_GID = os.getgid() or 54321
+# As root the test's own interpreter may lie where the owner may not look.
+PYTHON = "/usr/bin/python3" if os.getuid() == 0 and Path("/usr/bin/python3").exists() else sys.executable
+
+
+@dataclass
+class FakeSlurm:
+    """The programs' folder, and what they know."""
+
+    folder: Path
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.state / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @property
+    def jobs(self) -> list[dict[str, Any]]:
+        with self._locked():
+            return json.loads((self.state / "jobs.json").read_text())
+
+    @jobs.setter
+    def jobs(self, records: list[dict[str, Any]]) -> None:
+        with self._locked():
+            (self.state / "jobs.json").write_text(json.dumps(records))
+
+    def account(self, *records: dict[str, Any]) -> None:
+        (self.state / "accounting.json").write_text(json.dumps(records))
+
+    def calls(self, program: str) -> list[dict[str, Any]]:
+        lines = (self.state / "calls.jsonl").read_text().splitlines()
+        return [call for call in map(json.loads, lines) if call["program"] == program]
+
+    def fail(self, program: str, message: str) -> None:
+        (self.state / f"fail-{program}").write_text(message)
+
+    def heal(self, program: str) -> None:
+        (self.state / f"fail-{program}").unlink()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that other accounts may enter; pytest's own may not be entered."""
+    path = Path(tempfile.mkdtemp(prefix="carme-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def home(folder: Path) -> Path:
+    path = folder / "home % of ada"
+    path.mkdir()
+    os.chown(path, OWNER_UID, OWNER_GID)
+    return path
+
+
+@pytest.fixture
+def accounts(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """The accounts `ada` (owner of jobs), `hub` and `daemon` (a system account) exist."""
+    entries = {
+        "ada": (OWNER_UID, OWNER_GID, str(home)),
+        "bob": (54399, 54399, "/nonexistent"),
+        "hub": (900, 900, "/"),
+        "root": (0, 0, "/root"),
+    }
+
+    def named(name: str) -> pwd.struct_passwd:
+        uid, gid, directory = entries[name]
+        return pwd.struct_passwd((name, "x", uid, gid, "", directory, "/bin/sh"))
+
+    def numbered(uid: int) -> pwd.struct_passwd:
+        return named(next((name for name, entry in entries.items() if entry[0] == uid), ""))
+
+    monkeypatch.setattr(account_module, "pwd", SimpleNamespace(getpwnam=named, getpwuid=numbered))
+
+
+@pytest.fixture
+def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    programs = folder / "bin"
+    state = programs / "state"
+    state.mkdir(parents=True)
+    source = (Path(__file__).parent / "fake_slurm.py").read_text()
+    for name in ("squeue", "sbatch", "sacct", "scontrol", "scancel"):
+        (programs / name).write_text(f"#!{PYTHON} -IS\n{source}")
+        (programs / name).chmod(0o755)
+    files = {name: Path(__file__).with_name(f"{name}.txt").read_text() for name in ("nodes", "partitions")}
+    files |= {"jobs.json": "[]", "accounting.json": "[]"}
+    for name, text in (files | {"calls.jsonl": "", "lock": ""}).items():
+        (state / name).write_text(text)
+        (state / name).chmod(0o666)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return FakeSlurm(programs)
+
+
+@pytest.fixture
+def settings(folder: Path) -> Settings:
+    images = folder / "images"
+    images.mkdir()
+    (images / "torch.sif").touch()
+    (images / "torch.json").write_text(
+        '{"name": "torch", "title": "PyTorch", "entry_points": {"lab": "JupyterLab"}}'
+    )
+    return Settings.model_validate(
+        {
+            "site": {"url": "https://carme.example.org"},
+            "slurm": {"cluster": "carme", "poll_seconds": 0.1},
+            "broker": {
+                "socket": str(folder / "run/broker.sock"),
+                "services": ["hub"],
+                "minimum_uid": 1000 if OWNER_UID >= 1000 else 1,
+                "audit_log": str(folder / "log/audit.jsonl"),
+            },
+            "images": {"directory": str(images)},
+            "sessions": {"bind": ["/scratch"]},
+        }
+    )
+
+
+@dataclass
+class Site:
+    """A running broker; `act` says who its peers are from now on."""
+
+    settings: Settings
+    slurm: FakeSlurm
+    home: Path
+    client: AsyncBrokerClient
+    peer: Peer
+
+    def act(self, name: str, trusted: bool = False) -> None:
+        self.peer = Peer(1, UnixAccount.named(name), trusted)
+
+    def audit(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.settings.broker.audit_log.read_text().splitlines()]
+
+
+@pytest_asyncio.fixture
+async def site(
+    settings: Settings, slurm: FakeSlurm, accounts: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Site]:
+    async with running(settings, slurm, home, monkeypatch) as site:
+        yield site
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: Settings, slurm: FakeSlurm, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Site]:
+    gateway = SlurmCommands(python=PYTHON)
+    watch = Watch(gateway, settings.slurm.poll_seconds)
+    broker = Broker(settings, gateway, watch, python=PYTHON)
+    broker.prepare()
+    site = Site(
+        settings,
+        slurm,
+        home,
+        AsyncBrokerClient(settings.broker.socket),
+        Peer(1, UnixAccount.named("ada"), trusted=False),
+    )
+
+    async def identify(*_: object) -> Peer:
+        return site.peer
+
+    monkeypatch.setattr(server_module, "identify", identify)
+    polling = asyncio.create_task(watch.run())
+    async with Server(settings, broker, line_seconds=0.5):
+        # Wait for the first picture of the cluster, as a real client's retry would.
+        for _ in range(200):
+            with contextlib.suppress(Exception):
+                await site.client.cluster()
+                break
+            await asyncio.sleep(0.02)
+        yield site
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+
+
+@pytest.fixture
+def request_() -> JobRequest:
+    return JobRequest(name="train 1", kind="batch", command=["python", "train.py"], minutes=30)

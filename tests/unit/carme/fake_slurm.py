@@ -1,0 +1,63 @@
+"""Stands in for squeue, sbatch, sacct, scontrol and scancel: one file under five names.
+
+The folder beside it, `state`, holds what it knows: `jobs.json` (records by field), `accounting.json`,
+`nodes`, `partitions`, and, to make a program fail, `fail-NAME` with what it writes to standard error.
+Every call is written to `calls.jsonl`.
+"""
+
+import fcntl
+import json
+import os
+import sys
+from pathlib import Path
+
+state = Path(__file__).absolute().parent / "state"
+name = Path(sys.argv[0]).name
+words = [word.removeprefix("--").partition("=") for word in sys.argv[1:] if word.startswith("--")]
+options: dict[str, str] = {key: value for key, _, value in words}
+lock = (state / "lock").open("a")
+fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def records(file: str, fields: list[str], separator: str) -> str:
+    lines = json.loads((state / file).read_text())
+    return "".join("".join(str(line.get(f, "")) + separator for f in fields) + "\n" for line in lines)
+
+
+stdin = "" if sys.stdin.isatty() else sys.stdin.read()
+with (state / "calls.jsonl").open("a") as calls:
+    call = {"program": name, "arguments": sys.argv[1:], "stdin": stdin, "uid": os.getuid()}
+    calls.write(json.dumps(call | {"environment": dict(os.environ), "cwd": str(Path.cwd())}) + "\n")
+if (state / f"fail-{name}").exists():
+    sys.exit((state / f"fail-{name}").read_text())
+jobs = json.loads((state / "jobs.json").read_text())
+if name == "squeue" and "format" in options:
+    first, second = options["format"].split("%")[1:3]
+    separator = first[1:]
+    fields = [part[0] for part in options["format"].split("%")[1:]]
+    sys.stdout.write(records("jobs.json", fields, separator))
+elif name == "squeue":
+    for job in jobs:
+        if str(job["A"]) in options["jobs"].split(","):
+            print(f"{job['A']:<20}{job.get('exit', 0):<20}")
+elif name == "sacct":
+    sys.stdout.write(records("accounting.json", options["format"].split(","), options["delimiter"]))
+elif name == "scontrol":
+    sys.stdout.write((state / ("nodes" if "node" in sys.argv else "partitions")).read_text())
+elif name == "sbatch" and "test-only" in options:
+    print(
+        "sbatch: Job 9 to start at 1795181538 using 1 processors on nodes n1 in partition gpu",
+        file=sys.stderr,
+    )
+elif name == "sbatch":
+    number = 100 + len(jobs)
+    job = {"A": number, "j": options["job-name"], "u": os.environ["USER"], "P": options["partition"]}
+    job |= {"T": "PENDING", "r": "Resources", "D": options["nodes"], "b": options.get("gres", "N/A")}
+    job |= {"C": options["cpus-per-task"], "m": options["mem"], "l": "1:00:00", "V": "1795181538"}
+    (state / "jobs.json").write_text(json.dumps([*jobs, job | {"k": options["comment"]}]))
+    print(f"{number};carme")
+elif name == "scancel":
+    for job in jobs:
+        if str(job["A"]) == sys.argv[1]:
+            job["T"] = "CANCELLED"
+    (state / "jobs.json").write_text(json.dumps(jobs))

@@ -1,0 +1,146 @@
+"""The command line against a running broker."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.cli import main
+from carme.config import Settings
+
+RUNNING: dict[str, Any] = {
+    "A": 7, "j": "a\x1b[31m", "u": "ada", "P": "gpu", "T": "PENDING", "r": "Priority", "D": 1, "C": 1,
+    "m": "1M", "l": "1:00:00",
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = folder / "carme.toml"
+    path.write_text(
+        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
+        f'[broker]\nsocket = "{settings.broker.socket}"\n'
+    )
+    monkeypatch.setenv("CARME_CONFIG", str(path))
+    return path
+
+
+async def carme(*arguments: str) -> int:
+    return await asyncio.to_thread(main, list(arguments))
+
+
+async def test_status(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await carme("status") == 0
+    output = capsys.readouterr().out
+    assert "gpu*" in output and "3 of 4 a100" in output and "bad fan" in output
+    assert await carme("status", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["nodes"][0]["name"] == "n1"
+
+
+async def test_submit_and_cancel(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nasty = ["$(touch x); ' \" ` | &\nnewline", "*", "-x"]
+    assert (
+        await carme("submit", "--gpus", "1", "--time", "2h", "--name", "try it", "--", "python", *nasty) == 0
+    )
+    output = capsys.readouterr().out
+    assert "Job 100 is in the queue, for 2 hours at most." in output
+    assert "carme logs -f 100" in output
+    (spec,) = (site.home / ".local/share/carme/jobs").glob("*/spec.json")
+    assert json.loads(spec.read_text())["command"] == ["python", *nasty]
+    assert await carme("cancel", "100") == 0
+    assert "Job 100 is being ended." in capsys.readouterr().out
+    assert site.slurm.jobs[0]["T"] == "CANCELLED"
+    assert await carme("submit", "--json", "--", "true") == 0
+    assert json.loads(capsys.readouterr().out) == {"job_id": 101}
+
+
+async def test_scripts(site: Any, file: Path, folder: Path) -> None:
+    plain, marked, ready = (folder / name for name in ("plain.sh", "marked.py", "ready.sh"))
+    plain.write_text("echo hi\n")
+    marked.write_text("#!/usr/bin/env python3\n")
+    ready.write_text("#!/bin/bash\n")
+    ready.chmod(0o755)
+    for script in (plain, marked, ready):
+        assert await carme("submit", str(script), "--gpus", "x y") == 0
+    specs = (site.home / ".local/share/carme/jobs").glob("*/spec.json")
+    commands = sorted(json.loads(spec.read_text())["command"] for spec in specs)
+    assert commands == sorted(
+        [
+            ["/bin/sh", str(plain), "--gpus", "x y"],
+            ["/usr/bin/env", "python3", str(marked), "--gpus", "x y"],
+            [str(ready), "--gpus", "x y"],
+        ]
+    )
+
+
+async def test_jobs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await carme("jobs") == 0
+    assert "You have no jobs at the moment." in capsys.readouterr().out
+    cursor = (await site.client.events()).cursor
+    site.slurm.jobs = [RUNNING]
+    await site.client.events(cursor, wait=30)
+    assert await carme("jobs") == 0
+    output = capsys.readouterr().out
+    assert "Other jobs with a higher priority" in output
+    assert "\x1b" not in output  # a name must not steer the terminal
+    assert await carme("jobs", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["id"] == 7
+
+
+async def test_logs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await carme("submit", "--", "true")
+    capsys.readouterr()
+    assert await carme("logs", "100") == 0
+    assert "Job 100 has written nothing yet." in capsys.readouterr().err
+    (folder,) = (site.home / ".local/share/carme/jobs").iterdir()
+    (folder / "output.log").write_text("hello\n")
+    (folder / "output.log").chmod(0o644)
+    site.slurm.jobs = [site.slurm.jobs[0] | {"T": "COMPLETED"}]
+    assert await carme("logs", "-f", "100") == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["submit", "nowhere.sh"], "There is no script 'nowhere.sh'. Name a file, or put a command after --"),
+        (
+            ["submit", "--gpus", "9", "--", "x"],
+            "A node has at most 4 GPUs; 9 were asked for. Ask for 1 to 4.",
+        ),
+        (["submit", "--time", "soon", "--", "x"], "'soon' is not a length of time."),
+        (["submit", "--name", "a/b", "--", "x"], "'name' must be 1 to 64 letters"),
+        (["cancel", "5"], "There is no job 5 of ada."),
+        (["config", "check", "/nowhere"], "There is no configuration file /nowhere."),
+    ],
+)
+async def test_refusals(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert await carme(*arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("carme: ") and sentence in error
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["submit"], ["submit", "--"], ["cancel", "x"], ["logs"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: carme" in capsys.readouterr().err
+
+
+def test_no_broker(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 1
+    assert "does not answer: no such file" in capsys.readouterr().err
+
+
+def test_config_check(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check"]) == 0
+    assert "is right: site 'Carme'" in capsys.readouterr().out
+    file.write_text("[site]\n")
+    assert main(["config", "check", str(file), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False and len(answer["problems"]) == 2

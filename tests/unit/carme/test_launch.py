@@ -1,0 +1,256 @@
+"""`carme-job` on a compute node, with stand-ins for apptainer and srun that record their calls."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.errors import CarmeError
+from carme.jobs import launch
+
+NASTY = ["$(touch x); ' \" ` | &\nnewline", "*", "--help"]
+STAND_IN = """\
+#!{python} -IS
+import json, os, subprocess, sys
+from pathlib import Path
+here = Path(__file__).parent
+name = Path(sys.argv[0]).name
+with (here / "calls.jsonl").open("a") as calls:
+    call = {{"program": name, "arguments": sys.argv[1:], "environment": dict(os.environ)}}
+    calls.write(json.dumps(call) + "\\n")
+arguments = sys.argv[1:]
+if name == "srun":
+    inner = arguments[next(i for i, word in enumerate(arguments) if not word.startswith("-")):]
+    sys.exit(subprocess.call(inner))
+if "--announce" in arguments:
+    Path(arguments[arguments.index("--announce") + 1]).write_text('{{"host": "10.0.0.1", "port": 7}}')
+script = here / ("join" if "--join" in arguments else "first")
+os.execv("/bin/sh", ["/bin/sh", str(script)])
+"""
+
+
+class Node:
+    """A compute node with a job on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.programs = folder / "bin"
+        self.key = folder / "key"
+        self.private = Path(f"/tmp/carme-{os.getpid()}")
+        for path in (self.programs, self.key):
+            path.mkdir()
+        (folder / "torch.sif").touch()
+        for name in ("apptainer", "srun"):
+            (self.programs / name).write_text(STAND_IN.format(python=sys.executable))
+            (self.programs / name).chmod(0o755)
+        self.script("first", "exit 0")
+        self.script("join", "exit 0")
+        self.spec(image=str(folder / "torch.sif"))
+        (self.key / "environment.json").write_text('{"TOKEN": "t"}')
+        self.environment = {
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "PYTHONPATH": str(Path(launch.__file__).parents[2]),
+            "SLURM_JOB_ID": str(os.getpid()),
+            "SLURM_EXPORT_ENV": "NONE",
+            "SLURM_JOB_NUM_NODES": "1",
+            "CUDA_VISIBLE_DEVICES": "0,1",
+            "USER": "ada",
+        }
+
+    def script(self, name: str, text: str) -> None:
+        (self.programs / name).write_text(text + "\n")
+
+    def spec(self, **values: Any) -> None:
+        spec = {"image": None, "command": ["python", *NASTY], "nodes": 1, "cpus": 4, "gpus": 2}
+        spec |= {"gpu_type": "a100", "workdir": None, "binds": ["/usr", "/nowhere"], **values}
+        (self.key / "spec.json").write_text(json.dumps(spec))
+
+    def start(self) -> "subprocess.Popen[str]":
+        # The host's own name may stand for 127.x only.
+        program = (
+            "import sys; from carme.jobs import launch; launch.address_of = lambda node: '10.0.0.1'; "
+            "launch.GRACE_SECONDS = 0.2; "
+            f"sys.exit(launch.main([{str(self.key)!r}]))"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", program], env=self.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self) -> tuple[int, str, str]:
+        process = self.start()
+        output, errors = process.communicate()
+        return process.returncode, output, errors
+
+    def calls(self, program: str) -> list[dict[str, Any]]:
+        lines = (self.programs / "calls.jsonl").read_text().splitlines()
+        return [call for call in map(json.loads, lines) if call["program"] == program]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_a_command_without_an_image(node: Node) -> None:
+    show = (
+        "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()])); sys.exit(7)"
+    )
+    node.spec(command=[sys.executable, "-c", show, *NASTY], workdir=str(node.programs))
+    code, output, _ = node.run()
+    arguments, environment, folder = json.loads(output)
+    assert (code, arguments, folder) == (7, NASTY, str(node.programs))
+    assert environment["TOKEN"] == "t"
+    assert "SLURM_EXPORT_ENV" not in environment  # else the job's own steps would lose their PATH
+    assert not (node.folder / "x").exists()
+
+
+def test_a_container_on_one_node(node: Node) -> None:
+    node.script("first", "echo hello; exit 5")
+    code, output, _ = node.run()
+    assert (code, output) == (5, "hello\n")
+    (call,) = node.calls("apptainer")
+    text = call["arguments"]
+    image = text.index(str(node.folder / "torch.sif"))
+    assert text[:6] == ["-q", "exec", "--contain", "--cleanenv", "--home", str(node.folder)]
+    assert text[image - 2 : image] == ["--pwd", str(node.folder)]
+    binds = [text[i + 1] for i, word in enumerate(text) if word == "--bind"]
+    assert binds[:3] == ["/tmp:/tmp", "/dev/shm:/dev/shm", "/usr:/usr"]
+    assert "/nowhere:/nowhere" not in binds
+    private = f"/tmp/carme-{os.getpid()}"
+    assert text[image + 1 :] == [
+        *["carme-agent", "--nodes", "1", "--key-file", str(node.key / "fabric.key")],
+        *["--announce", f"{private}/fabric.json", "--listen", "10.0.0.1"],
+        *["--environment-file", str(node.key / "environment.json"), "--", "python", *NASTY],
+    ]
+    environment = call["environment"]
+    assert environment["APPTAINERENV_SLURM_JOB_ID"] == str(os.getpid())
+    assert environment["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "TOKEN" not in environment
+    assert not Path(private).exists()
+
+
+def test_the_other_nodes_join(node: Node) -> None:
+    node.spec(image=str(node.folder / "torch.sif"), nodes=3)
+    node.environment["SLURM_JOB_NUM_NODES"] = "3"
+    node.script("first", f"while [ ! -e {node.folder}/joined ]; do sleep 0.05; done; exit 3")
+    node.script("join", f"touch {node.folder}/joined")
+    code, _, _ = node.run()
+    assert code == 3
+    (step,) = node.calls("srun")
+    arguments = step["arguments"]
+    for word in (
+        "--nodes=2",
+        "--ntasks=2",
+        "--relative=1",
+        "--overlap",
+        "--cpus-per-task=4",
+        "--gres=gpu:a100:2",
+    ):
+        assert word in arguments
+    assert "SLURM_EXPORT_ENV" not in step["environment"]
+    joined = node.calls("apptainer")[1]["arguments"]
+    at = joined.index("carme-agent")
+    assert joined[at + 1 :] == ["--key-file", str(node.key / "fabric.key"), "--join", "10.0.0.1:7"]
+
+
+def test_a_lost_agent_ends_the_job_and_says_so(node: Node) -> None:
+    node.environment["SLURM_JOB_NUM_NODES"] = "2"
+    node.script("first", "exec sleep 600")
+    node.script("join", "exit 9")
+    code, _, errors = node.run()
+    assert code == launch.FAILED
+    assert "The agents on the other nodes ended with exit code 9; the job was ended." in errors
+
+
+def test_a_first_agent_that_dies_at_once_needs_no_others(node: Node) -> None:
+    node.environment["SLURM_JOB_NUM_NODES"] = "2"
+    text = (node.programs / "apptainer").read_text()
+    (node.programs / "apptainer").write_text(text.replace("--announce", "--never"))
+    node.script("first", "exit 4")
+    assert node.run()[0] == 4
+    assert node.calls("srun") == []
+
+
+def test_sigterm_is_passed_on(node: Node) -> None:
+    node.spec(
+        command=["/bin/sh", "-c", "trap 'echo bye; exit 6' TERM; echo up; while :; do sleep 0.05; done"]
+    )
+    process = node.start()
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate()
+    assert (process.returncode, output) == (6, "bye\n")
+
+
+def test_a_child_that_a_signal_ends(node: Node) -> None:
+    node.spec(command=["/bin/sh", "-c", "kill -9 $$"])
+    assert node.run()[0] == 137
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"image": "/gone.sif"}, "The image file /gone.sif is missing on"),
+        ({"command": ["/no/such"]}, "'/no/such' cannot be run on"),
+        ({"command": ["true"], "workdir": "/no/where"}, "The folder /no/where cannot be entered on"),
+    ],
+)
+def test_what_fails_is_one_sentence(node: Node, spec: dict[str, Any], words: str) -> None:
+    node.spec(**spec)
+    code, _, errors = node.run()
+    assert code == launch.FAILED
+    assert errors.startswith(f"carme-job: {words}")
+    assert len(errors.splitlines()) == 1
+
+
+def test_no_apptainer(node: Node) -> None:
+    (node.programs / "apptainer").unlink()
+    node.environment["PATH"] = str(node.programs)
+    code, _, errors = node.run()
+    assert (code, "Apptainer is not installed on" in errors) == (launch.FAILED, True)
+
+
+def test_no_folder_and_no_job(node: Node) -> None:
+    (node.key / "spec.json").unlink()
+    assert "spec.json cannot be read on" in node.run()[2]
+    del node.environment["SLURM_JOB_ID"]
+    assert "This is not inside a Slurm job. Start jobs with 'carme submit'." in node.run()[2]
+
+
+def test_a_private_folder_that_somebody_else_made(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    launch.make_private(folder)
+    launch.make_private(folder)
+    folder.chmod(0o755)
+    with pytest.raises(CarmeError, match="is in the way"):
+        launch.make_private(folder)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(CarmeError, match="is in the way"):
+        launch.make_private(folder)
+
+
+def test_a_node_is_never_known_by_a_loopback_address() -> None:
+    for name in ("127.0.1.1", "localhost", "no.such.name.invalid"):
+        with pytest.raises(CarmeError, match="other nodes can reach"):
+            launch.address_of(name)
+    assert launch.address_of("10.1.2.3") == "10.1.2.3"
+
+
+def test_allotted_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,2")
+    assert [device.name for device in launch.devices(tmp_path)] == ["nvidia0", "nvidia2", "nvidiactl"]
+    monkeypatch.setenv("SLURM_STEP_GPUS", "1")
+    assert [device.name for device in launch.devices(tmp_path)] == ["nvidia1", "nvidiactl"]
+    monkeypatch.delenv("SLURM_STEP_GPUS")
+    monkeypatch.delenv("SLURM_JOB_GPUS")
+    assert launch.devices(tmp_path) == []

@@ -1,0 +1,184 @@
+"""Output as real Slurms write it: 22.05 and 24.11."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carme.errors import NotFound, SlurmError
+from carme.jobs import JobState
+from carme.slurm import Label, parsing
+from carme.slurm.refusals import refusal
+
+S = "|5f|"
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+def line(*fields: str) -> str:
+    return S.join(fields) + S + "\n"
+
+
+def test_queue() -> None:
+    output = line(
+        *("7", "ada", "carme", "gpu", "RUNNING", "None", "2", "n[1-2]", "gres/gpu:a100:2", "4", "2000M"),
+        *(
+            "1-01:30:00",
+            "1795181538",
+            "1795181539",
+            "1795186939",
+            "a b",
+            f"carme/1 kind=session image=torch key={KEY}",
+        ),
+    ) + line(
+        *("8", "bob", "(null)", "long", "PENDING", "Resources", "1", "", "N/A", "1", "100M"),
+        *("UNLIMITED", "1795181538", "1795190000", "N/A", "evil\n9|5e|x", "(null)"),
+    )
+    mine, other = parsing.queue(output, S)
+    assert (mine.id, mine.key, mine.kind, mine.image, mine.name) == (7, KEY, "session", "torch", "a b")
+    assert (mine.gpus, mine.gpu_type, mine.memory_mb, mine.minutes_limit) == (4, "a100", 4000, 1530)
+    assert mine.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
+    assert mine.ended is None  # the end of a running job is a limit, not an end
+    assert (other.kind, other.key, other.name, other.minutes_limit) == ("other", None, "evil\n9|5e|x", None)
+    assert other.started is None  # only a guess of the scheduler
+    assert other.explanation.startswith("The job is next in line")
+
+
+@given(st.text(), st.text())
+def test_no_name_or_comment_makes_a_job_up(name: str, comment: str) -> None:
+    head = ("7", "ada", "", "gpu", "RUNNING", "None", "1", "n1", "N/A", "1", "1M", "1:00:00", "1", "1", "1")
+    jobs = parsing.queue(line(*head, name, comment) + line("8", *head[1:], "b", "c"), S)
+    assert S in name + comment or [(job.id, job.user) for job in jobs] == [(7, "ada"), (8, "ada")]
+
+
+def test_endings_of_a_newer_slurm() -> None:
+    found = parsing.endings(f"{39:<20}{'3:0':<20}\n{40:<20}{'0:9':<20}\n")
+    assert (found[39].exit_code, found[39].signal) == (3, 0)
+    assert (found[40].exit_code, found[40].signal) == (0, 9)
+
+
+def test_endings() -> None:
+    found = parsing.endings(f"{1:<20}{768:<20}\n{2:<20}{9:<20}\nslurm_load_jobs error: x\n")
+    assert found == {1: (3, 0), 2: (0, 9)}
+
+
+def test_accounting() -> None:
+    def job(*ending: str) -> str:
+        return line(
+            *ending,
+            *("2", "n[1-2]", "cpu=4", "billing=4,cpu=4,gres/gpu:a100=4,gres/gpu=4,mem=4000M,node=2", "90"),
+            *(
+                "1795181538",
+                "1795181539",
+                "1795181600",
+                "None",
+                "a b",
+                f"carme/1 kind=batch image= key={KEY}",
+            ),
+        )
+
+    jobs = parsing.accounting(
+        job("7", "ada", "carme", "gpu", "CANCELLED by 1000", "0:15")
+        + job("7.batch", "", "carme", "", "FAILED", "1:0")
+        + job("9", "ada", "carme", "gpu", "FAILED", "3:0")
+        + job("10", "ada", "carme", "gpu", "RUNNING", "0:0"),
+        S,
+    )
+    assert [(j.id, j.state, j.exit_code, j.signal) for j in jobs] == [
+        (7, JobState.CANCELLED, 0, 15),
+        (9, JobState.FAILED, 3, None),
+        (10, JobState.RUNNING, None, None),
+    ]
+    assert (jobs[0].gpus, jobs[0].gpu_type, jobs[0].memory_mb, jobs[0].cpus) == (4, "a100", 4000, 4)
+    assert (jobs[0].kind, jobs[0].image, jobs[0].key) == ("batch", None, KEY)
+
+
+def test_cluster() -> None:
+    cluster = parsing.cluster(
+        *(Path(__file__).with_name(f"{name}.txt").read_text() for name in ("nodes", "partitions"))
+    )
+    gpu, long, cpu = cluster.partitions
+    assert (gpu.default, gpu.max_minutes, gpu.node_names) == (True, 1440, ["n1", "n2"])
+    assert (long.default, long.max_minutes, cpu.state) == (False, None, "DOWN")
+    n1, n2, n3 = cluster.nodes
+    assert (n1.cpus, n1.cpus_used, n1.memory_mb, n1.memory_used_mb) == (8, 2, 16000, 1000)
+    assert (n1.gpus, n1.gpus_used, n1.available, n1.reason) == ({"a100": 4}, {"a100": 1}, True, "")
+    assert (n2.gpus, n2.gpus_used, n2.available, n2.reason) == ({"a100": 2, "v100": 2}, {}, False, "bad fan")
+    assert (n3.gpus, n3.available, n3.reason) == ({}, False, "Not responding")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gres:gpu:a100:2", (2, "a100")),
+        ("gres/gpu:a100:2", (2, "a100")),
+        ("gres:gpu:3", (3, None)),
+        ("gres/gpu", (1, None)),
+        ("N/A", (0, None)),
+        ("gres/shard:4,gres/gpu:1", (1, None)),
+    ],
+)
+def test_gres(text: str, expected: tuple[int, str | None]) -> None:
+    assert parsing.gres_per_node(text) == expected
+
+
+def test_small_values() -> None:
+    assert [parsing.memory(text, 4) for text in ("100M", "2.50G", "100Mc", "1000Mn", "?")] == [
+        100,
+        2560,
+        400,
+        1000,
+        0,
+    ]
+    assert [parsing.minutes(text) for text in ("30:00", "1:30:00", "2-00:00:00", "UNLIMITED")] == [
+        30,
+        90,
+        2880,
+        None,
+    ]
+    assert parsing.time("2026-11-20T13:00:00") == datetime(2026, 11, 20, 13, tzinfo=UTC)
+    assert [parsing.time(text) for text in ("N/A", "Unknown", "", "0")] == [None] * 4
+
+
+@given(st.text())
+def test_a_label_is_ours_or_none(comment: str) -> None:
+    assert Label.read(comment) is None or comment.startswith("carme/1 ")
+
+
+def test_a_label_survives() -> None:
+    for label in (Label("session", "torch-2.1", KEY), Label("batch", None, KEY)):
+        assert Label.read(str(label)) == label
+    assert Label.read(f"carme/1 kind=session image=torch key={KEY}/../x") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination",
+            SlurmError,
+            "does not let you use this account",
+        ),
+        ("sbatch: error: invalid partition specified: nopart", SlurmError, "does not know this partition"),
+        ("allocation failure: Requested node configuration is not available", SlurmError, "can ever give"),
+        (
+            "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+            SlurmError,
+            "does not answer",
+        ),
+        ("Slurm accounting storage is disabled", SlurmError, "keeps no accounting"),
+        (
+            "scancel: error: Kill job error on job id 9: Invalid job id specified",
+            NotFound,
+            "does not know this job",
+        ),
+        ("sbatch: error: The moon is full", SlurmError, "refused: sbatch says 'The moon is full'"),
+        ("", SlurmError, "says 'nothing'"),
+    ],
+)
+def test_refusals(said: str, kind: type[Exception], words: str) -> None:
+    error = refusal("sbatch", said)
+    assert type(error) is kind
+    assert words in error.message
+    assert error.remedy

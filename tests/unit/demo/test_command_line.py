@@ -1,0 +1,99 @@
+"""The command itself: help without root, mistakes, and what is said about them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carme_demo import command_line
+from carme_demo.status import NodeStatus, ServiceStatus, Status
+
+DEMO = Path(__file__).resolve().parents[3] / "demo"
+COMMANDS = ["up", "hosts", "status", "run", "shell", "logs", "down", "reset"]
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(DEMO), *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command() -> None:
+    done = call("--help")
+    assert done.returncode == 0
+    assert all(f"\n    {command}" in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line.main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"./demo {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fly"],
+        ["up", "--nodes", "many"],
+        ["up", "extra"],
+        ["status", "--yaml"],
+        ["shell"],
+        ["logs", "-n", "x"],
+    ],
+)
+def test_a_mistyped_command_ends_with_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: ./demo" in capsys.readouterr().err
+
+
+def test_without_root_one_sentence_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert command_line.main(["status"]) == 1
+    assert "needs root. Use: sudo ./demo" in capsys.readouterr().err
+
+
+def test_a_wrong_name_is_refused_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert command_line.main(["--name", "../etc", "up"]) == 1
+    assert "--name" in capsys.readouterr().err
+
+
+def test_the_name_is_taken_before_and_after_the_command() -> None:
+    parser = command_line.parser()
+    assert parser.parse_args(["--name", "second", "down"]).name == "second"
+    assert parser.parse_args(["down", "--name", "second"]).name == "second"
+
+
+def test_status_is_for_people_and_for_programs() -> None:
+    status = Status(
+        "carme",
+        "https://localhost:8443",
+        [NodeStatus("n1", "10.77.0.11", True, "idle")],
+        [ServiceStatus("head", "carme-hub", "failed")],
+        ["carme-hub on head is failed."],
+    )
+    told = json.loads(status.as_json())
+    assert told["ready"] is False
+    assert told["nodes"] == [{"name": "n1", "address": "10.77.0.11", "running": True, "slurm": "idle"}]
+    assert "not ready" in status.as_text()
+    assert "carme-hub on head is failed." in status.as_text()
+    assert json.loads(Status("carme", "u").as_json())["ready"] is True
+
+
+def test_the_package_needs_nothing_beyond_the_standard_library() -> None:
+    package = Path(command_line.__file__).parent
+    for file in package.glob("*.py"):
+        for line in file.read_text().splitlines():
+            if line.startswith(("import ", "from ")) and not line.startswith("from ."):
+                assert line.split()[1].split(".")[0].rstrip(",") in sys.stdlib_module_names, (
+                    f"{file.name}: {line}"
+                )

@@ -1,0 +1,117 @@
+"""What is copied to the head, what Ansible is told, and what is shown while it works."""
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from carme_demo.deployment import Progress, inventory, source_archive, source_files, variables
+from carme_demo.settings import Settings
+from carme_demo.stages import Stages
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part/code.py").write_text("print()\n")
+    (tmp_path / "run").write_text("#!/bin/sh\n")
+    (tmp_path / "run").chmod(0o755)
+    (tmp_path / "link").symlink_to("run")
+    (tmp_path / ".gitignore").write_text("__pycache__/\n*.sif\n# comment\n/artifacts/\n")
+    for ignored in ("part/__pycache__/code.pyc", "part/big.sif", "artifacts/report"):
+        (tmp_path / ignored).parent.mkdir(exist_ok=True)
+        (tmp_path / ignored).write_text("x")
+    return tmp_path
+
+
+EXPECTED = [Path(".gitignore"), Path("link"), Path("part/code.py"), Path("run")]
+
+
+def test_without_git_all_that_is_not_ignored_is_copied(tree: Path) -> None:
+    assert source_files(tree) == EXPECTED
+
+
+def test_with_git_changes_that_are_not_committed_are_copied_and_deleted_files_are_not(tree: Path) -> None:
+    def git(*arguments: str) -> None:
+        environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "HOME": str(tree)}
+        subprocess.run(["git", "-C", str(tree), *arguments], check=True, capture_output=True, env=environment)
+
+    git("init")
+    (tree / "gone").write_text("x")
+    git("add", "gone", "run")
+    (tree / "gone").unlink()
+    assert source_files(tree) == EXPECTED
+
+
+def test_the_digest_follows_content_and_mode_but_not_time(tree: Path) -> None:
+    archive, digest = source_archive(tree)
+    members = {member.name: member for member in tarfile.TarFile(fileobj=io.BytesIO(archive)).getmembers()}
+    assert members["run"].mode == 0o755
+    assert members["link"].linkname == "run"
+    os.utime(tree / "run", (1, 1))
+    assert source_archive(tree)[1] == digest
+    (tree / "run").chmod(0o644)
+    changed = source_archive(tree)[1]
+    assert changed != digest
+    (tree / "run").write_text("#!/bin/zsh\n")
+    assert source_archive(tree)[1] != changed
+
+
+def test_ansible_reaches_the_head_locally_and_the_nodes_by_address() -> None:
+    assert inventory(Settings(nodes=1)) == {
+        "head": {"hosts": {"head": {"ansible_host": "10.77.0.2", "ansible_connection": "local"}}},
+        "compute": {"hosts": {"n1": {"ansible_host": "10.77.0.11"}}},
+    }
+
+
+def test_ansible_is_told_site_users_and_gpus() -> None:
+    told = variables(Settings(gpus=1, port=9443), {"user1": "a", "user2": "b", "admin": "c"})
+    assert told["site_url"] == "https://localhost:9443"
+    assert told["demo_gpus_per_node"] == 1
+    assert told["demo_users"] == [
+        {"name": "user1", "uid": 2001, "admin": False, "password": "a"},
+        {"name": "user2", "uid": 2002, "admin": False, "password": "b"},
+        {"name": "admin", "uid": 2003, "admin": True, "password": "c"},
+    ]
+
+
+def play(lines: list[str]) -> tuple[Progress, list[str]]:
+    shown = io.StringIO()
+    progress = Progress(Stages(shown))
+    for line in lines:
+        progress.feed(line)
+    return progress, [line.strip().split(" ")[0] for line in shown.getvalue().splitlines()]
+
+
+def test_one_line_is_shown_per_role() -> None:
+    progress, shown = play(
+        [
+            "PLAY [Prepare] ***",
+            "TASK [Gathering Facts] ***",
+            "ok: [head]",
+            "TASK [base : Install] ***",
+            "changed: [head]",
+            "TASK [base : Configure] ***",
+            "TASK [hub : Install] ***",
+            "RUNNING HANDLER [hub : Restart] ***",
+            "PLAY RECAP ***",
+        ]
+    )
+    assert shown == ["Prepare", "base", "hub"]
+    assert progress.failures == []
+
+
+def test_the_first_failure_is_named_and_an_ignored_one_is_not() -> None:
+    progress, _ = play(
+        [
+            "TASK [base : Try] ***",
+            'fatal: [n1]: FAILED! => {"msg": "no"}',
+            "...ignoring",
+            "TASK [base : Install] ***",
+            'failed: [n2] (item=x) => {"msg": "no"}',
+        ]
+    )
+    assert progress.failures == ["base: Install (on n2)"]

@@ -1,0 +1,95 @@
+"""carme-run on a laptop, and what is wrong before anything starts."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import carme_runtime
+
+from .conftest import MEET, Process, Witness
+
+Script = Callable[[str], str]
+Launch = Callable[..., Process]
+
+
+def test_all_ranks_run_here(local: Launch, script: Script) -> None:
+    names = ["WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "CARME_AGENT"]
+    text = f"import os; print(*map(os.environ.get, {names}))"
+    code, out, errors = local("-n", "3", script(text)).wait()
+    assert (code, errors) == (0, "")
+    assert sorted(out.splitlines()) == [f"[rank {rank}] 3 {rank} 0 127.0.0.1 None" for rank in range(3)]
+
+
+def test_one_rank_is_the_default(local: Launch) -> None:
+    assert local("--", "echo", "x").wait() == (0, "[rank 0] x\n", "")
+    assert local("--", "echo", "x", CUDA_VISIBLE_DEVICES="0,1").wait()[1].count("x") == 2
+
+
+def test_a_failure_is_that_of_the_run(local: Launch, script: Script) -> None:
+    code, _, errors = local(script("raise SystemExit(4)")).wait()
+    assert (code, errors.count("carme-run: Rank 0 on")) == (4, 1)
+
+
+def test_a_killed_launcher_leaves_no_ranks(local: Launch, script: Script, witness: Witness) -> None:
+    run = local("-n", "2", script(MEET + "witness.recv(1)"), **witness.environment)
+    witness.expect(2)
+    run.popen.kill()
+    assert witness.all_gone()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--nodes", "2", "--", "true"],
+            "outside of a job, where there is this host alone. Start",
+        ),
+        (["none.py"], "There is no script 'none.py' in "),
+        (["/none.py"], "There is no script '/none.py'. Check"),
+        (["."], "'.' is a folder, not a script. Name a Python file in it."),
+        (["-m", "none.such"], "There is no module 'none' for "),
+        (["-m"], "No module follows -m. Give one"),
+        (["--", "no-such-program"], "There is no program 'no-such-program' that can be executed."),
+        (["--"], "No program follows --. Give one"),
+        ([], "Nothing to run was named. Give a script: carme-run train.py"),
+        (["-n", "0", "x.py"], "'0' is no number of 1 or more."),
+        (["-n"], "expected one argument"),
+        (["--gpus", "2", "x.py"], "unrecognized arguments: --gpus"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    local: Launch, arguments: list[str], words: str
+) -> None:
+    code, out, errors = local(*arguments).wait()
+    assert (code, out) == (2, "")
+    assert words in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_script_that_may_not_be_read(local: Launch, script: Script) -> None:
+    path = script("pass")
+    Path(path).chmod(0)
+    code, _, errors = local(path).wait()
+    assert code == 2
+    assert "may not be read by you" in errors
+
+
+def test_an_agent_that_is_gone(local: Launch, tmp_path: Path) -> None:
+    code, _, errors = local("--", "true", CARME_AGENT=str(tmp_path / "agent.sock")).wait()
+    assert code == 2
+    assert "The job's agent does not answer at" in errors
+    assert "or unset CARME_AGENT to run on this node alone" in errors
+
+
+def test_help_names_every_way_to_start(local: Launch) -> None:
+    code, out, _ = local("--help").wait()
+    assert code == 0
+    for words in ("script.py", "-m module", "-- program", "--devices-per-node K", "--nodes M", "-n N"):
+        assert words in out
+
+
+def test_the_public_names() -> None:
+    assert carme_runtime.__all__ == ["CarmeRuntimeError", "__version__"]

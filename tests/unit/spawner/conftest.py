@@ -1,0 +1,339 @@
+"""A hub in this process, with a broker whose jobs are local processes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from jupyterhub.auth import DummyAuthenticator
+from jupyterhub.proxy import Proxy
+
+from carme.broker import protocol
+from carme.config import Settings
+from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.jobs import Job, JobState
+from carme_spawner.hub import CarmeHub
+from carme_spawner.hub_config import hub_config
+from carme_spawner.watcher import JobWatcher
+
+TOKEN = "portal-token-for-tests"
+FAKE_SESSION = [sys.executable, str(Path(__file__).with_name("fake_session.py"))]
+
+
+class FakeBroker:
+    """The broker's socket and protocol; `command` is what its jobs run, None leaves them pending."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.command: list[str] | None = FAKE_SESSION
+        self.refuse: CarmeError | None = None
+        self.answering = asyncio.Event()  # cleared: submits, but says so later
+        self.answering.set()
+        self.jobs: dict[int, Job] = {}
+        self.requests: dict[int, protocol.Submit] = {}
+        self.logs: dict[int, str] = {}
+        self.processes: dict[int, asyncio.subprocess.Process] = {}
+        self.cancelled: list[int] = []
+        self.version = 0
+        self.news = asyncio.Condition()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        self.server = await asyncio.start_unix_server(
+            self.serve, str(self.socket), limit=protocol.MAXIMUM_LINE
+        )
+
+    async def close(self) -> None:
+        """Go away as a broker does that is being restarted; jobs live on."""
+        assert self.server
+        self.server.close()
+        for task in list(self.tasks):
+            task.cancel()
+        self.socket.unlink(missing_ok=True)
+
+    async def end_all(self) -> None:
+        for process in self.processes.values():
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self.tasks.add(task)
+        try:
+            request = protocol.request_adapter.validate_json(await reader.readline())
+            try:
+                answer = {"result": request.result.dump_python(await self.answer(request), mode="json")}
+            except CarmeError as error:
+                answer = {"error": protocol.Failure.of(error).model_dump()}
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self.tasks.discard(task)
+            writer.close()
+
+    async def answer(self, request: protocol.Request) -> Any:
+        match request:
+            case protocol.Submit():
+                return await self.submit(request)
+            case protocol.Cancel(job_id=job_id):
+                self.cancelled.append(job_id)
+                await self.finish(job_id, JobState.CANCELLED)
+            case protocol.GetJob(job_id=job_id):
+                if job_id not in self.jobs:
+                    raise NotFound(f"There is no job {job_id}.")
+                return self.jobs[job_id]
+            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit):
+                text = self.logs.get(job_id, "")
+                return protocol.LogPart(text=text[offset : offset + limit], offset=offset, size=len(text))
+            case protocol.GetEvents(cursor=cursor, wait=wait):
+                if cursor == str(self.version):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(wait), self.news:
+                            await self.news.wait()
+                jobs = list(self.jobs.values())
+                return protocol.EventBatch(jobs=jobs, cursor=str(self.version), complete=cursor is None)
+            case _:
+                raise CarmeError(f"The fake broker does not know {request.method}.")
+
+    async def submit(self, request: protocol.Submit) -> int:
+        if self.refuse:
+            raise self.refuse
+        job_id = 100 + len(self.jobs)
+        self.requests[job_id] = request
+        assert request.user
+        self.jobs[job_id] = Job(
+            id=job_id,
+            kind="session",
+            name=request.request.name,
+            user=request.user,
+            partition="gpu",
+            state=JobState.PENDING,
+            reason="Resources",
+        )
+        await self.tell()
+        if self.command:
+            await self.run(job_id, self.command)
+        await self.answering.wait()
+        return job_id
+
+    async def run(self, job_id: int, command: list[str]) -> None:
+        """Start a job's process on the only node, this host."""
+        await self.change(job_id, state=JobState.RUNNING, reason="", node_list="localhost")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "HOME": str(self.socket.parent),
+            **self.requests[job_id].request.environment,
+        }
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        self.processes[job_id] = process
+        self.keep(self.wait(job_id, process))
+
+    def keep(self, work: Any) -> None:
+        self._kept = getattr(self, "_kept", set())
+        task = asyncio.create_task(work)
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+
+    async def wait(self, job_id: int, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout
+        async for line in process.stdout:
+            self.logs[job_id] = self.logs.get(job_id, "") + line.decode()
+        code = await process.wait()
+        if self.jobs[job_id].is_active:
+            await self.change(
+                job_id, state=JobState.FAILED if code else JobState.COMPLETED, exit_code=code, node_list=""
+            )
+
+    async def finish(self, job_id: int, state: JobState) -> None:
+        if self.jobs[job_id].is_active:
+            await self.change(job_id, state=state)
+        process = self.processes.get(job_id)
+        if process and process.returncode is None:
+            process.terminate()
+
+    async def change(self, job_id: int, **values: Any) -> None:
+        self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
+        await self.tell()
+
+    async def tell(self) -> None:
+        self.version += 1
+        async with self.news:
+            self.news.notify_all()
+
+
+class FakeProxy(Proxy):
+    """Keeps routes as a proxy that outlives the hub would."""
+
+    routes: dict[str, dict[str, Any]] = {}  # noqa: RUF012  shared on purpose
+
+    should_start = False
+
+    async def add_route(self, routespec: str, target: str, data: dict[str, Any]) -> None:
+        self.routes[routespec] = {"routespec": routespec, "target": target, "data": data}
+
+    async def delete_route(self, routespec: str) -> None:
+        self.routes.pop(routespec, None)
+
+    async def get_all_routes(self) -> dict[str, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return dict(self.routes)
+
+
+@dataclass
+class Site:
+    """A site with a broker and, between `up` and `down`, a hub."""
+
+    settings: Settings
+    broker: FakeBroker
+    hub: CarmeHub | None = None
+    routes: dict[str, dict[str, Any]] = field(default_factory=lambda: FakeProxy.routes)
+
+    async def up(self) -> None:
+        config = hub_config(self.settings)
+        config.JupyterHub.authenticator_class = DummyAuthenticator
+        config.JupyterHub.proxy_class = FakeProxy
+        config.JupyterHub.log_level = "WARN"
+        config.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0.3, "slow_stop_timeout": 0.3}
+        config.DummyAuthenticator.allow_all = True
+        CarmeHub.clear_instance()
+        self.hub = CarmeHub.instance(config=config)
+        await self.hub.initialize([])
+        await self.hub.start()
+
+    async def down(self) -> None:
+        """End the hub as a signal would: its tasks are cut off, jobs live on."""
+        assert self.hub and self.hub.http_server
+        self.hub.http_server.stop()
+        await self.hub.http_server.close_all_connections()
+        self.hub.metrics_collector.stop()
+        for callback in self.hub._periodic_callbacks.values():
+            callback.stop()
+        doomed: list[asyncio.Task[Any]] = []
+        for user in self.hub.users.values():
+            for spawner in user.spawners.values():
+                spawner.stop_polling()
+                if spawner._spawn_future:
+                    doomed.append(spawner._spawn_future)
+        for watcher in JobWatcher._shared.pop(asyncio.get_running_loop(), {}).values():
+            doomed.append(watcher._task)
+        for task in doomed:
+            task.cancel()
+        await asyncio.gather(*doomed, return_exceptions=True)
+        await self.hub.cleanup()
+        self.hub.db.close()
+        CarmeHub.clear_instance()
+        self.hub = None
+
+    async def api(self, method: str, path: str, token: str = TOKEN, **arguments: Any) -> httpx.Response:
+        url = f"{self.settings.hub.listen}{self.settings.hub.base_path}hub/api/{path}"
+        async with httpx.AsyncClient(timeout=30) as client:
+            return await client.request(method, url, headers={"Authorization": f"token {token}"}, **arguments)
+
+    async def start(self, name: str = "s1", user: str = "ada", **options: Any) -> httpx.Response:
+        """Start a server and return the answer, which comes when its job has been submitted."""
+        await self.api("POST", f"users/{user}")
+        before = len(self.broker.requests)
+        options = options or {"image": "torch", "minutes": 60}
+        response = await self.api("POST", f"users/{user}/servers/{name}", json=options)
+        if response.status_code == 202:
+            await eventually(lambda: len(self.broker.requests) > before, "the job is submitted")
+        return response
+
+    def wait_for_outcome(self) -> None:
+        """From now on, starts answer when they have succeeded or failed."""
+        assert self.hub
+        self.hub.tornado_application.settings["slow_spawn_timeout"] = 60
+
+    async def server(self, name: str = "s1", user: str = "ada") -> dict[str, Any] | None:
+        """The server as the portal sees it; None once it has stopped."""
+        model = (await self.api("GET", f"users/{user}")).json()
+        return model["servers"].get(name)
+
+    async def events(self, name: str = "s1", user: str = "ada") -> list[dict[str, Any]]:
+        """All progress events until the start has succeeded or failed."""
+        response = await self.api("GET", f"users/{user}/servers/{name}/progress")
+        lines = response.text.splitlines()
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+    async def is_ready(self, name: str = "s1", user: str = "ada") -> bool:
+        server = await self.server(name, user)
+        return bool(server and server["ready"])
+
+    def token(self, job_id: int) -> str:
+        return self.broker.requests[job_id].request.environment["JUPYTERHUB_API_TOKEN"]
+
+
+async def eventually(condition: Callable[[], Awaitable[Any] | Any], what: str) -> None:
+    """Wait until something is so; the bound only keeps a failing test from hanging."""
+    for _ in range(600):
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"It never came to this: {what}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    for name in ("hub-cookie-secret", "hub-crypt-key"):
+        (secrets / name).write_text("5a" * 32 + "\n")
+    for name in ("proxy-auth-token", "oidc-client-secret"):
+        (secrets / name).write_text(f"{name}-value\n")
+    (secrets / "hub-api-token").write_text(TOKEN + "\n")
+    return Settings.model_validate(
+        {
+            "site": {"url": "https://carme.example.org"},
+            "slurm": {"cluster": "test"},
+            "broker": {"socket": str(tmp_path / "broker.sock")},
+            "hub": {
+                "listen": f"http://127.0.0.1:{free_port()}",
+                "database": f"sqlite:///{tmp_path}/hub.sqlite",
+            },
+            "secrets": {"directory": str(secrets)},
+        }
+    )
+
+
+@pytest.fixture
+async def site(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FakeProxy, "routes", {})
+    broker = FakeBroker(settings.broker.socket)
+    await broker.open()
+    site = Site(settings, broker)
+    await site.up()
+    yield site
+    if site.hub:
+        await site.down()
+    await broker.end_all()
+    await broker.close()
+
+
+NO_GPU = InvalidRequest(
+    "A node has at most 4 GPUs; 9 were asked for.", "Ask for 1 to 4.", field="gpus_per_node"
+)

@@ -1,0 +1,55 @@
+"""The hub's configuration from carme.toml, and what the package shows."""
+
+from pathlib import Path
+
+import pytest
+
+import carme_spawner
+from carme.config import Settings
+from carme.errors import ConfigError
+from carme_spawner.hub import main
+from carme_spawner.hub_config import hub_config
+
+
+def test_the_hub_signs_in_at_the_portal(settings: Settings) -> None:
+    oauth = hub_config(settings).GenericOAuthenticator
+    assert oauth.authorize_url == "https://carme.example.org/identity/o/authorize"
+    assert oauth.oauth_callback_url == "https://carme.example.org/jupyter/hub/oauth_callback"
+    assert oauth.token_url == "http://127.0.0.1:8100/identity/o/api/token"
+    assert oauth.username_claim == "preferred_username"
+    assert oauth.auto_login and not oauth.enable_auth_state
+
+
+def test_servers_and_routes_outlive_the_hub(settings: Settings) -> None:
+    config = hub_config(settings)
+    assert config.JupyterHub.cleanup_servers is False
+    assert config.JupyterHub.cleanup_proxy is False
+    assert config.ConfigurableHTTPProxy.should_start is False
+    assert config.ConfigurableHTTPProxy.auth_token == "proxy-auth-token-value"
+
+
+def test_a_missing_secret_is_named(settings: Settings) -> None:
+    (settings.secrets.directory / "hub-cookie-secret").unlink()
+    with pytest.raises(ConfigError, match="hub-cookie-secret"):
+        hub_config(settings)
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = tmp_path / "carme.toml"
+    monkeypatch.setattr("sys.argv", ["carme-hub", "--config", str(missing)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert str(caught.value.code).startswith("carme-hub: ") and str(missing) in str(caught.value.code)
+
+
+def test_public_names() -> None:
+    assert carme_spawner.__all__ == ["CarmeHub", "CarmeSpawner"]
+    for name in carme_spawner.__all__:
+        assert getattr(carme_spawner, name)
+
+
+def test_a_key_of_the_wrong_form_is_named(settings: Settings) -> None:
+    (settings.secrets.directory / "hub-crypt-key").write_text("secret word\n")
+    with pytest.raises(ConfigError, match=r"hub-crypt-key.*openssl rand") as caught:
+        hub_config(settings)
+    assert "secret word" not in str(caught.value)

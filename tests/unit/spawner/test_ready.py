@@ -1,0 +1,143 @@
+"""What a server may tell the hub, and what it may not."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from carme_spawner.ready import node_names
+
+from .conftest import TOKEN, Site, eventually
+
+REPORT = {"port": 40123, "host": "127.0.0.1", "pid": 77}
+
+
+@pytest.fixture
+async def waiting(site: Site) -> Site:
+    """A session whose job runs on this host and whose server has not reported yet."""
+    site.broker.command = ["sleep", "60"]
+    assert (await site.start()).status_code == 202
+    return site
+
+
+def spawner(site: Site) -> Any:
+    assert site.hub
+    [user] = [user for user in site.hub.users.values() if user.name == "ada"]
+    return user.spawners["s1"]
+
+
+async def test_batchspawners_own_handler_is_absent(waiting: Site) -> None:
+    body = {"broker_socket": "/tmp/evil", "batch_cancel_cmd": "touch /tmp/evil"}
+    response = await waiting.api("POST", "batchspawner", token=waiting.token(100), json=body)
+    assert response.status_code == 404
+    assert spawner(waiting).broker_socket == str(waiting.settings.broker.socket)
+
+
+async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:
+    response = await waiting.api("POST", "carme/ready", token=waiting.token(100), json=REPORT)
+    assert response.status_code == 204
+    assert spawner(waiting).address == ("127.0.0.1", 40123)
+    # Saying it twice is fine, saying something else is not.
+    assert (
+        await waiting.api("POST", "carme/ready", token=waiting.token(100), json=REPORT)
+    ).status_code == 204
+    moved = {**REPORT, "port": 40124}
+    assert (await waiting.api("POST", "carme/ready", token=waiting.token(100), json=moved)).status_code == 409
+
+
+async def test_a_server_that_is_ahead_of_the_broker_is_told_to_try_again(site: Site) -> None:
+    site.broker.command = ["sleep", "60"]
+    site.broker.answering.clear()
+    starting = asyncio.create_task(site.start())
+    await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
+    response = await site.api("POST", "carme/ready", token=site.token(100), json=REPORT)
+    assert response.status_code == 503
+    site.broker.answering.set()
+    await starting
+    await eventually(lambda: spawner(site).job_id, "the hub knows the job")
+    response = await site.api("POST", "carme/ready", token=site.token(100), json=REPORT)
+    assert response.status_code == 204
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"job_id": "1"},
+    {"broker_socket": "/tmp/evil"},
+    {"port": "40123"},
+    {"port": 80},
+    {"port": 65536},
+    {"port": True},
+    {"host": "127.0.0.1/../x"},
+    {"host": ""},
+    {"host": None},
+    {"pid": -1},
+    {"pid": "1; true"},
+]
+
+
+async def test_other_values_are_refused(waiting: Site) -> None:
+    for change in CHANGES:
+        response = await waiting.api(
+            "POST", "carme/ready", token=waiting.token(100), json={**REPORT, **change}
+        )
+        assert response.status_code == 400, change
+        assert next(iter(change)) in response.json()["message"]
+    assert spawner(waiting).address is None
+
+
+async def test_other_bodies_are_refused(waiting: Site) -> None:
+    for body in (b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"port": 40123}'):
+        response = await waiting.api("POST", "carme/ready", token=waiting.token(100), content=body)
+        assert response.status_code == 400, body
+    assert spawner(waiting).address is None
+
+
+async def test_hosts_outside_the_job_are_refused(waiting: Site) -> None:
+    for host in ("192.0.2.7", "example.invalid", "0.0.0.0", "::", "169.254.169.254"):
+        response = await waiting.api(
+            "POST", "carme/ready", token=waiting.token(100), json={**REPORT, "host": host}
+        )
+        assert response.status_code == 400, host
+        assert "node of its job" in response.json()["message"]
+    assert spawner(waiting).address is None
+
+
+async def test_the_hubs_own_host_is_refused_whatever_a_header_says(waiting: Site) -> None:
+    """Else a session could make the proxy serve what listens on the hub's loopback only."""
+    await waiting.broker.change(100, node_list="node[7-8]")
+    assert waiting.hub
+
+    def moved() -> bool:
+        job = spawner(waiting).watcher.find(100)
+        return bool(job and job.node_list == "node[7-8]")
+
+    await eventually(moved, "the hub knows the job's nodes")
+    response = await waiting.api("POST", "carme/ready", token=waiting.token(100), json=REPORT)
+    assert response.status_code == 400
+
+
+async def test_other_tokens_are_refused(waiting: Site) -> None:
+    await waiting.start("s2", "bob")
+    assert (await waiting.api("POST", "carme/ready", token=TOKEN, json=REPORT)).status_code == 403
+    assert (await waiting.api("POST", "carme/ready", token="wrong", json=REPORT)).status_code == 403
+    assert waiting.hub
+    own = next(user for user in waiting.hub.users.values() if user.name == "ada").new_api_token()
+    assert (await waiting.api("POST", "carme/ready", token=own, json=REPORT)).status_code == 403
+    # Another user's server speaks for itself only.
+    assert (
+        await waiting.api("POST", "carme/ready", token=waiting.token(101), json=REPORT)
+    ).status_code == 204
+    assert spawner(waiting).address is None
+
+
+@pytest.mark.parametrize(
+    ("short", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-10,12],gpu-a", ["n08", "n09", "n10", "n12", "gpu-a"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+    ],
+)
+def test_node_lists(short: str, names: list[str]) -> None:
+    assert node_names(short) == names

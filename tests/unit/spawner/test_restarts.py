@@ -1,0 +1,79 @@
+"""Sessions outlive the hub."""
+
+import asyncio
+import sys
+
+from carme.jobs import JobState
+
+from .conftest import FAKE_SESSION, Site, eventually
+
+
+async def test_a_running_session_is_found_again(site: Site) -> None:
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    target = site.routes["/jupyter/user/ada/s1/"]["target"]
+    await site.down()
+    await site.up()
+    await eventually(site.is_ready, "the server is ready again")
+    assert site.routes["/jupyter/user/ada/s1/"]["target"] == target
+    token = site.token(100)
+    await site.api("DELETE", "users/ada/servers/s1")
+    await eventually(lambda: site.broker.jobs[100].is_over, "the new hub can stop it")
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "the route is gone")
+    assert (await site.api("GET", "user", token=token)).status_code == 403
+
+
+async def test_a_session_that_ended_meanwhile_is_noticed(site: Site) -> None:
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    await site.down()
+    await site.broker.finish(100, JobState.NODE_FAIL)
+    await site.up()
+    assert await site.server() is None
+
+
+async def test_a_queued_session_goes_on_waiting(site: Site) -> None:
+    site.broker.command = None
+    assert (await site.start()).status_code == 202
+    await site.down()
+    await site.up()
+    server = await site.server()
+    assert server and server["pending"] == "spawn"
+    assert site.broker.cancelled == []
+    await site.broker.run(100, FAKE_SESSION)
+    await eventually(site.is_ready, "the server is ready")
+    assert "/jupyter/user/ada/s1/" in site.routes
+    await site.broker.finish(100, JobState.TIMEOUT)
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "its end is noticed")
+
+
+async def test_a_queued_session_can_be_given_up_after_a_restart(site: Site) -> None:
+    site.broker.command = None
+    await site.start()
+    await site.down()
+    await site.up()
+    assert (await site.api("DELETE", "users/ada/servers/s1")).status_code in (202, 204)
+    await eventually(lambda: site.broker.cancelled == [100], "the job is cancelled")
+    assert await site.server() is None
+
+
+async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -> None:
+    site.broker.command = None
+    await site.start()
+    await site.down()
+    await site.up()
+    await site.broker.run(100, [sys.executable, "-c", "raise SystemExit('disk full')"])
+    assert "disk full" in (await site.events())[-1]["message"]
+    assert await site.server() is None
+
+
+async def test_a_job_whose_submission_the_hub_did_not_see_gets_no_key(site: Site) -> None:
+    site.broker.command = None
+    site.broker.answering.clear()
+    starting = asyncio.create_task(site.start())
+    await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
+    await starting
+    await site.down()
+    await site.up()
+    assert await site.server() is None
+    assert (await site.api("GET", "user", token=site.token(100))).status_code == 403

@@ -1,0 +1,186 @@
+"""A session's life, as the portal sees it through JupyterHub's API."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import carme_spawner.hub_config as hub_config
+from carme.errors import BrokerUnavailable
+from carme.jobs import JobState
+
+from .conftest import NO_GPU, Site, eventually
+
+
+async def test_a_session_becomes_ready_and_stops(site: Site) -> None:
+    response = await site.start(image="torch", minutes=90, gpus_per_node=2, title="Experiment")
+    assert response.status_code in (201, 202), response.text
+    await eventually(site.is_ready, "the server is ready")
+
+    submitted = site.broker.requests[100]
+    assert submitted.user == "ada"
+    request = submitted.request
+    assert (request.name, request.kind, request.command) == ("session-s1", "session", ["carme-singleuser"])
+    assert (request.image, request.minutes, request.gpus_per_node) == ("torch", 90, 2)
+    assert request.environment["JUPYTERHUB_USER"] == "ada"
+    assert not {"PATH", "HOME", "JUPYTERHUB_SERVICE_URL"} & request.environment.keys()
+    assert site.routes["/jupyter/user/ada/s1/"]["target"].startswith("http://127.0.0.1:")
+
+    response = await site.api("DELETE", "users/ada/servers/s1", json={"remove": True})
+    assert response.status_code in (202, 204)
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "the route is gone")
+    assert site.broker.jobs[100].state == JobState.CANCELLED
+    assert await site.server() is None
+
+
+async def test_the_default_server_gets_the_sites_defaults(site: Site) -> None:
+    await site.api("POST", "users/ada")
+    await site.api("POST", "users/ada/server")
+    await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
+    request = site.broker.requests[100].request
+    assert (request.name, request.image, request.minutes) == ("session-default", "torch", 60)
+
+
+async def test_a_job_that_ends_takes_its_server_along(site: Site) -> None:
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    token = site.token(100)
+    await site.broker.finish(100, JobState.TIMEOUT)
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "the route is gone")
+    assert await site.server() is None
+    assert site.broker.cancelled == []
+    # Its key to the hub is void.
+    assert (await site.api("GET", "user", token=token)).status_code == 403
+
+
+async def test_a_refused_request_is_answered_with_the_brokers_sentence(site: Site) -> None:
+    site.wait_for_outcome()
+    site.broker.refuse = NO_GPU
+    response = await site.start(image="torch", minutes=60, gpus_per_node=9)
+    assert response.status_code == 400
+    assert response.json()["message"] == str(NO_GPU)
+    # A page that asks later is told the same.
+    assert str(NO_GPU) in (await site.events())[-1]["message"]
+
+
+async def test_options_that_do_not_exist_are_named(site: Site) -> None:
+    site.wait_for_outcome()
+    response = await site.start(image="torch", minutes=60, gpu=1)
+    assert response.status_code == 400
+    assert "'gpu'" in response.json()["message"]
+    assert site.broker.requests == {}
+
+
+async def test_options_of_the_wrong_type_are_named(site: Site) -> None:
+    site.wait_for_outcome()
+    response = await site.start(image="torch", minutes="soon; rm -rf /")
+    assert response.status_code == 400
+    assert "minutes" in response.json()["message"]
+
+
+async def test_a_job_that_dies_at_once_says_why_and_what_it_wrote_last(site: Site) -> None:
+    site.wait_for_outcome()
+    site.broker.command = [sys.executable, "-c", "print('no such library: libfoo'); raise SystemExit(3)"]
+    response = await site.start()
+    message = response.json()["message"]
+    assert response.status_code == 502
+    assert "job 100 ended before its server was ready" in message
+    assert "no such library: libfoo" in message
+    assert message in (await site.events())[-1]["message"]
+    assert await site.server() is None
+
+
+async def test_without_a_broker_a_start_says_so(site: Site) -> None:
+    site.wait_for_outcome()
+    await site.broker.close()
+    response = await site.start()
+    assert response.status_code == 503
+    assert "broker" in response.json()["message"]
+
+
+async def test_a_queued_session_shows_its_place_and_reason_and_can_be_given_up(site: Site) -> None:
+    site.broker.command = None
+    await site.start("s0", "bob")
+    response = await site.start()
+    assert response.status_code == 202
+    reading = asyncio.create_task(site.events())
+    server = await site.server()
+    assert server and server["pending"] == "spawn"
+    await asyncio.sleep(0.2)
+    assert (await site.api("DELETE", "users/ada/servers/s1")).status_code in (202, 204)
+    await eventually(lambda: site.broker.cancelled == [101], "the job is cancelled")
+    messages = [event["message"] for event in await reading]
+    assert any("job 101 waits in the queue, place 2" in message.lower() for message in messages), messages
+    assert any("waits for" in message for message in messages)
+    assert "cancelled" in messages[-1]
+    assert await site.server() is None
+
+
+async def test_a_broker_that_is_away_ends_no_session(site: Site) -> None:
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    await site.broker.close()
+    await asyncio.sleep(2.5)  # more than two polls
+    assert await site.is_ready()
+    await site.broker.open()
+    await site.broker.finish(100, JobState.TIMEOUT)
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "the end is noticed after all")
+
+
+async def test_a_stop_without_a_broker_is_made_up_for(site: Site) -> None:
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    await site.broker.close()
+    response = await site.api("DELETE", "users/ada/servers/s1")
+    assert response.status_code == 202
+    assert site.broker.jobs[100].is_active
+    await site.broker.open()
+    await eventually(lambda: site.broker.jobs[100].is_over, "the job is cancelled once the broker is back")
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "the route is gone")
+
+
+async def test_starts_are_not_limited_by_those_that_wait(site: Site) -> None:
+    site.broker.command = None
+    for number in range(3):
+        assert (await site.start(f"s{number}")).status_code == 202
+    assert len(site.broker.jobs) == 3
+
+
+def test_the_broker_being_away_is_no_fault_of_the_request() -> None:
+    from carme_spawner.spawner import refusal
+
+    assert refusal(BrokerUnavailable("No.", "Wait.")).status_code == 503
+    assert refusal(BrokerUnavailable("100 % gone.", "Wait.")).message == "100 % gone. Wait."
+
+
+async def test_only_servers_that_exist_count_for_the_limit(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_config, "SERVERS_PER_USER", 1)
+    await site.start("s1")
+    await eventually(site.is_ready, "the server is ready")
+    response = await site.start("s2")
+    assert response.status_code == 400
+    assert "maximum of 1" in response.json()["message"]
+    await site.broker.finish(100, JobState.TIMEOUT)
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "the first one has ended")
+    await eventually(lambda: not user(site).orm_spawners["s1"].server, "its record is closed")
+    assert (await site.start("s2")).status_code in (201, 202)
+
+
+async def test_servers_that_ended_long_ago_are_forgotten(site: Site) -> None:
+    site.broker.command = None
+    for name in ("old", "young"):
+        await site.start(name)
+        await site.api("DELETE", f"users/ada/servers/{name}")
+    records = user(site).orm_spawners
+    records["old"].last_activity = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=2)
+    await site.start("new")
+    assert set(user(site).orm_spawners) - {""} == {"young", "new"}
+
+
+def user(site: Site) -> Any:
+    assert site.hub
+    return next(user for user in site.hub.users.values() if user.name == "ada")

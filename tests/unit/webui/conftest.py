@@ -1,0 +1,198 @@
+"""A portal with its own configuration, a JupyterHub and a broker that listen for real."""
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import django
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+HUB_TOKEN = "token-of-the-portal"
+CLIENT_SECRET = "secret-of-the-hub"
+PASSWORD = "correct horse battery"
+
+
+def _site() -> Path:
+    """Write a site's configuration and secrets; the folder."""
+    folder = Path(tempfile.mkdtemp(prefix="carme-webui-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ("secrets", "images", "state"):
+        (folder / name).mkdir()
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "secrets/oidc-signing-key").write_bytes(pem)
+    (folder / "secrets/portal-secret-key").write_text("0" * 64)
+    (folder / "secrets/oidc-client-secret").write_text(CLIENT_SECRET)
+    (folder / "secrets/hub-api-token").write_text(HUB_TOKEN)
+    for name in ("torch", "keras"):
+        (folder / f"images/{name}.sif").write_text("")
+        (folder / f"images/{name}.json").write_text(f'{{"name": "{name}", "title": "{name.title()} <lab>"}}')
+    (folder / "carme.toml").write_text(
+        f"""
+[site]
+name = "Test & site"
+url = "https://carme.example:8443"
+[slurm]
+cluster = "test"
+default_partition = "gpu"
+[broker]
+socket = "{folder}/broker.sock"
+[images]
+directory = "{folder}/images"
+[sessions]
+maximum_minutes = 600
+[hub]
+proxy_url = "http://127.0.0.1:1"
+[portal]
+listen = "127.0.0.1:8100"
+database = "sqlite:///{folder}/state/portal.sqlite3"
+redis = "memory://"
+state_directory = "{folder}/state"
+[secrets]
+directory = "{folder}/secrets"
+"""
+    )
+    return folder
+
+
+def _configure(folder: Path) -> None:
+    """Load Django with that configuration, leaving the environment of other tests as it is."""
+    before = os.environ.get("CARME_CONFIG")
+    os.environ["CARME_CONFIG"] = str(folder / "carme.toml")
+    os.environ["DJANGO_SETTINGS_MODULE"] = "carme_webui.settings"
+    from django.conf import settings
+
+    # A file, so that the tests meet the same locking as a site.
+    settings.DATABASES["default"]["TEST"] = {"NAME": str(folder / "state/test.sqlite3")}
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    django.setup()
+    if before is None:
+        del os.environ["CARME_CONFIG"]
+    else:
+        os.environ["CARME_CONFIG"] = before
+
+
+FOLDER = _site()
+_configure(FOLDER)
+
+from django.conf import settings as django_settings  # noqa: E402
+from django.core.cache import cache  # noqa: E402
+from django.core.management import call_command  # noqa: E402
+from django.test import Client  # noqa: E402
+
+from carme_webui.accounts.models import User  # noqa: E402
+from carme_webui.celery import app as celery_app  # noqa: E402
+
+from .fake_broker import FakeBroker  # noqa: E402
+from .fake_hub import FakeHub  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _static() -> None:
+    call_command("collectstatic", interactive=False, verbosity=0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(db: None) -> None:
+    cache.clear()
+
+
+@pytest.fixture
+def folder() -> Path:
+    """The site's folder."""
+    return FOLDER
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    """A broker on the site's socket."""
+    with FakeBroker(FOLDER / "broker.sock") as running:
+        yield running
+
+
+@pytest.fixture
+def hub(settings) -> Iterator[FakeHub]:
+    """A JupyterHub; the site knows its address."""
+    with FakeHub(HUB_TOKEN) as running:
+        site = django_settings.SITE
+        settings.SITE = site.model_copy(
+            update={"hub": site.hub.model_copy(update={"proxy_url": running.url})}
+        )
+        yield running
+
+
+@pytest.fixture
+def worker() -> Iterator[None]:
+    """A worker that takes every task at once."""
+    celery_app.conf.task_always_eager = True
+    yield
+    celery_app.conf.task_always_eager = False
+
+
+def _account(name: str) -> User:
+    return User.objects.create_user(name, password=PASSWORD)
+
+
+@pytest.fixture
+def alice(db: None) -> User:
+    return _account("alice")
+
+
+@pytest.fixture
+def bob(db: None) -> User:
+    return _account("bob")
+
+
+class Browser(Client):
+    """A browser that comes through the reverse proxy and checks CSRF tokens as a real one must."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            enforce_csrf_checks=True,
+            headers={"host": "carme.example:8443", "x-forwarded-proto": "https"},
+        )
+
+    def send(self, page: str, url: str, **fields: object):
+        """Open `page`, then send a form to `url` with the page's token."""
+        return self.send_with(self.token(page), url, **fields)
+
+    def token(self, page: str) -> str:
+        """The token in the forms of a page."""
+        content = self.get(page).content.decode()
+        return content.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
+
+    def send_with(self, token: str, url: str, **fields: object):
+        """Send a form."""
+        return self.post(
+            url,
+            {"csrfmiddlewaretoken": token, **fields},
+            headers={"origin": "https://carme.example:8443"},
+        )
+
+
+@pytest.fixture
+def anonymous(db: None) -> Browser:
+    return Browser()
+
+
+@pytest.fixture
+def browser(alice: User) -> Browser:
+    """Alice's browser, signed in."""
+    found = Browser()
+    found.force_login(alice)
+    return found
+
+
+@pytest.fixture
+def other(bob: User) -> Browser:
+    """Bob's browser, signed in."""
+    found = Browser()
+    found.force_login(bob)
+    return found

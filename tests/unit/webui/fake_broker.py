@@ -1,0 +1,135 @@
+"""A broker that speaks the real protocol on a real socket, over a queue that the tests write."""
+
+import socketserver
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from carme.broker import protocol
+from carme.errors import CarmeError, NotFound
+from carme.jobs import Cluster, Job, JobState, Node, Partition
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def make_job(job_id: int, user: str = "alice", state: str = "RUNNING", **fields: Any) -> Job:
+    """A job; the fields not named are ordinary ones."""
+    values: dict[str, Any] = {
+        "id": job_id, "name": f"job {job_id}", "user": user, "state": JobState(state), "partition": "gpu",
+        "nodes": 1, "node_list": "n1", "gpus": 1, "gpu_type": "a100", "cpus": 4, "memory_mb": 8192,
+        "submitted": NOW, "minutes_limit": 60,
+    }  # fmt: skip
+    return Job(**(values | fields))
+
+
+CLUSTER = Cluster(
+    taken=NOW,
+    partitions=[
+        Partition(name="gpu", default=True, max_minutes=480, node_names=["n1", "n2"]),
+        Partition(name="cpu", node_names=["n3"]),
+    ],
+    nodes=[
+        Node(name="n1", cpus=16, memory_mb=64_000, gpus={"a100": 4}, gpus_used={"a100": 1}),
+        Node(name="n2", cpus=16, memory_mb=64_000, gpus={"a100": 4}, available=False, state="DOWN"),
+        Node(name="n3", cpus=16, memory_mb=64_000),
+    ],
+)
+
+
+class FakeBroker:
+    """`queue`: what Slurm has; `archive`: what only accounting has; `asked`: all requests so far."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.cluster: Cluster = CLUSTER
+        self.queue: dict[int, Job] = {}
+        self.archive: dict[int, Job] = {}
+        self.logs: dict[int, bytes] = {}
+        self.asked: list[protocol.Request] = []
+        self.changes: list[int] = []
+        self.epoch = "a"
+
+    def put(self, job: Job) -> Job:
+        """The job appears or changes in the queue."""
+        self.queue[job.id] = job
+        self.changes.append(job.id)
+        return job
+
+    def leave(self, job: Job) -> Job:
+        """The job is only in accounting from now on, and no event says so."""
+        self.queue.pop(job.id, None)
+        self.archive[job.id] = job
+        return job
+
+    def restart(self) -> None:
+        """All cursors become unknown."""
+        self.epoch += "a"
+
+    def asked_for(self, method: str) -> list[Any]:
+        """The requests of one method."""
+        return [request for request in self.asked if request.method == method]
+
+    def answer(self, request: protocol.Request) -> Any:
+        match request:
+            case protocol.GetCluster():
+                return self.cluster
+            case protocol.GetEvents(cursor=cursor):
+                epoch, _, seen = (cursor or "").partition("-")
+                complete = epoch != self.epoch
+                ids = self.queue.keys() if complete else set(self.changes[int(seen) :])
+                jobs = [self.queue[job_id] for job_id in ids if job_id in self.queue]
+                cursor = f"{self.epoch}-{len(self.changes)}"
+                return protocol.EventBatch(jobs=jobs, cursor=cursor, complete=complete)
+            case protocol.GetJobs(active=active):
+                return [job for job in self.queue.values() if job.is_active or not active]
+            case protocol.GetHistory():
+                return list(self.archive.values())
+            case protocol.GetJob(job_id=job_id):
+                return self._known(job_id)
+            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit):
+                self._known(job_id)
+                if job_id not in self.logs:
+                    raise NotFound(f"Job {job_id} has no log.", "Wait until it has started.")
+                part = self.logs[job_id][offset : offset + limit]
+                return protocol.LogPart(
+                    text=part.decode(errors="replace"),
+                    offset=offset + len(part),
+                    size=len(self.logs[job_id]),
+                )
+            case protocol.Cancel(job_id=job_id):
+                self.put(self._known(job_id).model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
+                return None
+        raise AssertionError(f"the portal must not ask for {request.method}")
+
+    def _known(self, job_id: int) -> Job:
+        for place in (self.queue, self.archive):
+            if job_id in place:
+                return place[job_id]
+        raise NotFound(f"There is no job {job_id}.", "Check the number.")
+
+    def __enter__(self) -> "FakeBroker":
+        fake = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                request = protocol.request_adapter.validate_json(self.rfile.readline())
+                fake.asked.append(request)
+                try:
+                    answer = protocol.Answer(result=fake.answer(request))
+                except CarmeError as error:
+                    answer = protocol.Answer(error=protocol.Failure.of(error))
+                self.wfile.write(answer.model_dump_json().encode() + b"\n")
+
+        class Server(socketserver.ThreadingUnixStreamServer):
+            daemon_threads = True
+
+        self.socket.unlink(missing_ok=True)
+        self._server = Server(str(self.socket), Handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.socket.unlink(missing_ok=True)

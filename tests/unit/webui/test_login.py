@@ -1,0 +1,212 @@
+"""Signing in and out, and being the identity provider."""
+
+import base64
+import io
+import json
+import sys
+from urllib.parse import parse_qs, urlsplit
+
+import jwt
+import pytest
+from django.core.management import CommandError, call_command
+
+from carme_webui.accounts.identity import register_hub
+from carme_webui.accounts.models import User
+from carme_webui.main import main
+
+from .conftest import CLIENT_SECRET, PASSWORD, Browser
+
+LOGIN = "/accounts/login/"
+CALLBACK = "https://carme.example:8443/jupyter/hub/oauth_callback"
+
+
+def sign_in(browser: Browser, password: str = PASSWORD, **fields: str):
+    return browser.send(LOGIN, LOGIN, login="alice", password=password, **fields)
+
+
+def test_a_page_leads_to_the_login_and_back(anonymous: Browser, alice: User) -> None:
+    answer = anonymous.get("/jobs/?state=failed")
+    assert answer.status_code == 302
+    assert answer["Location"] == "/accounts/login/?next=/jobs/%3Fstate%3Dfailed"
+    answer = sign_in(anonymous, next="/jobs/?state=failed")
+    assert (answer.status_code, answer["Location"]) == (302, "/jobs/?state=failed")
+    assert anonymous.get("/jobs/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "target", ["https://evil.example/", "//evil.example/", "/\\evil.example", "javascript:alert(1)"]
+)
+def test_a_login_never_leads_to_another_site(anonymous: Browser, alice: User, target: str) -> None:
+    answer = sign_in(anonymous, next=target)
+    assert (answer.status_code, answer["Location"]) == (302, "/")
+
+
+def test_a_wrong_password_gives_a_sentence_and_no_login(anonymous: Browser, alice: User) -> None:
+    answer = sign_in(anonymous, "wrong")
+    assert answer.status_code == 200
+    assert "not correct" in answer.content.decode()
+    assert anonymous.get("/").status_code == 302
+
+
+def test_guessing_is_stopped(anonymous: Browser, alice: User) -> None:
+    answers = [sign_in(anonymous, f"guess {number}") for number in range(6)]
+    assert "Too many failed login attempts" in answers[-1].content.decode()
+    # The right password does not help whoever guesses on.
+    assert "Too many failed login attempts" in sign_in(anonymous).content.decode()
+
+
+def test_there_is_no_sign_up(anonymous: Browser) -> None:
+    assert anonymous.get("/accounts/signup/").status_code == 404
+
+
+def test_signing_out_needs_a_form(browser: Browser) -> None:
+    assert browser.get("/accounts/logout/").status_code == 200
+    assert browser.get("/").status_code == 200
+    signed_out = browser.send("/accounts/logout/", "/accounts/logout/")
+    assert signed_out.status_code == 302
+    # The cookies of JupyterHub and its servers go as well.
+    assert signed_out["Clear-Site-Data"] == '"cookies"'
+    assert browser.get("/").status_code == 302
+
+
+def test_cookies_belong_to_this_origin_alone(anonymous: Browser, alice: User) -> None:
+    sign_in(anonymous)
+    cookies = {name: cookie for name, cookie in anonymous.cookies.items() if cookie.value}
+    assert set(cookies) == {"__Host-carme-session", "__Host-carme-csrf"}
+    for cookie in cookies.values():
+        assert cookie["secure"] and cookie["httponly"] and cookie["path"] == "/" and not cookie["domain"]
+
+
+# --- commands --------------------------------------------------------------------------------------------
+
+
+def add_user(monkeypatch: pytest.MonkeyPatch, capsys, password: str, *arguments: str) -> dict:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(password + "\n"))
+    call_command("add_user", *arguments, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def test_add_user_twice_changes_nothing_the_second_time(db, monkeypatch, capsys) -> None:
+    arguments = ("carol", "--email", "carol@carme.example", "--admin")
+    assert add_user(monkeypatch, capsys, "secret", *arguments) == {
+        "user": "carol", "created": True, "changed": True,
+    }  # fmt: skip
+    assert not add_user(monkeypatch, capsys, "secret", *arguments)["changed"]
+    assert add_user(monkeypatch, capsys, "other", *arguments) == {
+        "user": "carol", "created": False, "changed": True,
+    }  # fmt: skip
+    carol = User.objects.get(username="carol")
+    assert carol.check_password("other") and carol.is_superuser and carol.email == "carol@carme.example"
+
+
+@pytest.mark.parametrize("name", ["Carol", "a b", "x;rm", "../x", "-x", "", "a" * 33, "root\n"])
+def test_add_user_refuses_what_is_no_unix_name(db, monkeypatch, capsys, name: str) -> None:
+    with pytest.raises(CommandError):
+        add_user(monkeypatch, capsys, "secret", "--", name)
+    assert not User.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_console_script_takes_hyphens(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["carme-portal", "add-user", "carol", "--json"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("secret\n"))
+    main()
+    assert json.loads(capsys.readouterr().out)["created"]
+    assert User.objects.get().username == "carol"
+
+
+def test_add_user_needs_a_password(db, monkeypatch, capsys) -> None:
+    with pytest.raises(CommandError, match="no password on standard input"):
+        add_user(monkeypatch, capsys, "", "carol")
+
+
+def test_sync_clients_twice_changes_nothing_the_second_time(db, capsys) -> None:
+    call_command("sync_clients", "--json")
+    call_command("sync_clients", "--json")
+    first, second = capsys.readouterr().out.splitlines()
+    assert (json.loads(first)["changed"], json.loads(second)["changed"]) == (True, False)
+
+
+# --- the identity provider -------------------------------------------------------------------------------
+
+
+def authorize(browser: Browser, **fields: str):
+    query = {
+        "client_id": "jupyterhub",
+        "response_type": "code",
+        "redirect_uri": CALLBACK,
+        "scope": "openid profile",
+        "state": "a-state",
+    }
+    return browser.get("/identity/o/authorize", query | fields)
+
+
+def exchange(code: str, secret: str = CLIENT_SECRET):
+    """The hub's request for a token: plain HTTP on the portal's own address."""
+    basic = base64.b64encode(f"jupyterhub:{secret}".encode()).decode()
+    fields = {"grant_type": "authorization_code", "code": code, "redirect_uri": CALLBACK}
+    hub = Browser()
+    hub.defaults = {}
+    return hub.post(
+        "/identity/o/api/token",
+        fields,
+        headers={"host": "127.0.0.1:8100", "authorization": f"Basic {basic}"},
+    )
+
+
+def test_jupyterhub_learns_who_signed_in(anonymous: Browser, alice: User, folder) -> None:
+    register_hub()
+    answer = authorize(anonymous)
+    assert answer.status_code == 302 and answer["Location"].startswith("/accounts/login/?next=")
+    answer = sign_in(anonymous, next=parse_qs(urlsplit(answer["Location"]).query)["next"][0])
+    answer = anonymous.get(answer["Location"])
+    assert answer.status_code == 302 and answer["Location"].startswith(CALLBACK + "?")
+    back = parse_qs(urlsplit(answer["Location"]).query)
+    assert back["state"] == ["a-state"]
+
+    answer = exchange(back["code"][0])
+    assert answer.status_code == 200, answer.content
+    tokens = answer.json()
+    hub = Browser()
+    hub.defaults = {}
+    answer = hub.get(
+        "/identity/o/api/userinfo",
+        headers={"host": "127.0.0.1:8100", "authorization": f"Bearer {tokens['access_token']}"},
+    )
+    assert answer.status_code == 200
+    assert answer.json()["preferred_username"] == "alice"
+
+    configuration = anonymous.get("/.well-known/openid-configuration").json()
+    assert configuration["issuer"] == "https://carme.example:8443"
+    assert configuration["token_endpoint"] == "https://carme.example:8443/identity/o/api/token"
+    keys = jwt.PyJWKSet.from_dict(anonymous.get("/.well-known/jwks.json").json())
+    claims = jwt.decode(
+        tokens["id_token"], keys.keys[0], ["RS256"], audience="jupyterhub", issuer=configuration["issuer"]
+    )
+    assert claims["sub"] == str(alice.pk)
+
+    assert exchange(back["code"][0]).status_code == 400, "a code counts once"
+
+
+def test_a_wrong_client_secret_gets_no_token(browser: Browser) -> None:
+    register_hub()
+    code = parse_qs(urlsplit(authorize(browser)["Location"]).query)["code"][0]
+    assert exchange(code, "guess").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "redirect",
+    ["https://evil.example/", CALLBACK + "/../x", CALLBACK + "@evil.example", "http://carme.example:8443/"],
+)
+def test_a_code_goes_nowhere_but_to_the_hub(browser: Browser, redirect: str) -> None:
+    register_hub()
+    answer = authorize(browser, redirect_uri=redirect)
+    assert "Location" not in answer
+    assert "Sign-in not possible" in answer.content.decode()
+
+
+def test_an_unknown_client_is_refused(browser: Browser) -> None:
+    register_hub()
+    answer = authorize(browser, client_id="<script>alert(1)</script>")
+    assert "Sign-in not possible" in answer.content.decode()
+    assert "<script>alert" not in answer.content.decode()

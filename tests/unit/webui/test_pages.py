@@ -1,0 +1,150 @@
+"""What all pages share: headers, tokens, static files, error pages."""
+
+import re
+from pathlib import Path
+
+import pytest
+from django.urls import path
+
+import carme_webui
+from carme_webui import urls
+from carme_webui.celery import app as celery_app
+from carme_webui.settings import _database
+
+from .conftest import Browser
+from .fake_broker import FakeBroker
+
+TEMPLATES = Path(carme_webui.__file__).parent / "templates"
+
+
+def broken(request):
+    raise RuntimeError("a secret detail")
+
+
+urlpatterns = [*urls.urlpatterns, path("broken/", broken)]
+handler500 = urls.handler500
+
+
+@pytest.mark.parametrize("page", ["/accounts/login/", "/", "/jobs/", "/nowhere/", "/jobs/1/"])
+def test_every_answer_has_the_security_headers(browser: Browser, broker: FakeBroker, page: str) -> None:
+    answer = browser.get(page)
+    assert answer["X-Frame-Options"] == "DENY"
+    assert answer["X-Content-Type-Options"] == "nosniff"
+    assert answer["Referrer-Policy"] == "same-origin"
+    assert answer["Strict-Transport-Security"] == "max-age=31536000"
+    policy = answer["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("page", ["/accounts/login/", "/", "/jobs/"])
+def test_pages_need_nothing_that_the_policy_forbids(
+    anonymous: Browser, browser: Browser, broker: FakeBroker, page: str
+) -> None:
+    html = (anonymous if "login" in page else browser).get(page).content.decode()
+    assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|javascript:", html)
+    assert not re.search(r"(?:src|href)=\"(?:https?:)?//", html)
+
+
+def test_templates_mark_nothing_safe() -> None:
+    assert [
+        file for file in TEMPLATES.rglob("*.html") if re.search(r"\|safe|autoescape", file.read_text())
+    ] == []
+
+
+def test_static_files_are_bundled_and_hashed(anonymous: Browser) -> None:
+    html = anonymous.get("/accounts/login/").content.decode()
+    files = re.findall(r"(?:src|href)=\"(/static/[^\"]+)\"", html)
+    assert len(files) >= 3
+    for file in set(files):
+        assert re.search(r"\.[0-9a-f]{12}\.", file)
+        answer = anonymous.get(file)
+        assert answer.status_code == 200
+        assert "immutable" in answer["Cache-Control"]
+
+
+@pytest.mark.parametrize("url", ["/sessions/start/", "/accounts/logout/", "/accounts/login/"])
+def test_a_form_from_elsewhere_is_refused_in_the_sites_look(
+    browser: Browser, broker: FakeBroker, url: str
+) -> None:
+    answer = browser.post(url, {"title": "x"}, headers={"origin": "https://evil.example"})
+    assert answer.status_code == 403
+    assert "This form did not come from a current page of the portal" in answer.content.decode()
+
+
+@pytest.mark.parametrize("method", ["put", "delete", "patch", "get"])
+def test_start_takes_posts_only(browser: Browser, broker: FakeBroker, method: str) -> None:
+    answer = getattr(browser, method)("/sessions/start/")
+    assert answer.status_code in (403, 405)
+
+
+def test_not_found(browser: Browser, anonymous: Browser) -> None:
+    for client in (browser, anonymous):
+        answer = client.get("/nowhere/<script>alert(1)</script>")
+        assert answer.status_code == 404
+        assert "There is no such page, or it is not yours." in answer.content.decode()
+        assert "<script>alert" not in answer.content.decode()
+
+
+@pytest.mark.urls("tests.unit.webui.test_pages" if __name__.startswith("tests") else __name__)
+def test_a_failure_says_nothing_of_its_inside(browser: Browser) -> None:
+    browser.raise_request_exception = False
+    answer = browser.get("/broken/")
+    assert answer.status_code == 500
+    page = answer.content.decode()
+    assert "The portal failed to make this page." in page and "secret detail" not in page
+
+
+def test_a_foreign_host_is_refused(browser: Browser) -> None:
+    answer = browser.get("/", headers={"host": "evil.example"})
+    assert answer.status_code == 400
+    assert "could not understand" in answer.content.decode()
+
+
+@pytest.mark.parametrize("page", ["/live/", "/jobs/1/live/", "/sessions/s00000000/live/"])
+def test_a_live_part_without_a_login_reloads_the_page(anonymous: Browser, page: str) -> None:
+    answer = anonymous.get(page, headers={"hx-request": "true"})
+    assert answer.status_code == 401
+    assert answer["HX-Refresh"] == "true"
+
+
+def test_the_sites_name_is_escaped(anonymous: Browser) -> None:
+    assert "Test &amp; site" in anonymous.get("/accounts/login/").content.decode()
+
+
+def test_a_postgresql_database_is_understood() -> None:
+    entry = _database("postgresql://carme:p%40ss@db.example:5433/portal?sslmode=require")
+    assert entry["ENGINE"] == "django.db.backends.postgresql"
+    assert (entry["NAME"], entry["USER"], entry["PASSWORD"]) == ("portal", "carme", "p@ss")
+    assert (entry["HOST"], entry["PORT"], entry["OPTIONS"]) == ("db.example", "5433", {"sslmode": "require"})
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "sqlite://x", "postgresql://host", "nonsense"])
+def test_another_database_is_refused_with_what_is_expected(url: str) -> None:
+    from carme.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="must be like 'sqlite:////var"):
+        _database(url)
+
+
+def test_sqlite_is_in_wal_mode(db) -> None:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        assert cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert cursor.execute("PRAGMA busy_timeout").fetchone() == (20_000,)
+
+
+def test_the_timetable_names_real_tasks_that_cannot_pile_up() -> None:
+    celery_app.loader.import_default_modules()
+    timetable = celery_app.conf.beat_schedule
+    assert len(timetable) >= 2
+    for entry in timetable.values():
+        assert entry["task"] in celery_app.tasks
+        assert entry["options"]["expires"] <= entry["schedule"]
+
+
+def test_no_migration_is_missing(db) -> None:
+    from django.core.management import call_command
+
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)

@@ -1,0 +1,1 @@
+"""Who may sign in: user names are the site's Unix accounts."""

@@ -1,0 +1,53 @@
+"""Signing in: local accounts by user name, no sign-up."""
+
+from typing import Any
+
+from allauth.account import views
+from allauth.account.adapter import DefaultAccountAdapter
+from django.contrib.auth.middleware import LoginRequiredMiddleware
+from django.http import HttpRequest, HttpResponse
+
+from carme_webui.accounts.models import User
+
+__all__ = ["AccountAdapter", "LoginRequired", "sign_out", "signed_in"]
+
+
+def signed_in(request: HttpRequest) -> User:
+    """Who is signed in, in a view that needs a login."""
+    assert isinstance(request.user, User)
+    return request.user
+
+
+def sign_out(request: HttpRequest) -> HttpResponse:
+    """Sign out of the portal, and of JupyterHub and its servers, whose cookies are of the same origin.
+
+    The browser drops them itself (Clear-Site-Data, https://www.w3.org/TR/clear-site-data/), so that signing
+    out works while the hub is away.
+    """
+    response = views.logout(request)
+    if request.method == "POST" and not request.user.is_authenticated:
+        response["Clear-Site-Data"] = '"cookies"'
+    return response
+
+
+class AccountAdapter(DefaultAccountAdapter):
+    """Accounts are made by administrators (`carme-portal add-user`)."""
+
+    def is_open_for_signup(self, request: HttpRequest) -> bool:
+        return False
+
+    def add_message(self, *args: Any, **kwargs: Any) -> None:
+        """Say nothing: the page after signing in or out shows that it worked."""
+
+
+class LoginRequired(LoginRequiredMiddleware):
+    """Every page needs a login unless its view says otherwise.
+
+    The live part of an open page cannot show a login form: it tells the browser to load the page again,
+    and that leads to the form.
+    """
+
+    def handle_no_permission(self, request: HttpRequest, view_func: Any) -> Any:
+        if request.headers.get("HX-Request") == "true":
+            return HttpResponse(status=401, headers={"HX-Refresh": "true"})
+        return super().handle_no_permission(request, view_func)

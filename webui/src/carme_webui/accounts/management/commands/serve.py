@@ -1,0 +1,26 @@
+"""`carme-portal serve`: the portal's web server."""
+
+from typing import Any
+
+import uvicorn
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+
+class Command(BaseCommand):
+    help = "Serve the portal with uvicorn on the address that 'listen' in [portal] of carme.toml names."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        host, _, port = settings.SITE.portal.listen.rpartition(":")
+        uvicorn.run(
+            "carme_webui.asgi:application",
+            host=host,
+            port=int(port),
+            # The reverse proxy on this host says who calls, and whether over TLS.
+            proxy_headers=True,
+            forwarded_allow_ips="127.0.0.1",
+            server_header=False,
+            access_log=False,
+            lifespan="off",
+            log_config=None,
+        )

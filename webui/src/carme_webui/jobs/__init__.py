@@ -1,0 +1,1 @@
+"""The jobs of the cluster, mirrored from Slurm and kept when Slurm forgets them."""

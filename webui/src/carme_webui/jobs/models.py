@@ -1,0 +1,100 @@
+"""Jobs as Slurm reported them last, and how far the mirror has read."""
+
+from collections.abc import Iterable
+
+from django.db import models
+from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
+
+from carme import jobs
+
+__all__ = ["Job", "Mirror"]
+
+
+class Job(models.Model):
+    """One job; the fields are those of `carme.jobs.Job`. The id is Slurm's."""
+
+    id = models.BigIntegerField(primary_key=True)
+    key = models.CharField(max_length=64, null=True)
+    kind = models.CharField(max_length=16)
+    image = models.CharField(max_length=64, null=True)
+    name = models.TextField()
+    user = models.CharField(max_length=256, db_index=True)
+    account = models.CharField(max_length=256)
+    partition = models.CharField(max_length=256)
+    state = models.CharField(max_length=32, db_index=True)
+    reason = models.TextField()
+    explanation = models.TextField()
+    nodes = models.IntegerField()
+    node_list = models.TextField()
+    gpus = models.IntegerField()
+    gpu_type = models.CharField(max_length=256, null=True)
+    cpus = models.IntegerField()
+    memory_mb = models.BigIntegerField()
+    minutes_limit = models.IntegerField(null=True)
+    submitted = models.DateTimeField(null=True)
+    started = models.DateTimeField(null=True)
+    ended = models.DateTimeField(null=True)
+    exit_code = models.IntegerField(null=True)
+    signal = models.IntegerField(null=True)
+    # Waits, runs or is being cleaned up. False also for a job whose end Slurm never told.
+    active = models.BooleanField(db_index=True)
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.name}"
+
+    @classmethod
+    def of(cls, job: jobs.Job) -> "Job":
+        """The unsaved row of what Slurm knows."""
+        return cls(**job.model_dump(), active=job.is_active)
+
+    @classmethod
+    def store(cls, known: Iterable[jobs.Job]) -> None:
+        """Write what Slurm knows about these jobs, whether they have a row or not."""
+        rows = {job.id: cls.of(job) for job in known}
+        if rows:
+            cls.objects.bulk_create(
+                rows.values(),
+                update_conflicts=True,
+                unique_fields=["id"],
+                update_fields=[field.name for field in cls._meta.fields if not field.primary_key],
+                batch_size=200,
+            )
+
+    def get_absolute_url(self) -> str:
+        return reverse("job", args=[self.id])
+
+    @property
+    def phase(self) -> jobs.Phase:
+        """Where in its life the job is."""
+        return jobs.JobState(self.state).phase
+
+    @property
+    def tone(self) -> str:
+        """The look of the state: `pending`, `running`, `ended` or `failed`."""
+        if self.phase is jobs.Phase.OVER or not self.active:
+            return "ended" if self.state in (jobs.JobState.COMPLETED, jobs.JobState.CANCELLED) else "failed"
+        return "pending" if self.phase is jobs.Phase.PENDING else "running"
+
+    @property
+    def state_label(self) -> str:
+        """The state as a word for people, e.g. `out of memory`."""
+        return self.state.replace("_", " ").lower()
+
+
+class Mirror(models.Model):
+    """How far the mirror has read the broker's events: one row."""
+
+    cursor = models.CharField(max_length=128, blank=True)
+    # When the mirror last agreed with the broker, and when it last looked for jobs that left unseen.
+    updated = models.DateTimeField(null=True)
+    swept = models.DateTimeField(null=True)
+    failure = models.TextField(blank=True, help_text=_("why the last round failed"))
+
+    @classmethod
+    def load(cls) -> "Mirror":
+        """The row."""
+        return cls.objects.get_or_create(pk=1)[0]

@@ -1,0 +1,21 @@
+"""Addresses of jobs."""
+
+from django.urls import path, register_converter
+from django.urls.converters import IntConverter
+
+from carme_webui.jobs import views
+
+
+class JobIdConverter(IntConverter):
+    """At most as many digits as every database can hold."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_converter(JobIdConverter, "job_id")
+
+urlpatterns = [
+    path("", views.job_list, name="jobs"),
+    path("<job_id:job_id>/", views.job, name="job"),
+    path("<job_id:job_id>/live/", views.job_live, name="job-live"),
+]

@@ -1,0 +1,26 @@
+"""The command `carme-portal`: Django's commands with the portal's settings, and the portal's own."""
+
+import os
+import sys
+
+from carme.errors import ConfigError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run one command. `carme-portal help` lists them; `add-user` and `add_user` are the same."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "carme_webui.settings"
+    from django.core.management import execute_from_command_line
+
+    program, *arguments = sys.argv
+    if arguments:
+        arguments[0] = arguments[0].replace("-", "_") if arguments[0][:1] != "-" else arguments[0]
+    try:
+        execute_from_command_line([program, *arguments])
+    except ConfigError as error:
+        sys.exit(f"carme-portal: {error}")
+
+
+if __name__ == "__main__":
+    main()

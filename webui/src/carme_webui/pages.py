@@ -1,0 +1,80 @@
+"""What all pages share, and the pages for errors."""
+
+from http import HTTPStatus
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
+
+__all__ = ["bad_request", "csrf_failure", "forbidden", "not_found", "server_error", "site"]
+
+
+def site(request: HttpRequest) -> dict[str, Any]:
+    """Context of every page: the site's name."""
+    return {"site_name": settings.SITE.site.name}
+
+
+def _page(request: HttpRequest, status: HTTPStatus, title: str, sentence: str, remedy: str) -> HttpResponse:
+    context = {"title": title, "sentence": sentence, "remedy": remedy}
+    return render(request, "error.html", context, status=status)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """400"""
+    return _page(
+        request,
+        HTTPStatus.BAD_REQUEST,
+        _("Not understood"),
+        _("The portal could not understand what the browser sent."),
+        _("Go back, load the page again and repeat what you did."),
+    )
+
+
+def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """403"""
+    return _page(
+        request,
+        HTTPStatus.FORBIDDEN,
+        _("Not allowed"),
+        _("Your account may not see or do this."),
+        _("Ask an administrator if you think that it should."),
+    )
+
+
+@login_not_required
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """A form without a valid token of this browser's login."""
+    return _page(
+        request,
+        HTTPStatus.FORBIDDEN,
+        _("Form not accepted"),
+        _("This form did not come from a current page of the portal, so it was not accepted."),
+        _("Go back, load the page again and send the form once more; cookies must be allowed."),
+    )
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """404"""
+    return _page(
+        request,
+        HTTPStatus.NOT_FOUND,
+        _("Not found"),
+        _("There is no such page, or it is not yours."),
+        _("Check the address, or go to the dashboard."),
+    )
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """500"""
+    context = {
+        "title": _("Something went wrong"),
+        "sentence": _("The portal failed to make this page."),
+        "remedy": _("Try again; if it stays so, tell an administrator when it happened and what you did."),
+    }
+    # Without the request: what failed may be what the usual page header needs, such as the database.
+    page = render_to_string("error.html", context | site(request))
+    return HttpResponse(page, status=HTTPStatus.INTERNAL_SERVER_ERROR)

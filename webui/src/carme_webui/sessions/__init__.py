@@ -1,0 +1,1 @@
+"""Interactive sessions: from the start form to the end of the Slurm job."""

@@ -1,0 +1,128 @@
+"""The form that starts a session."""
+
+import re
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext_lazy as _
+
+from carme.config import Settings
+from carme.errors import CarmeError, InvalidRequest
+from carme.images import ImageCatalogue
+from carme.jobs import Cluster, SessionOptions, check, minutes_text
+from carme_webui.cluster import supplies
+from carme_webui.sessions.models import NAME_PATTERN, new_name
+
+__all__ = ["StartForm"]
+
+
+class StartForm(forms.Form):
+    """What the owner asks for. Choices and limits are those of the cluster as it is now.
+
+    Args:
+        cluster: The broker's snapshot; None while the broker is down, then nothing can be started.
+        catalogue: The site's images.
+        site: The site's configuration.
+        options: Earlier options to begin with.
+    """
+
+    # Made with the form, so that a form sent twice starts one session.
+    name = forms.CharField(widget=forms.HiddenInput, required=False)
+    title = forms.CharField(label=_("Title"), max_length=80, required=False)
+    image = forms.CharField(label=_("Image"), widget=forms.Select)
+    partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
+    gpu_type = forms.CharField(label=_("GPU type"), widget=forms.Select, required=False)
+    gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
+    nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
+    minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        cluster: Cluster | None,
+        catalogue: ImageCatalogue,
+        site: Settings,
+        options: SessionOptions | None = None,
+    ) -> None:
+        initial: dict[str, Any] = {
+            "name": new_name(),
+            "image": site.images.default,
+            "partition": site.slurm.default_partition,
+            "gpus_per_node": 1 if cluster is not None and supplies(cluster) else 0,
+            "nodes": 1,
+            "minutes": site.sessions.default_minutes,
+        }
+        if options is not None:
+            initial |= options.model_dump()
+        super().__init__(data, initial=initial, label_suffix="")
+        self._cluster, self._catalogue, self._site = cluster, catalogue, site
+        self.options: SessionOptions | None = None
+        self._offer()
+
+    def _offer(self) -> None:
+        """Choices, limits and their words."""
+        kinds = supplies(self._cluster) if self._cluster else []
+        partitions = self._cluster.partitions if self._cluster else []
+        self._choices("image", [(name, self._image_title(name)) for name in self._catalogue.names()])
+        self._choices("gpu_type", [("", _("Any type"))] + [(kind.kind, kind.kind) for kind in kinds])
+        self._choices("partition", [(partition.name, partition.name) for partition in partitions])
+        if len(partitions) < 2:
+            del self.fields["partition"]
+        most = self._site.sessions.maximum_minutes
+        limits = {
+            "gpus_per_node": max((kind.per_node for kind in kinds), default=0),
+            "nodes": max((len(partition.node_names) for partition in partitions), default=1),
+            "minutes": most,
+        }
+        for name, limit in limits.items():
+            self.fields[name].widget.attrs["max"] = limit
+        self.fields["minutes"].help_text = _("At most %(minutes)s (%(words)s).") % {
+            "minutes": most,
+            "words": minutes_text(most),
+        }
+        self.fields["title"].widget.attrs |= {"placeholder": _("Optional"), "autocomplete": "off"}
+
+    def _choices(self, name: str, choices: list[tuple[Any, Any]]) -> None:
+        widget = self.fields[name].widget
+        assert isinstance(widget, forms.Select)
+        widget.choices = choices
+
+    def _image_title(self, name: str) -> str:
+        try:
+            return self._catalogue.get(name).title
+        except CarmeError:
+            return name  # it cannot be used, and the check says why
+
+    def clean_name(self) -> str:
+        name = self.cleaned_data["name"]
+        return name if re.fullmatch(NAME_PATTERN, name) else new_name()
+
+    def clean_title(self) -> str:
+        """The title as JupyterHub takes it too: single spaces, nothing invisible."""
+        title = " ".join(self.cleaned_data["title"].split())
+        if not title.isprintable():
+            raise forms.ValidationError(
+                _("The title has a character that cannot be seen. Use letters, digits, signs and spaces.")
+            )
+        return title
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if self.errors:
+            return cleaned
+        if self._cluster is None:
+            raise forms.ValidationError(
+                _("Nothing can be started now, because the cluster does not answer. Try again in a moment.")
+            )
+        wanted = {key: value for key, value in cleaned.items() if key != "name"}
+        wanted |= {key: cleaned.get(key) or None for key in ("gpu_type", "partition")}
+        try:
+            options = SessionOptions.read(wanted)
+            check(options, self._cluster, self._catalogue, self._site)
+        except CarmeError as error:
+            field = error.field if isinstance(error, InvalidRequest) and error.field in self.fields else None
+            self.add_error(field, str(error))
+        else:
+            self.options = options
+        return cleaned

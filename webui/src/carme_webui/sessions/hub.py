@@ -1,0 +1,145 @@
+"""JupyterHub's REST API, as far as the portal needs it."""
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from carme.config import Settings
+from carme.errors import CarmeError
+from carme.jobs import SessionOptions
+
+__all__ = ["Hub", "HubError", "HubSilent", "HubUnavailable", "Server"]
+
+# A start is answered within 10 seconds, whether or not the server is ready by then.
+TIMEOUT = httpx.Timeout(30, connect=3)
+REMEDY = "Try again in a moment; if it stays so, tell an administrator."
+
+
+class HubError(CarmeError):
+    """JupyterHub refused or does not answer."""
+
+    default_code = "hub"
+
+
+class HubUnavailable(HubError):
+    """JupyterHub cannot be reached, so nothing was done."""
+
+    default_code = "hub-unavailable"
+
+
+class HubSilent(HubError):
+    """JupyterHub got the request but gave no answer: it may or may not have acted."""
+
+    default_code = "hub-silent"
+
+
+class Server(BaseModel, frozen=True):
+    """A named server: `pending` is `spawn`, `stop`, `check` or None."""
+
+    pending: str | None = None
+    ready: bool = False
+    stopped: bool = False
+
+
+class Hub:
+    """A connection to the hub of the site; use it in a `with`.
+
+    All methods raise `HubError` with the hub's own words, `HubUnavailable` or `HubSilent`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = httpx.Client(
+            base_url=f"{settings.hub.proxy_url}{settings.hub.base_path}hub/api/",
+            headers={"Authorization": f"token {settings.secret('hub-api-token')}"},
+            timeout=TIMEOUT,
+            # The hub is on this host; a proxy for the outside world has no business here.
+            trust_env=False,
+        )
+
+    def __enter__(self) -> "Hub":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def server(self, user: str, name: str) -> Server | None:
+        """The server, also a stopped one; None when the hub has none of that name."""
+        response = self._ask("GET", _path(user, name), expected=(404,))
+        if response.status_code == 404:
+            return None
+        try:
+            return Server.model_validate(response.json())
+        except (ValueError, ValidationError):
+            raise HubError("JupyterHub's answer cannot be understood.", REMEDY) from None
+
+    def start(self, user: str, name: str, options: SessionOptions) -> bool:
+        """Start the server, making the hub's user first where needed.
+
+        Returns:
+            Whether it is ready already.
+        """
+        body = {
+            "display_name": options.title or options.image,
+            "user_options": options.model_dump(),
+        }
+        response = self._ask("POST", _path(user, name), body, expected=(404,))
+        if response.status_code == 404:
+            self._ask("POST", f"users/{quote(user, safe='')}", {}, expected=(409,))
+            response = self._ask("POST", _path(user, name), body)
+        return response.status_code == 201
+
+    def failure(self, user: str, name: str) -> str:
+        """What the hub says of the last start of a stopped server; empty when it knows of no failure."""
+        try:
+            with self._client.stream("GET", f"{_path(user, name)}/progress") as response:
+                if response.status_code != 200:
+                    return ""
+                for line in response.iter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    event = json.loads(line.removeprefix("data:"))
+                    if event.get("failed"):
+                        return str(event.get("message", "")).removeprefix("Spawn failed: ")
+                    if event.get("ready"):
+                        break
+        except (httpx.HTTPError, ValueError):
+            pass  # the caller has other sources for the cause
+        return ""
+
+    def remove(self, user: str, name: str) -> None:
+        """Stop the server and forget it; also right when there is none."""
+        self._ask("DELETE", _path(user, name), {"remove": True}, expected=(404,))
+
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, expected: tuple[int, ...] = ()
+    ) -> httpx.Response:
+        try:
+            response = self._client.request(method, path, json=body)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise HubUnavailable("JupyterHub cannot be reached.", REMEDY) from None
+        except httpx.HTTPError:
+            raise HubSilent("JupyterHub did not answer in time.", REMEDY) from None
+        if response.is_success or response.status_code in expected:
+            return response
+        if message := _message(response):
+            if response.status_code == 403:
+                raise HubError(f"JupyterHub refused the portal: {message}", "Tell an administrator.")
+            raise HubError(message)
+        if response.status_code in (502, 503, 504):
+            raise HubUnavailable("JupyterHub is not running.", REMEDY)
+        raise HubError(f"JupyterHub answered with status {response.status_code}.", REMEDY)
+
+
+def _path(user: str, name: str) -> str:
+    return f"users/{quote(user, safe='')}/servers/{quote(name, safe='')}"
+
+
+def _message(response: httpx.Response) -> str:
+    """The hub's own words; the proxy in front of a stopped hub answers without any."""
+    try:
+        return str(response.json().get("message") or "")
+    except (ValueError, AttributeError):
+        return ""

@@ -1,0 +1,16 @@
+"""All addresses of the portal."""
+
+from django.urls import include, path
+
+urlpatterns = [
+    path("", include("carme_webui.sessions.urls")),
+    path("jobs/", include("carme_webui.jobs.urls")),
+    path("accounts/", include("carme_webui.accounts.urls")),
+    # /identity/o/... and /.well-known/openid-configuration
+    path("", include("allauth.idp.urls")),
+]
+
+handler400 = "carme_webui.pages.bad_request"
+handler403 = "carme_webui.pages.forbidden"
+handler404 = "carme_webui.pages.not_found"
+handler500 = "carme_webui.pages.server_error"
