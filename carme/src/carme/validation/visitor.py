@@ -130,7 +130,7 @@ class Visitor:
         return reply
 
     def _form(self, page: httpx.Response, field: str) -> Tag:
-        found = _soup(page).find(attrs={"name": field})
+        found = _soup(page).select_one(f'[name="{field}"]')
         form = found.find_parent("form") if isinstance(found, Tag) else None
         if not isinstance(form, Tag):
             raise CarmeError(f"{page.url} has no form with the field {field}: {_messages(page)}", "")
