@@ -1,0 +1,205 @@
+// One process of a run: its segments, its peers, and one-sided operations on them.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sched.h>
+
+#include "failure.hpp"
+#include "links.hpp"
+#include "waiting.hpp"
+
+namespace carme {
+
+constexpr int max_segments = 255;
+constexpr int max_groups = 1024;
+constexpr int queue_count = 16;
+constexpr uint32_t notification_count = 65536;
+constexpr uint64_t passive_limit = Links::largest_passive;
+
+// Memory that other processes of this user can map by the number of an open file.
+class Mapping {
+public:
+    static std::shared_ptr<Mapping> create(const char* name, uint64_t size);
+    static std::shared_ptr<Mapping> open(int pid, int fd, uint64_t offset, uint64_t size);
+    ~Mapping();
+    Mapping(const Mapping&) = delete;
+    char* data() const { return data_; }
+    uint64_t size() const { return size_; }
+    int fd() const { return fd_; }
+
+private:
+    Mapping(char* data, uint64_t size, int fd) : data_(data), size_(size), fd_(fd) {}
+    char* data_;
+    uint64_t size_;
+    int fd_;  // -1 where another process keeps it
+};
+
+// What a segment's file begins with; its data follow at `segment_data`.
+struct SegmentHead {
+    Flag notified;
+    std::array<std::atomic<uint32_t>, notification_count> notifications;
+};
+constexpr uint64_t segment_data = 2 << 20;  // keeps the data on a boundary of a large page
+static_assert(sizeof(SegmentHead) <= segment_data);
+
+struct SegmentEntry {
+    std::atomic<uint64_t> stamp;  // 0: there is none; another value for each that was made
+    std::atomic<uint64_t> size;
+    std::atomic<int32_t> fd;
+};
+
+// Takes one passive message at a time from senders on this node.
+struct Inbox {
+    std::atomic<uint32_t> owner;  // rank + 1 of the sender that fills it; 0: free
+    std::atomic<uint32_t> full;
+    uint64_t size;
+    Flag arrived;
+    Flag freed;
+    char data[passive_limit];
+};
+
+// The first pages of a process's control file. Group areas follow at `areas_offset`.
+struct Control {
+    std::atomic<uint64_t> magic;
+    cpu_set_t cpus;  // on which this rank may run
+    std::array<SegmentEntry, max_segments> segments;
+    std::array<std::atomic<uint64_t>, max_groups> groups;
+    Inbox inbox;
+};
+
+// Where a peer's memory is to be found; exchanged by the caller before `connect`.
+struct Endpoint {
+    int pid = 0;
+    int control_fd = -1;
+    int node = 0;
+    std::vector<int> sockets;  // several to a rank on another node, one to a rank on this one
+};
+
+class Context : public Host {
+public:
+    Context(int rank, int size);
+    ~Context() override;
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    int control_fd() const { return control_->fd(); }
+    void connect(const std::vector<Endpoint>& endpoints);
+    void close();
+
+    int node_of(int rank) const { return nodes_[size_t(rank)]; }
+    bool is_local(int rank) const { return nodes_[size_t(rank)] == nodes_[size_t(rank_)]; }
+    bool crowded() const { return crowded_; }
+
+    // Segments.
+    void segment_alloc(int id, uint64_t size);
+    void segment_register(int id, int rank, Deadline deadline);
+    void segment_delete(int id);
+    char* segment_pointer(int id, uint64_t* size = nullptr);
+    std::shared_ptr<Mapping> segment_mapping(int id);
+    uint64_t remote_size(int id, int rank);
+    bool find_segment(const void* at, uint64_t size, int* id, uint64_t* offset);
+    // Memory of a segment of a rank on this node; nullptr where there is none.
+    char* peer_segment(int rank, int id, uint64_t offset, uint64_t size);
+
+    // One-sided operations.
+    struct Part { int local_segment; uint64_t local_offset; int remote_segment; uint64_t remote_offset, size; };
+    struct Notice { int segment; uint32_t id, value; };
+    void write(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue);
+    void read(int rank, const std::vector<Part>& parts, int queue);
+    bool wait(int queue, Deadline deadline);
+    int64_t notify_waitsome(int segment, uint32_t first, uint32_t count, Deadline deadline);
+    uint32_t notify_reset(int segment, uint32_t id);
+    std::optional<uint64_t> atomic_add(int rank, int segment, uint64_t offset, uint64_t value, Deadline deadline);
+    std::optional<uint64_t> compare_swap(int rank, int segment, uint64_t offset, uint64_t expected, uint64_t value,
+                                         Deadline deadline);
+    bool passive_send(int rank, const void* data, uint64_t size, Deadline deadline);
+    std::optional<std::pair<int, std::vector<char>>> passive_receive(Deadline deadline);
+
+    // Health.
+    bool is_lost(int rank) const { return lost_[size_t(rank)].load(std::memory_order_acquire); }
+    void look_for_deaths();  // updates `is_lost` of ranks on this node
+    std::vector<int> state_vector();
+    bool ping(int rank);
+    void kill(int rank);
+    void throw_if_lost(int rank, const char* doing);
+
+    // For groups.
+    Links& links() { return *links_; }
+    // Between two ranks: within the node by a stream of its own, which stays out of the way of the rest.
+    Links& letters(int rank) { return is_local(rank) ? *letters_ : *links_; }
+    Control& control(int rank) { return *reinterpret_cast<Control*>(controls_[size_t(rank)]->data()); }
+    std::shared_ptr<Mapping> group_area(int rank, int slot, uint64_t offset, uint64_t size);
+    uint64_t next_generation(const std::vector<int>& ranks);  // counts the groups of the same ranks
+    std::unique_lock<std::mutex> forming_groups() { return std::unique_lock(groups_mutex_); }
+    int claim_group_slot();  // while forming_groups is held
+    void on_abort(uint64_t key, std::function<void(int)> action);
+    void forget_abort(uint64_t key);
+
+private:
+    struct Segment {
+        std::shared_ptr<Mapping> mapping;
+        uint64_t size = 0;
+    };
+    struct PeerSegment {
+        std::shared_ptr<Mapping> mapping;
+        uint64_t stamp = 0, size = 0;
+    };
+    struct Queue {
+        std::mutex mutex;
+        std::deque<std::unique_ptr<Request>> outstanding;
+    };
+    struct PassiveMessage { int from; std::vector<char> data; };
+
+    char* locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep) override;
+    bool notify(uint16_t segment, uint32_t id, uint32_t value) override;
+    std::optional<uint64_t> atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a,
+                                   uint64_t b) override;
+    void peer_registered(int peer, uint16_t segment, uint64_t size) override;
+    bool passive_arrived(int peer, std::vector<char> message) override;
+    void group_aborted(uint64_t key, int culprit) override;
+    void peer_lost(int peer) override;
+
+    void check_rank(int rank) const;
+    void check_queue(int queue) const;
+    char* own(int id, uint64_t offset, uint64_t size);
+    std::shared_ptr<Mapping> peer_mapping(int rank, int id, uint64_t* size);
+    std::optional<uint64_t> remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation, uint64_t a,
+                                          uint64_t b, Deadline deadline);
+    template <class Ready> bool wait_for(Flag& flag, Deadline deadline, Ready&& ready);
+
+    int rank_, size_;
+    bool crowded_ = false;
+    std::shared_ptr<Mapping> control_;
+    std::vector<std::shared_ptr<Mapping>> controls_;  // by rank; empty for other nodes
+    std::vector<int> nodes_, pids_, pidfds_, control_fds_;
+    std::vector<std::atomic<bool>> lost_;
+    std::mutex segments_mutex_;
+    std::array<Segment, max_segments> segments_;
+    std::vector<std::array<uint64_t, max_segments>> remote_sizes_;
+    std::vector<std::vector<PeerSegment>> peer_segments_;
+    uint64_t next_stamp_ = 1;
+    std::array<Queue, queue_count> queues_;
+    std::mutex passive_mutex_;
+    std::deque<PassiveMessage> passive_;
+    std::mutex aborts_mutex_;
+    std::vector<std::pair<uint64_t, std::function<void(int)>>> aborts_;
+    std::mutex groups_mutex_;
+    std::map<std::vector<int>, uint64_t> generations_;
+    int next_slot_ = 0;
+    std::unique_ptr<Links> links_, letters_;
+};
+
+constexpr uint64_t control_magic = 0x434152'4D450001;
+
+}  // namespace carme

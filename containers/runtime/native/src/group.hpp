@@ -1,0 +1,154 @@
+// Collectives of a group: through shared memory within a node, over the links between nodes.
+//
+// Every result is computed in an order that depends on ranks and sizes alone: the same bits in every run, and
+// on every rank.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "context.hpp"
+#include "group_area.hpp"
+#include "kernels.hpp"
+
+namespace carme {
+
+// A collective that runs in the background.
+class Handle {
+public:
+    bool wait(Deadline deadline);  // false: not yet over; throws what the collective threw
+    bool done() const { return over_.value.load(std::memory_order_acquire) != 0; }
+
+private:
+    friend class Group;
+    Flag over_;
+    std::exception_ptr error_;
+};
+
+// A message between two members that is under way.
+class Letter {
+public:
+    Letter(std::shared_ptr<Context> context, int peer) : context_(std::move(context)), peer_(peer) {}
+    ~Letter() { context_->letters(peer_).cancel(&request_, 1); }
+    Letter(const Letter&) = delete;
+    bool wait(Deadline deadline);  // false: not yet over
+    bool done() const { return request_.state.load(std::memory_order_acquire) != State::pending; }
+
+private:
+    friend class Group;
+    std::shared_ptr<Context> context_;
+    int peer_;
+    Request request_;
+};
+
+class Group {
+public:
+    // Collective over `ranks`, which must be the same on all of them.
+    Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline deadline);
+    ~Group();
+    Group(const Group&) = delete;
+
+    const std::vector<int>& ranks() const { return ranks_; }
+    int index() const { return me_; }
+    int size() const { return int(ranks_.size()); }
+    uint64_t key() const { return key_; }
+
+    // All offsets and sizes of `blocks` are in bytes. Buffers must live until the call, or its handle, is over.
+    struct Call {
+        Kind kind = Kind::barrier;
+        void* buffer = nullptr;        // input and output of allreduce and broadcast
+        const void* input = nullptr;   // of the others
+        void* output = nullptr;
+        uint64_t count = 0;            // elements; of reduce_scatter: of the result
+        Type type = Type::u8;
+        Reduction reduction = Reduction::sum;
+        int root = 0;                  // index in the group
+        std::vector<uint64_t> send_sizes, receive_sizes;  // bytes by member: allgather uses the latter
+        std::string label;
+        int64_t timeout_ms = -1;       // after which the group counts as broken
+    };
+    void execute(const Call& call);
+    std::shared_ptr<Handle> submit(Call call);
+    // Messages between two members; those with the same tag arrive in the order in which they were sent.
+    std::shared_ptr<Letter> send(int member, const void* data, uint64_t size, uint32_t tag);
+    std::shared_ptr<Letter> receive(int member, void* into, uint64_t size, uint32_t tag);
+
+private:
+    struct Range { uint64_t offset, size; };
+    struct Batch;
+
+    Area& area(int local) const { return *areas_[size_t(local)]; }
+    int locals() const { return int(local_members_.size()); }
+    bool one_node() const { return nodes_.size() == 1; }
+
+    void run(const Call& call);
+    void arrive(const Call& call, const void* inlined, uint64_t inlined_size);
+    void compare(const Call& call);
+    void post_staged() { area(my_local_).staged.post(++staged_); }
+    void await(Flag Area::* flag, uint32_t target);
+    void await_one(Flag& flag, uint32_t target, int local);
+    void health();
+    [[noreturn]] void fail_lost(int rank);
+    [[noreturn]] void fail_broken(int culprit);
+    void break_up(int culprit);
+    void throw_if_broken();
+    void finish(Batch& batch, size_t index);
+
+    void allreduce(const Call& call);
+    void allreduce_inline(const Call& call, double scale);
+    void allreduce_in_segments(const Call& call, const std::vector<char*>& buffers, double scale);
+    void allreduce_staged(const Call& call, double scale);
+    bool all_inlined() const;
+    bool peers_in_segments(uint64_t bytes, std::vector<char*>& buffers);
+    void reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result, const Call& call);
+    void share(char* buffer, const std::vector<std::vector<Range>>& ranges);
+    void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
+    void exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call);
+    void exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
+    void ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
+    void broadcast(const Call& call);
+    void reduce_scatter(const Call& call);
+    void allgather(const Call& call);
+    void alltoall(const Call& call);
+    void barrier();
+    std::vector<Range> even_slices(uint64_t count, uint64_t element) const;
+    std::vector<int> column(int position) const;
+    bool uniform() const;
+    uint32_t check_of(const Call& call) const;
+    char* scratch(uint64_t size);
+    void work();
+
+    std::shared_ptr<Context> context_;
+    std::vector<int> ranks_;
+    int me_ = -1;
+    std::vector<std::vector<int>> nodes_;  // indices of members, by node, both in order
+    int my_node_ = 0, my_local_ = 0;
+    std::vector<int> local_members_;
+    std::vector<std::shared_ptr<Mapping>> mappings_;
+    std::vector<Area*> areas_;
+    uint64_t key_ = 0;
+    int slot_ = -1;
+    uint32_t sequence_ = 0, staged_ = 0, finished_ = 0;
+    Deadline deadline_;
+    std::string doing_;
+    std::vector<char> scratch_;
+
+    std::mutex letters_mutex_;
+    std::map<std::tuple<bool, int, uint32_t>, uint32_t> letters_;  // how many were sent and received
+    std::mutex running_;
+    std::mutex jobs_mutex_;
+    std::condition_variable jobs_changed_;
+    std::deque<std::pair<Call, std::shared_ptr<Handle>>> jobs_;
+    bool busy_ = false, ending_ = false;
+    std::thread worker_;
+};
+
+}  // namespace carme

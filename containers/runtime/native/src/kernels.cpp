@@ -1,0 +1,154 @@
+// Compiled once per instruction set (KERNEL_SET); uses nothing of the standard library, whose inline functions
+// the linker would otherwise share between the sets.
+#include "kernels.hpp"
+
+#ifndef KERNEL_SET
+#define KERNEL_SET baseline
+#endif
+
+namespace carme::KERNEL_SET {
+namespace {
+
+struct Half { uint16_t bits; };
+struct Brain { uint16_t bits; };
+
+template <class To, class From>
+inline To bit_copy(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    __builtin_memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+inline float widen(Brain v) { return bit_copy<float>(uint32_t(v.bits) << 16); }
+
+inline Brain narrow_brain(float f) {
+    uint32_t x = bit_copy<uint32_t>(f);
+    uint32_t rounded = (x + 0x7FFFu + ((x >> 16) & 1u)) >> 16;
+    uint32_t quiet = (x >> 16) | 0x40u;
+    return {uint16_t((x & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded)};
+}
+
+// Half precision by bit arithmetic that the compiler turns into vector code everywhere.
+inline float widen(Half v) {
+    uint32_t h = v.bits, sign = (h & 0x8000u) << 16, magnitude = h & 0x7FFFu;
+    float normal = bit_copy<float>((magnitude << 13) + 0x38000000u);
+    float special = bit_copy<float>((magnitude << 13) | 0x7F800000u);
+    float tiny = float(int32_t(magnitude)) * 5.9604644775390625e-8f;  // 2^-24
+    float result = magnitude >= 0x7C00u ? special : magnitude >= 0x0400u ? normal : tiny;
+    return bit_copy<float>(bit_copy<uint32_t>(result) | sign);
+}
+
+inline Half narrow_half(float f) {
+    uint32_t x = bit_copy<uint32_t>(f), sign = (x >> 16) & 0x8000u, magnitude = x & 0x7FFFFFFFu;
+    uint32_t normal = (magnitude - 0x38000000u + 0x0FFFu + ((magnitude >> 13) & 1u)) >> 13;
+    // Adding 0.5 makes the processor round a subnormal result to even.
+    uint32_t tiny = bit_copy<uint32_t>(bit_copy<float>(magnitude) + 0.5f) - 0x3F000000u;
+    uint32_t result = magnitude > 0x7F800000u    ? 0x7E00u
+                      : magnitude >= 0x477FF000u ? 0x7C00u
+                      : magnitude >= 0x38800000u ? normal
+                                                 : tiny;
+    return {uint16_t(result | sign)};
+}
+
+template <class T> struct Traits {
+    using Wide = T;
+    static Wide load(T v) { return v; }
+    static T store(Wide v) { return v; }
+};
+template <> struct Traits<Half> {
+    using Wide = float;
+    static float load(Half v) { return widen(v); }
+    static Half store(float v) { return narrow_half(v); }
+};
+template <> struct Traits<Brain> {
+    using Wide = float;
+    static float load(Brain v) { return widen(v); }
+    static Brain store(float v) { return narrow_brain(v); }
+};
+
+// Integers wrap around, as in NumPy and torch.
+template <class W> inline W add(W a, W b) { return a + b; }
+template <> inline int32_t add(int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); }
+template <> inline int64_t add(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
+template <class W> inline W multiply(W a, W b) { return W(a * b); }
+template <> inline int32_t multiply(int32_t a, int32_t b) { return int32_t(uint32_t(a) * uint32_t(b)); }
+template <> inline int64_t multiply(int64_t a, int64_t b) { return int64_t(uint64_t(a) * uint64_t(b)); }
+
+struct Sum { template <class W> static W apply(W a, W b) { return add(a, b); } };
+struct Product { template <class W> static W apply(W a, W b) { return multiply(a, b); } };
+struct Minimum { template <class W> static W apply(W a, W b) { return b < a ? b : a; } };
+struct Maximum { template <class W> static W apply(W a, W b) { return a < b ? b : a; } };
+
+template <class T, class Op>
+void run(const void* const* sources, int n, void* const* destinations, int m, size_t count, double scale) {
+    using Tr = Traits<T>;
+    using Wide = typename Tr::Wide;
+    const bool scaled = scale != 1.0;
+    const Wide factor = Wide(scale);
+    if (n == 2 && !scaled) {
+        const T* a = static_cast<const T*>(sources[0]);
+        const T* b = static_cast<const T*>(sources[1]);
+        if (m == 1) {
+            T* d = static_cast<T*>(destinations[0]);
+#pragma GCC ivdep
+            for (size_t i = 0; i < count; ++i) d[i] = Tr::store(Op::apply(Tr::load(a[i]), Tr::load(b[i])));
+            return;
+        }
+        if (m == 2) {
+            T* d = static_cast<T*>(destinations[0]);
+            T* e = static_cast<T*>(destinations[1]);
+#pragma GCC ivdep
+            for (size_t i = 0; i < count; ++i) {
+                T v = Tr::store(Op::apply(Tr::load(a[i]), Tr::load(b[i])));
+                d[i] = v;
+                e[i] = v;
+            }
+            return;
+        }
+    }
+    constexpr size_t block = 4096 / sizeof(Wide);
+    alignas(64) Wide total[block];
+    for (size_t start = 0; start < count; start += block) {
+        const size_t length = count - start < block ? count - start : block;
+        const T* first = static_cast<const T*>(sources[0]) + start;
+        for (size_t i = 0; i < length; ++i) total[i] = Tr::load(first[i]);
+        for (int s = 1; s < n; ++s) {
+            const T* next = static_cast<const T*>(sources[s]) + start;
+            for (size_t i = 0; i < length; ++i) total[i] = Op::apply(total[i], Tr::load(next[i]));
+        }
+        if (scaled)
+            for (size_t i = 0; i < length; ++i) total[i] = Wide(total[i] * factor);
+        for (int d = 0; d < m; ++d) {
+            T* out = static_cast<T*>(destinations[d]) + start;
+            for (size_t i = 0; i < length; ++i) out[i] = Tr::store(total[i]);
+        }
+    }
+}
+
+template <class T>
+void choose(Reduction op, const void* const* s, int n, void* const* d, int m, size_t count, double scale) {
+    switch (op) {
+        case Reduction::sum: case Reduction::mean: return run<T, Sum>(s, n, d, m, count, scale);
+        case Reduction::minimum: return run<T, Minimum>(s, n, d, m, count, scale);
+        case Reduction::maximum: return run<T, Maximum>(s, n, d, m, count, scale);
+        case Reduction::product: return run<T, Product>(s, n, d, m, count, scale);
+    }
+}
+
+}  // namespace
+
+void reduce(Type type, Reduction op, const void* const* s, int n, void* const* d, int m, size_t count,
+            double scale) {
+    switch (type) {
+        case Type::f32: return choose<float>(op, s, n, d, m, count, scale);
+        case Type::f64: return choose<double>(op, s, n, d, m, count, scale);
+        case Type::f16: return choose<Half>(op, s, n, d, m, count, scale);
+        case Type::bf16: return choose<Brain>(op, s, n, d, m, count, scale);
+        case Type::i32: return choose<int32_t>(op, s, n, d, m, count, scale);
+        case Type::i64: return choose<int64_t>(op, s, n, d, m, count, scale);
+        case Type::u8: return choose<uint8_t>(op, s, n, d, m, count, scale);
+    }
+}
+
+}  // namespace carme::KERNEL_SET

@@ -1,0 +1,566 @@
+#include "links.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "failure.hpp"
+
+namespace carme {
+
+Links::Links(Host& host, int size) : host_(host), streams_(size_t(size)), lost_(size_t(size), false) {
+    epoll_ = epoll_create1(EPOLL_CLOEXEC);
+    kick_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLET;  // every write to it wakes a sleeper, and nobody needs to read it
+    event.data.ptr = nullptr;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
+}
+
+Links::~Links() {
+    stop();
+    for (auto& link : links_)
+        if (link->fd >= 0) close(link->fd);
+    close(epoll_);
+    close(kick_);
+}
+
+void Links::add_peer(int peer, const std::vector<int>& sockets) {
+    for (int fd : sockets) {
+        auto link = std::make_unique<Link>();
+        link->fd = fd;
+        link->peer = peer;
+        link->buffer = std::make_unique<char[]>(buffer_size);
+        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+        // A node that vanished is noticed within seconds although it says nothing. The kernel answers for a
+        // process that is only stopped, so slowness is not taken for death.
+        int on = 1, idle = 1, interval = 1, count = 2, unacknowledged_ms = 1000;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
+        epoll_event event{};
+        event.events = EPOLLIN;
+        event.data.ptr = link.get();
+        epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+        streams_[size_t(peer)].push_back(link.get());
+        links_.push_back(std::move(link));
+    }
+}
+
+void Links::start() {
+    if (!links_.empty()) thread_ = std::thread([this] { run(); });
+}
+
+void Links::stop() {
+    stopping_ = true;
+    if (thread_.joinable()) {
+        uint64_t one = 1;
+        (void)!write(kick_, &one, sizeof one);
+        thread_.join();
+    }
+}
+
+void Links::run() {
+    while (!stopping_) {
+        if (foreground_.load() > 0 || now_ns() - last_foreground_.load(std::memory_order_relaxed) < 1'000'000) {
+            timespec nap{0, 500'000};
+            nanosleep(&nap, nullptr);
+            continue;
+        }
+        poll(paused_.load() ? 20 : 1000);
+    }
+}
+
+void Links::poll(int timeout_ms) {
+    if (links_.empty()) return;
+    epoll_event events[32];
+    int n = epoll_wait(epoll_, events, 32, timeout_ms);
+    std::lock_guard lock(mutex_);
+    completed_any_ = false;
+    if (paused_) resume_paused();
+    for (int i = 0; i < n; ++i) {
+        auto* link = static_cast<Link*>(events[i].data.ptr);
+        if (!link || link->fd < 0) continue;
+        if (events[i].events & EPOLLOUT)
+            if (!writable(*link)) continue;
+        if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(*link);
+    }
+    if (completed_any_ && foreground_.load() > 0) {
+        uint64_t one = 1;
+        (void)!write(kick_, &one, sizeof one);
+    }
+}
+
+void Links::complete(Request* request, State state) {
+    if (!request) return;
+    request->state.store(state, std::memory_order_release);
+    completed_any_ = true;
+}
+
+void Links::watch(Link& link) {
+    epoll_event event{};
+    event.events = (link.paused_since ? 0u : uint32_t(EPOLLIN)) | (link.wants_write ? uint32_t(EPOLLOUT) : 0u);
+    event.data.ptr = &link;
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, link.fd, &event);
+}
+
+void Links::enqueue(Link& link, Out out) {
+    if (link.fd < 0 || lost_[size_t(link.peer)]) return complete(out.request, State::lost);
+    link.out.push_back(std::move(out));
+    if (link.out.size() == 1) writable(link);
+}
+
+bool Links::writable(Link& link) {
+    while (!link.out.empty()) {
+        // Several frames in one call, so that small messages share segments on the wire.
+        iovec parts[16];
+        int n = 0;
+        for (auto& out : link.out) {
+            if (n + 2 > 16) break;
+            if (out.sent < sizeof(Frame))
+                parts[n++] = {reinterpret_cast<char*>(&out.frame) + out.sent, sizeof(Frame) - out.sent};
+            uint64_t payload = out.sent > sizeof(Frame) ? out.sent - sizeof(Frame) : 0;
+            const char* data = out.data ? out.data : out.owned.data();
+            if (payload < out.size) parts[n++] = {const_cast<char*>(data) + payload, out.size - payload};
+        }
+        msghdr message{};
+        message.msg_iov = parts;
+        message.msg_iovlen = size_t(n);
+        ssize_t sent = sendmsg(link.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0) {
+            if (errno == EINTR) continue;
+            if (errno == EAGAIN || errno == EWOULDBLOCK) {
+                if (!link.wants_write) {
+                    link.wants_write = true;
+                    watch(link);
+                }
+                return true;
+            }
+            drop(link, nullptr);
+            return false;
+        }
+        auto left = uint64_t(sent);
+        while (left) {
+            Out& out = link.out.front();
+            uint64_t step = std::min(left, sizeof(Frame) + out.size - out.sent);
+            out.sent += step;
+            left -= step;
+            if (out.sent == sizeof(Frame) + out.size) {
+                complete(out.request, State::done);
+                link.out.pop_front();
+            }
+        }
+    }
+    if (link.wants_write) {
+        link.wants_write = false;
+        watch(link);
+    }
+    return true;
+}
+
+void Links::send(int peer, size_t stream, const Frame& frame, const void* data, Request* request) {
+    std::lock_guard lock(mutex_);
+    auto& streams = streams_[size_t(peer)];
+    Out out;
+    out.frame = frame;
+    out.data = static_cast<const char*>(data);
+    out.size = data ? frame.size : 0;
+    out.request = request;
+    if (request) request->peer = peer;
+    if (streams.empty()) return complete(request, State::lost);
+    enqueue(*streams[stream % streams.size()], std::move(out));
+}
+
+void Links::send_owned(int peer, size_t stream, const Frame& frame, std::vector<char> data) {
+    std::lock_guard lock(mutex_);
+    auto& streams = streams_[size_t(peer)];
+    if (streams.empty()) return;
+    Out out;
+    out.frame = frame;
+    out.size = data.size();
+    out.owned = std::move(data);
+    enqueue(*streams[stream % streams.size()], std::move(out));
+}
+
+void Links::send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
+                         uint64_t size, Request* request) {
+    Frame frame;
+    frame.type = FrameType::message;
+    frame.key = key;
+    frame.sequence = sequence;
+    frame.tag = tag;
+    frame.check = check;
+    frame.size = size;
+    auto streams = streams_[size_t(peer)].size();
+    send(peer, streams > 1 ? 1 + tag % (streams - 1) : 0, frame, size ? data : nullptr, request);
+}
+
+void Links::receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
+                            uint64_t size, Request* request) {
+    std::lock_guard lock(mutex_);
+    request->peer = peer;
+    request->into = static_cast<char*>(into);
+    request->size = size;
+    request->check = check;
+    Match match{peer, key, sequence, tag};
+    auto early = unexpected_.find(match);
+    if (early != unexpected_.end()) {
+        auto& [their_check, data] = early->second;
+        bool fits = data.size() == size && their_check == check;
+        if (fits && size) std::memcpy(into, data.data(), size);
+        unexpected_.erase(early);
+        return complete(request, fits ? State::done : State::mismatch);
+    }
+    // A payload that is still coming in goes straight to its place only if it was expected.
+    if (lost_[size_t(peer)]) return complete(request, State::lost);
+    posted_[match] = request;
+    if (paused_) resume_paused();
+}
+
+void Links::ask(int peer, Frame frame, Request* request) {
+    std::lock_guard lock(mutex_);
+    request->peer = peer;
+    auto& streams = streams_[size_t(peer)];
+    if (streams.empty() || lost_[size_t(peer)]) return complete(request, State::lost);
+    frame.key = next_ask_++;
+    asked_[frame.key] = request;
+    Out out;
+    out.frame = frame;
+    enqueue(*streams[0], std::move(out));
+}
+
+void Links::cancel(Request* requests, size_t count) {
+    std::lock_guard lock(mutex_);
+    auto ours = [&](Request* r) { return r && r >= requests && r < requests + count; };
+    std::erase_if(posted_, [&](auto& entry) { return ours(entry.second); });
+    std::erase_if(asked_, [&](auto& entry) { return ours(entry.second); });
+    for (auto& link : links_) {
+        if (ours(link->request)) {  // take the rest off the wire, to nowhere
+            link->request = nullptr;
+            link->destination = nullptr;
+            link->into = Into::nothing;
+        }
+        for (auto out = link->out.begin(); out != link->out.end();) {
+            if (!ours(out->request)) {
+                ++out;
+            } else if (out->sent == 0) {
+                out = link->out.erase(out);
+            } else {  // the frame has begun: its end must follow, from a copy
+                if (out->data) out->owned.assign(out->data, out->data + out->size);
+                out->data = nullptr;
+                out->request = nullptr;
+                ++out;
+            }
+        }
+    }
+}
+
+void Links::abort(uint64_t key) {
+    for (auto entry = posted_.begin(); entry != posted_.end();) {
+        if (std::get<1>(entry->first) == key) {
+            complete(entry->second, State::aborted);
+            entry = posted_.erase(entry);
+        } else {
+            ++entry;
+        }
+    }
+}
+
+void Links::forget(uint64_t key) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(unexpected_, [&](auto& entry) { return std::get<1>(entry.first) == key; });
+}
+
+bool Links::idle(int peer) {
+    std::lock_guard lock(mutex_);
+    for (Link* link : streams_[size_t(peer)])
+        if (!link->out.empty()) return false;
+    return true;
+}
+
+void Links::resume_paused() {
+    for (auto& link : links_) {
+        if (!link->paused_since || link->fd < 0) continue;
+        if (!begin(*link)) continue;
+        link->paused_since = 0;
+        --paused_;
+        watch(*link);
+        if (parse(*link) && !link->paused_since) readable(*link);
+    }
+}
+
+void Links::readable(Link& link) {
+    uint64_t budget = 8 << 20;  // then others have their turn
+    while (link.fd >= 0 && !link.paused_since) {
+        bool straight = link.in_payload && link.head == link.tail && link.destination && link.left >= buffer_size;
+        char* at;
+        size_t room;
+        if (straight) {
+            at = link.destination;
+            room = size_t(std::min<uint64_t>(link.left, 4 << 20));
+        } else {
+            if (link.head == link.tail) link.head = link.tail = 0;
+            if (link.tail == buffer_size) {
+                std::memmove(link.buffer.get(), link.buffer.get() + link.head, link.tail - link.head);
+                link.tail -= link.head;
+                link.head = 0;
+            }
+            at = link.buffer.get() + link.tail;
+            room = buffer_size - link.tail;
+        }
+        ssize_t got = recv(link.fd, at, room, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+        if (got <= 0) return drop(link, nullptr);
+        if (straight) {
+            link.destination += got;
+            link.left -= uint64_t(got);
+            if (!link.left) finish(link);
+        } else {
+            link.tail += size_t(got);
+            if (!parse(link)) return;
+        }
+        budget -= std::min(budget, uint64_t(got));
+        if (size_t(got) < room || !budget) return;
+    }
+}
+
+// Consumes what lies in the buffer. False: the link is paused or gone.
+bool Links::parse(Link& link) {
+    while (link.fd >= 0) {
+        size_t have = link.tail - link.head;
+        if (link.in_payload) {
+            if (!have && link.left) return true;
+            auto step = size_t(std::min<uint64_t>(have, link.left));
+            if (link.destination && step) {
+                std::memcpy(link.destination, link.buffer.get() + link.head, step);
+                link.destination += step;
+            }
+            link.head += step;
+            link.left -= step;
+            if (!link.left) finish(link);
+            continue;
+        }
+        if (have < sizeof(Frame)) return true;
+        std::memcpy(&link.frame, link.buffer.get() + link.head, sizeof(Frame));
+        link.head += sizeof(Frame);
+        if (!begin(link)) {
+            if (link.fd < 0) return false;
+            link.paused_since = now_ns();
+            ++paused_;
+            watch(link);
+            return false;
+        }
+    }
+    return false;
+}
+
+bool Links::begin(Link& link) {
+    const Frame& frame = link.frame;
+    if (frame.magic != Frame{}.magic) {
+        drop(link, "sent something that is not a frame");
+        return false;
+    }
+    auto expect = [&](Into into, char* destination, uint64_t size) {
+        link.in_payload = true;
+        link.into = into;
+        link.destination = destination;
+        link.left = size;
+        if (!size) finish(link);
+        return true;
+    };
+    link.request = nullptr;
+    switch (frame.type) {
+        case FrameType::write: {
+            char* at = host_.locate(frame.segment, frame.offset, frame.size, link.keep);
+            if (!at) break;
+            return expect(Into::segment, at, frame.size);
+        }
+        case FrameType::message: {
+            if (frame.size > largest_message) break;
+            Match match{link.peer, frame.key, frame.sequence, frame.tag};
+            auto posted = posted_.find(match);
+            if (posted != posted_.end()) {
+                Request* request = posted->second;
+                posted_.erase(posted);
+                if (request->size != frame.size || request->check != frame.check) {
+                    complete(request, State::mismatch);
+                    return expect(Into::nothing, nullptr, frame.size);
+                }
+                link.request = request;
+                return expect(Into::posted, request->into, frame.size);
+            }
+            // A large one waits on the wire for its receiver, but not so long that others starve behind it.
+            if (frame.size > small && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
+                return false;
+            link.owned.resize(frame.size);
+            return expect(Into::unexpected, link.owned.data(), frame.size);
+        }
+        case FrameType::passive:
+            if (frame.size > largest_passive) break;
+            link.owned.resize(frame.size);
+            return expect(Into::passive, link.owned.data(), frame.size);
+        case FrameType::read_reply: {
+            auto asked = asked_.find(frame.key);
+            if (asked == asked_.end()) return expect(Into::nothing, nullptr, std::min(frame.size, largest_message));
+            Request* request = asked->second;
+            asked_.erase(asked);
+            if (request->size != frame.size || request->peer != link.peer) {
+                complete(request, State::mismatch);
+                return expect(Into::nothing, nullptr, std::min(frame.size, largest_message));
+            }
+            link.request = request;
+            return expect(Into::posted, request->into, frame.size);
+        }
+        case FrameType::read_request: {
+            std::shared_ptr<void> keep;
+            char* at = host_.locate(frame.segment, frame.offset, frame.size, keep);
+            if (!at) break;
+            Frame reply;
+            reply.type = FrameType::read_reply;
+            reply.key = frame.key;
+            reply.size = frame.size;
+            Out out;
+            out.frame = reply;
+            out.owned.assign(at, at + frame.size);
+            out.size = frame.size;
+            enqueue(link, std::move(out));
+            return link.fd >= 0;
+        }
+        case FrameType::atomic_request: {
+            auto old = host_.atomic(frame.segment, frame.offset, frame.operation, frame.operand, frame.operand2);
+            if (!old) break;
+            Frame reply;
+            reply.type = FrameType::atomic_reply;
+            reply.key = frame.key;
+            reply.operand = *old;
+            Out out;
+            out.frame = reply;
+            enqueue(link, std::move(out));
+            return link.fd >= 0;
+        }
+        case FrameType::atomic_reply: case FrameType::register_reply: {
+            auto asked = asked_.find(frame.key);
+            if (asked != asked_.end() && asked->second->peer == link.peer) {
+                asked->second->result = frame.operand;
+                complete(asked->second, State::done);
+                asked_.erase(asked);
+            }
+            return true;
+        }
+        case FrameType::register_segment: {
+            host_.peer_registered(link.peer, frame.segment, frame.operand);
+            Frame reply;
+            reply.type = FrameType::register_reply;
+            reply.key = frame.key;
+            Out out;
+            out.frame = reply;
+            enqueue(link, std::move(out));
+            return link.fd >= 0;
+        }
+        case FrameType::abort_group:
+            host_.group_aborted(frame.key, int(frame.value));
+            abort(frame.key);
+            return true;
+    }
+    drop(link, "sent a frame that is malformed or reaches outside a segment");
+    return false;
+}
+
+void Links::finish(Link& link) {
+    link.in_payload = false;
+    const Frame& frame = link.frame;
+    switch (link.into) {
+        case Into::segment:
+            link.keep.reset();
+            if (frame.value) {
+                if (!host_.notify(frame.segment, frame.check, frame.value))
+                    return drop(link, "sent a notification that does not exist");
+                completed_any_ = true;
+            }
+            break;
+        case Into::posted:
+            complete(link.request, State::done);
+            link.request = nullptr;
+            break;
+        case Into::unexpected: {
+            Match match{link.peer, frame.key, frame.sequence, frame.tag};
+            auto posted = posted_.find(match);  // it may have been posted meanwhile
+            if (posted != posted_.end()) {
+                Request* request = posted->second;
+                posted_.erase(posted);
+                bool fits = request->size == frame.size && request->check == frame.check;
+                if (fits && frame.size) std::memcpy(request->into, link.owned.data(), frame.size);
+                complete(request, fits ? State::done : State::mismatch);
+            } else {
+                unexpected_[match] = {frame.check, std::move(link.owned)};
+            }
+            link.owned = {};
+            break;
+        }
+        case Into::passive:
+            if (!host_.passive_arrived(link.peer, std::move(link.owned)))
+                return drop(link, "sent more passive messages than are taken");
+            link.owned = {};
+            break;
+        case Into::nothing: break;
+    }
+}
+
+void Links::drop(Link& link, const char* why) {
+    if (why && !lost_[size_t(link.peer)])
+        std::fprintf(stderr, "carme_runtime: rank %d %s; its connection was closed.\n", link.peer, why);
+    lose(link.peer);
+}
+
+// One stream gone means that order is gone: the peer counts as lost.
+void Links::lose(int peer) {
+    if (lost_[size_t(peer)]) return;
+    lost_[size_t(peer)] = true;
+    for (Link* link : streams_[size_t(peer)]) {
+        if (link->fd < 0) continue;
+        epoll_ctl(epoll_, EPOLL_CTL_DEL, link->fd, nullptr);
+        close(link->fd);
+        link->fd = -1;
+        if (link->paused_since) {
+            link->paused_since = 0;
+            --paused_;
+        }
+        complete(link->request, State::lost);
+        link->request = nullptr;
+        link->in_payload = false;
+        for (auto& out : link->out) complete(out.request, State::lost);
+        link->out.clear();
+    }
+    for (auto entry = posted_.begin(); entry != posted_.end();) {
+        if (std::get<0>(entry->first) == peer) {
+            complete(entry->second, State::lost);
+            entry = posted_.erase(entry);
+        } else {
+            ++entry;
+        }
+    }
+    for (auto entry = asked_.begin(); entry != asked_.end();) {
+        if (entry->second->peer == peer) {
+            complete(entry->second, State::lost);
+            entry = asked_.erase(entry);
+        } else {
+            ++entry;
+        }
+    }
+    host_.peer_lost(peer);
+}
+
+}  // namespace carme

@@ -1,0 +1,199 @@
+// Streams to ranks on other nodes: frames over connected sockets, received straight to where they belong.
+//
+// The sockets come connected and authenticated. A place for libfabric or verbs is beside this class: whatever
+// offers the same sends, receives and `Host` callbacks can carry the same operations.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "waiting.hpp"
+
+namespace carme {
+
+enum class FrameType : uint8_t {
+    write = 1, read_request, read_reply, atomic_request, atomic_reply, register_segment, register_reply, passive,
+    message, abort_group
+};
+
+// What travels before a payload. Both ends are little-endian, which the handshake checks.
+struct Frame {
+    uint32_t magic = 0xCA43E001;
+    FrameType type{};
+    uint8_t operation = 0;
+    uint16_t segment = 0;
+    uint64_t offset = 0;
+    uint64_t size = 0;      // bytes of payload that follow, or that a read asks for
+    uint64_t key = 0;       // group of a message; request of a read or an atomic
+    uint32_t sequence = 0;  // which collective of the group
+    uint32_t tag = 0;       // which part of it
+    uint32_t check = 0;     // signature of the collective; id of a notification
+    uint32_t value = 0;     // of a notification; 0: none
+    uint64_t operand = 0, operand2 = 0;
+};
+static_assert(sizeof(Frame) == 64);
+
+enum class State : uint32_t { pending, done, lost, mismatch, aborted };
+
+// A send or receive that is under way. Its owner keeps it and the buffer until it is over or cancelled.
+struct Request {
+    std::atomic<State> state{State::pending};
+    int peer = -1;
+    char* into = nullptr;
+    uint64_t size = 0;
+    uint32_t check = 0;
+    uint64_t result = 0;
+};
+
+// What frames do to this process.
+struct Host {
+    virtual ~Host() = default;
+    // Memory of an own segment, or nullptr where the peer may not reach. `keep` holds the mapping.
+    virtual char* locate(uint16_t segment, uint64_t offset, uint64_t size, std::shared_ptr<void>& keep) = 0;
+    virtual bool notify(uint16_t segment, uint32_t id, uint32_t value) = 0;
+    virtual std::optional<uint64_t> atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a,
+                                           uint64_t b) = 0;
+    virtual void peer_registered(int peer, uint16_t segment, uint64_t size) = 0;
+    virtual bool passive_arrived(int peer, std::vector<char> message) = 0;
+    virtual void group_aborted(uint64_t key, int culprit) = 0;
+    virtual void peer_lost(int peer) = 0;
+};
+
+class Links {
+public:
+    static constexpr uint64_t largest_passive = 1 << 20;
+    static constexpr uint64_t largest_message = uint64_t(1) << 40;
+
+    Links(Host& host, int size);
+    ~Links();
+    Links(const Links&) = delete;
+
+    // Takes the sockets over. Stream 0 carries one-sided operations, the others messages of collectives.
+    void add_peer(int peer, const std::vector<int>& sockets);
+    void start();
+    void stop();
+    bool empty() const { return links_.empty(); }
+    bool reaches(int peer) const { return !streams_[size_t(peer)].empty(); }
+
+    void send(int peer, size_t stream, const Frame& frame, const void* data, Request* request);
+    void send_owned(int peer, size_t stream, const Frame& frame, std::vector<char> data);
+    // A message of a collective, spread over the streams by its tag.
+    void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
+                      uint64_t size, Request* request);
+    void receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
+                         uint64_t size, Request* request);
+    // Sends a request whose reply completes `request`.
+    void ask(int peer, Frame frame, Request* request);
+    // Forgets requests: their buffers are not touched after this returns.
+    void cancel(Request* requests, size_t count);
+    void forget(uint64_t key);
+    bool idle(int peer);
+
+    // Moves what can be moved. Called by waiting threads; the background thread does it when nobody waits.
+    void poll(int timeout_ms);
+    // Drives the sockets until `ready()`. False: the deadline passed. `check` throws to end the wait.
+    template <class Ready, class Check>
+    bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check) {
+        if (ready()) return true;
+        Foreground here(*this);
+        const int64_t end_of_spin = now_ns() + (crowded ? 10'000 : longest_spin_ns);
+        do {
+            poll(0);
+            if (ready()) return true;
+            if (crowded) sched_yield();
+        } while (now_ns() < end_of_spin);
+        int64_t next_check = now_ns() + sleep_slice_ns;
+        while (!ready()) {
+            if (deadline.passed()) return ready();
+            poll(2);
+            if (now_ns() > next_check) {
+                if (ready()) return true;
+                check();
+                next_check = now_ns() + sleep_slice_ns;
+            }
+        }
+        return true;
+    }
+    // While one lives, the background thread leaves the sockets to its owner.
+    struct Foreground {
+        explicit Foreground(Links& links) : links(links) { links.foreground_.fetch_add(1); }
+        ~Foreground() {
+            links.last_foreground_.store(now_ns(), std::memory_order_relaxed);
+            links.foreground_.fetch_sub(1);
+        }
+        Links& links;
+    };
+
+private:
+    struct Out {
+        Frame frame;
+        const char* data = nullptr;
+        uint64_t size = 0, sent = 0;  // sent counts the header too
+        std::vector<char> owned;
+        Request* request = nullptr;
+    };
+    enum class Into { nothing, segment, posted, unexpected, passive };
+    using Match = std::tuple<int, uint64_t, uint32_t, uint32_t>;
+    struct Link {
+        int fd = -1;
+        int peer = -1;
+        std::deque<Out> out;
+        std::unique_ptr<char[]> buffer;
+        size_t head = 0, tail = 0;
+        bool in_payload = false, wants_write = false;
+        Frame frame;
+        Into into = Into::nothing;
+        char* destination = nullptr;
+        uint64_t left = 0;
+        Request* request = nullptr;
+        std::shared_ptr<void> keep;
+        std::vector<char> owned;
+        int64_t paused_since = 0;
+    };
+    static constexpr size_t buffer_size = 32 * 1024;
+    static constexpr int64_t longest_pause_ns = 20'000'000;
+    static constexpr uint64_t small = 256 * 1024;
+
+    void run();
+    void readable(Link& link);
+    bool writable(Link& link);  // false: the link is gone
+    void watch(Link& link);
+    bool begin(Link& link);     // a header is complete; false: pause
+    void finish(Link& link);    // its payload is complete
+    bool parse(Link& link);
+    void drop(Link& link, const char* why);
+    void lose(int peer);
+    void complete(Request* request, State state);
+    void enqueue(Link& link, Out out);
+    void resume_paused();
+    void abort(uint64_t key);
+
+    Host& host_;
+    std::mutex mutex_;
+    std::vector<std::vector<Link*>> streams_;
+    std::vector<std::unique_ptr<Link>> links_;
+    std::map<Match, Request*> posted_;
+    std::map<Match, std::pair<uint32_t, std::vector<char>>> unexpected_;
+    std::unordered_map<uint64_t, Request*> asked_;
+    std::vector<bool> lost_;
+    uint64_t next_ask_ = 1;
+    std::atomic<int> paused_{0};
+    int epoll_ = -1, kick_ = -1;
+    std::atomic<int> foreground_{0};
+    std::atomic<int64_t> last_foreground_{0};
+    std::atomic<bool> stopping_{false};
+    std::thread thread_;
+    bool completed_any_ = false;
+};
+
+}  // namespace carme

@@ -1,0 +1,281 @@
+"""A group of ranks and what they do together."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from carme_runtime.collectives.core import load
+from carme_runtime.collectives.errors import InvalidCall
+
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5, "uint8": 6}
+SIZES = (4, 8, 2, 2, 4, 8, 1)
+OPERATIONS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4}
+_BARRIER, _ALLREDUCE, _BROADCAST, _REDUCE_SCATTER, _ALLGATHER, _ALLTOALL = range(1, 7)
+_BYTES = TYPES["uint8"]
+
+
+class Pending:
+    """A collective that runs in the background. Its buffers must not be touched until it is over."""
+
+    def __init__(self, handle: Any, buffers: tuple[Any, ...]) -> None:
+        self._handle = handle
+        self._buffers = buffers
+
+    def wait(self, timeout: int = -1) -> bool:
+        """Wait at most `timeout` milliseconds; whether it is over. Raises what the collective raised."""
+        return self._handle.wait(timeout)
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._handle.done()
+
+
+class Plan:
+    """An allreduce of one buffer that is repeated: everything but the work is done beforehand."""
+
+    def __init__(self, plan: Any, buffer: Any) -> None:
+        self._buffer = buffer
+        self.run: Callable[[], None] = plan.run
+        self._start = plan.start
+
+    def start(self) -> Pending:
+        """Begin in the background."""
+        return Pending(self._start(), (self._buffer,))
+
+
+class Group:
+    """Ranks that work together; all members make it, and call its methods in the same order.
+
+    Buffers are contiguous NumPy arrays or torch tensors in host memory. `timeout` is in milliseconds, -1
+    waits for ever; a group in which one was exceeded, or a rank was lost, can no longer be used. With
+    `asynchronous=True` a method returns a `Pending` at once. `label` names the buffer in messages.
+    """
+
+    def __init__(self, context: Any, ranks: list[int], timeout: int = -1) -> None:
+        core = load()
+        self._context = context
+        self._group = core.Group(context, ranks, timeout)
+        self._plan = core.Plan
+        self.ranks: list[int] = self._group.ranks
+        self.index: int = self._group.index
+        self.size: int = self._group.size
+
+    def barrier(self, timeout: int = -1, asynchronous: bool = False) -> Pending | None:
+        """Wait until all members have come here."""
+        return self._call(_BARRIER, (), 0, 0, 0, 0, timeout=timeout, asynchronous=asynchronous)
+
+    def allreduce(
+        self, array: Any, op: str = "sum", label: str = "", timeout: int = -1, asynchronous: bool = False
+    ) -> Pending | None:
+        """Reduce `array` over all members, in place. `op`: sum, mean, min, max or product."""
+        at, count, kind = locate(array)
+        return self._call(
+            _ALLREDUCE, (array,), 0, at, count, kind, operation(op), 0, (), (), label, timeout, asynchronous
+        )
+
+    def plan_allreduce(self, array: Any, op: str = "sum", timeout: int = -1) -> Plan:
+        """Prepare an allreduce of `array` that will be run many times."""
+        at, count, kind = locate(array)
+        return Plan(self._plan(self._group, at, count, kind, operation(op), timeout), array)
+
+    def broadcast(
+        self, array: Any, root: int = 0, label: str = "", timeout: int = -1, asynchronous: bool = False
+    ) -> Pending | None:
+        """Give all members what member number `root` of the group has in `array`."""
+        if not 0 <= root < self.size:
+            raise InvalidCall(
+                f"There is no member {root} in a group of {self.size}.",
+                f"Use a number from 0 to {self.size - 1}.",
+            )
+        at, count, kind = locate(array)
+        return self._call(
+            _BROADCAST,
+            (array,),
+            0,
+            at,
+            count * SIZES[kind],
+            _BYTES,
+            0,
+            root,
+            (),
+            (),
+            label,
+            timeout,
+            asynchronous,
+        )
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        source: Any,
+        op: str = "sum",
+        label: str = "",
+        timeout: int = -1,
+        asynchronous: bool = False,
+    ) -> Pending | None:
+        """Reduce `source` over all members; member i gets the i-th of equal blocks in `output`."""
+        at, count, kind = locate(output)
+        source_at, source_count, source_kind = locate(source)
+        if kind != source_kind or source_count != count * self.size:
+            raise InvalidCall(
+                f"reduce_scatter got {source_count} elements for blocks of {count} on {self.size} members.",
+                f"Give a source of the same type with {count * self.size} elements.",
+            )
+        return self._call(
+            _REDUCE_SCATTER,
+            (output, source),
+            source_at,
+            at,
+            count,
+            kind,
+            operation(op),
+            0,
+            (),
+            (),
+            label,
+            timeout,
+            asynchronous,
+        )
+
+    def allgather(
+        self,
+        output: Any,
+        source: Any,
+        counts: Sequence[int] | None = None,
+        label: str = "",
+        timeout: int = -1,
+        asynchronous: bool = False,
+    ) -> Pending | None:
+        """Lay the `source` of all members side by side in `output`; `counts`: by member, if they differ."""
+        at, count, kind = locate(output)
+        source_at, source_count, source_kind = locate(source)
+        counts = [source_count] * self.size if counts is None else list(counts)
+        if (
+            kind != source_kind
+            or len(counts) != self.size
+            or sum(counts) != count
+            or counts[self.index] != source_count
+        ):
+            raise InvalidCall(
+                f"allgather got {source_count} elements here, counts {counts} and room for {count}.",
+                "Give one count per member, and room of the same type for all of them.",
+            )
+        sizes = [c * SIZES[kind] for c in counts]
+        return self._call(
+            _ALLGATHER,
+            (output, source),
+            source_at,
+            at,
+            count,
+            kind,
+            0,
+            0,
+            (),
+            sizes,
+            label,
+            timeout,
+            asynchronous,
+        )
+
+    def alltoall(
+        self,
+        output: Any,
+        source: Any,
+        receive_counts: Sequence[int] | None = None,
+        send_counts: Sequence[int] | None = None,
+        label: str = "",
+        timeout: int = -1,
+        asynchronous: bool = False,
+    ) -> Pending | None:
+        """Send the i-th part of `source` to member i; parts are equal unless counts of elements are given."""
+        at, count, kind = locate(output)
+        source_at, source_count, source_kind = locate(source)
+        send = self._parts("source", source_count, send_counts)
+        receive = self._parts("output", count, receive_counts)
+        if kind != source_kind:
+            raise InvalidCall("alltoall got source and output of different types.", "Use one type for both.")
+        element = SIZES[kind]
+        return self._call(
+            _ALLTOALL,
+            (output, source),
+            source_at,
+            at,
+            0,
+            kind,
+            0,
+            0,
+            [c * element for c in send],
+            [c * element for c in receive],
+            label,
+            timeout,
+            asynchronous,
+        )
+
+    def send(self, array: Any, member: int, tag: int = 0) -> Pending:
+        """Begin to send `array` to member number `member`."""
+        at, count, kind = locate(array)
+        return Pending(self._group.send(member, at, count * SIZES[kind], tag), (array,))
+
+    def receive(self, array: Any, member: int, tag: int = 0) -> Pending:
+        """Begin to receive into `array` what member number `member` sends with the same tag."""
+        at, count, kind = locate(array)
+        return Pending(self._group.receive(member, at, count * SIZES[kind], tag), (array,))
+
+    def _parts(self, name: str, total: int, counts: Sequence[int] | None) -> list[int]:
+        if counts is None:
+            counts = [total // self.size] * self.size
+        if len(counts) != self.size or sum(counts) != total or min(counts) < 0:
+            raise InvalidCall(
+                f"The {name} of alltoall has {total} elements, which {list(counts)} does not divide among "
+                f"{self.size} members.",
+                "Give one count per member that together make up the whole.",
+            )
+        return list(counts)
+
+    def _call(
+        self,
+        kind: int,
+        buffers: tuple[Any, ...],
+        source: int,
+        output: int,
+        count: int,
+        element: int,
+        reduction: int = 0,
+        root: int = 0,
+        send_sizes: Sequence[int] = (),
+        receive_sizes: Sequence[int] = (),
+        label: str = "",
+        timeout: int = -1,
+        asynchronous: bool = False,
+    ) -> Pending | None:
+        call = self._group.submit if asynchronous else self._group.execute
+        handle = call(
+            kind, source, output, count, element, reduction, root, send_sizes, receive_sizes, label, timeout
+        )
+        return Pending(handle, buffers) if asynchronous else None
+
+
+def operation(op: str) -> int:
+    """The core's number of a reduction."""
+    try:
+        return OPERATIONS[op]
+    except KeyError:
+        raise InvalidCall(f"There is no reduction '{op}'.", f"Choose from {', '.join(OPERATIONS)}.") from None
+
+
+def locate(array: Any) -> tuple[int, int, int]:
+    """Address, number of elements and type of a contiguous array or tensor in host memory."""
+    pointer = getattr(array, "data_ptr", None)
+    if pointer is not None:  # torch, which need not be installed
+        if array.device.type != "cpu" or not array.is_contiguous():
+            raise InvalidCall("A tensor is not contiguous host memory.", "Use tensor.cpu().contiguous().")
+        at, count, name = pointer(), array.numel(), str(array.dtype)[6:]
+    else:
+        if not array.flags.c_contiguous:
+            raise InvalidCall("An array is not contiguous.", "Use numpy.ascontiguousarray.")
+        at, count, name = array.ctypes.data, array.size, array.dtype.name
+    kind = TYPES.get(name)
+    if kind is None:
+        raise InvalidCall(
+            f"Elements of type {name} cannot be sent.", f"Convert to one of {', '.join(TYPES)}."
+        )
+    return at, count, kind

@@ -1,0 +1,87 @@
+"""How two ranks prove to each other that they hold the job's key, without showing it.
+
+Each side sends a random challenge and answers with an HMAC-SHA256 over both challenges, its role and what it
+says about itself. The role in the MAC makes a mirrored answer worthless.
+"""
+
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import sys
+import time
+
+from carme_runtime.collectives.errors import PeerLost, WrongKey
+
+MAGIC = b"CARMERT1" + (b"<" if sys.byteorder == "little" else b">")
+ABOUT = struct.Struct("!II")  # rank and stream of the connecting side
+
+
+class NotAPeer(Exception):
+    """Whoever connected speaks something else."""
+
+
+def greet(connection: socket.socket, key: bytes, rank: int, stream: int, deadline: float) -> None:
+    """The connecting side. Raises WrongKey or PeerLost."""
+    mine = secrets.token_bytes(32)
+    about = ABOUT.pack(rank, stream)
+    try:
+        connection.settimeout(_left(deadline))
+        connection.sendall(MAGIC + mine + about)
+        theirs = receive(connection, 32, deadline)
+        proof = receive(connection, 32, deadline)
+        if not hmac.compare_digest(proof, _mac(key, b"accepting", mine + theirs + about)):
+            raise WrongKey(
+                "The rank that answered does not hold the key of this job.",
+                "Give all ranks the same key file, and see that the port is this job's own.",
+            )
+        connection.sendall(_mac(key, b"connecting", mine + theirs + about))
+        receive(connection, 1, deadline)
+    except (OSError, NotAPeer):
+        raise PeerLost(
+            "A rank ended the connection before it knew this one, or holds another key.",
+            "See what it says, and give all ranks the same key file.",
+        ) from None
+
+
+def admit(connection: socket.socket, key: bytes, deadline: float) -> tuple[int, int]:
+    """The accepting side. Returns the other's rank and stream. Raises WrongKey, NotAPeer or OSError."""
+    hello = receive(connection, len(MAGIC), deadline)
+    if hello != MAGIC:
+        raise NotAPeer
+    theirs = receive(connection, 32, deadline)
+    about = receive(connection, ABOUT.size, deadline)
+    mine = secrets.token_bytes(32)
+    connection.sendall(mine + _mac(key, b"accepting", theirs + mine + about))
+    proof = receive(connection, 32, deadline)
+    if not hmac.compare_digest(proof, _mac(key, b"connecting", theirs + mine + about)):
+        raise WrongKey(
+            "A connecting rank does not hold the key of this job.", "Use one key file for all ranks."
+        )
+    connection.sendall(b"+")
+    rank, stream = ABOUT.unpack(about)
+    return rank, stream
+
+
+def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """Exactly `size` bytes before `deadline` (time.monotonic). Raises NotAPeer or OSError."""
+    parts = bytearray()
+    while len(parts) < size:
+        connection.settimeout(_left(deadline))
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise NotAPeer
+        parts += part
+    return bytes(parts)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _mac(key: bytes, role: bytes, content: bytes) -> bytes:
+    return hmac.new(key, b"carme-runtime-1\0" + role + b"\0" + content, hashlib.sha256).digest()

@@ -1,0 +1,181 @@
+"""Makes this process a member of the run: finds the other ranks, maps memory, opens streams between nodes."""
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.collectives.core import load
+from carme_runtime.collectives.errors import GaspiError, PeerLost, Timeout, WrongKey
+from carme_runtime.gaspi import handshake
+from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange, is_loopback
+
+STREAMS = 3  # to a rank on another node: one for one-sided operations, the others for collectives
+log = logging.getLogger("carme_runtime")
+
+
+def join(
+    rank: int,
+    size: int,
+    exchange: Exchange,
+    key: bytes | None,
+    address: str | None,
+    master: str,
+    timeout: float,
+) -> Any:
+    """The core's context of this rank, connected to all others.
+
+    Args:
+        exchange: tells all ranks what this one says about itself, returns what all said, by rank.
+        key: the job's; None where all ranks run on one host, whose first then makes one.
+        address: at which other nodes reach this one; None: what the route to `master` says.
+        timeout: seconds for all of it.
+    """
+    deadline = time.monotonic() + timeout
+    context = load().Context(rank, size)
+    address = address or own_address(master)
+    listener = socket.create_server((address, 0), family=_family(address), backlog=1024)
+    try:
+        entries = exchange(
+            {
+                "pid": os.getpid(),
+                "control": context.control_fd,
+                "node": node_name(address),
+                "address": address,
+                "port": listener.getsockname()[1],
+                "key": secrets.token_hex(32) if key is None and rank == 0 else None,
+            }
+        )
+        key = key or bytes.fromhex(entries[0]["key"])
+        names = [entry["node"] for entry in entries]
+        nodes = [names.index(name) for name in names]
+        # One stream within the node, for messages between two ranks: the rest goes through shared memory.
+        counts = {r: 1 if nodes[r] == nodes[rank] else STREAMS for r in range(size) if r != rank}
+        streams = _connect_all(listener, entries, rank, counts, key, deadline)
+    finally:
+        listener.close()  # from here on nobody can even knock
+    # Its threads end before the interpreter does, whoever still holds it then.
+    reference = weakref.ref(context)
+    atexit.register(lambda: (held := reference()) and held.close())
+    context.connect(
+        [(entries[r]["pid"], entries[r]["control"], nodes[r], streams.get(r, [])) for r in range(size)]
+    )
+    return context
+
+
+def own_address(master: str) -> str:
+    """The address of this host from which it reaches `master`."""
+    if is_loopback(master):
+        return "127.0.0.1"
+    family, kind, protocol, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(where)
+        return probe.getsockname()[0]
+
+
+def node_name(address: str) -> str:
+    """The same for processes that can share memory, another for all others."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{address}"
+
+
+def _connect_all(
+    listener: socket.socket,
+    entries: list[Entry],
+    rank: int,
+    counts: dict[int, int],
+    key: bytes,
+    deadline: float,
+) -> dict[int, list[int]]:
+    """Sockets to each rank, as many as `counts` says. The higher rank connects."""
+    found: dict[tuple[int, int], socket.socket] = {}
+    expected = {(peer, stream) for peer in counts if peer > rank for stream in range(counts[peer])}
+    lock, changed = threading.Lock(), threading.Event()
+
+    def admit(connection: socket.socket, peer_address: Any) -> None:
+        try:
+            by = min(deadline, time.monotonic() + ONE_PEER_SECONDS)
+            who = handshake.admit(connection, key, by)
+        except (OSError, handshake.NotAPeer, WrongKey) as error:
+            log.warning(
+                "A connection from %s was refused: %s.",
+                peer_address[0],
+                "wrong key" if isinstance(error, WrongKey) else "not a rank of this run",
+            )
+            connection.close()
+            return
+        with lock:
+            if who in expected and who not in found:
+                found[who] = connection
+                connection = None  # pyright: ignore[reportAssignmentType]
+        if connection:
+            connection.close()
+        changed.set()
+
+    def accept() -> None:
+        listener.settimeout(0.05)
+        while not expected <= found.keys() and time.monotonic() < deadline and not stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                connection, where = listener.accept()
+                threading.Thread(target=admit, args=(connection, where), daemon=True).start()
+        changed.set()
+
+    stopped = threading.Event()
+    acceptor = threading.Thread(target=accept, daemon=True)
+    if expected:
+        acceptor.start()
+    try:
+        for peer in counts:
+            if peer > rank:
+                continue
+            for stream in range(counts[peer]):
+                connection = _reach(entries[peer], peer, deadline)
+                try:
+                    handshake.greet(connection, key, rank, stream, deadline)
+                except GaspiError:
+                    connection.close()
+                    raise
+                found[peer, stream] = connection
+        while not expected <= found.keys():
+            if time.monotonic() >= deadline:
+                missing = sorted({peer for peer, _ in expected - found.keys()})
+                raise Timeout(
+                    f"Rank {rank} was not reached in time by these ranks: {', '.join(map(str, missing))}.",
+                    "See what they say, and whether a firewall lies between the nodes.",
+                )
+            changed.wait(0.05)
+            changed.clear()
+    except BaseException:
+        stopped.set()
+        for connection in found.values():
+            connection.close()
+        raise
+    finally:
+        if acceptor.is_alive():
+            acceptor.join(1)
+    for connection in found.values():
+        connection.settimeout(None)
+    return {peer: [found[peer, stream].detach() for stream in range(counts[peer])] for peer in counts}
+
+
+def _reach(entry: Entry, peer: int, deadline: float) -> socket.socket:
+    try:
+        left = max(deadline - time.monotonic(), 0.001)
+        return socket.create_connection((entry["address"], entry["port"]), timeout=min(left, 10))
+    except OSError as error:
+        raise PeerLost(
+            f"Rank {peer} cannot be reached at {entry['address']} port {entry['port']}: "
+            f"{error.strerror or error}.",
+            "See whether it still runs, and whether a firewall lies between the nodes.",
+        ) from None
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,234 @@
+"""How the ranks of a run find each other: rank 0 collects what each says about itself, and tells all.
+
+Over TCP at MASTER_ADDR and MASTER_PORT with the job's key; without a key only among processes of one user on
+one host, over a Unix socket whose peers the kernel vouches for.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
+from carme_runtime.gaspi import handshake
+
+Entry = dict[str, Any]
+Exchange = Callable[[Entry], list[Entry]]
+LENGTH = struct.Struct("!I")
+CREDENTIALS = struct.Struct("3i")
+LARGEST = 64 * 2**20
+MINIMUM_KEY_BYTES = 16
+ONE_PEER_SECONDS = 5.0  # that a connection has to prove itself
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the ranks, from the environment that launchers set."""
+
+    rank: int
+    size: int
+    master: str
+    port: int
+    key_file: str | None
+    address: str | None  # at which other nodes reach this one, where it is not what the route to rank 0 says
+
+    @classmethod
+    def from_environment(cls, environment: "os._Environ[str] | dict[str, str]") -> "Place":
+        """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, CARME_KEY_FILE and CARME_ADDRESS."""
+        try:
+            rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+            port = int(environment.get("MASTER_PORT", "0"))
+        except ValueError:
+            raise InvalidCall(
+                "RANK, WORLD_SIZE and MASTER_PORT must be whole numbers.", "Start the program with carme-run."
+            ) from None
+        if size > 1 and not port:
+            raise InvalidCall(
+                "MASTER_PORT is not set, so the ranks cannot find each other.",
+                "Start the program with carme-run, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
+            )
+        return cls(
+            rank,
+            size,
+            environment.get("MASTER_ADDR", "127.0.0.1"),
+            port,
+            environment.get("CARME_KEY_FILE"),
+            environment.get("CARME_ADDRESS"),
+        )
+
+
+def read_key(path: str) -> bytes:
+    """The key in the file `path`, which must be readable by its owner alone and hold at least 16 bytes."""
+    file = Path(path)
+    try:
+        if file.stat().st_mode & 0o077:
+            raise InvalidCall(
+                f"The key file {path} is open to other users, it must be readable by its owner alone.",
+                f"Make a new key, and use: chmod 600 {path}",
+            )
+        key = file.read_bytes().strip()
+    except OSError as error:
+        raise InvalidCall(
+            f"The key file {path} cannot be read: {error.strerror}.", "Let CARME_KEY_FILE name the job's key."
+        ) from None
+    if len(key) < MINIMUM_KEY_BYTES:
+        raise InvalidCall(
+            f"The key file {path} holds {len(key)} bytes, a key has {MINIMUM_KEY_BYTES} or more.",
+            "Write 64 random hex digits into it.",
+        )
+    return key
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `address` is this host's own."""
+    return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+def exchange(place: Place, key: bytes | None, entry: Entry, timeout: float) -> list[Entry]:
+    """Tells all ranks about `entry`, returns what all said, by rank. `timeout` in seconds."""
+    if place.size == 1:
+        return [entry]
+    deadline = time.monotonic() + timeout
+    if key is None and not is_loopback(place.master):
+        raise InvalidCall(
+            "Ranks on several nodes need the job's key, and CARME_KEY_FILE is not set.",
+            "Start the program with carme-run, or let CARME_KEY_FILE name a file of 64 random hex digits.",
+        )
+    return _collect(place, key, entry, deadline) if place.rank == 0 else _report(place, key, entry, deadline)
+
+
+def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> list[Entry]:
+    entries: dict[int, Entry] = {0: entry}
+    peers: dict[int, socket.socket] = {}
+    listener = _listen(place, key, deadline)
+    try:
+        while len(entries) < place.size:
+            missing = ", ".join(str(r) for r in range(place.size) if r not in entries)
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                raise Timeout(
+                    f"These ranks did not join in time: {missing}.", "See what they say, or allow more time."
+                ) from None
+            by = min(deadline, time.monotonic() + ONE_PEER_SECONDS)
+            try:
+                if key is None:
+                    rank = _admit_local(connection, by)
+                else:
+                    rank, _ = handshake.admit(connection, key, by)
+                if not 0 < rank < place.size or rank in entries:
+                    raise handshake.NotAPeer
+                entries[rank] = _receive(connection, by)
+                peers[rank] = connection
+            except (OSError, handshake.NotAPeer, WrongKey, ValueError):
+                connection.close()  # a port scan, or a rank of another job
+        everything = [entries[r] for r in range(place.size)]
+        for rank, connection in peers.items():
+            try:
+                connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                _send(connection, everything)
+            except OSError:
+                raise PeerLost(
+                    f"Rank {rank} ended while the ranks joined.", "See what it says, and start the run again."
+                ) from None
+        return everything
+    finally:
+        listener.close()
+        for connection in peers.values():
+            connection.close()
+
+
+def _report(place: Place, key: bytes | None, entry: Entry, deadline: float) -> list[Entry]:
+    connection = _reach(place, key, deadline)
+    with contextlib.closing(connection):
+        try:
+            if key is None:
+                _check_user(connection)
+                connection.sendall(LENGTH.pack(place.rank))
+            else:
+                handshake.greet(connection, key, place.rank, 0, deadline)
+            _send(connection, entry)
+            return _receive(connection, deadline)
+        except (OSError, handshake.NotAPeer, ValueError):
+            if time.monotonic() >= deadline:
+                raise Timeout("Not all ranks joined in time.", "See what the others say.") from None
+            raise PeerLost("Rank 0 ended while the ranks joined.", "See what it says.") from None
+
+
+def _listen(place: Place, key: bytes | None, deadline: float) -> socket.socket:
+    while True:
+        try:
+            if key is None:
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(_local_name(place))
+            else:
+                family = socket.getaddrinfo(place.master, place.port, type=socket.SOCK_STREAM)[0][0]
+                listener = socket.socket(family)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((place.master, place.port))
+            listener.listen(min(place.size, 1024))
+            return listener
+        except OSError as error:
+            if time.monotonic() >= deadline or key is None:
+                raise InvalidCall(
+                    f"Rank 0 cannot listen at {place.master} port {place.port}: {error.strerror}.",
+                    "Choose another MASTER_PORT.",
+                ) from None
+            time.sleep(0.1)
+
+
+def _reach(place: Place, key: bytes | None, deadline: float) -> socket.socket:
+    while True:
+        try:
+            if key is None:
+                connection = socket.socket(socket.AF_UNIX)
+                try:
+                    connection.connect(_local_name(place))
+                except OSError:
+                    connection.close()
+                    raise
+                return connection
+            return socket.create_connection((place.master, place.port), timeout=1)
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise Timeout(
+                    f"Rank 0 was not found at {place.master} port {place.port} in time.",
+                    "See whether it runs, and whether MASTER_ADDR and MASTER_PORT are the same on all ranks.",
+                ) from None
+            time.sleep(0.02)
+
+
+def _local_name(place: Place) -> str:
+    return f"\0carme-runtime-{os.getuid()}-{place.port}"
+
+
+def _check_user(connection: socket.socket) -> None:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    if CREDENTIALS.unpack(raw)[1] != os.getuid():
+        raise GaspiError("Another user listens where rank 0 should.", "Choose another MASTER_PORT.")
+
+
+def _admit_local(connection: socket.socket, deadline: float) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    if CREDENTIALS.unpack(raw)[1] != os.getuid():
+        raise handshake.NotAPeer
+    return LENGTH.unpack(handshake.receive(connection, LENGTH.size, deadline))[0]
+
+
+def _send(connection: socket.socket, content: Any) -> None:
+    data = json.dumps(content).encode()
+    connection.sendall(LENGTH.pack(len(data)) + data)
+
+
+def _receive(connection: socket.socket, deadline: float) -> Any:
+    (size,) = LENGTH.unpack(handshake.receive(connection, LENGTH.size, deadline))
+    if size > LARGEST:
+        raise handshake.NotAPeer
+    return json.loads(handshake.receive(connection, size, deadline))

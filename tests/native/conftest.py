@@ -1,0 +1,119 @@
+"""Programs run as real ranks: on one node, or on nodes that addresses of the loopback network stand for."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy", reason="the runtime's core needs NumPy in its tests")
+pytest.importorskip("carme_runtime._core", reason="carme_runtime was installed without its native core")
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@dataclass
+class Ranks:
+    """Ranks of one program."""
+
+    processes: list[subprocess.Popen[str]]
+    outputs: dict[int, str] = field(default_factory=dict)
+
+    def finish(self, seconds: float = 60) -> list[int]:
+        """Wait for all, return their exit codes."""
+        end = time.monotonic() + seconds
+        for rank, process in enumerate(self.processes):
+            if rank not in self.outputs:
+                self.outputs[rank] = process.communicate(timeout=max(end - time.monotonic(), 0.1))[0]
+        return [process.returncode for process in self.processes]
+
+    def said(self) -> str:
+        return "\n".join(f"rank {rank}: {text}" for rank, text in sorted(self.outputs.items()))
+
+
+class Launcher:
+    def __init__(self, key_file: Path) -> None:
+        self.key_file = key_file
+        self.started: list[subprocess.Popen[str]] = []
+        self.preload = ""  # a module that installed packages announce to the program's libraries
+
+    def start(
+        self,
+        program: str,
+        nodes: list[int],
+        *arguments: str,
+        port: int | None = None,
+        environment: Callable[[int], dict[str, str]] = lambda rank: {},
+    ) -> Ranks:
+        """Start `program` with one rank per entry of `nodes`, on the node that it numbers."""
+        port = port or free_port()
+        processes = []
+        for rank, node in enumerate(nodes):
+            own = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(nodes)),
+                "LOCAL_RANK": str(nodes[:rank].count(node)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "CARME_ADDRESS": f"127.0.0.{node + 1}",
+                "OMP_NUM_THREADS": "1",
+            }
+            if len(set(nodes)) > 1:
+                own["CARME_KEY_FILE"] = str(self.key_file)
+            processes.append(
+                subprocess.Popen(
+                    self._command(PROGRAMS / f"{program}.py", arguments),
+                    env=os.environ | own | environment(rank),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        self.started += processes
+        return Ranks(processes)
+
+    def _command(self, program: Path, arguments: tuple[str, ...]) -> list[str]:
+        if not self.preload:
+            return [sys.executable, str(program), *arguments]
+        loader = (
+            f"import runpy, sys, {self.preload}; sys.argv.pop(0); "
+            "runpy.run_path(sys.argv[0], run_name='__main__')"
+        )
+        return [sys.executable, "-c", loader, str(program), *arguments]
+
+    def run(self, program: str, nodes: list[int], *arguments: str) -> Ranks:
+        """Start, wait, and see that all ranks ended well."""
+        ranks = self.start(program, nodes, *arguments)
+        codes = ranks.finish()
+        assert codes == [0] * len(nodes), ranks.said()
+        return ranks
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text(secrets.token_hex(32))
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    monkeypatch.setenv("PYTHONPATH", path)
+    launcher = Launcher(key)
+    yield launcher
+    for process in launcher.started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        if process.stdout:
+            process.stdout.close()

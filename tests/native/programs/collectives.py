@@ -1,0 +1,110 @@
+"""Every collective, type and size class against NumPy, on private memory and in a segment."""
+
+# pyright: reportOptionalMemberAccess=false
+
+import sys
+
+import numpy as np
+
+from carme_runtime import gaspi
+
+TYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
+SIZES = (0, 1, 7, 1000, 8192, 400_003)
+
+with gaspi.init(30) as process:
+    rank, size, everyone = process.rank, process.size, process.everyone
+    segment = process.segment_create(0, 8 << 20)
+
+    def data(of, count, dtype):
+        return (np.random.default_rng([of, count]).integers(1, 9, count)).astype(dtype)
+
+    for count in SIZES:
+        for dtype in TYPES if count < 10_000 else TYPES[:2]:
+            inputs = [data(r, count, dtype) for r in range(size)]
+            total = np.sum(inputs, axis=0, dtype="float64")
+            expected = {
+                "sum": total.astype(dtype),
+                "min": np.min(inputs, axis=0),
+                "max": np.max(inputs, axis=0),
+            }
+            if dtype.startswith("float"):
+                expected["mean"] = (total / size).astype(dtype)
+            for op, want in expected.items():
+                for where in ("private", "segment"):
+                    array = inputs[rank].copy()
+                    if where == "segment":
+                        array = segment.array(dtype, 8, count)
+                        array[:] = inputs[rank]
+                        process.barrier()
+                    everyone.allreduce(array, op)
+                    close = np.allclose(array, want, rtol=2e-3 if dtype == "float16" else 1e-6)
+                    assert close if op == "mean" else (array == want).all(), (count, dtype, op, where)
+        block = data(rank, count, "float64")
+        gathered = np.zeros(count * size)
+        everyone.allgather(gathered, block)
+        assert (gathered.reshape(size, count) == [data(r, count, "float64") for r in range(size)]).all()
+        counts = [count + 3 * r for r in range(size)]
+        uneven = np.zeros(sum(counts), np.int32)
+        everyone.allgather(uneven, np.full(counts[rank], rank, np.int32), counts)
+        assert (uneven == np.repeat(np.arange(size), counts)).all()
+        root = (rank * 0 + count) % size
+        array = data(rank, count, "int64")
+        everyone.broadcast(array, root)
+        assert (array == data(root, count, "int64")).all()
+        out = np.zeros(count, np.int32)
+        everyone.reduce_scatter(out, data(rank, count * size, "int32"))
+        whole = np.sum([data(r, count * size, "int32") for r in range(size)], axis=0).reshape(size, count)
+        assert (out == whole[rank]).all()
+        sends = [count + r + 2 * rank for r in range(size)]
+        receives = [count + rank + 2 * r for r in range(size)]
+        out = np.zeros(sum(receives), np.float32)
+        everyone.alltoall(
+            out, np.repeat(np.arange(size, dtype=np.float32) * 10 + rank, sends), receives, sends
+        )
+        assert (out == np.repeat(np.arange(size) + rank * 10, receives)).all()
+
+    # The same bits on all ranks and in every run, also where rounding depends on the order.
+    noise = np.random.default_rng(rank).standard_normal(300_000).astype("float32")
+    everyone.allreduce(noise)
+    first = noise.copy()
+    everyone.broadcast(first, 0)
+    assert first.tobytes() == noise.tobytes()
+    if rank == 0:
+        print("bits", hash(noise.tobytes()) if len(sys.argv) < 2 else noise.view("uint32").sum())
+
+    # In the background, many at once, in the order in which they were called.
+    arrays = [np.full(5000 * (i % 3 + 1), rank + i, np.float32) for i in range(20)]
+    pending = [everyone.allreduce(a, asynchronous=True) for a in arrays]
+    direct = np.ones(10, np.float32)
+    everyone.allreduce(direct)
+    for i, (array, handle) in enumerate(zip(arrays, pending, strict=True)):
+        assert handle.wait() and handle.done()
+        assert (array == sum(r + i for r in range(size))).all()
+    plan = everyone.plan_allreduce(direct)
+    plan.run()
+    plan.start().wait()
+    assert (direct == size**3).all()
+
+    # Groups that overlap, and one that is made anew many times.
+    for members in ([0, size - 1], list(range(size)), [rank]):
+        if rank in members and len(set(members)) == len(members):
+            group = process.group(members)
+            array = np.array([rank], np.int64)
+            group.allreduce(array)
+            assert array[0] == sum(members) and group.ranks == sorted(members)
+    for _ in range(30):
+        process.group(range(size)).barrier()
+
+    # Messages between two, unordered among tags.
+    right, left = (rank + 1) % size, (rank - 1) % size
+    if size > 1:
+        small, large = np.zeros(3, np.int32), np.zeros(500_000, np.float32)
+        waiting = [
+            everyone.receive(large, left, tag=2),
+            everyone.receive(small, left, tag=1),
+            everyone.send(np.full(3, rank, np.int32), right, tag=1),
+            everyone.send(np.full(500_000, rank, np.float32), right, tag=2),
+        ]
+        assert all(letter.wait(20_000) for letter in waiting)
+        assert (small == left).all() and (large == left).all()
+    process.barrier()

@@ -1,0 +1,34 @@
+"""Ranks that do not agree get an error that says so."""
+
+import sys
+import time
+
+import numpy as np
+
+from carme_runtime import gaspi
+
+kind = sys.argv[1]
+process = gaspi.init(30)
+group, odd = process.everyone, process.rank == 1
+try:
+    if kind == "size":
+        group.allreduce(np.zeros(1000 if odd else 2000, np.float32), label="weights", timeout=3000)
+    elif kind == "type":
+        group.allreduce(np.zeros(1000, np.int32 if odd else np.float32), timeout=3000)
+    elif kind == "order":
+        array = np.zeros(50_000, np.float32)
+        group.broadcast(array, 0, timeout=3000) if odd else group.allreduce(array, timeout=3000)
+    elif kind == "alltoall":
+        counts = [5] * process.size
+        wrong = [6 if odd else 5] * process.size
+        group.alltoall(np.zeros(sum(counts)), np.zeros(sum(wrong)), counts, wrong, timeout=3000)
+    elif kind == "late":
+        if odd:
+            time.sleep(1)
+        else:
+            group.allreduce(np.zeros(9, np.float32), timeout=200)
+except gaspi.GaspiError as error:
+    print(type(error).__name__, error)
+else:
+    print("no error")
+process.close(wait=False)

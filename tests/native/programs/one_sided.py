@@ -1,0 +1,120 @@
+"""The contract of one-sided operations. Every rank works with the next one, whatever lies between them."""
+
+import time
+
+import numpy as np
+
+from carme_runtime import gaspi
+
+with gaspi.init(30) as process:
+    rank, size = process.rank, process.size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    segment = process.segment_create(3, 1 << 20)
+    words = segment.array("uint64")
+    assert segment.size == 1 << 20 and not words[:1000].any()
+    assert process.segment_size(3, right) == 1 << 20 and process.segment_size(4, right) == 0
+
+    # A write and its notification: whoever sees the one sees the other.
+    words[:1000] = np.arange(1000) + rank * 1000
+    process.write_notify(3, 0, right, 3, 8000, 8000, notification=7, value=rank + 1)
+    assert process.notify_waitsome(3, first=5, count=4) == 7
+    assert (words[1000:2000] == np.arange(1000) + left * 1000).all()
+    assert process.notify_reset(3, 7) == left + 1
+    assert process.notify_reset(3, 7) == 0
+    process.wait()
+    process.barrier()
+
+    # Lists, and a notification on its own.
+    parts = [(3, 8 * i, 3, 32000 + 16 * i, 8) for i in range(100)]
+    process.write_list_notify(right, parts, 3, 9, queue=2)
+    process.wait(queue=2)
+    process.notify_waitsome(3, 9)
+    assert (words[4000:4200:2] == np.arange(100) + left * 1000).all()
+    process.read_list(right, [(3, 64000, 3, 0, 800), (3, 64800, 3, 800, 800)], queue=1)
+    process.wait(queue=1)
+    assert (words[8000:8200] == np.arange(200) + right * 1000).all()
+    process.notify(left, 3, 11, value=5)
+    assert process.notify_waitsome(3, 11) == 11 and process.notify_reset(3, 11) == 5
+
+    # A large one: more than sockets take at once.
+    process.barrier()
+    words[16384:65536] = np.arange(49152) * (rank + 1)
+    process.barrier()
+    process.read(3, 65536 * 8, right, 3, 16384 * 8, 49152 * 8)
+    process.wait()
+    assert (words[65536:114688] == np.arange(49152) * (right + 1)).all()
+    process.barrier()
+
+    # Atomics from all sides.
+    words[-1] = 0
+    process.barrier()
+    before = [process.fetch_add(0, 3, (1 << 20) - 8, 3) for _ in range(50)]
+    assert sorted(before) == before and all(value % 3 == 0 for value in before)
+    process.barrier()
+    if rank == 0:
+        assert words[-1] == 150 * size
+    winners = process.compare_swap(0, 3, (1 << 20) - 16, 0, rank + 1)
+    flags = np.zeros(size, np.int32)
+    flags[rank] = winners == 0
+    process.allreduce(flags)
+    assert flags.sum() == 1
+
+    # Passive messages.
+    if rank:
+        process.passive_send(0, bytes([rank]) * (100_000 + rank))
+    else:
+        got = dict(process.passive_receive() for _ in range(size - 1))
+        assert got == {r: bytes([r]) * (100_000 + r) for r in range(1, size)}
+
+    # Time-outs end, and the call can be made again.
+    begin = time.monotonic()
+    for call in (
+        lambda: process.notify_waitsome(3, 100, 10, timeout=50),
+        lambda: process.passive_receive(timeout=gaspi.TEST),
+    ):
+        try:
+            call()
+        except gaspi.Timeout:
+            pass
+        else:
+            raise AssertionError("nothing was to come")
+    if rank == 0:
+        time.sleep(0.3)
+    tries = 0
+    while True:
+        try:
+            process.barrier(timeout=20)
+            break
+        except gaspi.Timeout:
+            tries += 1
+    assert tries or rank == 0 or size == 1
+
+    # Mistakes are refused before anything happens.
+    for call in (
+        lambda: process.write(3, 0, right, 3, (1 << 20) - 4, 8),
+        lambda: process.write(3, 0, size, 3, 0, 8),
+        lambda: process.write(4, 0, right, 3, 0, 8),
+        lambda: process.read(3, 0, right, 200, 0, 8),
+        lambda: process.write(3, 0, right, 3, 2**64 - 4, 8),
+        lambda: process.notify(right, 3, 70_000),
+        lambda: process.notify(right, 3, 1, value=0),
+        lambda: process.wait(queue=99),
+        lambda: process.fetch_add(right, 3, 4, 1),
+        lambda: process.segment_create(3, 8),
+        lambda: process.segment_create(300, 8),
+        lambda: process.segment_alloc(5, 0),
+        lambda: process.passive_send(right, b"x" * (2**20 + 1)),
+        lambda: process.group([0, 0]),
+        lambda: segment.array("float64", offset=4),
+    ):
+        try:
+            call()
+        except gaspi.InvalidCall as error:
+            assert error.message.endswith(".") and error.remedy.endswith("."), error
+        else:
+            raise AssertionError("a mistake was not refused")
+    view = segment.array()
+    process.barrier()
+    process.segment_delete(3)
+    assert view.size == 1 << 20 and view[0] == view[0]
+    assert process.state_vector() == [gaspi.State.HEALTHY] * size and process.ping(right)

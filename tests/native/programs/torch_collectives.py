@@ -1,0 +1,95 @@
+"""What `torch.distributed` offers, on the carme backend."""
+
+# pyright: reportOptionalMemberAccess=false, reportMissingImports=false
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import carme_runtime.torch  # noqa: F401  (where it is installed, torch finds it by itself)
+
+torch.set_num_threads(1)
+dist.init_process_group("carme", timeout=timedelta(seconds=60))
+rank, size = dist.get_rank(), dist.get_world_size()
+assert dist.get_backend() == "carme"
+ranks = torch.arange(float(size))
+
+for dtype in (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int8,
+    torch.bool,
+    torch.complex64,
+):
+    tensor = torch.ones(1000, dtype=dtype)
+    dist.all_reduce(tensor)
+    assert (tensor == torch.ones(1000, dtype=dtype) * (1 if dtype == torch.bool else size)).all(), dtype
+tensor = torch.full((3, 5), float(rank)).t()  # not contiguous
+dist.all_reduce(tensor, dist.ReduceOp.MAX)
+assert (tensor == size - 1).all() and tensor.shape == (5, 3)
+tensor = torch.full((4,), float(rank))
+dist.all_reduce(tensor, dist.ReduceOp.AVG)
+assert (tensor == (size - 1) / 2).all()
+dist.reduce(tensor := torch.ones(4), 0)
+assert (tensor == (size if rank == 0 else 1)).all()
+dist.broadcast(tensor := torch.full((2, 2), rank, dtype=torch.int16), size - 1)
+assert (tensor == size - 1).all()
+
+uneven = [torch.empty(r + 1) for r in range(size)]
+dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+assert all((part == r).all() and len(part) == r + 1 for r, part in enumerate(uneven))
+dist.all_gather_into_tensor(out := torch.empty(size, 3), torch.full((1, 3), float(rank)))
+assert (out == ranks[:, None]).all()
+dist.reduce_scatter_tensor(out := torch.empty(3), ranks.repeat_interleave(3))
+assert (out == rank * size).all()
+dist.reduce_scatter(out := torch.empty(2), [torch.full((2,), float(r)) for r in range(size)])
+assert (out == rank * size).all()
+dist.all_to_all_single(out := torch.empty(size), torch.full((size,), float(rank)))
+assert (out == ranks).all()
+dist.all_to_all(parts := [torch.empty(2) for _ in range(size)], [torch.full((2,), float(rank))] * size)
+assert all((part == r).all() for r, part in enumerate(parts))
+gathered = [torch.empty(3) for _ in range(size)] if rank == 0 else None
+dist.gather(torch.full((3,), float(rank)), gathered, 0)
+assert gathered is None or all((part == r).all() for r, part in enumerate(gathered))
+dist.scatter(
+    out := torch.empty(3), [torch.full((3,), float(r)) for r in range(size)] if rank == 1 else None, 1
+)
+assert (out == rank).all()
+objects: list = [None] * size
+dist.all_gather_object(objects, {"rank": rank})
+assert objects == [{"rank": r} for r in range(size)]
+dist.broadcast_object_list(told := [{"from": rank}], 1)
+assert told == [{"from": 1}]
+
+right, left = (rank + 1) % size, (rank - 1) % size
+arrived = torch.empty(200_000)
+swap = [
+    dist.P2POp(dist.isend, torch.full((200_000,), float(rank)), right),
+    dist.P2POp(dist.irecv, arrived, left),
+]
+for work in dist.batch_isend_irecv(swap):
+    work.wait()
+assert (arrived == left).all()
+
+works = [dist.all_reduce(torch.ones(5000), async_op=True) for _ in range(10)]
+assert all(work.wait() and work.is_completed() for work in works)
+future = dist.all_reduce(tensor := torch.ones(3), async_op=True).get_future()
+assert (future.wait()[0] == size).all()
+
+backwards = dist.new_group(list(reversed(range(size))))
+dist.all_gather_into_tensor(out := torch.empty(size), torch.tensor([float(rank)]), group=backwards)
+ends = dist.new_group([0, size - 1])
+if rank in (0, size - 1):
+    dist.all_reduce(tensor := torch.tensor([float(rank)]), group=ends)
+    assert tensor.item() == size - 1
+try:
+    dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.BAND)
+except Exception as error:
+    assert "no reduction" in str(error), error
+else:
+    raise AssertionError("BAND is not offered")
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,110 @@
+"""Ranks that die or stop, peers that hold another key or speak something else."""
+
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+SECONDS = 20  # for a survivor to end; the programs allow 1.5 s per collective
+
+
+def await_ready(ranks):
+    for process in ranks.processes:
+        assert process.stdout
+        line = process.stdout.readline()
+        assert line.startswith("ready"), line + process.stdout.read()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1, 1], [0, 1]], ids=["one node", "two of two", "two nodes"])
+def test_a_lost_rank_is_an_error_for_the_others(launcher, nodes, how):
+    shared_before = set(Path("/dev/shm").iterdir())
+    # A stopped rank costs the others their whole time limit: fewer of these.
+    for attempt in range(5 if how == signal.SIGKILL else 1):
+        seed = random.randrange(10**6)
+        ranks = launcher.start("until_killed", nodes, str(seed))
+        await_ready(ranks)
+        victim = random.Random(seed).randrange(len(nodes))
+        time.sleep(random.Random(seed).uniform(0, 0.15))
+        ranks.processes[victim].send_signal(how)
+        for rank, process in enumerate(ranks.processes):
+            if rank == victim:
+                continue
+            ranks.outputs[rank] = process.communicate(timeout=SECONDS)[0]
+            assert process.returncode == 17, (seed, attempt, ranks.said())
+            assert "PeerLost" in ranks.outputs[rank] or "Timeout" in ranks.outputs[rank], ranks.said()
+        ranks.processes[victim].kill()
+        ranks.finish()
+    assert set(Path("/dev/shm").iterdir()) <= shared_before | set(Path("/dev/shm").glob("pym*"))
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 1]], ids=["one node", "two nodes"])
+def test_survivors_form_a_new_group(launcher, nodes):
+    ranks = launcher.start("until_killed", nodes, "1", "go-on")
+    await_ready(ranks)
+    ranks.processes[1].kill()
+    codes = ranks.finish(SECONDS)
+    assert codes == [17, -signal.SIGKILL, 17], ranks.said()
+    assert all("went on" in ranks.outputs[rank] for rank in (0, 2)), ranks.said()
+
+
+def test_a_rank_with_another_key_is_refused(launcher, tmp_path):
+    other = tmp_path / "other"
+    other.touch(0o600)
+    other.write_text("0" * 64)
+    ranks = launcher.start(
+        "join", [0, 1], "4", environment=lambda rank: {"CARME_KEY_FILE": str(other)} if rank else {}
+    )
+    ranks.finish()
+    assert "did not join in time: 1" in ranks.outputs[0]
+    assert "WrongKey" in ranks.outputs[1], ranks.said()
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "word"),
+    [("short", 0o600, "16"), ("0" * 64, 0o644, "chmod 600"), (None, 0, "cannot be read")],
+    ids=["short", "open to others", "missing"],
+)
+def test_bad_key_files_are_explained(launcher, tmp_path, content, mode, word):
+    file = tmp_path / "bad"
+    if content is not None:
+        file.write_text(content)
+        file.chmod(mode)
+    ranks = launcher.start("join", [0], "4", environment=lambda _: {"CARME_KEY_FILE": str(file)})
+    ranks.finish()
+    assert "InvalidCall" in ranks.outputs[0] and word in ranks.outputs[0]
+
+
+def test_several_nodes_need_a_key(launcher):
+    ranks = launcher.start(
+        "join", [0, 1], "4", environment=lambda _: {"CARME_KEY_FILE": "", "MASTER_ADDR": "192.0.2.1"}
+    )
+    ranks.finish()
+    assert all("CARME_KEY_FILE" in said for said in ranks.outputs.values()), ranks.said()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"GET / HTTP/1.0\r\n\r\n", b"CARMERT1<" + b"\0" * 40, bytes(range(256)) * 300],
+    ids=["scan", "http", "wrong proof", "noise"],
+)
+def test_strangers_at_the_door_do_not_disturb(launcher, garbage):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = launcher.start("join", [0, 1, 1], "20", port=port)
+    knocked = False
+    end = time.monotonic() + 15
+    while time.monotonic() < end and any(p.poll() is None for p in ranks.processes):
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger:
+                knocked = True
+                stranger.sendall(garbage)
+        except OSError:
+            time.sleep(0.005)
+    codes = ranks.finish()
+    assert codes == [0, 0, 0] and all("joined" in said for said in ranks.outputs.values()), ranks.said()
+    assert knocked

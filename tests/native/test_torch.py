@@ -1,0 +1,27 @@
+"""The `torch.distributed` backend."""
+
+import re
+
+import pytest
+
+pytest.importorskip("torch", reason="the torch backend needs torch")
+
+
+def result(ranks):
+    found = re.search(r"RESULT (\w+)", ranks.outputs[0])
+    assert found, ranks.said()
+    return found[1]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_all_collectives(launcher, nodes):
+    launcher.run("torch_collectives", nodes)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_unmodified_scripts_train_as_on_gloo(launcher, how):
+    launcher.preload = "carme_runtime.torch"
+    ours = [result(launcher.run("data_parallel", nodes, "carme", how)) for nodes in ([0, 0], [0, 1])]
+    gloo = result(launcher.run("data_parallel", [0, 0], "gloo", how))
+    # Of two summands the order does not matter, so not a bit may differ.
+    assert ours == [gloo, gloo]
