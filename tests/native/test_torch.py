@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-pytest.importorskip("torch", reason="the torch backend needs torch")
-
 
 def result(ranks):
     found = re.search(r"RESULT (\w+)", ranks.outputs[0])
