@@ -30,7 +30,7 @@ class DemoSite:
         self.settings = settings
         self.url = settings.url
         self.passwords = passwords(places)
-        self._podman = Podman(places, host_runtime())
+        self.podman = Podman(places, host_runtime())
         self._folder = tempfile.TemporaryDirectory(prefix="carme-test-")
         self.certificate = Path(self._folder.name) / "site.pem"
         self.certificate.write_text(ssl.get_server_certificate(("localhost", settings.port)))
@@ -45,13 +45,9 @@ class DemoSite:
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on one of the hosts, as root or in a login session of `user`."""
-        words = list(command)
-        if user:
-            home = f"/home/{user}"
-            words = ["runuser", "-u", user, "--", "env", "-C", home, f"HOME={home}", f"USER={user}", *words]
         done = subprocess.run(
-            self._podman.inside(node, words, terminal=False),
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **self._podman.environment},
+            self._inside(node, command, user),
+            env=self._environment,
             input=data if data is not None else "",
             capture_output=True,
             text=True,
@@ -62,6 +58,28 @@ class DemoSite:
             said = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
             raise AssertionError(f"{command} on {node} ended with {done.returncode}:\n{said}")
         return done
+
+    def begin(self, node: str, *command: str, user: str | None = None) -> subprocess.Popen[str]:
+        """Begin a program on one of the hosts, which talks over its standard input and output."""
+        return subprocess.Popen(
+            self._inside(node, command, user),
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def _inside(self, node: str, command: tuple[str, ...], user: str | None) -> list[str]:
+        words = list(command)
+        if user:
+            home = f"/home/{user}"
+            words = ["runuser", "-u", user, "--", "env", "-C", home, f"HOME={home}", f"USER={user}", *words]
+        return self.podman.inside(node, words, terminal=False)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **self.podman.environment}
 
     def carme(self, *arguments: str, user: str = "user1", **options: Any) -> subprocess.CompletedProcess[str]:
         """The command `carme` on the head, as a user types it."""

@@ -13,7 +13,6 @@ import importlib.util
 import json
 import math
 import os
-import platform
 import selectors
 import signal
 import socket
@@ -26,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from report import machine
 
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {
@@ -76,17 +77,17 @@ class Contestant:
 
     def turn(self, mode: str, size: int, repeats: int) -> float:
         """Microseconds per operation: of the slowest rank."""
-        order = json.dumps({"mode": mode, "size": size, "repeats": repeats}).encode() + b"\n"
-        for connection in self.connections.values():
-            connection.sendall(order)
-        times = []
+        answers = self.order({"mode": mode, "size": size, "repeats": repeats})
+        if not all(answer["right"] for answer in answers):
+            raise SystemExit(f"{self.name}: a wrong result at {size} bytes")
+        return max(answer["us"] for answer in answers)
+
+    def order(self, what: dict[str, Any]) -> list[dict[str, Any]]:
+        """Let all ranks do something at once; what they answer."""
         for connection in self.connections.values():
             connection.settimeout(TURN_SECONDS)
-            answer = json.loads(read_line(connection))
-            if not answer["right"]:
-                raise SystemExit(f"{self.name}: a wrong result at {size} bytes")
-            times.append(answer["us"])
-        return max(times)
+            connection.sendall(json.dumps(what).encode() + b"\n")
+        return [json.loads(read_line(connection)) for connection in self.connections.values()]
 
     def end(self) -> None:
         for connection in self.connections.values():
@@ -175,23 +176,6 @@ def judge(
     return "6x Gloo, 2x the best MPI", ours * 6 <= gloo and ours * 2 <= mpi
 
 
-def machine() -> dict[str, Any]:
-    cpu = [
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    load = os.getloadavg()[0]
-    return {
-        "cpu": cpu[0] if cpu else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load": round(load, 1),
-        "command": " ".join(sys.argv),
-    }
-
-
 def print_table(aims: list[dict[str, Any]]) -> None:
     columns = ["gloo", *MPI, "horovod"]
     print(f"{'us':34}{'ours':>10}{'floor':>10}" + "".join(f"{name:>15}" for name in columns) + "   aim")
@@ -252,10 +236,10 @@ def starters(kind: str, ranks: int, door: Path) -> dict[str, Callable[[], Contes
 
 
 def spawn(
-    name: str, door: Path, environment: dict[str, str], command: list[str]
+    name: str, door: Path, environment: dict[str, str], command: list[str], program: Path = Path(__file__)
 ) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [*command, str(Path(__file__).resolve()), "--worker", name, str(door)],
+        [*command, str(program.resolve()), "--worker", name, str(door)],
         env=environment | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 from demo_site import ROOT, DemoSite
 
@@ -22,6 +22,30 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+# What a page is looked at with: a wide screen and a phone.
+DESKTOP: ViewportSize = {"width": 1280, "height": 860}
+PHONE: ViewportSize = {"width": 375, "height": 740}
+
+
+def log_in(page: Page, demo: DemoSite, user: str = "user1") -> None:
+    """Sign in by the form."""
+    page.goto("/")
+    page.get_by_label("User name").fill(user)
+    page.get_by_label("Password").fill(demo.passwords[user])
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
+
+
+def start(page: Page, title: str, **fields: int) -> None:
+    """Fill in the start form, wherever the page is, and send it; ends on the session's page."""
+    page.goto("/")
+    page.get_by_label("Title").fill(title)
+    for name, value in fields.items():
+        page.locator(f"#id_{name}").fill(str(value))
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_role("heading", name=title)).to_be_visible()
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +63,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def context(chromium: Browser, demo: DemoSite) -> Iterator[BrowserContext]:
-    context = chromium.new_context(
-        base_url=demo.url, ignore_https_errors=True, viewport={"width": 1280, "height": 860}
-    )
+    context = chromium.new_context(base_url=demo.url, ignore_https_errors=True, viewport=DESKTOP)
     context.set_default_timeout(60_000)
     yield context
     context.close()
@@ -62,6 +84,23 @@ def keep(page: Page) -> Callable[[str], None]:
         page.screenshot(path=folder / f"{name}.png")
 
     return screenshot
+
+
+@pytest.fixture
+def keep_looks(page: Page, keep: Callable[[str], None]) -> Callable[[str], None]:
+    """Keeps screenshots of a page on a wide screen and on a phone, light and dark; nothing may stick out."""
+
+    def looks(name: str) -> None:
+        for size, width in (("desktop", DESKTOP), ("phone", PHONE)):
+            page.set_viewport_size(width)
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                keep(f"{name}-{size}-{scheme}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width["width"]
+        page.set_viewport_size(DESKTOP)
+        page.emulate_media(color_scheme="light")
+
+    return looks
 
 
 @pytest.fixture(autouse=True)

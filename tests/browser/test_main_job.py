@@ -7,13 +7,7 @@ from playwright.sync_api import Page, expect
 
 from demo_site import DemoSite
 
-
-def log_in(page: Page, demo: DemoSite, user: str = "user1") -> None:
-    page.goto("/")
-    page.get_by_label("User name").fill(user)
-    page.get_by_label("Password").fill(demo.passwords[user])
-    page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
+from .conftest import log_in
 
 
 def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Callable[[str], None]) -> None:
@@ -35,10 +29,10 @@ def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Call
     expect(page.get_by_role("heading", name="Digits on four GPUs")).to_be_visible()
     keep("4-starting")
     # The page follows by itself: nothing is reloaded here.
-    expect(page.locator(".status .state")).to_have_text("Running", timeout=120_000)
-    keep("5-running")
+    expect(page.locator(".status .state")).to_have_text("Ready", timeout=120_000)
+    keep("5-ready")
 
-    page.get_by_role("link", name="Open").click()
+    page.get_by_role("link", name="Open JupyterLab").click()
     expect(page.locator(".jp-Launcher")).to_be_visible(timeout=120_000)
     keep("6-jupyterlab")
     page.locator('.jp-LauncherCard[data-category="Notebook"]').first.click()
@@ -56,7 +50,7 @@ def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Call
     expect(page.get_by_role("heading", name=re.compile("^Stop"))).to_be_visible()
     keep("8-stop")
     page.get_by_role("button", name="Stop the session").click()
-    expect(page.locator(".status .state")).to_have_text("Ended", timeout=60_000)
+    expect(page.locator(".status .state")).to_have_text("Stopped", timeout=60_000)
     keep("9-ended")
     page.get_by_role("link", name="Jobs").click()
     expect(page.get_by_role("main")).to_contain_text("session-")
@@ -76,12 +70,12 @@ def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSi
     page.keyboard.type("By keyboard")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="By keyboard")).to_be_visible()
-    expect(page.locator(".status .state")).to_have_text("Running", timeout=120_000)
+    expect(page.locator(".status .state")).to_have_text("Ready", timeout=120_000)
     page.get_by_role("link", name="Stop").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Stop the session")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(page.locator(".status .state")).to_have_text("Ended", timeout=60_000)
+    expect(page.locator(".status .state")).to_have_text("Stopped", timeout=60_000)
 
 
 def test_a_refused_start_keeps_what_was_typed_and_says_why(

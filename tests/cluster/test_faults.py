@@ -50,7 +50,7 @@ def test_with_a_full_queue_the_session_waits_with_the_reason_and_can_be_stopped(
 def test_a_session_that_is_cancelled_in_slurm_shows_as_ended(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(START | {"gpus_per_node": "0"})
-        visitor.wait(name, "running", timeout=120)
+        visitor.wait(name, "ready", timeout=120)
         demo.run("head", "scancel", "--name", f"session-{name}")
         page = visitor.wait(name, "ended", timeout=60)
         assert "cancel" in page.text.lower()
@@ -59,7 +59,7 @@ def test_a_session_that_is_cancelled_in_slurm_shows_as_ended(demo: DemoSite) -> 
 def test_the_time_limit_ends_a_session_and_the_page_says_so(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(START | {"gpus_per_node": "0", "minutes": "1"})
-        visitor.wait(name, "running", timeout=60)
+        visitor.wait(name, "ready", timeout=60)
         page = visitor.wait(name, "ended", timeout=180)
         assert "time limit" in page.text
 
@@ -122,7 +122,7 @@ def test_a_rank_that_fails_ends_the_run_on_all_nodes_with_its_traceback(demo: De
 def test_a_session_belongs_to_its_owner_alone(demo: DemoSite) -> None:
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
         name = owner.start(START | {"gpus_per_node": "0"})
-        owner.wait(name, "running", timeout=120)
+        owner.wait(name, "ready", timeout=120)
         server = owner.open(name)
         other.http.get(f"{demo.url}/jupyter/hub/home")
         assert other.http.get(f"{server}api/contents").status_code == 403
@@ -135,7 +135,7 @@ def test_a_session_belongs_to_its_owner_alone(demo: DemoSite) -> None:
             "head", "sh", "-c", "ls /home/user1/.local/share/carme/jobs", user="user2", check=False
         )
         assert refused.returncode != 0
-        assert owner.session(name).state == "running"
+        assert owner.session(name).state == "ready"
         owner.stop(name)
         owner.wait(name, "ended", timeout=60)
 

@@ -34,7 +34,7 @@ def test_the_published_port_leads_to_the_portal_and_a_notebook(demo: DemoSite) -
     options = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "10", "title": "From outside"}
     with demo.visitor("user1") as visitor:
         name = visitor.start(options)
-        visitor.wait(name, "running", timeout=120)
+        visitor.wait(name, "ready", timeout=120)
         with visitor.kernel(visitor.open(name)) as kernel:
             cell = kernel.run("import os; print(os.environ['SLURM_JOB_ID'])", timeout=60)
         job = int(cell.output)

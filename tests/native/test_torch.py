@@ -23,3 +23,17 @@ def test_unmodified_scripts_train_as_on_gloo(launcher, how):
     gloo = result(launcher.run("data_parallel", [0, 0], "gloo", how))
     # Of two summands the order does not matter, so not a bit may differ.
     assert ours == [gloo, gloo]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1]], ids=["one node", "two nodes"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "accumulate", "clip", "overlap", "bf16", "uneven", "unused", "copies"]
+)
+def test_parallelize_trains_as_one_process_does(launcher, nodes, kind):
+    launcher.run("parallel", nodes, kind)
+
+
+def test_parallelize_says_which_ranks_have_another_model(launcher):
+    ranks = launcher.start("parallel", [0, 0], "different")
+    assert all(code != 0 for code in ranks.finish())
+    assert "The models of rank 0 and rank 1 differ from parameter number 0 on" in ranks.said()

@@ -28,6 +28,6 @@ def __getattr__(name: str) -> Any:
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     """How Jupyter Server finds the extension that reports to the hub."""
-    from carme_spawner.singleuser import SessionServer
+    from carme_spawner.singleuser.server import SessionServer
 
     return [{"module": "carme_spawner", "app": SessionServer}]

@@ -2,48 +2,107 @@
 
 import argparse
 import asyncio
+import os
 import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from jupyterhub import orm
 from jupyterhub.app import JupyterHub
+from jupyterhub.httpclient import JupyterHubHTTPClient
+from jupyterhub.metrics import RUNNING_SERVERS
 from jupyterhub.objects import Server
 from jupyterhub.user import User
 from jupyterhub.utils import url_escape_path, url_path_join
 
 from carme.config import load
 from carme.errors import CarmeError
+from carme_spawner.caretaker import Caretaker
+from carme_spawner.certificates import exclusively, renew, signer
 from carme_spawner.hub_config import hub_config
+from carme_spawner.names import ServerResolver
 from carme_spawner.spawner import CarmeSpawner, refusal
+from carme_spawner.watcher import JobWatcher
 
 
 class CarmeHub(JupyterHub):
-    """JupyterHub that takes up starts which were waiting when it was ended.
+    """JupyterHub that takes up what an earlier process left, and looks after running servers.
 
-    JupyterHub itself expects of a server it finds in its database that it answers within seconds; one whose
-    job still waits in the queue it would end.
+    JupyterHub itself ends servers that it finds in its database and that do not answer within seconds: those
+    whose job still waits in the queue, and those whose node is cut off just then.
     """
 
     def load_config_file(self, *_: object, **__: object) -> None:
         """Nothing: `carme.toml` is the only configuration, whatever lies in the working directory."""
 
+    def init_internal_ssl(self) -> None:
+        """Make or renew the certificates of hub and proxy, and find servers by their names."""
+        directory = Path(self.internal_certs_location)
+        # JupyterHub would trust the system's authorities as well, also for clients; they come from here.
+        os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
+        with exclusively(directory):
+            renew(directory, self.trusted_alt_names)
+            super().init_internal_ssl()
+        signer(str(directory))  # now, not when the first session starts
+        JupyterHubHTTPClient.instance()._internal_connector_options["resolver"] = ServerResolver()
+
+    async def start(self) -> None:
+        """Listen, then look after the servers."""
+        await super().start()
+        settings = self.config.CarmeSpawner.settings
+        watcher = JobWatcher.shared(str(settings.broker.socket), self.log)
+        self.caretaker = Caretaker(self.users, watcher)
+        self.caretaking = asyncio.create_task(self.caretaker.watch())
+
+    async def update_last_activity(self) -> None:
+        """Put back routes that the proxy has lost.
+
+        When sessions were last used, they report themselves; JupyterHub's own way asks the database twice
+        for each route.
+        """
+        await self.proxy.check_routes(self.users, self._service_map)
+
     async def init_spawners(self) -> int:
-        """Check the running servers, and wait on for those that were starting."""
-        waiting: list[tuple[User, CarmeSpawner]] = []
+        """Take up running servers, and wait on for those that were starting."""
+        found: list[tuple[User, CarmeSpawner]] = []
         for record in self.db.query(orm.Spawner).filter(orm.Spawner.server != None):  # noqa: E711
             user = self.users[record.user]
             spawner = user.spawners[record.name]
-            if isinstance(spawner, CarmeSpawner) and spawner.is_waiting:
-                # Without its server's record JupyterHub does not check it.
+            assert isinstance(spawner, CarmeSpawner)
+            spawner._check_pending = not spawner.is_waiting
+            found.append((user, spawner))
+        for user, spawner in found:
+            if spawner.is_waiting:
                 spawner.server = None
-                waiting.append((user, spawner))
+                spawner._spawn_pending = True
+                start = asyncio.ensure_future(self.wait_on(user, spawner))
+                start.add_done_callback(lambda future, spawner=spawner: settle(future, spawner))
+                spawner._spawn_future = start  # pyright: ignore[reportAttributeAccessIssue]  None in the base
         self.db.commit()
-        for user, spawner in waiting:
-            spawner._spawn_pending = True
-            start = asyncio.ensure_future(self.wait_on(user, spawner))
-            start.add_done_callback(lambda future, spawner=spawner: settle(future, spawner))
-            spawner._spawn_future = start  # pyright: ignore[reportAttributeAccessIssue]  None in the base
-        return await super().init_spawners()
+        await asyncio.gather(*(self.take_up(*each) for each in found if each[1]._check_pending))
+        RUNNING_SERVERS.set(self.users.count_active_users()["active"])
+        return len(found)
+
+    async def take_up(self, user: User, spawner: CarmeSpawner) -> None:
+        """A server that ran when an earlier hub process ended; that it answers is the caretaker's matter."""
+        try:
+            if await spawner.poll() is None:
+                spawner.add_poll_callback(self.stopped(user, spawner))
+            else:
+                self.log.info("%s ended while the hub was down", spawner._log_name)
+                await user.stop(spawner.name)
+        finally:
+            spawner._check_pending = False
+
+    def stopped(self, user: User, spawner: CarmeSpawner) -> Callable[[], Awaitable[None]]:
+        """What is to be done when the job has ended."""
+
+        async def clean_up() -> None:
+            await self.proxy.delete_user(user, spawner.name)
+            await user.stop(spawner.name)
+
+        return clean_up
 
     async def wait_on(self, user: User, spawner: CarmeSpawner) -> None:
         """The rest of a start that an earlier hub process began."""
@@ -62,17 +121,11 @@ class CarmeHub(JupyterHub):
         except CarmeError as error:
             await user.stop(name)
             raise refusal(error) from None
-        server.ip, server.port = url.hostname or "", url.port or 80
+        server.proto, server.ip, server.port = url.scheme, url.hostname or "", url.port or 443
         self.db.commit()
-        spawner.start_polling()
         await user._wait_up(spawner)
         await self.proxy.add_user(user, name)
-
-        async def stopped() -> None:
-            await self.proxy.delete_user(user, name)
-            await user.stop(name)
-
-        spawner.add_poll_callback(stopped)
+        spawner.add_poll_callback(self.stopped(user, spawner))
 
 
 def settle(future: "asyncio.Future[None]", spawner: CarmeSpawner) -> None:
@@ -82,19 +135,30 @@ def settle(future: "asyncio.Future[None]", spawner: CarmeSpawner) -> None:
         spawner._spawn_future = None
 
 
+async def certify(hub: CarmeHub) -> None:
+    """Make the certificates without starting the hub."""
+    hub.init_internal_ssl()
+
+
 def main() -> None:
     """Run the hub until it is ended by a signal."""
     parser = argparse.ArgumentParser(
         prog="carme-hub", description="JupyterHub with the site's configuration."
     )
     parser.add_argument("--config", metavar="FILE", help="default: $CARME_CONFIG, else /etc/carme/carme.toml")
+    parser.add_argument(
+        "--certificates", action="store_true", help="only make or renew the certificates of hub and proxy"
+    )
     options = parser.parse_args()
     try:
         config = hub_config(load(options.config))
     except CarmeError as error:
         sys.exit(f"carme-hub: {error}")
-    CarmeHub.instance(config=config)
-    CarmeHub.launch_instance([])
+    hub = CarmeHub.instance(config=config)
+    if options.certificates:
+        asyncio.run(certify(hub))
+    else:
+        CarmeHub.launch_instance([])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """JupyterHub's configuration, made from `carme.toml`."""
 
+from ipaddress import ip_address
+from sqlite3 import Connection
+from urllib.parse import urlsplit
+
 from jupyterhub.handlers import BaseHandler
 from oauthenticator.generic import GenericOAuthenticator
 from traitlets.config import Config
@@ -24,12 +28,23 @@ def hub_config(settings: Settings) -> Config:
     c = Config()
     hub, portal = settings.hub, f"http://{settings.portal.listen}"
     path, site = hub.base_path, settings.site.url
+    for name in ("listen", "proxy_api_url"):
+        if not getattr(hub, name).startswith("https://"):
+            raise ConfigError(
+                f"'{name}' in [hub] must begin with https://, and is '{getattr(hub, name)}'.",
+                "Correct it: hub, proxy and the servers of sessions speak TLS with each other.",
+            )
 
     c.JupyterHub.bind_url = hub.proxy_url + path
     c.JupyterHub.hub_bind_url = hub.listen
     c.JupyterHub.hub_connect_url = hub.listen
+    c.JupyterHub.internal_ssl = True
+    c.JupyterHub.internal_certs_location = str(hub.state_directory / "certificates")
+    c.JupyterHub.trusted_alt_names = [alternative_name(hub.listen)]
     c.JupyterHub.public_url = site + path
     c.JupyterHub.db_url = hub.database
+    if hub.database.startswith("sqlite"):
+        c.JupyterHub.db_kwargs = {"pool_events": [(commit_quickly, "connect")]}
     c.JupyterHub.cookie_secret = key(settings, "hub-cookie-secret")
     c.CryptKeeper.keys = [key(settings, "hub-crypt-key")]
     # The hub's own pages serve who comes by hand; the portal is the front page.
@@ -39,7 +54,7 @@ def hub_config(settings: Settings) -> Config:
     c.JupyterHub.cleanup_servers = False
     c.JupyterHub.cleanup_proxy = False
     # Routes that a restarted proxy has lost are put back this often (seconds).
-    c.JupyterHub.last_activity_interval = 30
+    c.JupyterHub.last_activity_interval = 3
     c.ConfigurableHTTPProxy.should_start = False
     c.ConfigurableHTTPProxy.api_url = hub.proxy_api_url
     c.ConfigurableHTTPProxy.auth_token = settings.secret("proxy-auth-token")
@@ -68,6 +83,8 @@ def hub_config(settings: Settings) -> Config:
     # The portal decides who may sign in.
     c.GenericOAuthenticator.allow_all = True
 
+    # The token comes from a generator and needs no slow hash, which would delay every request of the portal.
+    c.JupyterHub.trust_user_provided_tokens = True
     c.JupyterHub.services = [{"name": "carme-portal", "api_token": settings.secret("hub-api-token")}]
     c.JupyterHub.load_roles = [
         # There is no narrower scope than admin:users for adding users.
@@ -75,10 +92,27 @@ def hub_config(settings: Settings) -> Config:
     ]
 
     c.JupyterHub.spawner_class = CarmeSpawner
-    c.CarmeSpawner.broker_socket = str(settings.broker.socket)
-    c.CarmeSpawner.default_image = settings.images.default
-    c.CarmeSpawner.default_minutes = settings.sessions.default_minutes
+    c.CarmeSpawner.settings = settings
     return c
+
+
+def commit_quickly(connection: Connection, _: object) -> None:
+    """Let SQLite not wait for the disk at each of the many commits of a start.
+
+    What is committed survives the end of the hub. The end of the whole host may take the last moments: the
+    server of a session that is lost so is refused by the hub, and ends.
+    """
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def alternative_name(url: str) -> str:
+    """What the certificate of a service at `url` must be good for, in certipy's words."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return f"IP:{ip_address(host)}"
+    except ValueError:
+        return f"DNS:{host}"
 
 
 def key(settings: Settings, name: str) -> bytes:

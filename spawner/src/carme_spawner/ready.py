@@ -6,28 +6,40 @@ import re
 import socket
 from typing import TYPE_CHECKING, Annotated, cast
 
-from jupyterhub.apihandlers import APIHandler
-from jupyterhub.user import User
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from tornado import web
 from tornado.http1connection import HTTP1Connection
 from tornado.iostream import IOStream
+
+from carme.sessions import Step
+from carme_spawner.reports import Report, ReportHandler
 
 if TYPE_CHECKING:
     from carme_spawner.spawner import CarmeSpawner
 
 
-class Ready(BaseModel):
-    """What the server reports, and all that it can."""
+#: A moment in seconds since 1970.
+Moment = Annotated[float, Field(ge=0, le=4e9)]
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+class Marks(Report):
+    """When the job reached the steps of its start that only it can know."""
+
+    prolog: Moment | None = None
+    container: Moment | None = None
+    listening: Moment | None = None
+
+
+class Ready(Report):
+    """What the server reports, and all that it can."""
 
     port: Annotated[int, Field(ge=1024, le=65535)]
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")]
     pid: Annotated[int, Field(ge=1)]
+    marks: Marks = Marks()
 
 
-class ReadyHandler(APIHandler):
+class ReadyHandler(ReportHandler):
     """Takes host and port for the server that the request's own token belongs to."""
 
     async def post(self) -> None:
@@ -35,34 +47,15 @@ class ReadyHandler(APIHandler):
         if not spawner.job_id:
             # A fast job can be ahead of the broker's answer to who submitted it; the server tries again.
             raise web.HTTPError(503, "The session is still being submitted. Report again in a moment.")
-        try:
-            ready = Ready.model_validate_json(self.request.body)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "body"
-            raise web.HTTPError(
-                400,
-                "The report of a server must be JSON with port, host and pid, and nothing else. "
-                f"Correct {where}: {first['msg']}.",
-            ) from None
+        ready = self.report(Ready)
         address = await self.checked_address(ready.host, spawner)
-        if not spawner.report_ready(address, ready.port):
+        marks = {Step(name): at for name, at in ready.marks if at is not None}
+        if not spawner.report_ready(address, ready.port, marks):
             raise web.HTTPError(
                 409, "This server has reported another address before. Start the session again to move it."
             )
         self.log.info("%s is ready at %s port %s", spawner._log_name, address, ready.port)
         self.set_status(204)
-
-    def own_spawner(self) -> "CarmeSpawner":
-        """The spawner whose server holds the token of this request."""
-        token, user = self.get_token(), self.current_user
-        if token is not None and isinstance(user, User):
-            for spawner in list(user.spawners.values()):
-                if spawner.token_id == token.id:
-                    return cast("CarmeSpawner", spawner)
-        raise web.HTTPError(
-            403, "Only the single-user server of a session that is starting may report, with its own token."
-        )
 
     async def checked_address(self, host: str, spawner: "CarmeSpawner") -> str:
         """The numeric address of `host`, if the server can be there: on a node of its job or at the sender.

@@ -2,33 +2,73 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from time import monotonic, time
 from typing import Any
 
 from batchspawner import SlurmSpawner
 from batchspawner.api import BatchSpawnerAPIHandler
 from jupyterhub import orm
 from jupyterhub.apihandlers import default_handlers
+from jupyterhub.httpclient import fetch
 from jupyterhub.spawner import SpawnException
-from sqlalchemy.orm import Session, object_session
-from traitlets import Float, Integer, List, Unicode, default
+from sqlalchemy.orm import Session as Database
+from sqlalchemy.orm import object_session
+from traitlets import Float, Instance, Integer, List, Unicode, default
 
 from carme.broker import AsyncBrokerClient
+from carme.config import SessionSettings, Settings
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound
 from carme.jobs import Job, JobRequest, SessionOptions
+from carme.sessions import (
+    STATES,
+    Ending,
+    Mark,
+    ServerStatus,
+    Session,
+    SessionNote,
+    SessionState,
+    Step,
+)
+from carme_spawner.activity import Activity, ActivityHandler, ExtendHandler
+from carme_spawner.certificates import issue
+from carme_spawner.idle import IdleWatch
+from carme_spawner.logins import LoginsHandler
+from carme_spawner.names import server_name
 from carme_spawner.ready import ReadyHandler
 from carme_spawner.watcher import JobWatcher, has_ended
 
 # Importing batchspawner installs an API with which a server's own token sets any attribute of its spawner,
-# commands that the hub executes among them. It must not exist; ours takes port and host, nothing else.
+# commands that the hub executes among them. It must not exist; ours take what they name, nothing else.
 default_handlers[:] = [entry for entry in default_handlers if entry[1] is not BatchSpawnerAPIHandler]
-default_handlers.append((r"/api/carme/ready", ReadyHandler))
+default_handlers += [
+    (r"/api/carme/ready", ReadyHandler),
+    (r"/api/carme/activity", ActivityHandler),
+    (r"/api/carme/extend", ExtendHandler),
+    (r"/api/carme/logins/([^/]+)", LoginsHandler),
+]
 
-#: Lines and bytes of a dead job's log that the user is shown at once.
-LAST_LINES, LAST_BYTES = 5, 2000
 #: Seconds between two looks at a job about which no event came.
 LONGEST_SILENCE = 2.0
+#: The time in which a server has reported once its job runs, unless something is wrong.
+LONGEST_START = timedelta(minutes=3)
+#: Longest wait in the queue; a certificate has this much and a month more than the session's longest time.
+LONGEST_WAIT = timedelta(days=7)
+RESERVE = timedelta(days=30)
+#: Seconds that a server gets to answer the hub.
+ANSWER = 5.0
+#: In a note: not idle, nothing threatens.
+NEVER = datetime.fromtimestamp(0, UTC)
+
+#: How far each state is on JupyterHub's bar, in percent.
+PROGRESS = {
+    SessionState.REQUESTED: 5,
+    SessionState.QUEUED: 20,
+    SessionState.STARTING: 60,
+    SessionState.READY: 95,
+}
 
 STATUS = {InvalidRequest: 400, Denied: 403, NotFound: 404, BrokerUnavailable: 503}
 
@@ -40,6 +80,16 @@ def in_background(task: asyncio.Task[None]) -> None:
     """Let a task end by itself."""
     _background.add(task)
     task.add_done_callback(_background.discard)
+
+
+def mark(step: Step, at: float) -> Mark:
+    """A step that a server has reported; its clock may be ahead of ours."""
+    return Mark(step=step, at=datetime.fromtimestamp(min(at, time()), UTC))
+
+
+def moment(seconds: float | None) -> datetime:
+    """A time in a note."""
+    return NEVER if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def refusal(error: CarmeError) -> SpawnException:
@@ -58,26 +108,29 @@ class CarmeSpawner(SlurmSpawner):
     goes through the broker, so that the hub needs neither sudo nor a shell nor Slurm's commands.
     """
 
-    broker_socket = Unicode("/run/carme/broker.sock", help="The broker's Unix socket.").tag(config=True)
-    default_image = Unicode("torch", help="Image of a server that was started without options.").tag(
-        config=True
-    )
-    default_minutes = Integer(60, help="Time limit of a server that was started without options.").tag(
-        config=True
-    )
+    settings = Instance(Settings, help="The site's configuration.").tag(config=True)
     stop_timeout = Float(60.0, help="Seconds until a stop returns though the job is not over.").tag(
         config=True
     )
 
-    # A job may wait in the queue for days; the broker tells at once if it dies.
-    start_timeout = Integer(7 * 86_400).tag(config=True)
-    # Polling is a look into memory.
-    poll_interval = Integer(1).tag(config=True)
+    # The broker tells at once if a job dies.
+    start_timeout = Integer(int(LONGEST_WAIT.total_seconds())).tag(config=True)
     # Nothing of the hub's own environment belongs into a user's job.
     env_keep = List(Unicode(), []).tag(config=True)
 
     token_id = Integer(0)
+    #: What tells this server from all others, see `carme_spawner.names`.
+    identity = Unicode()
     address: tuple[str, int] | None = None
+    #: Whether the proxy leads to the server.
+    routed = False
+    #: Whether the server answered when it was last looked for; when it was last heard of (`time.monotonic`).
+    reachable = True
+    heard = 0.0
+    idle = Instance(IdleWatch, ())
+    ending_idle = False
+    #: Key and certificate of the server, until its job has them.
+    files: Mapping[str, str] = {}
 
     @default("default_url")
     def _lab(self) -> str:
@@ -89,18 +142,18 @@ class CarmeSpawner(SlurmSpawner):
 
     @property
     def watcher(self) -> JobWatcher:
-        return JobWatcher.shared(self.broker_socket, self.log)
+        return JobWatcher.shared(str(self.settings.broker.socket), self.log)
 
     @property
     def news(self) -> asyncio.Event:
-        """Set when the state of the job has changed or its server has reported."""
+        """Set by the next change of the job, of its session, or of what is known about its server."""
         return self.watcher.hold(int(self.job_id))
 
     @property
-    def session(self) -> Session:
-        session = object_session(self.orm_spawner)
-        assert session is not None
-        return session
+    def database(self) -> Database:
+        database = object_session(self.orm_spawner)
+        assert database is not None
+        return database
 
     @property
     def ready(self) -> bool:
@@ -124,19 +177,48 @@ class CarmeSpawner(SlurmSpawner):
         """Nothing: who the user is and where their home lies, the job's own node knows."""
         return env
 
-    def request(self) -> JobRequest:
-        """The job that this server needs.
+    def options(self) -> SessionOptions:
+        """What the user asked for, completed by the site's defaults.
 
         Raises:
             InvalidRequest: The options are no `SessionOptions`.
         """
-        given = {"image": self.default_image, "minutes": self.default_minutes, **(self.user_options or {})}
-        options = SessionOptions.read(given)
-        return options.request(
-            name=f"session-{self.name or 'default'}", command=["carme-singleuser"], environment=self.get_env()
+        site = self.settings
+        given = {"image": site.images.default, "minutes": site.sessions.default_minutes}
+        return SessionOptions.read({**given, **(self.user_options or {})})
+
+    def request(self) -> JobRequest:
+        """The job that this server needs. Raises InvalidRequest."""
+        return self.options().request(
+            name=f"session-{self.name or 'default'}",
+            command=["carme-singleuser"],
+            environment=self.get_env(),
+            files=self.files,
         )
 
+    def policy(self) -> SessionSettings:
+        """The rules for sessions in this one's partition."""
+        job = self.watcher.find(int(self.job_id))
+        return self.settings.session_policy(job.partition if job else "")
+
     # -- JupyterHub's interface
+
+    async def create_certs(self) -> dict[str, str]:
+        """A key and a certificate for this server alone, on its way to the job; no file on this host."""
+        self.identity = secrets.token_hex(16)
+        policies = (self.settings.session_policy(name) for name in ("", *self.settings.partitions))
+        longest = max(policy.maximum_minutes for policy in policies)
+        self.files = issue(
+            self.internal_certs_location,
+            self.internal_trust_bundles["notebooks-ca"],
+            self.identity,
+            LONGEST_WAIT + timedelta(minutes=longest) + RESERVE,
+        )
+        return {}
+
+    async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:  # pyright: ignore  untyped base
+        """Nothing: the environment names no files, the server knows where its job has them."""
+        return paths
 
     async def start(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]  the base is untyped
         """Submit the job and wait until its server has reported; returns the server's URL.
@@ -145,7 +227,7 @@ class CarmeSpawner(SlurmSpawner):
             SpawnException: The request was refused, or the job ended first; its message says why.
         """
         self.forget_old_servers()
-        token = orm.APIToken.find(self.session, self.api_token)
+        token = orm.APIToken.find(self.database, self.api_token)
         assert token is not None
         self.token_id = token.id
         # If the hub ends before the broker has answered, the next one can at least take the job its key.
@@ -155,9 +237,12 @@ class CarmeSpawner(SlurmSpawner):
             self.log.info("%s is job %s", self._log_name, self.job_id)
             # Before anything else can fail: a hub that restarts now must find the job.
             self.save_state()
+            self.note(server=ServerStatus.STARTING)
             return await self.until_ready()
         except CarmeError as error:
             raise refusal(error) from None
+        finally:
+            self.files = {}
 
     async def submit(self, request: JobRequest) -> int:
         """Start the job; if the user gives up while the broker is at it, end it again."""
@@ -167,7 +252,7 @@ class CarmeSpawner(SlurmSpawner):
         except asyncio.CancelledError:
 
             async def undo() -> None:
-                await self.end(await submission)
+                await self.end(await submission, Ending.STOPPED)
 
             in_background(asyncio.create_task(undo()))
             raise
@@ -178,15 +263,15 @@ class CarmeSpawner(SlurmSpawner):
         Raises:
             CarmeError: The job ended first.
         """
+        job_id, overdue = int(self.job_id), False
         while True:
-            self.news.clear()
-            if self.address:
+            news, job = self.news, self.watcher.find(job_id)
+            if self.address and not (job and has_ended(job)):
                 host, port = self.address
-                self.ip, self.port = host, port
                 self.save_state()
-                return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                return f"https://{server_name(host, self.identity)}:{port}"
             try:
-                job = await self.watcher.look_up(int(self.job_id), self.user.name)
+                job = await self.watcher.look_up(job_id, self.user.name)
             except NotFound:
                 raise CarmeError(
                     f"Slurm does not know the session's job {self.job_id} any more.",
@@ -194,7 +279,12 @@ class CarmeSpawner(SlurmSpawner):
                 ) from None
             if job and has_ended(job):
                 raise await self.death(job)
-            await self.silence(self.news)
+            if not overdue and job and job.started and datetime.now(UTC) - job.started > LONGEST_START:
+                # Its node may have lost the job without Slurm's knowledge. It may yet report, so it stays.
+                overdue = True
+                self.log.warning("%s runs as job %s and has not reported", self._log_name, job_id)
+                self.note(server=ServerStatus.UNREACHABLE)
+            await self.silence(news)
 
     async def silence(self, event: asyncio.Event) -> None:
         """Wait for news, but not forever: what is unknown is looked up again."""
@@ -202,28 +292,21 @@ class CarmeSpawner(SlurmSpawner):
             await asyncio.wait_for(event.wait(), LONGEST_SILENCE)
 
     async def death(self, job: Job) -> CarmeError:
-        """Why a job ended before its server was there."""
+        """Why a job ended before its server was there, in the broker's words."""
         for _ in range(5):
-            if job.is_over:
-                break
-            self.news.clear()
-            await self.silence(self.news)
-            job = self.watcher.find(job.id) or job
-        words = ""
-        try:
-            size = (await self.broker.log(job.id, self.user.name, 0, 1)).size
-            part = await self.broker.log(job.id, self.user.name, max(0, size - LAST_BYTES), LAST_BYTES)
-            words = "\n".join(part.text.strip().splitlines()[-LAST_LINES:])
-        except CarmeError as error:
-            self.log.info("No log of job %s: %s", job.id, error)
-        why = job.explanation or f"Slurm calls it {job.state}."
+            news, session = self.news, self.known_session()
+            if session and session.is_over:
+                return CarmeError(f"{session.label}. {session.sentence}".strip(), code="session-ended")
+            await self.silence(news)
         return CarmeError(
-            f"The session's job {job.id} ended before its server was ready: {why}",
-            f"The end of its log says:\n{words}"
-            if words
-            else "It has written no log; start the session again.",
-            code="job-ended",
+            f"The session's job {job.id} ended before its server was ready: {job.explanation or job.state}",
+            "Start the session again.",
+            code="session-ended",
         )
+
+    def known_session(self) -> Session | None:
+        """What the broker says about this session."""
+        return self.watcher.session(int(self.job_id)) if self.job_id else None
 
     async def poll(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]  as above
         """None while the job lives or nothing is known about it, else its exit code."""
@@ -238,84 +321,159 @@ class CarmeSpawner(SlurmSpawner):
             return None
         return job.exit_code or 0
 
+    def start_polling(self) -> None:
+        """Tell JupyterHub at once when the job has ended; nothing is asked from time to time."""
+        self.watcher.listen(int(self.job_id), self._look)
+        self._look()
+
+    def stop_polling(self) -> None:
+        """Tell JupyterHub nothing more."""
+        if self.job_id:
+            self.watcher.ignore(int(self.job_id))
+
+    def _look(self) -> None:
+        job = self.watcher.find(int(self.job_id))
+        # Without callbacks nobody is there yet to clean up; `add_poll_callback` looks again.
+        if self._callbacks and (job is None or has_ended(job)):
+            in_background(asyncio.create_task(self._end_of_job()))
+
+    async def _end_of_job(self) -> None:
+        await self.poll_and_notify()
+
+    def add_poll_callback(self, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Called by JupyterHub as soon as the proxy leads to the server."""
+        super().add_poll_callback(callback, *args, **kwargs)
+        if not self.routed:
+            self.routed = True
+            self.heard = monotonic()
+            self.save_state()
+            self.note(server=ServerStatus.READY, marks=(Mark(step=Step.ROUTED, at=datetime.now(UTC)),))
+        self.start_polling()
+
     async def stop(self, now: bool = False) -> None:
         """End the job and wait until it is over, or `stop_timeout`; fine if it is over already."""
         if not self.job_id:
             return
         job_id = int(self.job_id)
-        ending = asyncio.create_task(self.end(job_id))
+        failure = ""
+        if self.address and not self.routed:
+            host, port = self.address
+            failure = (
+                f"The hub could not reach the session's server at {host} port {port}; ask an administrator "
+                "to allow connections from the hub to the compute nodes."
+            )
+        ending = asyncio.create_task(self.end(job_id, Ending.STOPPED, failure))
         in_background(ending)
         try:
             async with asyncio.timeout(self.stop_timeout):
                 # Shielded: even if nobody waits any more, the job has to end.
                 await asyncio.shield(ending)
-                while not now and await self.poll() is None:
-                    event = self.news
-                    event.clear()
-                    await self.silence(event)
+                while not now:
+                    news = self.news
+                    if await self.poll() is not None:
+                        break
+                    await self.silence(news)
         except TimeoutError:
             self.log.warning("Job %s of %s is not over yet; it is being ended", job_id, self._log_name)
 
-    async def end(self, job_id: int) -> None:
-        """Cancel a job, as soon as the broker can be reached."""
-        while True:
-            try:
-                await self.broker.cancel(job_id, self.user.name)
-                return
-            except NotFound:
-                return
-            except BrokerUnavailable:
-                await asyncio.sleep(1)
-            except CarmeError as error:
-                self.log.error("Job %s of %s cannot be ended: %s", job_id, self._log_name, error)
-                return
+    async def end(self, job_id: int, ending: Ending, failure: str = "") -> None:
+        """Cancel a job, once the broker knows why."""
+        note = SessionNote(server=ServerStatus.STOPPING, ending=None if failure else ending, message=failure)
+        await self.watcher.end(job_id, self.user.name, note)
 
     async def progress(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Where the start stands, in plain words."""
+        """Where the start stands, in the broker's words."""
         last = None
         while True:
+            news = self.news if self.job_id else asyncio.Event()
             step = self.situation()
             if step != last:
                 yield step
                 last = step
-            await asyncio.sleep(0.5)
+            await self.silence(news)
 
     def situation(self) -> dict[str, Any]:
         """One event of `progress`."""
-        if not self.job_id:
-            return {"progress": 5, "message": "The session is being submitted."}
-        job = self.watcher.find(int(self.job_id))
-        if job is None:
-            return {"progress": 10, "message": f"Job {self.job_id} was submitted."}
-        if job.is_pending:
-            place = self.watcher.place(job)
-            message = f"Job {job.id} waits in the queue, place {place}. {job.explanation}".strip()
-            return {"progress": 20, "message": message}
-        if has_ended(job):
-            return {"progress": 90, "message": f"Job {job.id} has ended. {job.explanation}".strip()}
-        return {"progress": 60, "message": f"Job {job.id} runs on {job.node_list}; JupyterLab is starting."}
+        session = self.known_session()
+        if session is None:
+            return {"progress": PROGRESS[SessionState.REQUESTED], "message": STATES[SessionState.REQUESTED]}
+        message = session.label
+        if session.outlook:
+            message += f", place {session.outlook.place} of {session.outlook.waiting}"
+        return {
+            "progress": PROGRESS.get(session.state, 90),
+            "message": f"{message}. {session.sentence}".strip(),
+        }
 
-    # -- the server's report
+    # -- what the server reports
 
-    def report_ready(self, host: str, port: int) -> bool:
+    def report_ready(self, host: str, port: int, marks: Mapping[Step, float]) -> bool:
         """Take the address at which the server listens; False if it has reported another one before."""
         if not self.job_id or (self.address and self.address != (host, port)):
             return False
         self.address = (host, port)
-        self.news.set()
+        self.watcher.changed(int(self.job_id))
+        self.note(marks=tuple(mark(step, at) for step, at in marks.items()))
         return True
+
+    def report_activity(self, report: Activity) -> None:
+        """Take what the server does: it lives, and it is in use or not."""
+        self.heard = monotonic()
+        if not self.reachable:
+            self.found()
+        if report.first_page is not None:
+            self.note(marks=(mark(Step.FIRST_PAGE, report.first_page),))
+        now, before = time(), (self.idle.since, self.idle.stops)
+        busy = (report.kernels, report.terminals, report.gpus, report.ranks)
+        self.idle.take((*busy, now) if report.busy_since_last else busy, self.policy(), now)
+        if before != (self.idle.since, self.idle.stops):
+            self.note(idle_since=moment(self.idle.since), stops_idle=moment(self.idle.stops))
+        if self.idle.due and not self.ending_idle:
+            self.ending_idle = True
+            self.log.info("%s is stopped for being idle", self._log_name)
+            # JupyterHub hears of it as of any other end of the job.
+            in_background(asyncio.create_task(self.end(int(self.job_id), Ending.IDLE)))
+
+    async def look_for_server(self) -> None:
+        """Find out whether the server still answers, and tell the broker when that has changed."""
+        server = self.server
+        assert server is not None
+        try:
+            async with asyncio.timeout(ANSWER):
+                await fetch(server.url + "api", raise_for_status=False, allow_redirects=False)
+        except Exception as error:  # whatever is wrong with the way to it
+            if self.reachable and self.routed:
+                self.reachable = False
+                self.log.warning("%s does not answer: %s", self._log_name, error or type(error).__name__)
+                self.note(server=ServerStatus.UNREACHABLE)
+        else:
+            self.heard = monotonic()
+            if not self.reachable:
+                self.found()
+
+    def found(self) -> None:
+        """The server answers again."""
+        self.reachable = True
+        self.log.info("%s answers again", self._log_name)
+        self.note(server=ServerStatus.READY)
+
+    def note(self, **what: Any) -> None:
+        """Tell the broker, in the background; the arguments are those of `SessionNote`."""
+        self.watcher.notes.tell(int(self.job_id), self.user.name, SessionNote(**what))
 
     # -- what outlives the hub
 
     @property
     def is_waiting(self) -> bool:
-        """Its job was submitted, but its server has not reported yet."""
-        return bool(self.job_id) and self.address is None
+        """Its job was submitted, but the proxy does not lead to its server yet."""
+        return bool(self.job_id) and not self.routed
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take up what an earlier hub process saved."""
         super().load_state(state)
         self.token_id = state.get("token_id", 0)
+        self.identity = state.get("identity", "")
+        self.routed = state.get("routed", False)
         address = state.get("address")
         self.address = (address[0], address[1]) if address else None
 
@@ -323,23 +481,32 @@ class CarmeSpawner(SlurmSpawner):
         """What a later hub process needs. No secret: the token is named by its number."""
         state = super().get_state()
         if self.token_id:
-            state |= {"token_id": self.token_id, "address": self.address}
+            state |= {
+                "token_id": self.token_id,
+                "identity": self.identity,
+                "address": self.address,
+                "routed": self.routed,
+            }
         return state
 
     def clear_state(self) -> None:
         """Forget the job; what it held as its key to the hub is void."""
         if self.job_id:
+            self.note(server=ServerStatus.GONE)
             self.watcher.release(int(self.job_id))
-        if self.token_id and (token := self.session.get(orm.APIToken, self.token_id)):
-            self.session.delete(token)
-            self.session.commit()
+        if self.token_id and (token := self.database.get(orm.APIToken, self.token_id)):
+            self.database.delete(token)
+            self.database.commit()
         super().clear_state()
         self.token_id = 0
         self.address = None
+        self.routed = self.ending_idle = False
+        self.reachable = True
+        self.idle = IdleWatch()
 
     def save_state(self) -> None:
         self.orm_spawner.state = self.get_state()
-        self.session.commit()
+        self.database.commit()
 
     def forget_old_servers(self) -> None:
         """Delete the user's named servers that ended more than a day ago; each session has its own name."""
@@ -349,5 +516,5 @@ class CarmeSpawner(SlurmSpawner):
             in_use = record.server is not None or (wrapper is not None and wrapper.active)
             if name and name != self.name and not in_use and (record.last_activity or limit) <= limit:
                 self.user.spawners.pop(name, None)
-                self.session.delete(record)
-        self.session.commit()
+                self.database.delete(record)
+        self.database.commit()

@@ -1,18 +1,26 @@
-"""What the hub knows about jobs: one long poll of the broker for all sessions."""
+"""What the hub knows about jobs and sessions: one long poll of the broker for all of them."""
 
 import asyncio
+import contextlib
 import logging
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from carme.broker import AsyncBrokerClient
-from carme.errors import CarmeError, NotFound
+from carme.errors import BrokerUnavailable, CarmeError, NotFound, SlurmError
 from carme.jobs import Job, JobState
+from carme.sessions import Session, SessionNote
+from carme_spawner.notes import Notes
 
 #: Seconds that one question to the broker waits for news.
 LONG_POLL = 30.0
 #: Seconds between two attempts to reach a broker that does not answer, at first and at most.
 FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0
+#: Seconds that a new hub waits for the broker's first answer before it asks for single jobs.
+FIRST_ANSWER = 2.0
+
+T = TypeVar("T", Job, Session)
 
 
 def has_ended(job: Job) -> bool:
@@ -21,7 +29,7 @@ def has_ended(job: Job) -> bool:
 
 
 class JobWatcher:
-    """The latest state of every job, kept current by the broker's events.
+    """The latest state of every job and session, kept current by the broker's events.
 
     Args:
         broker: The client to ask.
@@ -34,9 +42,13 @@ class JobWatcher:
 
     def __init__(self, broker: AsyncBrokerClient, log: logging.Logger | logging.LoggerAdapter) -> None:
         self.broker = broker
+        self.notes = Notes(broker, log)
         self.log = log
         self._jobs: dict[int, Job] = {}
+        self._sessions: dict[int, Session] = {}
         self._held: dict[int, asyncio.Event] = {}
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._answered = asyncio.Event()
         self._task = asyncio.create_task(self._watch())
 
     @classmethod
@@ -48,16 +60,42 @@ class JobWatcher:
         return watchers[socket]
 
     def hold(self, job_id: int) -> asyncio.Event:
-        """Remember a job even after its end; the event is set whenever its state changes."""
+        """Remember a job even after its end; its next change sets the event."""
         return self._held.setdefault(job_id, asyncio.Event())
 
+    def listen(self, job_id: int, listener: Callable[[], None]) -> None:
+        """Call `listener` at every change of a job; a job has at most one."""
+        self.hold(job_id)
+        self._listeners[job_id] = listener
+
+    def ignore(self, job_id: int) -> None:
+        """Call nobody any more."""
+        self._listeners.pop(job_id, None)
+
     def release(self, job_id: int) -> None:
-        """Stop holding a job."""
+        """Stop holding a job, and tell nobody about it any more."""
         self._held.pop(job_id, None)
+        self.ignore(job_id)
+        for known in (self._jobs, self._sessions):
+            entry = known.get(job_id)
+            if entry is not None and entry.is_over:
+                del known[job_id]
+
+    def changed(self, job_id: int) -> None:
+        """Tell those who wait for news of a job."""
+        if event := self._held.get(job_id):
+            self._held[job_id] = asyncio.Event()
+            event.set()
+        if listener := self._listeners.get(job_id):
+            listener()
 
     def find(self, job_id: int) -> Job | None:
         """The job's latest state, None if nothing is known about it."""
         return self._jobs.get(job_id)
+
+    def session(self, job_id: int) -> Session | None:
+        """What the broker says about the session of this job, None if it has said nothing."""
+        return self._sessions.get(job_id)
 
     async def look_up(self, job_id: int, user: str) -> Job | None:
         """The job's latest state; asks the broker about a job that was in no event.
@@ -65,6 +103,9 @@ class JobWatcher:
         Raises:
             NotFound: There never was such a job.
         """
+        if not self._answered.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._answered.wait(), FIRST_ANSWER)
         if (known := self.find(job_id)) is not None:
             return known
         try:
@@ -76,12 +117,25 @@ class JobWatcher:
         # An event may have overtaken the answer.
         return self._jobs.setdefault(job_id, job)
 
-    def place(self, job: Job) -> int:
-        """How many jobs of the same partition were waiting earlier, plus one."""
-        return 1 + sum(
-            other.is_pending and other.partition == job.partition and other.id < job.id
-            for other in self._jobs.values()
-        )
+    async def end(self, job_id: int, user: str, note: SessionNote) -> None:
+        """Cancel a job, as soon as the broker can be reached and Slurm does it; the note goes ahead."""
+        await self.notes.tell(job_id, user, note)
+        while True:
+            try:
+                await self.broker.cancel(job_id, user)
+                return
+            except NotFound:
+                return
+            except (BrokerUnavailable, SlurmError) as error:
+                self.log.warning("Job %s of %s is not ended yet: %s", job_id, user, error)
+                await asyncio.sleep(1)
+            except CarmeError as error:
+                self.log.error("Job %s of %s cannot be ended: %s", job_id, user, error)
+                return
+
+    def sessions(self) -> list[Session]:
+        """All sessions that the broker has told of."""
+        return list(self._sessions.values())
 
     async def _watch(self) -> None:
         cursor: str | None = None
@@ -99,15 +153,21 @@ class JobWatcher:
                 self.log.info("The broker answers again.")
                 delay = 0.0
             cursor = batch.cursor
+            news = {job.id for job in batch.jobs} | {session.job_id for session in batch.sessions}
             if batch.complete:
                 # A job that is missing here ended long ago: `look_up` finds it in accounting.
-                self._jobs = {}
-                for event in self._held.values():
-                    event.set()
-            for job in batch.jobs:
-                if job.is_over and job.id not in self._held:
-                    self._jobs.pop(job.id, None)
-                    continue
-                self._jobs[job.id] = job
-                if job.id in self._held:
-                    self._held[job.id].set()
+                self._jobs, self._sessions = {}, {}
+                news |= self._held.keys()
+            self._take(self._jobs, {job.id: job for job in batch.jobs})
+            self._take(self._sessions, {session.job_id: session for session in batch.sessions})
+            self._answered.set()
+            for job_id in news:
+                self.changed(job_id)
+
+    def _take(self, known: dict[int, T], news: dict[int, T]) -> None:
+        """Keep the news, but what is over only if somebody holds it."""
+        for job_id, entry in news.items():
+            if entry.is_over and job_id not in self._held:
+                known.pop(job_id, None)
+            else:
+                known[job_id] = entry

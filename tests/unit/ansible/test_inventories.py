@@ -102,7 +102,7 @@ def test_the_example_makes_a_site_configuration_that_carme_accepts(example: Rend
 def test_the_demo_makes_a_site_configuration_that_carme_accepts(demo: Rendered) -> None:
     settings = carme.config.load(demo.folder / "carme.toml")
     assert settings.site.url == "https://localhost:8443"
-    assert settings.hub.listen == "http://10.77.0.2:8081"
+    assert settings.hub.listen == "https://10.77.0.2:8081"
     assert list(settings.broker.services) == ["carme-hub", "carme-portal"]
 
 

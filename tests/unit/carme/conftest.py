@@ -9,7 +9,7 @@ import pwd
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,6 @@ from carme.broker import server as server_module
 from carme.broker.access import Peer
 from carme.broker.server import Server
 from carme.broker.service import Broker
-from carme.broker.watch import Watch
 from carme.config import Settings
 from carme.jobs import JobRequest
 from carme.slurm import SlurmCommands, UnixAccount
@@ -148,6 +147,7 @@ def settings(folder: Path) -> Settings:
                 "services": ["hub"],
                 "minimum_uid": 1000 if OWNER_UID >= 1000 else 1,
                 "audit_log": str(folder / "log/audit.jsonl"),
+                "state_directory": str(folder / "state"),
             },
             "images": {"directory": str(images)},
             "sessions": {"bind": ["/scratch"]},
@@ -185,9 +185,8 @@ async def running(
     settings: Settings, slurm: FakeSlurm, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Site]:
     gateway = SlurmCommands(python=PYTHON)
-    watch = Watch(gateway, settings.slurm.poll_seconds)
-    broker = Broker(settings, gateway, watch, python=PYTHON)
-    broker.prepare()
+    broker = Broker(settings, gateway, python=PYTHON)
+    await broker.prepare()
     site = Site(
         settings,
         slurm,
@@ -200,7 +199,7 @@ async def running(
         return site.peer
 
     monkeypatch.setattr(server_module, "identify", identify)
-    polling = asyncio.create_task(watch.run())
+    work = asyncio.create_task(broker.run())
     async with Server(settings, broker, line_seconds=0.5):
         # Wait for the first picture of the cluster, as a real client's retry would.
         for _ in range(200):
@@ -209,8 +208,16 @@ async def running(
                 break
             await asyncio.sleep(0.02)
         yield site
-    polling.cancel()
-    await asyncio.gather(polling, return_exceptions=True)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+
+
+@pytest.fixture
+def start(
+    settings: Settings, slurm: FakeSlurm, accounts: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], contextlib.AbstractAsyncContextManager[Site]]:
+    """Starts a broker; for tests that restart it."""
+    return lambda: running(settings, slurm, home, monkeypatch)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Stands in for squeue, sbatch, sacct, scontrol and scancel: one file under five names.
 
 The folder beside it, `state`, holds what it knows: `jobs.json` (records by field), `accounting.json`,
-`nodes`, `partitions`, and, to make a program fail, `fail-NAME` with what it writes to standard error.
+`nodes`, `partitions`, `reservations` and `limits` if there are any, and, to make a program fail, `fail-NAME`
+with what it writes to standard error.
 Every call is written to `calls.jsonl`.
 """
 
@@ -15,6 +16,8 @@ state = Path(__file__).absolute().parent / "state"
 name = Path(sys.argv[0]).name
 words = [word.removeprefix("--").partition("=") for word in sys.argv[1:] if word.startswith("--")]
 options: dict[str, str] = {key: value for key, _, value in words}
+# Before the lock: who closes our input may be waiting for it.
+stdin = "" if sys.stdin.isatty() else sys.stdin.read()
 lock = (state / "lock").open("a")
 fcntl.flock(lock, fcntl.LOCK_EX)
 
@@ -24,7 +27,6 @@ def records(file: str, fields: list[str], separator: str) -> str:
     return "".join("".join(str(line.get(f, "")) + separator for f in fields) + "\n" for line in lines)
 
 
-stdin = "" if sys.stdin.isatty() else sys.stdin.read()
 with (state / "calls.jsonl").open("a") as calls:
     call = {"program": name, "arguments": sys.argv[1:], "stdin": stdin, "uid": os.getuid()}
     calls.write(json.dumps(call | {"environment": dict(os.environ), "cwd": str(Path.cwd())}) + "\n")
@@ -42,6 +44,16 @@ elif name == "squeue":
             print(f"{job['A']:<20}{job.get('exit', 0):<20}")
 elif name == "sacct":
     sys.stdout.write(records("accounting.json", options["format"].split(","), options["delimiter"]))
+elif name == "scontrol" and sys.argv[1] == "update":
+    values = dict(word.split("=") for word in sys.argv[2:])
+    (job,) = [job for job in jobs if str(job["A"]) == values["JobId"]]
+    job["l"] = f"{values['TimeLimit']}:00"
+    (state / "jobs.json").write_text(json.dumps(jobs))
+elif name == "scontrol" and {"reservation", "assoc_mgr"} & set(sys.argv):
+    known = state / ("reservations" if "reservation" in sys.argv else "limits")
+    sys.stdout.write(known.read_text() if known.exists() else "No reservations in the system\n")
+elif name == "scontrol" and "job" in sys.argv:
+    print(json.dumps(jobs))
 elif name == "scontrol":
     sys.stdout.write((state / ("nodes" if "node" in sys.argv else "partitions")).read_text())
 elif name == "sbatch" and "test-only" in options:

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from carme.broker import AsyncBrokerClient, BrokerClient, protocol
-from carme.broker.access import Peer, acting_for, identify, owner_of_job
+from carme.broker.access import Peer, acting_for, identify, owner_of_job, require_person
+from carme.broker.audit import REFUSALS_A_MINUTE
 from carme.broker.service import log_part
 from carme.config import Settings
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
@@ -35,6 +37,7 @@ def order() -> JobRequest:
         image="torch",
         command=["python", *NASTY],
         environment={"TOKEN": "s3cret"},
+        files={"server.key": "s3cret key"},
         gpus_per_node=2,
         gpu_type="a100",
         minutes=30,
@@ -92,7 +95,9 @@ async def test_submission(site: Any, order: JobRequest) -> None:
     assert "s3cret" not in json.dumps(call)
 
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    for name in ("spec.json", "environment.json", "fabric.key"):
+    assert stat.S_IMODE((folder / "files").stat().st_mode) == 0o700
+    assert (folder / "files/server.key").read_text() == "s3cret key"
+    for name in ("spec.json", "environment.json", "fabric.key", "fabric.pem", "files/server.key"):
         status = (folder / name).stat()
         assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, UnixAccount.named("ada").uid)
     assert len(bytes.fromhex((folder / "fabric.key").read_text())) == 32
@@ -238,6 +243,82 @@ async def test_system_accounts_have_no_jobs(site: Any, order: JobRequest) -> Non
         await site.client.submit(order)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"uid": 0}, "system account"),
+        ({"uid": 65534}, "stands for no person"),
+        ({"uid": 61200}, "stands for no person"),
+        ({"shell": "/usr/sbin/nologin"}, "closed"),
+        ({"shell": "/bin/false"}, "closed"),
+    ],
+)
+def test_only_people_have_jobs(settings: Settings, changes: dict[str, Any], words: str) -> None:
+    person = UnixAccount("eva", 2000, 2000, "/home/eva", "/bin/bash")
+    require_person(person, settings)
+    with pytest.raises(Denied, match=words):
+        require_person(replace(person, **changes), settings)
+
+
+async def test_a_service_is_one_account_not_a_name(
+    settings: Settings, accounts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory server may know another number by the name of a service."""
+    impostor = UnixAccount("hub", 4711, 4711, "/home/hub")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setattr(UnixAccount, "numbered", lambda uid: impostor)
+        if os.getuid() == 0:
+            monkeypatch.setattr("carme.broker.access._CREDENTIALS", _Pretended(4711))
+        assert not (await identify(ours, settings)).trusted
+        monkeypatch.setattr(UnixAccount, "numbered", lambda uid: UnixAccount.named("hub"))
+        assert (await identify(ours, settings)).trusted
+
+
+class _Pretended:
+    """Stands for the kernel's answer, which root cannot make say anything but root."""
+
+    size = 12
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+
+    def unpack(self, raw: bytes) -> tuple[int, int, int]:
+        return 1, self.uid, self.uid
+
+
+async def test_refusals_cannot_flood_the_audit_log(site: Any, order: JobRequest) -> None:
+    reader, writer = await asyncio.open_unix_connection(site.settings.broker.socket, limit=1 << 20)
+    for _ in range(REFUSALS_A_MINUTE + 20):
+        writer.write(b'{"method": "jobs", "user": "bob"}\nnonsense\n')
+        assert b"denied" in await reader.readline()
+        assert b"invalid" in await reader.readline()
+    writer.close()
+    # What is done is on record all the same, and says that something is missing.
+    await site.client.submit(order)
+    lines = site.audit()
+    assert lines[-1]["action"] == "submit" and lines[-1]["left_out"] > 0
+    recorded = [line for line in lines if line["action"] in ("jobs", "malformed")]
+    # The minute may turn while this runs.
+    assert REFUSALS_A_MINUTE <= len(recorded) <= 2 * REFUSALS_A_MINUTE
+    assert len(recorded) + sum(line.get("left_out", 0) for line in lines) == 2 * (REFUSALS_A_MINUTE + 20)
+
+
+async def test_the_audit_log_tells_who_asked_for_others_jobs(site: Any) -> None:
+    site.slurm.jobs = [RUNNING | {"A": 8, "u": "bob"}]
+    site.act("hub", trusted=True)
+    await until(lambda: jobs_of(site.client))
+    site.act("ada")
+    for ask in (site.client.job, site.client.cancel, site.client.log):
+        with pytest.raises(NotFound):
+            await ask(8)
+    assert [(e["action"], e["result"], e["job_id"]) for e in site.audit()] == [
+        ("job", "not-found", 8),
+        ("cancel", "not-found", 8),
+        ("log", "not-found", 8),
+    ]
+
+
 async def test_the_kernel_says_who_the_peer_is(settings: Settings, accounts: None) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -329,10 +410,10 @@ async def test_slurm_away(site: Any, order: JobRequest) -> None:
     taken = (await site.client.cluster()).taken
     for program in ("squeue", "scontrol", "scancel", "sbatch"):
         site.slurm.fail(program, AWAY)
-    polls = len(site.slurm.calls("squeue"))
+    polls = len(site.slurm.calls("scontrol"))
 
     async def polled() -> bool:
-        return len(site.slurm.calls("squeue")) > polls + 2
+        return len(site.slurm.calls("scontrol")) > polls + 2
 
     await until(polled)
     # The last picture stays, and says how old it is.
@@ -349,6 +430,32 @@ async def test_slurm_away(site: Any, order: JobRequest) -> None:
         return 9 in [job.id for job in await site.client.jobs()]
 
     await until(back)
+
+
+async def test_slurm_is_asked_one_question_while_nothing_changes(site: Any) -> None:
+    site.slurm.jobs = [RUNNING]
+    await until(lambda: jobs_of(site.client))
+
+    def asked() -> list[list[str]]:
+        return [call["arguments"] for name in ("squeue", "scontrol") for call in site.slurm.calls(name)]
+
+    async def quiet() -> bool:
+        before = len(asked())
+        polled = len(site.slurm.calls("scontrol")) + 5
+        await until(lambda: polls(polled))
+        return all(arguments[-1] == "job" for arguments in asked()[before:])
+
+    async def polls(count: int) -> bool:
+        return len(site.slurm.calls("scontrol")) >= count
+
+    await until(quiet)
+    site.slurm.jobs = [RUNNING | {"T": "SUSPENDED"}]
+
+    async def seen() -> bool:
+        (job,) = await site.client.jobs()
+        return job.state is JobState.SUSPENDED
+
+    await until(seen)
 
 
 async def test_ended_jobs_come_from_the_accounting(site: Any) -> None:

@@ -113,6 +113,7 @@ async def test_logs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -
         (["submit", "--time", "soon", "--", "x"], "'soon' is not a length of time."),
         (["submit", "--name", "a/b", "--", "x"], "'name' must be 1 to 64 letters"),
         (["cancel", "5"], "There is no job 5 of ada."),
+        (["cancel", "0"], "'job_id' must be at least 1, not 0."),
         (["config", "check", "/nowhere"], "There is no configuration file /nowhere."),
     ],
 )

@@ -21,9 +21,11 @@ def test_the_example_is_right_and_names_every_key() -> None:
     assert settings.site.name == "Carme demo"
     assert settings.broker.services == ["carme-hub", "carme-portal"]
     assert settings.sessions.bind == [Path("/scratch")]
-    for table in type(settings).model_fields:
+    for table in set(type(settings).model_fields) - {"partitions"}:
         model = getattr(settings, table)
         assert model.model_fields_set == set(type(model).model_fields), table
+    for partition in settings.partitions.values():
+        assert partition.model_fields_set == set(type(partition).model_fields)
 
 
 def test_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +56,16 @@ def test_settings_are_frozen() -> None:
         ("[portal]\nlisten = '8100'", "'listen' in [portal] must be like '127.0.0.1:8100', not '8100'."),
         ("[sessions]\ndefault_minutes = 2000", "more than maximum_minutes = 1440."),
         ("hub = 3", "the table [hub] must be a table, not 3."),
+        (
+            "[partitions.gpu]\nidle_minuts = 3",
+            "there is no key 'idle_minuts' in [partitions.gpu]. The nearest known one is 'idle_minutes'.",
+        ),
+        (
+            "[partitions.gpu]\nidle_minutes = -1",
+            "'idle_minutes' in [partitions.gpu] must be at least 0, not -1.",
+        ),
+        ("[partitions]\ngpu = 3", "the table [partitions.gpu] must be a table, not 3."),
+        ("[partitions.'']\nidle_minutes = 3", "the name of a table in [partitions] must not be empty."),
     ],
 )
 def test_wrong_values_are_told_in_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

@@ -20,10 +20,10 @@ from carme.jobs import (
     Phase,
     SessionOptions,
     check,
-    explain,
     minutes_text,
     parse_minutes,
     share,
+    waiting_for,
 )
 from carme.jobs.explanations import PENDING_REASONS
 
@@ -102,7 +102,7 @@ def test_states_of_slurm(text: str, state: JobState) -> None:
         ("QOSMaxGRESPerUser", "the limit that the quality of service has on GPUs"),
         ("AssocGrpGRES", "the limit that your account has on GPUs"),
         ("AssocGrpCPUMinutesLimit", "your account has on processors over time"),
-        ("QOSMinGRES", "ask for more"),
+        ("QOSMinGRES", "less GPUs than the quality of service demands; cancel it and ask for more"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "down, drained or reserved"),
         ("PartitionDown", "partition is down"),
         ("PartitionTimeLimit", "more time than its partition allows"),
@@ -110,20 +110,12 @@ def test_states_of_slurm(text: str, state: JobState) -> None:
     ],
 )
 def test_why_a_job_waits(reason: str, words: str) -> None:
-    assert words in explain(JobState.PENDING, reason)
+    assert words in waiting_for(reason)
 
 
 def test_every_reason_is_one_sentence() -> None:
     for sentence in PENDING_REASONS.values():
         assert sentence[0].isupper() and sentence.endswith(".") and sentence.count(". ") == 0
-
-
-def test_how_a_job_ended() -> None:
-    for state in JobState:
-        assert bool(explain(state)) is (state.phase in (Phase.OVER, Phase.PENDING))
-    assert "exit code 3" in explain(JobState.FAILED, exit_code=3)
-    assert "signal 9" in explain(JobState.FAILED, exit_code=0, signal=9)
-    assert "forgotten" in explain(JobState.FAILED, "Forgotten")
 
 
 def test_the_explanation_travels_with_the_job() -> None:

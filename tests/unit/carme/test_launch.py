@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from carme.errors import CarmeError
-from carme.jobs import launch
+from carme.launch import job as launch
+from carme.launch.exits import Exit
 
 NASTY = ["$(touch x); ' \" ` | &\nnewline", "*", "--help"]
 STAND_IN = """\
@@ -74,7 +76,8 @@ class Node:
     def start(self) -> "subprocess.Popen[str]":
         # The host's own name may stand for 127.x only.
         program = (
-            "import sys; from carme.jobs import launch; launch.address_of = lambda node: '10.0.0.1'; "
+            "import sys; from carme.launch import job as launch; "
+            "launch.address_of = lambda node: '10.0.0.1'; "
             "launch.GRACE_SECONDS = 0.2; "
             f"sys.exit(launch.main([{str(self.key)!r}]))"
         )
@@ -124,14 +127,18 @@ def test_a_container_on_one_node(node: Node) -> None:
     assert binds[:3] == ["/tmp:/tmp", "/dev/shm:/dev/shm", "/usr:/usr"]
     assert "/nowhere:/nowhere" not in binds
     private = f"/tmp/carme-{os.getpid()}"
+    credentials = ["--key-file", str(node.key / "fabric.key"), "--certificate", str(node.key / "fabric.pem")]
     assert text[image + 1 :] == [
-        *["carme-agent", "--nodes", "1", "--key-file", str(node.key / "fabric.key")],
-        *["--announce", f"{private}/fabric.json", "--listen", "10.0.0.1"],
+        *["carme-agent", "--nodes", "1", *credentials],
+        *["--announce", f"{private}/fabric.json", "--announce", str(node.key / "fabric.json")],
+        *["--listen", "10.0.0.1"],
         *["--environment-file", str(node.key / "environment.json"), "--", "python", *NASTY],
     ]
     environment = call["environment"]
     assert environment["APPTAINERENV_SLURM_JOB_ID"] == str(os.getpid())
     assert environment["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert environment["APPTAINERENV_CARME_JOB_FOLDER"] == str(node.key)
+    assert float(environment["APPTAINERENV_CARME_STEP_PROLOG"]) <= time.time()
     assert "TOKEN" not in environment
     assert not Path(private).exists()
 
@@ -157,7 +164,8 @@ def test_the_other_nodes_join(node: Node) -> None:
     assert "SLURM_EXPORT_ENV" not in step["environment"]
     joined = node.calls("apptainer")[1]["arguments"]
     at = joined.index("carme-agent")
-    assert joined[at + 1 :] == ["--key-file", str(node.key / "fabric.key"), "--join", "10.0.0.1:7"]
+    credentials = ["--key-file", str(node.key / "fabric.key"), "--certificate", str(node.key / "fabric.pem")]
+    assert joined[at + 1 :] == [*credentials, "--join", "10.0.0.1:7"]
 
 
 def test_a_lost_agent_ends_the_job_and_says_so(node: Node) -> None:
@@ -165,8 +173,15 @@ def test_a_lost_agent_ends_the_job_and_says_so(node: Node) -> None:
     node.script("first", "exec sleep 600")
     node.script("join", "exit 9")
     code, _, errors = node.run()
-    assert code == launch.FAILED
+    assert code == Exit.FAILED
     assert "The agents on the other nodes ended with exit code 9; the job was ended." in errors
+
+
+def test_why_the_other_nodes_could_not_join_is_why_the_job_ended(node: Node) -> None:
+    node.environment["SLURM_JOB_NUM_NODES"] = "2"
+    node.script("first", "exec sleep 600")
+    node.script("join", f"exit {int(Exit.IMAGE_MISSING)}")
+    assert node.run()[0] == Exit.IMAGE_MISSING
 
 
 def test_a_first_agent_that_dies_at_once_needs_no_others(node: Node) -> None:
@@ -195,17 +210,21 @@ def test_a_child_that_a_signal_ends(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "exit_code", "words"),
     [
-        ({"image": "/gone.sif"}, "The image file /gone.sif is missing on"),
-        ({"command": ["/no/such"]}, "'/no/such' cannot be run on"),
-        ({"command": ["true"], "workdir": "/no/where"}, "The folder /no/where cannot be entered on"),
+        ({"image": "/gone.sif"}, Exit.IMAGE_MISSING, "The image file /gone.sif is missing on"),
+        ({"command": ["/no/such"]}, Exit.NO_COMMAND, "'/no/such' cannot be run on"),
+        (
+            {"command": ["true"], "workdir": "/no/where"},
+            Exit.NO_WORKDIR,
+            "The folder /no/where cannot be entered on",
+        ),
     ],
 )
-def test_what_fails_is_one_sentence(node: Node, spec: dict[str, Any], words: str) -> None:
+def test_what_fails_is_one_sentence(node: Node, spec: dict[str, Any], exit_code: Exit, words: str) -> None:
     node.spec(**spec)
     code, _, errors = node.run()
-    assert code == launch.FAILED
+    assert code == exit_code
     assert errors.startswith(f"carme-job: {words}")
     assert len(errors.splitlines()) == 1
 
@@ -214,7 +233,19 @@ def test_no_apptainer(node: Node) -> None:
     (node.programs / "apptainer").unlink()
     node.environment["PATH"] = str(node.programs)
     code, _, errors = node.run()
-    assert (code, "Apptainer is not installed on" in errors) == (launch.FAILED, True)
+    assert (code, "Apptainer is not installed on" in errors) == (Exit.NO_APPTAINER, True)
+
+
+@pytest.mark.parametrize("image", [True, False])
+def test_a_home_that_cannot_be_written(node: Node, image: bool) -> None:
+    if not image:
+        node.spec(command=["true"])
+    # Root may write anywhere but into a file system that takes nothing.
+    node.environment["HOME"] = "/proc"
+    code, _, errors = node.run()
+    assert code == Exit.HOME_NOT_WRITABLE
+    assert errors.startswith("carme-job: The home directory /proc cannot be written on")
+    assert len(errors.splitlines()) == 1
 
 
 def test_no_folder_and_no_job(node: Node) -> None:

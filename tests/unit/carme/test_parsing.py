@@ -28,12 +28,24 @@ def test_queue() -> None:
             "1795181538",
             "1795181539",
             "1795186939",
+            *("4294901757", "(null)", "night", "normal"),
             "a b",
             f"carme/1 kind=session image=torch key={KEY}",
         ),
     ) + line(
         *("8", "bob", "(null)", "long", "PENDING", "Resources", "1", "", "N/A", "1", "100M"),
-        *("UNLIMITED", "1795181538", "1795190000", "N/A", "evil\n9|5e|x", "(null)"),
+        *(
+            "UNLIMITED",
+            "1795181538",
+            "1795190000",
+            "N/A",
+            "17",
+            "n[1-2]",
+            "(null)",
+            "long",
+            "evil\n9|5e|x",
+            "(null)",
+        ),
     )
     mine, other = parsing.queue(output, S)
     assert (mine.id, mine.key, mine.kind, mine.image, mine.name) == (7, KEY, "session", "torch", "a b")
@@ -41,13 +53,17 @@ def test_queue() -> None:
     assert mine.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
     assert mine.ended is None  # the end of a running job is a limit, not an end
     assert (other.kind, other.key, other.name, other.minutes_limit) == ("other", None, "evil\n9|5e|x", None)
-    assert other.started is None  # only a guess of the scheduler
+    assert other.started is None
+    assert other.planned_start == datetime(2026, 11, 20, 15, 53, 20, tzinfo=UTC)
+    assert (other.planned_nodes, other.priority, other.reservation) == ("n[1-2]", 17, "")
+    assert (mine.planned_start, mine.priority, mine.reservation) == (None, 4294901757, "night")
     assert other.explanation.startswith("The job is next in line")
 
 
 @given(st.text(), st.text())
 def test_no_name_or_comment_makes_a_job_up(name: str, comment: str) -> None:
-    head = ("7", "ada", "", "gpu", "RUNNING", "None", "1", "n1", "N/A", "1", "1M", "1:00:00", "1", "1", "1")
+    state = ("7", "ada", "", "gpu", "RUNNING", "None", "1", "n1", "N/A", "1", "1M", "1:00:00")
+    head = (*state, "1", "1", "1", "1", "", "", "")
     jobs = parsing.queue(line(*head, name, comment) + line("8", *head[1:], "b", "c"), S)
     assert S in name + comment or [(job.id, job.user) for job in jobs] == [(7, "ada"), (8, "ada")]
 
@@ -72,7 +88,7 @@ def test_accounting() -> None:
                 "1795181538",
                 "1795181539",
                 "1795181600",
-                "None",
+                *("None", "night", "normal", "1000"),
                 "a b",
                 f"carme/1 kind=batch image= key={KEY}",
             ),
@@ -82,14 +98,18 @@ def test_accounting() -> None:
         job("7", "ada", "carme", "gpu", "CANCELLED by 1000", "0:15")
         + job("7.batch", "", "carme", "", "FAILED", "1:0")
         + job("9", "ada", "carme", "gpu", "FAILED", "3:0")
-        + job("10", "ada", "carme", "gpu", "RUNNING", "0:0"),
+        + job("10", "ada", "carme", "gpu", "RUNNING", "0:0")
+        + job("11", "ada", "carme", "gpu", "CANCELLED by 0", "0:15"),
         S,
     )
     assert [(j.id, j.state, j.exit_code, j.signal) for j in jobs] == [
         (7, JobState.CANCELLED, 0, 15),
         (9, JobState.FAILED, 3, None),
         (10, JobState.RUNNING, None, None),
+        (11, JobState.CANCELLED, 0, 15),
     ]
+    assert [j.cancelled_by for j in jobs] == ["owner", None, None, "other"]
+    assert jobs[0].reservation == "night"
     assert (jobs[0].gpus, jobs[0].gpu_type, jobs[0].memory_mb, jobs[0].cpus) == (4, "a100", 4000, 4)
     assert (jobs[0].kind, jobs[0].image, jobs[0].key) == ("batch", None, KEY)
 
@@ -171,7 +191,7 @@ def test_a_label_survives() -> None:
         (
             "scancel: error: Kill job error on job id 9: Invalid job id specified",
             NotFound,
-            "does not know this job",
+            "does not know this job (any more)",
         ),
         ("sbatch: error: The moon is full", SlurmError, "refused: sbatch says 'The moon is full'"),
         ("", SlurmError, "says 'nothing'"),

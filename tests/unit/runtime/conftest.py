@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 import carme_runtime
+from carme.jobs.certificate import make_certificate
 
 AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]
 RUN = [sys.executable, "-m", "carme_runtime.launcher.command"]
+HUB_TOKEN = "5b7e3c2f90d14a6b8c1d2e3f40516273"
 PATIENCE = 20.0  # seconds until a test that waits for something gives up
 
 
@@ -89,34 +91,54 @@ class Process:
         self.popen.stderr.close()
 
 
+def private_file(path: Path, text: str) -> Path:
+    """A file that its owner alone can read."""
+    path.touch(0o600)
+    path.write_text(text)
+    return path
+
+
 class Job:
     """Nodes n1, n2, ... with an agent each. n1's command lives until its input is closed."""
 
-    def __init__(self, folder: Path, hosts: list[str], devices: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        hosts: list[str],
+        devices: list[str] | None = None,
+        *,
+        joining: bool = True,
+        encrypted: bool = True,
+    ) -> None:
         self.folder = folder
+        self.encrypted = encrypted
         self.processes: list[Process] = []
-        self.key_file = folder / "fabric.key"
-        self.key_file.touch(0o600)
-        self.key_file.write_text(secrets.token_hex(32))
-        secret = folder / "environment.json"
-        secret.touch(0o600)
-        secret.write_text(json.dumps({"TOKEN": "from the file"}))
+        self.key_file = private_file(folder / "fabric.key", secrets.token_hex(32))
+        self.certificate = private_file(folder / "fabric.pem", make_certificate())
+        variables = {"TOKEN": "from the file", "JUPYTERHUB_API_TOKEN": HUB_TOKEN, "JPY_API_TOKEN": HUB_TOKEN}
+        secret = private_file(folder / "environment.json", json.dumps(variables))
         self.hosts = hosts
         self.devices = devices or [""] * len(hosts)
         self.announce = folder / "fabric.json"
+        self.announce_too = folder / "private" / "fabric.json"
         command = ["sh", "-c", "echo $TOKEN; echo $CARME_AGENT; read line; exit ${line:-0}"]
         self.first = self.start(
             [
                 *(*AGENT, "--nodes", str(len(hosts)), "--key-file", str(self.key_file)),
-                *("--announce", str(self.announce), "--listen", "127.0.0.1"),
+                *self.encryption(self.certificate),
+                *("--listen", "127.0.0.1"),
+                *("--announce", str(self.announce), "--announce", str(self.announce_too)),
                 *("--environment-file", str(secret), "--socket", str(self.socket(0)), "--", *command),
             ],
             self.node_environment(0),
         )
         self.greeting = [self.first.line(), self.first.line()]
-        self.joined = [self.join(index) for index in range(1, len(hosts))]
-        for agent, host in zip(self.joined, hosts[1:], strict=True):
+        self.joined = [self.join(index) for index in range(1, len(hosts) if joining else 1)]
+        for agent, host in zip(self.joined, hosts[1:], strict=False):
             agent.wait_for_error(f"{host} joined")
+
+    def encryption(self, certificate: Path) -> list[str]:
+        return ["--certificate", str(certificate)] if self.encrypted else []
 
     @property
     def port(self) -> int:
@@ -126,15 +148,25 @@ class Job:
         return self.folder / self.hosts[index] / "agent.sock"
 
     def node_environment(self, index: int) -> dict[str, str]:
-        return clean_environment(SLURMD_NODENAME=self.hosts[index], CUDA_VISIBLE_DEVICES=self.devices[index])
+        own = {"SLURMD_NODENAME": self.hosts[index], "CUDA_VISIBLE_DEVICES": self.devices[index]}
+        own |= {"PS1": "", "PROMPT_COMMAND": "false"}  # as in containers
+        return clean_environment(HOME=str(self.folder), **own)  # where no start-up files of shells lie
 
     def start(self, command: list[str], environment: dict[str, str]) -> Process:
         process = Process(command, environment, self.folder)
         self.processes.append(process)
         return process
 
-    def join(self, index: int, key_file: Path | None = None) -> Process:
-        where = ["--key-file", str(key_file or self.key_file), "--join", f"127.0.0.1:{self.port}"]
+    def join(
+        self,
+        index: int,
+        key_file: Path | None = None,
+        certificate: Path | None = None,
+        port: int | None = None,
+    ) -> Process:
+        """Start the agent of a node; the others are as they should be unless something else is named."""
+        where = ["--key-file", str(key_file or self.key_file), "--join", f"127.0.0.1:{port or self.port}"]
+        where += self.encryption(certificate or self.certificate)
         environment = self.node_environment(index)
         return self.start([*AGENT, *where, "--socket", str(self.socket(index))], environment)
 
@@ -227,8 +259,8 @@ def witness() -> Iterator[Witness]:
 def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def make(*hosts: str, devices: list[str] | None = None) -> Job:
-        jobs.append(Job(tmp_path, list(hosts), devices))
+    def make(*hosts: str, devices: list[str] | None = None, **options: bool) -> Job:
+        jobs.append(Job(tmp_path, list(hosts), devices, **options))
         return jobs[-1]
 
     yield make

@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import stat
 import struct
 import subprocess
@@ -15,9 +16,10 @@ import pytest
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric import Member, Members, local_socket
-from carme_runtime.fabric.handshake import read_key
+from carme_runtime.fabric.tls import read_certificate
+from carme_runtime.key import read_key
 
-from .conftest import AGENT, MEET, PATIENCE, Job, Witness, clean_environment
+from .conftest import AGENT, MEET, PATIENCE, Job, Witness, clean_environment, private_file
 
 Script = Callable[[str], str]
 MakeJob = Callable[..., Job]
@@ -26,8 +28,9 @@ MakeJob = Callable[..., Job]
 def test_a_job_from_start_to_end(make_job: MakeJob) -> None:
     job = make_job("n1", "n2", "n3")
     assert job.greeting == ["from the file", str(job.socket(0))]
-    assert json.loads(job.announce.read_text()) == {"host": "127.0.0.1", "port": job.port}
-    assert stat.S_IMODE(job.announce.stat().st_mode) == 0o600
+    for announcement in (job.announce, job.announce_too):
+        assert json.loads(announcement.read_text()) == {"host": "127.0.0.1", "port": job.port}
+        assert stat.S_IMODE(announcement.stat().st_mode) == 0o600
     for index in range(3):
         assert stat.S_IMODE(job.socket(index).stat().st_mode) == 0o600
         assert stat.S_IMODE(job.socket(index).parent.stat().st_mode) == 0o700
@@ -35,7 +38,7 @@ def test_a_job_from_start_to_end(make_job: MakeJob) -> None:
     assert code == 7
     assert "lost" not in errors
     assert [agent.wait()[0] for agent in job.joined] == [0, 0]
-    assert not job.announce.exists()
+    assert not job.announce.exists() and not job.announce_too.exists()
     assert not any(job.socket(index).exists() for index in range(3))
 
 
@@ -94,9 +97,7 @@ def test_the_loss_of_the_first_agent_ends_everything(
 
 def test_a_node_with_another_key_stays_out(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("n1", "n2")
-    other = tmp_path / "other.key"
-    other.touch(0o600)
-    other.write_text(secrets.token_hex(32))
+    other = private_file(tmp_path / "other.key", secrets.token_hex(32))
     job.hosts.append("n3")
     job.devices.append("")
     code, _, errors = job.join(2, other).wait()
@@ -139,8 +140,10 @@ def test_strangers_are_dropped_while_a_run_goes_on(
     run = job.launch(script(MEET + "witness.recv(2); print('done')"), environment=witness.environment)
     witness.expect(2)
 
-    def stranger() -> socket.socket:
-        return socket.create_connection(("127.0.0.1", job.port), PATIENCE)
+    tls = read_certificate(job.certificate).connecting
+
+    def stranger() -> ssl.SSLSocket:  # who somehow got the certificate, but not the key
+        return tls.wrap_socket(socket.create_connection(("127.0.0.1", job.port), PATIENCE))
 
     silent, half = stranger(), stranger()
     half.sendall(frame(GREETING)[:20])
@@ -165,14 +168,13 @@ def test_strangers_are_dropped_while_a_run_goes_on(
         peer.close()
     with stranger() as peer:  # a truncated frame
         peer.sendall(frame(GREETING)[:-3])
-        peer.shutdown(socket.SHUT_WR)
-        assert refused(peer)
+        peer.unwrap().close()
     # The agent's own proof, mirrored, and a wrong one.
     for answer in (lambda reply: reply["proof"], lambda reply: "00" * 32):
         with stranger() as peer:
             peer.sendall(frame(GREETING))
-            length = struct.unpack("!I", peer.recv(4, socket.MSG_WAITALL))[0]
-            reply = json.loads(peer.recv(length, socket.MSG_WAITALL))
+            with peer.makefile("rb") as replies:
+                reply = json.loads(replies.read(*struct.unpack("!I", replies.read(4))))
             peer.sendall(frame({"proof": answer(reply)}))
             assert refused(peer)
     with silent, half:
@@ -291,15 +293,20 @@ def test_what_the_agent_cannot_do_is_said_in_one_sentence(tmp_path: Path) -> Non
     environment.chmod(0o644)
     first = ["--nodes", "1", "--key-file", "key", "--announce", str(tmp_path / "a.json")]
     first += ["--socket", str(tmp_path / "private" / "s")]
+    elsewhere = ["--listen", "192.0.2.1"]
     for arguments, words in (
         (
             [*first, "--listen", "127.0.0.1", "--", "/no/such/thing"],
             "The command /no/such/thing cannot be started",
         ),
-        ([*first, "--listen", "192.0.2.1", "--", "true"], "The agent cannot listen at 192.0.2.1"),
+        ([*first, *elsewhere, "--unencrypted", "--", "true"], "The agent cannot listen at 192.0.2.1"),
+        ([*first, *elsewhere, "--", "true"], "at 192.0.2.1 could be read on the way. Give --certificate"),
+        (["--key-file", "key", "--join", "192.0.2.1:1"], "at 192.0.2.1 could be read on the way."),
+        ([*first, *elsewhere, "--certificate", "key", "--", "true"], "The certificate key cannot be used: "),
+        ([*first, *elsewhere, "--certificate", "no", "--", "true"], "The certificate no cannot be read: "),
         (
             [*first, "--listen", "127.0.0.1", "--environment-file", str(environment), "--", "true"],
-            "environment.json is open to other users. It must be",
+            "environment.json is open to other users, it must be",
         ),
         (["--key-file", "key", "--join", "nowhere"], "'nowhere' is no HOST:PORT."),
         (["--key-file", "key", "--join", "127.0.0.1:1"], "does not answer at 127.0.0.1:1: "),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carme_runtime.ranks import Node
+from carme_runtime.ranks import Node, outputs
 from carme_runtime.ranks import node as node_module
 
 from .conftest import MEET, PATIENCE, Witness
@@ -73,7 +73,7 @@ async def test_children_that_a_rank_leaves_behind_are_killed(
 async def test_a_stray_process_that_holds_the_output_does_not_keep_the_run(
     node: Node, script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, witness: Witness
 ) -> None:
-    monkeypatch.setattr(node_module, "LINGER", 0.05)
+    monkeypatch.setattr(outputs, "LINGER", 0.05)
     events = Events()
     # The rank ends only after its child has left the process group.
     text = MEET + (
@@ -93,11 +93,11 @@ async def test_output_waits_for_whoever_prints_it(node: Node, script: Callable[[
     size = 3 * 2**20
     node.handle("r", start(script(f"print('x' * {size - 1})")), events.put)
     taken = 0
-    while taken < node_module.WINDOW:
+    while taken < outputs.WINDOW:
         taken += (await events.until("output"))[-1]["bytes"]
     with pytest.raises(asyncio.TimeoutError):  # the rank cannot end before somebody reads on
         await asyncio.wait_for(events.until("exit"), 0.2)
-    assert taken < node_module.WINDOW + node_module.CHUNK
+    assert taken < outputs.WINDOW + outputs.CHUNK
     node.handle("r", {"type": "more", "bytes": size}, events.put)
     taken += sum(event.get("bytes", 0) for event in await events.until("over"))
     assert taken == size

@@ -1,5 +1,7 @@
 """Which rank goes where."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ def members(*devices: int) -> Members:
     return Members.of(nodes, [], len(nodes))
 
 
-def counts(devices: tuple[int, ...], **wanted: int) -> list[int]:
+def counts(devices: tuple[int, ...], **wanted: Any) -> list[int]:
     places = place(members(*devices), **wanted)
     hosts = [each.member.host for each in places]
     return [hosts.count(f"n{number + 1}") for number in range(len(devices))]
@@ -54,7 +56,7 @@ def test_ranks_fill_the_nodes_evenly(
         ),
     ],
 )
-def test_no_room(wanted: dict[str, int], words: str) -> None:
+def test_no_room(wanted: dict[str, Any], words: str) -> None:
     with pytest.raises(CarmeRuntimeError, match=words):
         place(members(4, 2), **wanted)
 

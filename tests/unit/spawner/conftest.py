@@ -5,12 +5,15 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 from jupyterhub.auth import DummyAuthenticator
@@ -20,8 +23,11 @@ from carme.broker import protocol
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import Job, JobState
+from carme.sessions import Ending, Extension, Session, SessionNote
+from carme.sessions.facts import Facts, noted, seen, session_of
 from carme_spawner.hub import CarmeHub
 from carme_spawner.hub_config import hub_config
+from carme_spawner.names import ServerResolver
 from carme_spawner.watcher import JobWatcher
 
 TOKEN = "portal-token-for-tests"
@@ -39,7 +45,9 @@ class FakeBroker:
         self.answering.set()
         self.jobs: dict[int, Job] = {}
         self.requests: dict[int, protocol.Submit] = {}
-        self.logs: dict[int, str] = {}
+        self.facts: dict[int, Facts] = {}
+        self.notes: list[tuple[int, SessionNote]] = []
+        self.told_before_cancel: Ending | None = None
         self.processes: dict[int, asyncio.subprocess.Process] = {}
         self.cancelled: list[int] = []
         self.version = 0
@@ -78,7 +86,7 @@ class FakeBroker:
                 answer = {"error": protocol.Failure.of(error).model_dump()}
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
-        except (ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
             pass
         finally:
             self.tasks.discard(task)
@@ -88,23 +96,33 @@ class FakeBroker:
         match request:
             case protocol.Submit():
                 return await self.submit(request)
+            case protocol.Note(job_id=job_id, note=note):
+                self.notes.append((job_id, note))
+                self.facts[job_id] = noted(self.facts[job_id], note)
+                await self.tell()
             case protocol.Cancel(job_id=job_id):
                 self.cancelled.append(job_id)
+                self.told_before_cancel = self.facts[job_id].ending
                 await self.finish(job_id, JobState.CANCELLED)
             case protocol.GetJob(job_id=job_id):
                 if job_id not in self.jobs:
                     raise NotFound(f"There is no job {job_id}.")
                 return self.jobs[job_id]
-            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit):
-                text = self.logs.get(job_id, "")
-                return protocol.LogPart(text=text[offset : offset + limit], offset=offset, size=len(text))
             case protocol.GetEvents(cursor=cursor, wait=wait):
                 if cursor == str(self.version):
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(wait), self.news:
                             await self.news.wait()
-                jobs = list(self.jobs.values())
-                return protocol.EventBatch(jobs=jobs, cursor=str(self.version), complete=cursor is None)
+                return protocol.EventBatch(
+                    jobs=list(self.jobs.values()),
+                    sessions=[self.session(job_id) for job_id in self.jobs],
+                    cursor=str(self.version),
+                    complete=cursor is None,
+                )
+            case protocol.Extend(job_id=job_id, minutes=minutes):
+                if self.refuse:
+                    raise self.refuse
+                return Extension(ends=datetime.now(UTC) + timedelta(minutes=minutes), minutes_limit=minutes)
             case _:
                 raise CarmeError(f"The fake broker does not know {request.method}.")
 
@@ -123,20 +141,35 @@ class FakeBroker:
             state=JobState.PENDING,
             reason="Resources",
         )
+        self.facts[job_id] = Facts(job=self.jobs[job_id])
+        files = self.folder(job_id) / "files"
+        files.mkdir(parents=True)
+        for name, text in request.request.files.items():
+            (files / name).write_text(text)
         await self.tell()
         if self.command:
             await self.run(job_id, self.command)
         await self.answering.wait()
         return job_id
 
+    def folder(self, job_id: int) -> Path:
+        """The job's private folder."""
+        return self.socket.parent / "jobs" / str(job_id)
+
+    def session(self, job_id: int) -> Session:
+        """The session as the broker tells it."""
+        return session_of(self.facts[job_id])
+
     async def run(self, job_id: int, command: list[str]) -> None:
         """Start a job's process on the only node, this host."""
-        await self.change(job_id, state=JobState.RUNNING, reason="", node_list="localhost")
+        now = datetime.now(UTC)
+        await self.change(job_id, state=JobState.RUNNING, reason="", node_list="localhost", started=now)
         environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.pathsep.join(sys.path),
             "HOME": str(self.socket.parent),
             **self.requests[job_id].request.environment,
+            "CARME_JOB_FOLDER": str(self.folder(job_id)),
         }
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -153,7 +186,8 @@ class FakeBroker:
     async def wait(self, job_id: int, process: asyncio.subprocess.Process) -> None:
         assert process.stdout
         async for line in process.stdout:
-            self.logs[job_id] = self.logs.get(job_id, "") + line.decode()
+            words = (self.facts[job_id].log or "") + line.decode()
+            self.facts[job_id] = self.facts[job_id].model_copy(update={"log": words})
         code = await process.wait()
         if self.jobs[job_id].is_active:
             await self.change(
@@ -169,6 +203,8 @@ class FakeBroker:
 
     async def change(self, job_id: int, **values: Any) -> None:
         self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
+        facts = seen(self.facts[job_id], self.jobs[job_id], datetime.now(UTC))
+        self.facts[job_id] = facts.model_copy(update={"state": session_of(facts).state})
         await self.tell()
 
     async def tell(self) -> None:
@@ -223,7 +259,7 @@ class Site:
         self.hub.metrics_collector.stop()
         for callback in self.hub._periodic_callbacks.values():
             callback.stop()
-        doomed: list[asyncio.Task[Any]] = []
+        doomed: list[asyncio.Task[Any]] = [self.hub.caretaking]
         for user in self.hub.users.values():
             for spawner in user.spawners.values():
                 spawner.stop_polling()
@@ -239,10 +275,50 @@ class Site:
         CarmeHub.clear_instance()
         self.hub = None
 
-    async def api(self, method: str, path: str, token: str = TOKEN, **arguments: Any) -> httpx.Response:
+    async def api(
+        self, method: str, path: str, token: str = TOKEN, server: int | None = None, **arguments: Any
+    ) -> httpx.Response:
+        """Ask the hub, with the certificate of the proxy or of the server of job `server`."""
         url = f"{self.settings.hub.listen}{self.settings.hub.base_path}hub/api/{path}"
-        async with httpx.AsyncClient(timeout=30) as client:
+        context = self.proxys_certificate() if server is None else self.servers_certificate(server)
+        async with httpx.AsyncClient(timeout=30, verify=context) as client:
             return await client.request(method, url, headers={"Authorization": f"token {token}"}, **arguments)
+
+    async def report(self, job_id: int, what: str, **arguments: Any) -> httpx.Response:
+        """What the server of a job tells the hub: `ready`, `activity` or `extend`."""
+        return await self.api("POST", f"carme/{what}", token=self.token(job_id), server=job_id, **arguments)
+
+    def proxys_certificate(self) -> ssl.SSLContext:
+        """TLS as the proxy speaks it, to the hub and to servers."""
+        folder = self.settings.hub.state_directory / "certificates"
+        return context(
+            folder / "proxy-client-ca_trust.crt",
+            folder / "proxy-client/proxy-client.crt",
+            folder / "proxy-client/proxy-client.key",
+        )
+
+    def servers_certificate(self, job_id: int) -> ssl.SSLContext:
+        """TLS as the server of a job speaks it."""
+        folder = self.broker.folder(job_id) / "files"
+        return context(folder / "singleuser-ca.crt", folder / "singleuser.crt", folder / "singleuser.key")
+
+    async def visit(
+        self, path: str, token: str = "", name: str = "s1", post: object = None
+    ) -> tuple[int, bytes]:
+        """What a session's server answers to the proxy: status and body."""
+        target = self.routes[f"/jupyter/user/ada/{name}/"]["target"]
+        headers = {"Authorization": f"token {token}"} if token else {}
+        connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=self.proxys_certificate())
+        async with (
+            aiohttp.ClientSession(connector=connector) as client,
+            client.request(
+                "GET" if post is None else "POST",
+                f"{target}/jupyter/user/ada/{name}{path}",
+                headers=headers,
+                json=post,
+            ) as answer,
+        ):
+            return answer.status, await answer.read()
 
     async def start(self, name: str = "s1", user: str = "ada", **options: Any) -> httpx.Response:
         """Start a server and return the answer, which comes when its job has been submitted."""
@@ -278,6 +354,13 @@ class Site:
         return self.broker.requests[job_id].request.environment["JUPYTERHUB_API_TOKEN"]
 
 
+def context(authorities: Path, certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS of a client that shows a certificate and trusts nobody but `authorities`."""
+    made = ssl.create_default_context(cafile=str(authorities))
+    made.load_cert_chain(certificate, key)
+    return made
+
+
 async def eventually(condition: Callable[[], Awaitable[Any] | Any], what: str) -> None:
     """Wait until something is so; the bound only keeps a failing test from hanging."""
     for _ in range(600):
@@ -296,8 +379,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.fixture(scope="session")
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hub's state, which holds the certificates of all tests: making them takes a second."""
+    return tmp_path_factory.mktemp("hub")
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, state_directory: Path) -> Settings:
     secrets = tmp_path / "secrets"
     secrets.mkdir()
     for name in ("hub-cookie-secret", "hub-crypt-key"):
@@ -311,7 +400,8 @@ def settings(tmp_path: Path) -> Settings:
             "slurm": {"cluster": "test"},
             "broker": {"socket": str(tmp_path / "broker.sock")},
             "hub": {
-                "listen": f"http://127.0.0.1:{free_port()}",
+                "listen": f"https://127.0.0.1:{free_port()}",
+                "state_directory": str(state_directory),
                 "database": f"sqlite:///{tmp_path}/hub.sqlite",
             },
             "secrets": {"directory": str(secrets)},

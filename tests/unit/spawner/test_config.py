@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 import carme_spawner
 from carme.config import Settings
 from carme.errors import ConfigError
 from carme_spawner.hub import main
 from carme_spawner.hub_config import hub_config
+
+from .conftest import Site
 
 
 def test_the_hub_signs_in_at_the_portal(settings: Settings) -> None:
@@ -26,6 +29,19 @@ def test_servers_and_routes_outlive_the_hub(settings: Settings) -> None:
     assert config.JupyterHub.cleanup_proxy is False
     assert config.ConfigurableHTTPProxy.should_start is False
     assert config.ConfigurableHTTPProxy.auth_token == "proxy-auth-token-value"
+
+
+@pytest.mark.parametrize("name", ["listen", "proxy_api_url"])
+def test_addresses_without_tls_are_refused(settings: Settings, name: str) -> None:
+    hub = settings.hub.model_copy(update={name: "http://10.77.0.2:8081"})
+    with pytest.raises(ConfigError, match=rf"'{name}' in \[hub\] must begin with https://"):
+        hub_config(settings.model_copy(update={"hub": hub}))
+
+
+async def test_a_commit_does_not_wait_for_the_disk(site: Site) -> None:
+    assert site.hub
+    assert site.hub.db.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+    assert site.hub.db.execute(text("PRAGMA synchronous")).scalar() == 1
 
 
 def test_a_missing_secret_is_named(settings: Settings) -> None:

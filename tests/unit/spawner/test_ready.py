@@ -27,22 +27,20 @@ def spawner(site: Site) -> Any:
 
 
 async def test_batchspawners_own_handler_is_absent(waiting: Site) -> None:
-    body = {"broker_socket": "/tmp/evil", "batch_cancel_cmd": "touch /tmp/evil"}
+    body = {"default_url": "/evil", "batch_cancel_cmd": "touch /tmp/evil"}
     response = await waiting.api("POST", "batchspawner", token=waiting.token(100), json=body)
     assert response.status_code == 404
-    assert spawner(waiting).broker_socket == str(waiting.settings.broker.socket)
+    assert spawner(waiting).default_url == "/lab"
 
 
 async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:
-    response = await waiting.api("POST", "carme/ready", token=waiting.token(100), json=REPORT)
+    response = await waiting.report(100, "ready", json=REPORT)
     assert response.status_code == 204
     assert spawner(waiting).address == ("127.0.0.1", 40123)
     # Saying it twice is fine, saying something else is not.
-    assert (
-        await waiting.api("POST", "carme/ready", token=waiting.token(100), json=REPORT)
-    ).status_code == 204
+    assert (await waiting.report(100, "ready", json=REPORT)).status_code == 204
     moved = {**REPORT, "port": 40124}
-    assert (await waiting.api("POST", "carme/ready", token=waiting.token(100), json=moved)).status_code == 409
+    assert (await waiting.report(100, "ready", json=moved)).status_code == 409
 
 
 async def test_a_server_that_is_ahead_of_the_broker_is_told_to_try_again(site: Site) -> None:
@@ -50,18 +48,18 @@ async def test_a_server_that_is_ahead_of_the_broker_is_told_to_try_again(site: S
     site.broker.answering.clear()
     starting = asyncio.create_task(site.start())
     await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
-    response = await site.api("POST", "carme/ready", token=site.token(100), json=REPORT)
+    response = await site.report(100, "ready", json=REPORT)
     assert response.status_code == 503
     site.broker.answering.set()
     await starting
     await eventually(lambda: spawner(site).job_id, "the hub knows the job")
-    response = await site.api("POST", "carme/ready", token=site.token(100), json=REPORT)
+    response = await site.report(100, "ready", json=REPORT)
     assert response.status_code == 204
 
 
 CHANGES: list[dict[str, Any]] = [
     {"job_id": "1"},
-    {"broker_socket": "/tmp/evil"},
+    {"identity": "evil"},
     {"port": "40123"},
     {"port": 80},
     {"port": 65536},
@@ -76,26 +74,23 @@ CHANGES: list[dict[str, Any]] = [
 
 async def test_other_values_are_refused(waiting: Site) -> None:
     for change in CHANGES:
-        response = await waiting.api(
-            "POST", "carme/ready", token=waiting.token(100), json={**REPORT, **change}
-        )
+        response = await waiting.report(100, "ready", json={**REPORT, **change})
         assert response.status_code == 400, change
         assert next(iter(change)) in response.json()["message"]
     assert spawner(waiting).address is None
 
 
 async def test_other_bodies_are_refused(waiting: Site) -> None:
-    for body in (b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"port": 40123}'):
-        response = await waiting.api("POST", "carme/ready", token=waiting.token(100), content=body)
+    large = b" " * 5000
+    for body in (b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"port": 40123}', large):
+        response = await waiting.report(100, "ready", content=body)
         assert response.status_code == 400, body
     assert spawner(waiting).address is None
 
 
 async def test_hosts_outside_the_job_are_refused(waiting: Site) -> None:
     for host in ("192.0.2.7", "example.invalid", "0.0.0.0", "::", "169.254.169.254"):
-        response = await waiting.api(
-            "POST", "carme/ready", token=waiting.token(100), json={**REPORT, "host": host}
-        )
+        response = await waiting.report(100, "ready", json={**REPORT, "host": host})
         assert response.status_code == 400, host
         assert "node of its job" in response.json()["message"]
     assert spawner(waiting).address is None
@@ -111,21 +106,31 @@ async def test_the_hubs_own_host_is_refused_whatever_a_header_says(waiting: Site
         return bool(job and job.node_list == "node[7-8]")
 
     await eventually(moved, "the hub knows the job's nodes")
-    response = await waiting.api("POST", "carme/ready", token=waiting.token(100), json=REPORT)
+    response = await waiting.report(100, "ready", json=REPORT)
     assert response.status_code == 400
 
 
 async def test_other_tokens_are_refused(waiting: Site) -> None:
     await waiting.start("s2", "bob")
-    assert (await waiting.api("POST", "carme/ready", token=TOKEN, json=REPORT)).status_code == 403
-    assert (await waiting.api("POST", "carme/ready", token="wrong", json=REPORT)).status_code == 403
+    for token in (TOKEN, "wrong"):
+        response = await waiting.api("POST", "carme/ready", token=token, server=100, json=REPORT)
+        assert response.status_code == 403
     assert waiting.hub
     own = next(user for user in waiting.hub.users.values() if user.name == "ada").new_api_token()
-    assert (await waiting.api("POST", "carme/ready", token=own, json=REPORT)).status_code == 403
+    response = await waiting.api("POST", "carme/ready", token=own, server=100, json=REPORT)
+    assert response.status_code == 403
     # Another user's server speaks for itself only.
-    assert (
-        await waiting.api("POST", "carme/ready", token=waiting.token(101), json=REPORT)
-    ).status_code == 204
+    assert (await waiting.report(101, "ready", json=REPORT)).status_code == 204
+    assert spawner(waiting).address is None
+
+
+async def test_a_stolen_token_is_worth_nothing_without_the_servers_certificate(waiting: Site) -> None:
+    await waiting.start("s2", "bob")
+    for server in (None, 101):  # through the proxy, and from another session
+        response = await waiting.api(
+            "POST", "carme/ready", token=waiting.token(100), server=server, json=REPORT
+        )
+        assert response.status_code == 403
     assert spawner(waiting).address is None
 
 

@@ -3,7 +3,10 @@
 import asyncio
 import sys
 
+import pytest
+
 from carme.jobs import JobState
+from carme_spawner import caretaker
 
 from .conftest import FAKE_SESSION, Site, eventually
 
@@ -67,7 +70,9 @@ async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -
     assert await site.server() is None
 
 
-async def test_a_job_whose_submission_the_hub_did_not_see_gets_no_key(site: Site) -> None:
+async def test_a_job_whose_submission_the_hub_did_not_see_gets_no_key_and_ends(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.broker.command = None
     site.broker.answering.clear()
     starting = asyncio.create_task(site.start())
@@ -77,3 +82,36 @@ async def test_a_job_whose_submission_the_hub_did_not_see_gets_no_key(site: Site
     await site.up()
     assert await site.server() is None
     assert (await site.api("GET", "user", token=site.token(100))).status_code == 403
+    # Nor does it go on for nobody.
+    assert site.hub
+    await eventually(site.hub.caretaker.strays, "the hub notices it")
+    monkeypatch.setattr(caretaker, "STRAY", 0.0)
+    await site.hub.caretaker.round()
+    assert site.broker.cancelled == [100]
+
+
+async def test_a_hub_that_ends_between_report_and_route_opens_the_route_later(site: Site) -> None:
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    assert site.hub
+    spawner = next(user for user in site.hub.users.values() if user.name == "ada").spawners["s1"]
+    spawner.routed = False
+    spawner.save_state()
+    await site.down()
+    target = site.routes.pop("/jupyter/user/ada/s1/")["target"]
+    await site.up()
+    await eventually(site.is_ready, "the server is ready")
+    assert site.routes["/jupyter/user/ada/s1/"]["target"] == target
+
+
+async def test_a_session_that_the_hub_knows_is_no_stray(site: Site) -> None:
+    site.broker.command = None
+    await site.start("s0", "bob")
+    site.broker.command = FAKE_SESSION
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    for _ in range(2):
+        assert site.hub
+        assert site.hub.caretaker.strays() == []
+        await site.down()
+        await site.up()

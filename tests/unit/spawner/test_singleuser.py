@@ -3,101 +3,226 @@
 import asyncio
 import json
 import os
+import shutil
+import ssl
 import subprocess
 import sys
-import urllib.error
-import urllib.request
+import tempfile
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
+import aiohttp
+import psutil
 import pytest
 
-from carme_spawner import singleuser
-from carme_spawner.singleuser import SessionServer
+from carme.sessions import Step
+from carme_spawner.names import ServerResolver, address_in
+from carme_spawner.singleuser.certificates import Certificates
+from carme_spawner.singleuser.hub import Hub, Refused, Unanswered
 
-from .conftest import Site, eventually
+from .conftest import NO_GPU, Site, eventually
 
 COMMAND = [sys.executable, "-m", "carme_spawner.singleuser", "--allow-root"]
 
 
-async def test_jupyterlab_reports_to_the_hub_and_asks_for_a_login(site: Site) -> None:
+@pytest.fixture
+async def server(site: Site) -> AsyncIterator[Site]:
+    """A site in which ada's session s1 is ready."""
     site.broker.command = COMMAND
     await site.start()
     await eventually(site.is_ready, "JupyterLab is ready")
-    target = urlsplit(site.routes["/jupyter/user/ada/s1/"]["target"])
-    assert target.hostname == "127.0.0.1"
-    url = f"http://127.0.0.1:{target.port}/jupyter/user/ada/s1"
-
-    def get(path: str, token: str = "") -> bytes:
-        headers = {"Authorization": f"token {token}"} if token else {}
-        with urllib.request.urlopen(urllib.request.Request(url + path, headers=headers)) as answer:
-            return answer.read()
-
-    assert "version" in json.loads(await asyncio.to_thread(get, "/api"))
-    try:
-        await asyncio.to_thread(get, "/api/contents")
-        raise AssertionError("the server answered a stranger")
-    except urllib.error.HTTPError as error:
-        assert error.code == 403
+    yield site
+    await leave(site)
 
 
-class Reporting(SessionServer):
-    """The part that talks to the hub, without JupyterLab."""
+async def leave(site: Site) -> None:
+    """End the servers, and remove what an epilog would remove."""
+    await site.broker.end_all()
+    for process in site.broker.processes.values():
+        shutil.rmtree(Path(tempfile.gettempdir(), f"carme-{process.pid}"), ignore_errors=True)
 
-    app = SimpleNamespace(port=40123, ip="127.0.0.1", stop=lambda: None)  # pyright: ignore
+
+async def test_it_reports_to_the_hub_and_asks_for_a_login(server: Site) -> None:
+    status, body = await server.visit("/api")
+    assert status == 200
+    assert "version" in json.loads(body)
+    assert (await server.visit("/api/contents"))[0] == 403
+    status, body = await server.visit("/api/contents", server.token(100))
+    assert status == 200, server.broker.facts[100].log
+
+
+async def test_another_users_token_opens_nothing(server: Site) -> None:
+    await server.start(user="eve")
+    for path in ("/api/contents", "/carme/status", "/app/mine/", "/tensorboard/"):
+        assert (await server.visit(path, server.token(101)))[0] == 403, path
+
+
+async def test_it_listens_on_one_address_and_talks_to_nobody_without_a_certificate(server: Site) -> None:
+    target = urlsplit(server.routes["/jupyter/user/ada/s1/"]["target"])
+    assert target.hostname
+    assert target.port
+    address = address_in(target.hostname)
+    assert address is not None
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.2", target.port)
+    stranger = ssl.create_default_context()
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        reader, writer = await asyncio.open_connection(address, target.port, ssl=stranger)
+        writer.write(b"GET /jupyter/user/ada/s1/api HTTP/1.0\r\n\r\n")
+        if not await reader.read():
+            raise ConnectionError
+
+
+async def test_it_says_when_its_job_reached_each_step(site: Site) -> None:
+    site.broker.command = ["env", "CARME_STEP_PROLOG=1.5e9", *COMMAND]
+    began = time.time()
+    await site.start()
+    await eventually(site.is_ready, "JupyterLab is ready")
+    marks = {mark.step: mark.at.timestamp() for _, note in site.broker.notes for mark in note.marks}
+    assert marks[Step.PROLOG] == 1.5e9
+    assert began - 1 <= marks[Step.CONTAINER] <= marks[Step.LISTENING] <= time.time()
+    await leave(site)
+
+
+async def test_a_browser_gets_pages_and_the_hub_hears_of_the_first(server: Site) -> None:
+    token = server.token(100)
+    status, page = await server.visit("/lab", token)
+    assert status == 200
+    assert b"carme-session" in page  # the panel is among the page's extensions
+
+    def known() -> bool:
+        return any(mark.step is Step.FIRST_PAGE for _, note in server.broker.notes for mark in note.marks)
+
+    await eventually(known, "the hub heard of the first page")
+    status, body = await server.visit("/carme/status", token)
+    assert status == 200
+    assert json.loads(body)["extend"] is True
+
+
+async def test_more_time_is_asked_of_the_hub(server: Site) -> None:
+    token = server.token(100)
+    status, body = await server.visit("/carme/extend", token, post={"minutes": 30})
+    assert status == 200
+    assert set(json.loads(body)) == {"ends", "minutes_limit"}
+    server.broker.refuse = NO_GPU
+    status, body = await server.visit("/carme/extend", token, post={"minutes": 30})
+    assert (status, json.loads(body)) == (400, {"message": str(NO_GPU)})
+    for wrong in ({}, {"minutes": 0}, {"minutes": "5"}, {"minutes": True}, []):
+        assert (await server.visit("/carme/extend", token, post=wrong))[0] == 400, wrong
+    assert (await server.visit("/carme/extend", post={"minutes": 30}))[0] == 403
+
+
+async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
+    token = server.token(100)
+    _, body = await server.visit("/api/kernels", token, post={"name": "python3"})
+    kernel = json.loads(body)["id"]
+    target = server.routes["/jupyter/user/ada/s1/"]["target"].replace("https", "wss")
+    connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
+    url = f"{target}/jupyter/user/ada/s1/api/kernels/{kernel}/channels"
+    content = {"code": "6 * 7", "silent": False, "store_history": False, "user_expressions": {}}
+    header = {"msg_id": "1", "msg_type": "execute_request", "session": "s", "username": "", "version": "5.3"}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    async with (
+        aiohttp.ClientSession(connector=connector) as client,
+        client.ws_connect(url, headers={"Authorization": f"token {token}"}) as socket,
+    ):
+        await socket.send_json(message)
+        while (answer := await socket.receive_json())["msg_type"] != "execute_result":
+            pass
+    assert answer["content"]["data"]["text/plain"] == "42"
+    # Whoever may connect to a kernel can read its output: no other user of the node gets to its sockets.
+    folder = Path(tempfile.gettempdir(), f"carme-{server.broker.processes[100].pid}/jupyter")
+    assert json.loads((folder / f"kernel-{kernel}.json").read_text())["transport"] == "ipc"
+    assert [part.stat().st_mode & 0o777 for part in (folder, folder.parent)] == [0o700, 0o700]
+
+
+async def test_it_and_its_kernels_end_when_told_to(server: Site) -> None:
+    status, _ = await server.visit("/api/kernels", server.token(100), post={"name": "python3"})
+    assert status == 201
+    process = server.broker.processes[100]
+    kernels = psutil.Process(process.pid).children(recursive=True)
+    assert kernels
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert not any(kernel.is_running() for kernel in kernels)
+
+
+async def test_certificates_that_are_not_whole_end_it(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/singleuser.key").touch()
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "JUPYTERHUB_API_URL": "https://127.0.0.1:9",
+        "JUPYTERHUB_API_TOKEN": "x",
+        "CARME_JOB_FOLDER": str(tmp_path),
+    }
+    result = await asyncio.to_thread(
+        subprocess.run, COMMAND, capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert result.returncode == 1
+    assert "singleuser.crt" in result.stderr
+    assert "Start the session again." in result.stderr
 
 
 @pytest.fixture
-async def reporting(site: Site, monkeypatch: pytest.MonkeyPatch) -> Reporting:
-    """A server whose job runs and which has not reported yet."""
+async def hub(site: Site, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub as a server sees it whose job runs and which has not reported yet."""
     site.broker.command = ["sleep", "60"]
     await site.start()
     for name, value in site.broker.requests[100].request.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Reporting, "failed", False)
-    return Reporting()
+    monkeypatch.setenv("CARME_JOB_FOLDER", str(site.broker.folder(100)))
+    return Hub(Certificates.of_job())
 
 
-async def test_a_server_that_the_hub_refuses_ends(
-    reporting: Reporting, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+REPORT = {"port": 40123, "host": "127.0.0.1", "pid": 1}
+
+
+async def test_a_server_with_a_wrong_token_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "0" * 32)
-    await reporting.report()
-    assert reporting.failed
-    assert "The hub refuses this server" in capfd.readouterr().err
+    with pytest.raises(Refused):
+        await hub.announce(REPORT)
 
 
-async def test_a_server_waits_for_a_hub_that_restarts(site: Site, reporting: Reporting) -> None:
+async def test_a_server_waits_for_a_hub_that_restarts(site: Site, hub: Hub) -> None:
     await site.down()
-    report = asyncio.create_task(reporting.report())
+    report = asyncio.create_task(hub.announce(REPORT))
     await asyncio.sleep(0.5)
     assert not report.done()
     await site.up()
     await report
-    assert not reporting.failed
 
 
-async def test_a_server_gives_up_if_the_hub_stays_away(
-    site: Site, reporting: Reporting, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(singleuser, "PATIENCE", 0.3)
+async def test_a_server_gives_up_if_the_hub_stays_away(site: Site, hub: Hub) -> None:
     await site.down()
-    await reporting.report()
-    assert reporting.failed
-    assert "The hub was not there" in capfd.readouterr().err
+    with pytest.raises(Unanswered):
+        await hub.announce(REPORT, patience=0.3)
+
+
+async def test_the_hubs_refusal_of_more_time_is_its_sentence(site: Site, hub: Hub) -> None:
+    assert set(await hub.tell("extend", {"minutes": 5})) == {"ends", "minutes_limit"}
+    with pytest.raises(Refused, match="minutes"):
+        await hub.tell("extend", {"minutes": -5})
 
 
 def test_it_needs_nothing_of_the_hubs_host_and_says_what_it_is_for(tmp_path: Path) -> None:
     code = (
         "import sys, carme_spawner.singleuser as server\n"
-        "print({'carme', 'batchspawner', 'oauthenticator'} & set(sys.modules))\n"
+        "from carme_spawner.singleuser import imports\n"
+        "imports.prepare()\n"
+        "import carme_spawner.singleuser.server\n"
+        "unwanted = {'carme', 'batchspawner', 'oauthenticator', 'sqlalchemy', 'jupyterhub.orm'}\n"
+        "print(unwanted & set(sys.modules))\n"
+        "import jupyterhub.orm, sqlalchemy; jupyterhub.orm.User, sqlalchemy.Column\n"
         "server.main()"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
     )
-    assert result.stdout.strip() == "set()"
+    assert result.stdout.strip() == "set()", result.stderr
     assert result.returncode == 1
     assert "JUPYTERHUB_API_TOKEN must be set" in result.stderr

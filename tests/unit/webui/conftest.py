@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import django
@@ -87,8 +88,10 @@ from django.core.cache import cache  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.test import Client  # noqa: E402
 
+from carme_webui.accounts import login  # noqa: E402
 from carme_webui.accounts.models import User  # noqa: E402
-from carme_webui.celery import app as celery_app  # noqa: E402
+from carme_webui.errands import Errands  # noqa: E402
+from carme_webui.sessions import lifecycle  # noqa: E402
 
 from .fake_broker import FakeBroker  # noqa: E402
 from .fake_hub import FakeHub  # noqa: E402
@@ -128,12 +131,34 @@ def hub(settings) -> Iterator[FakeHub]:
         yield running
 
 
+class Here(Executor):
+    """Does what it is given at once, in the caller's thread, which sees the test's database."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class Never(Executor):
+    """Loses what it is given, as a process does that is killed."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        return Future()
+
+
 @pytest.fixture
-def worker() -> Iterator[None]:
-    """A worker that takes every task at once."""
-    celery_app.conf.task_always_eager = True
-    yield
-    celery_app.conf.task_always_eager = False
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errands are done before a page is answered."""
+    for module in (lifecycle, login):
+        monkeypatch.setattr(module, "errands", Errands(Here()))
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch):
+    """The portal dies before it does its errands; calling this starts a new one."""
+    monkeypatch.setattr(lifecycle, "errands", Errands(Never()))
+    return lambda: monkeypatch.setattr(lifecycle, "errands", Errands(Here()))
 
 
 def _account(name: str) -> User:

@@ -2,13 +2,14 @@
 
 import socketserver
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from carme.broker import protocol
 from carme.errors import CarmeError, NotFound
 from carme.jobs import Cluster, Job, JobState, Node, Partition
+from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -21,6 +22,18 @@ def make_job(job_id: int, user: str = "alice", state: str = "RUNNING", **fields:
         "submitted": NOW, "minutes_limit": 60,
     }  # fmt: skip
     return Job(**(values | fields))
+
+
+def make_session(name: str, state: str = "ready", steps: int = 0, **fields: Any) -> Session:
+    """What the broker says of a session; it has reached that many steps, one each second."""
+    marks = tuple(
+        Mark(step=step, at=NOW + timedelta(seconds=number)) for number, step in enumerate(list(Step)[:steps])
+    )
+    values: dict[str, Any] = {
+        "name": name, "owner": "alice", "job_id": 7, "image": "torch", "state": SessionState(state),
+        "marks": marks, "partition": "gpu",
+    }  # fmt: skip
+    return Session(**(values | fields))
 
 
 CLUSTER = Cluster(
@@ -38,7 +51,10 @@ CLUSTER = Cluster(
 
 
 class FakeBroker:
-    """`queue`: what Slurm has; `archive`: what only accounting has; `asked`: all requests so far."""
+    """`queue`: what Slurm has; `archive`: what only accounting has; `told`: sessions; `asked`: all requests.
+
+    `refusal` is how it answers who asks for more time.
+    """
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -47,7 +63,9 @@ class FakeBroker:
         self.archive: dict[int, Job] = {}
         self.logs: dict[int, bytes] = {}
         self.asked: list[protocol.Request] = []
-        self.changes: list[int] = []
+        self.told: dict[str, Session] = {}
+        self.refusal: CarmeError | None = None
+        self.changes: list[int | str] = []
         self.epoch = "a"
 
     def put(self, job: Job) -> Job:
@@ -55,6 +73,12 @@ class FakeBroker:
         self.queue[job.id] = job
         self.changes.append(job.id)
         return job
+
+    def tell(self, session: Session) -> Session:
+        """The session appears or changes."""
+        self.told[session.name] = session
+        self.changes.append(session.name)
+        return session
 
     def leave(self, job: Job) -> Job:
         """The job is only in accounting from now on, and no event says so."""
@@ -73,14 +97,29 @@ class FakeBroker:
     def answer(self, request: protocol.Request) -> Any:
         match request:
             case protocol.GetCluster():
-                return self.cluster
+                # Taken a moment ago, unless a test says otherwise.
+                taken = datetime.now(UTC) if self.cluster.taken == NOW else self.cluster.taken
+                return self.cluster.model_copy(update={"taken": taken})
             case protocol.GetEvents(cursor=cursor):
                 epoch, _, seen = (cursor or "").partition("-")
                 complete = epoch != self.epoch
-                ids = self.queue.keys() if complete else set(self.changes[int(seen) :])
-                jobs = [self.queue[job_id] for job_id in ids if job_id in self.queue]
-                cursor = f"{self.epoch}-{len(self.changes)}"
-                return protocol.EventBatch(jobs=jobs, cursor=cursor, complete=complete)
+                changed = {*self.queue, *self.told} if complete else set(self.changes[int(seen) :])
+                return protocol.EventBatch(
+                    jobs=[job for job in self.queue.values() if job.id in changed],
+                    sessions=[session for session in self.told.values() if session.name in changed],
+                    cursor=f"{self.epoch}-{len(self.changes)}",
+                    complete=complete,
+                )
+            case protocol.GetSessions(active=active):
+                return [session for session in self.told.values() if not (active and session.is_over)]
+            case protocol.GetSession(name=name):
+                if name not in self.told:
+                    raise NotFound(f"There is no session {name}.", "Check the name.")
+                return self.told[name]
+            case protocol.Extend(minutes=minutes):
+                if self.refusal is not None:
+                    raise self.refusal
+                return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
             case protocol.GetJobs(active=active):
                 return [job for job in self.queue.values() if job.is_active or not active]
             case protocol.GetHistory():
@@ -98,7 +137,12 @@ class FakeBroker:
                     size=len(self.logs[job_id]),
                 )
             case protocol.Cancel(job_id=job_id):
-                self.put(self._known(job_id).model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
+                for session in self.told.values():
+                    if session.job_id == job_id:
+                        self.tell(
+                            session.model_copy(update={"state": SessionState.ENDED, "ending": Ending.STOPPED})
+                        )
+                        break
                 return None
         raise AssertionError(f"the portal must not ask for {request.method}")
 

@@ -10,11 +10,16 @@ PREFIX = "/jupyter/hub/api/"
 
 
 class FakeHub:
-    """A hub. `starts` says how it answers the next starts: `ready`, `pending`, `refuse` or `silent`."""
+    """A hub.
+
+    `starts` says how it answers the next starts: `ready`, `pending`, `refuse` or `silent`; `stops` how it
+    answers a stop: `fast` or `slow`.
+    """
 
     def __init__(self, token: str) -> None:
         self.token = token
         self.starts = "ready"
+        self.stops = "fast"
         self.refusal = "There is no image 'x'."
         self.users: set[str] = set()
         self.servers: dict[tuple[str, str], dict[str, Any]] = {}
@@ -45,6 +50,8 @@ class FakeHub:
                     return 409, {"message": "exists"}
                 self.users.add(user)
                 return 201, {"name": user}
+            case "DELETE", ["carme", "logins", user]:
+                return (204, "") if user in self.users else (404, {"message": "no user"})
             case _, ["users", user, "servers", *_] if user not in self.users:
                 return 404, {"message": "Not Found"}
             case "GET", ["users", user, "servers", name]:
@@ -67,6 +74,10 @@ class FakeHub:
                 ready = self.starts == "ready"
                 self.set(user, name, ready=ready, pending=None if ready else "spawn")
                 return (201 if ready else 202), ""
+            case "DELETE", ["users", user, "servers", name] if (
+                self.stops == "slow" and (user, name) in self.servers
+            ):
+                return 202, ""
             case "DELETE", ["users", user, "servers", name]:
                 found = self.servers.pop((user, name), None)
                 return (204, "") if found else (404, {"message": "no server"})

@@ -1,14 +1,13 @@
 """The mirror of Slurm's jobs, and the pages that show them."""
 
-import threading
 from datetime import timedelta
 
 import pytest
-from django.db import connection
 from django.utils import timezone
 
+from carme_webui.cluster import broker as site_broker
+from carme_webui.jobs.mirror import follow
 from carme_webui.jobs.models import Job, Mirror
-from carme_webui.jobs.tasks import mirror_jobs
 
 from .conftest import Browser
 from .fake_broker import NOW, FakeBroker, make_job
@@ -16,6 +15,11 @@ from .fake_broker import NOW, FakeBroker, make_job
 
 def states() -> dict[int, str]:
     return dict(Job.objects.values_list("id", "state"))
+
+
+def news() -> bool:
+    """Read what the broker has to say."""
+    return follow(site_broker())
 
 
 def sweep_is_due() -> None:
@@ -28,12 +32,12 @@ def sweep_is_due() -> None:
 def test_jobs_of_all_users_and_their_changes_are_stored(db, broker: FakeBroker) -> None:
     broker.put(make_job(1, state="PENDING", reason="Resources", started=None))
     broker.put(make_job(2, user="bob"))
-    mirror_jobs()
+    news()
     assert states() == {1: "PENDING", 2: "RUNNING"}
     assert "next in line" in Job.objects.get(id=1).explanation
 
     broker.put(make_job(1, started=NOW))
-    mirror_jobs()
+    news()
     assert Job.objects.get(id=1).state == "RUNNING"
     assert Job.objects.get(id=1).started == NOW
     assert broker.asked_for("events")[-1].cursor == "a-2", "only the news were asked for"
@@ -41,8 +45,8 @@ def test_jobs_of_all_users_and_their_changes_are_stored(db, broker: FakeBroker) 
 
 def test_the_past_is_fetched_once_at_the_start(db, broker: FakeBroker) -> None:
     broker.leave(make_job(7, state="COMPLETED", ended=NOW, exit_code=0))
-    mirror_jobs()
-    mirror_jobs()
+    news()
+    news()
     assert states() == {7: "COMPLETED"}
     assert len(broker.asked_for("history")) == 1
 
@@ -51,11 +55,11 @@ def test_after_a_gap_the_missed_past_is_fetched_and_vanished_jobs_get_their_end(
     db, broker: FakeBroker
 ) -> None:
     broker.put(make_job(1))
-    mirror_jobs()
+    news()
     broker.leave(make_job(1, state="TIMEOUT", ended=NOW))
     broker.leave(make_job(2, state="FAILED", exit_code=3, ended=NOW))  # came and went unseen
     broker.restart()
-    mirror_jobs()
+    news()
     assert states() == {1: "TIMEOUT", 2: "FAILED"}
     assert broker.asked_for("history")[-1].since is not None
     assert not Job.objects.filter(active=True).exists()
@@ -63,20 +67,20 @@ def test_after_a_gap_the_missed_past_is_fetched_and_vanished_jobs_get_their_end(
 
 def test_a_job_that_leaves_the_queue_without_an_event_is_found_out(db, broker: FakeBroker) -> None:
     broker.put(make_job(1))
-    mirror_jobs()
+    news()
     broker.leave(make_job(1, state="NODE_FAIL", ended=NOW))
     sweep_is_due()
-    mirror_jobs()
+    news()
     assert states() == {1: "NODE_FAIL"}
 
 
 def test_rows_stay_when_slurm_forgets(db, broker: FakeBroker) -> None:
     broker.put(make_job(1, state="COMPLETED", ended=NOW))
     broker.put(make_job(2))
-    mirror_jobs()
+    news()
     broker.queue.clear()
     broker.restart()
-    mirror_jobs()
+    news()
     assert states() == {1: "COMPLETED", 2: "UNKNOWN"}
     assert Job.objects.get(id=2).explanation == "Slurm no longer knows how this job ended."
     assert not Job.objects.filter(active=True).exists()
@@ -84,46 +88,16 @@ def test_rows_stay_when_slurm_forgets(db, broker: FakeBroker) -> None:
 
 def test_a_broker_that_is_down_loses_nothing(db, broker: FakeBroker, folder) -> None:
     broker.put(make_job(1))
-    mirror_jobs()
+    news()
     (folder / "broker.sock").rename(folder / "away.sock")
-    mirror_jobs()
+    news()
     assert "does not answer" in Mirror.load().failure
     assert states() == {1: "RUNNING"}
     (folder / "away.sock").rename(folder / "broker.sock")
     broker.put(make_job(1, state="COMPLETED", ended=NOW))
-    mirror_jobs()
+    news()
     assert Mirror.load().failure == ""
     assert states() == {1: "COMPLETED"}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_twice_at_once_runs_once(broker: FakeBroker) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-    answer = broker.answer
-
-    def slow(request):
-        if request.method == "events":
-            inside.set()
-            go_on.wait(10)
-        return answer(request)
-
-    broker.answer = slow  # type: ignore[method-assign]
-    broker.put(make_job(1))
-
-    def run() -> None:
-        mirror_jobs()
-        connection.close()
-
-    first = threading.Thread(target=run)
-    first.start()
-    assert inside.wait(10)
-    mirror_jobs()
-    go_on.set()
-    first.join(10)
-    assert len(broker.asked_for("events")) == 1
-    assert states() == {1: "RUNNING"}
-    mirror_jobs()
-    assert len(broker.asked_for("events")) == 2, "the turn was given back"
 
 
 # --- the pages -------------------------------------------------------------------------------------------
@@ -162,7 +136,7 @@ def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeB
 
 def test_pages_work_while_the_broker_is_down(browser: Browser) -> None:
     Job.store([make_job(1, name="kept")])
-    mirror_jobs()
+    news()
     page = browser.get("/jobs/").content.decode()
     assert "kept" in page and 'role="alert"' in page and "does not answer" in page
     assert "does not answer" in browser.get("/jobs/1/").content.decode()

@@ -15,6 +15,7 @@ from carme_webui.accounts.models import User
 from carme_webui.main import main
 
 from .conftest import CLIENT_SECRET, PASSWORD, Browser
+from .fake_hub import FakeHub
 
 LOGIN = "/accounts/login/"
 CALLBACK = "https://carme.example:8443/jupyter/hub/oauth_callback"
@@ -67,6 +68,14 @@ def test_signing_out_needs_a_form(browser: Browser) -> None:
     # The cookies of JupyterHub and its servers go as well.
     assert signed_out["Clear-Site-Data"] == '"cookies"'
     assert browser.get("/").status_code == 302
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_signing_out_tells_the_hub(browser: Browser, hub: FakeHub, at_once, down: bool) -> None:
+    hub.down = down
+    assert browser.send("/accounts/logout/", "/accounts/logout/").status_code == 302
+    assert hub.called("DELETE") == [("carme/logins/alice", None)]
+    assert browser.get("/").status_code == 302, "also while the hub is away"
 
 
 def test_cookies_belong_to_this_origin_alone(anonymous: Browser, alice: User) -> None:

@@ -1,28 +1,31 @@
-"""Sessions: the form, the hub, Slurm, and what the owner reads."""
+"""Sessions: the form, the hub, what the broker says, and what the owner reads."""
 
 import re
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
-from kombu import pools
 
-from carme_webui.celery import app as celery_app
-from carme_webui.jobs.tasks import mirror_jobs
-from carme_webui.sessions.models import OVER, TRANSITIONS, Event, Session, State, new_name
-from carme_webui.sessions.tasks import reconcile_sessions, start_session
+from carme.errors import InvalidRequest
+from carme.jobs import LOG_FOLLOWS
+from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, Outlook, SessionState
+from carme_webui.cluster import broker as site_broker
+from carme_webui.jobs.mirror import follow
+from carme_webui.jobs.models import Mirror
+from carme_webui.sessions.lifecycle import tend_all
+from carme_webui.sessions.models import BEFORE, Session, new_name
 
 from .conftest import Browser
-from .fake_broker import CLUSTER, NOW, FakeBroker, make_job
+from .fake_broker import CLUSTER, NOW, FakeBroker, make_job, make_session
 from .fake_hub import FakeHub
 
 FORM = {
     "name": "s0123abcd", "title": "My run", "image": "torch", "partition": "gpu", "gpu_type": "a100",
     "gpus_per_node": "2", "nodes": "1", "minutes": "60",
 }  # fmt: skip
+NAME, PAGE = "s0123abcd", "/sessions/s0123abcd/"
 
-pytestmark = pytest.mark.usefixtures("worker")
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def start(browser: Browser, **fields: object):
@@ -33,30 +36,29 @@ def the() -> Session:
     return Session.objects.get()
 
 
-def later(seconds: float) -> None:
-    """Let that time pass for all sessions."""
+def shown(browser: Browser, page: str = PAGE) -> str:
+    return browser.get(page).content.decode()
+
+
+def rounds(*, seconds: float = 0) -> None:
+    """One round of all that the portal does by itself, after a while."""
     for session in Session.objects.all():
-        for field in ("created", "changed", "asked", "gone"):
+        for field in ("created", "changed", "asked"):
             if value := getattr(session, field):
                 setattr(session, field, value - timedelta(seconds=seconds))
         session.save()
-
-
-def rounds(*, seconds: float = 20) -> None:
-    """One round of each background task, after a while."""
-    later(seconds)
-    mirror_jobs()
-    reconcile_sessions()
+    follow(site_broker())
+    tend_all()
 
 
 @pytest.fixture
-def running(browser: Browser, broker: FakeBroker, hub: FakeHub) -> Session:
-    """Alice's running session with its Slurm job 7."""
+def ready(browser: Browser, broker: FakeBroker, hub: FakeHub) -> Session:
+    """Alice's session with its Slurm job 7, ready."""
     start(browser)
-    broker.put(make_job(7, name=the().job_name, kind="session", started=NOW))
-    mirror_jobs()
-    reconcile_sessions()
-    assert the().state == State.RUNNING and the().job_id == 7
+    broker.put(make_job(7, name="session-s0123abcd", kind="session", started=NOW))
+    broker.tell(make_session(NAME, steps=8, node_list="n1"))
+    rounds()
+    assert (the().state, the().job_id) == ("ready", 7)
     return the()
 
 
@@ -71,11 +73,9 @@ def test_a_start_makes_the_hubs_user_and_server(browser: Browser, broker: FakeBr
     assert path == "users/alice/servers/s0123abcd"
     assert body["user_options"] == {
         "image": "torch", "nodes": 1, "gpus_per_node": 2, "gpu_type": "a100", "minutes": 60,
-        "partition": "gpu", "title": "My run",
+        "partition": "gpu", "title": "My run", "app": "lab",
     }  # fmt: skip
-    assert the().state == State.RUNNING
-    page = browser.get("/").content.decode()
-    assert 'href="/jupyter/user/alice/s0123abcd/"' in page
+    assert (the().state, the().label) == ("requested", "Requested")
 
 
 def test_a_form_sent_twice_starts_one_session(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
@@ -93,23 +93,101 @@ def test_a_name_that_is_another_persons_gives_a_fresh_one(
     assert Session.objects.filter(owner__username="bob").exclude(name="s0123abcd").count() == 1
 
 
-def test_a_slow_start_is_followed(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
+def test_a_session_is_followed_from_the_queue_to_the_end(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
     hub.starts = "pending"
     start(browser)
-    broker.put(make_job(7, name=the().job_name, state="PENDING", reason="Priority"))
-    rounds(seconds=0)
-    page = browser.get("/sessions/s0123abcd/live/").content.decode()
-    assert the().state == State.STARTING
-    assert "Waiting in the queue" in page and "higher priority are waiting in front" in page
-    assert "Open" not in page
+    broker.tell(make_session(NAME, "queued", 2, sentence="Jobs of higher priority are in front."))
+    rounds()
+    page = shown(browser)
+    assert "Waiting in the queue" in page and "Jobs of higher priority are in front." in page
+    assert "/jupyter/user/" not in page
 
-    broker.put(make_job(7, name=the().job_name, started=NOW))
-    hub.set("alice", "s0123abcd", ready=True)
-    rounds(seconds=0)
-    page = browser.get("/sessions/s0123abcd/live/").content.decode()
-    assert the().state == State.RUNNING
-    assert 'href="/jupyter/user/alice/s0123abcd/"' in page
-    assert "Job submitted" in page and "Job started" in page and "Slurm job 7" in page
+    broker.tell(make_session(NAME, "starting", 4, node_list="n1"))
+    rounds()
+    page = shown(browser)
+    assert "Starting" in page and "The container is being started." in page
+    assert "Jobs of higher priority" not in page, "what held it up is over"
+    assert "/jupyter/user/" not in page, "nothing that is not known to run can be opened"
+
+    broker.tell(make_session(NAME, "ready", 8, node_list="n1"))
+    rounds()
+    page = shown(browser)
+    assert 'href="/jupyter/user/alice/s0123abcd/lab"' in page
+    for step in ("Submitted to Slurm", "Nodes allocated", "Container started", "First page shown"):
+        assert step in page
+    assert re.search(r"Container started</th>.*?1\.0</td>", page, re.S)
+
+    sentence = "It used 9 GiB of memory and was allowed 8 GiB. Ask for more GPUs."
+    said = f"{sentence}{LOG_FOLLOWS}Killed"
+    broker.tell(make_session(NAME, "ended", 8, ending="out_of_memory", sentence=said))
+    broker.logs[7] = b"Killed"
+    broker.put(make_job(7, state="OUT_OF_MEMORY", ended=NOW))
+    rounds()
+    page = shown(browser)
+    assert "Out of memory" in page and sentence in page and page.count("Killed") == 1
+    assert "Killed" not in shown(browser, "/")
+    assert "/jupyter/user/" not in page and "Start again as before" in page
+
+
+def test_states_that_passed_unseen_are_skipped(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
+    start(browser)
+    broker.tell(make_session(NAME, "ready", 7))
+    rounds()
+    assert the().state == "ready"
+
+
+def test_what_the_broker_says_of_another_persons_job_of_that_name_does_not_count(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    start(browser)
+    broker.tell(make_session(NAME, "ready", 7, owner="bob"))
+    rounds()
+    assert (the().state, the().job_id) == ("requested", None)
+
+
+def test_an_earlier_job_of_that_name_does_not_count(ready: Session, broker: FakeBroker) -> None:
+    broker.tell(make_session(NAME, "ended", job_id=6, ending="finished"))
+    rounds()
+    assert (the().state, the().job_id) == ("ready", 7)
+
+
+@pytest.mark.parametrize(
+    ("outlook", "words"),
+    [
+        (Outlook(place=1, waiting=4, reason="It waits."), ["It is next in line", "no plan yet", "It waits."]),
+        (
+            Outlook(
+                place=3,
+                waiting=7,
+                reason="r",
+                earliest=NOW,
+                latest=NOW + timedelta(hours=1),
+                kept=9,
+                judged=10,
+            ),
+            [
+                "It is 3rd of 7 in line",
+                "between 20 Nov, 12:00 and 20 Nov, 13:00 UTC",
+                "Of the last 10 such ranges, 9",
+            ],
+        ),
+        (
+            Outlook(place=2, waiting=2, reason="", earliest=NOW, latest=NOW),
+            ["2nd of 2", "about 20 Nov, 12:00 UTC", "not known yet"],
+        ),
+    ],
+)
+def test_while_it_waits_the_page_says_what_to_expect(
+    browser: Browser, broker: FakeBroker, hub: FakeHub, outlook: Outlook, words: list[str]
+) -> None:
+    start(browser)
+    broker.tell(make_session(NAME, "queued", 2, outlook=outlook))
+    rounds()
+    page = " ".join(shown(browser).split())
+    for word in words:
+        assert word in page
 
 
 @pytest.mark.parametrize(
@@ -161,7 +239,7 @@ def test_hostile_values_do_no_harm(browser: Browser, broker: FakeBroker, hub: Fa
         assert "<script>alert" not in page and "<img src=x" not in page
     for session in Session.objects.all():
         assert re.fullmatch(r"s[a-z0-9]{8}", session.name)
-        assert session.state == State.RUNNING, "the form lets nothing through that the hub refuses"
+        assert session.state == "requested", "the form lets nothing through that the hub refuses"
         page = browser.get(session.get_absolute_url()).content.decode()
         assert "<script>alert" not in page and "<img src=x" not in page
     page = browser.get("/").content.decode()
@@ -178,10 +256,12 @@ def test_a_refusal_of_the_hub_is_the_sentence_on_the_page(
     hub.starts = "refuse"
     hub.refusal = "Your account has <no> hours left. Ask your project's head."
     start(browser)
-    assert the().state == State.FAILED
-    page = browser.get("/sessions/s0123abcd/").content.decode()
-    assert "Your account has &lt;no&gt; hours left." in page
+    assert (the().state, the().ending) == ("ended", "refused")
+    page = shown(browser)
+    assert "Your account has &lt;no&gt; hours left." in page and "Refused" in page
     assert "Start again" in page
+    rounds(seconds=11)
+    assert the().settled and hub.called("DELETE"), "the hub keeps no record of it"
 
 
 @pytest.mark.parametrize("fault", ["stopped", "unreachable", "token"])
@@ -196,13 +276,30 @@ def test_a_hub_that_does_not_serve_is_a_sentence(
     else:
         hub.token = "another"
     start(browser)
-    assert the().state == State.FAILED
     expected = {
         "stopped": "JupyterHub is not running.",
         "unreachable": "JupyterHub cannot be reached.",
         "token": "JupyterHub refused the portal: Missing or invalid credentials.",
     }[fault]
-    assert expected in browser.get("/sessions/s0123abcd/").content.decode()
+    assert expected in shown(browser)
+    if fault != "token":
+        assert the().state == "requested" and "goes on trying" in shown(browser)
+        rounds(seconds=61)
+    assert (the().state, the().ending) == ("ended", "refused")
+    assert expected in shown(browser) and "goes on trying" not in shown(browser)
+
+
+def test_a_hub_that_comes_back_gets_the_start(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
+    hub.down = True
+    start(browser)
+    rounds(seconds=5)
+    assert the().state == "requested" and not hub.servers
+    hub.down = False
+    rounds(seconds=5)
+    assert len(hub.servers) == 1
+    broker.tell(make_session(NAME, "starting", 3))
+    rounds()
+    assert (the().state, the().sentence) == ("starting", "")
 
 
 def test_a_broker_that_is_down_is_a_banner_and_refuses_starts(browser: Browser, hub: FakeHub) -> None:
@@ -215,80 +312,18 @@ def test_a_broker_that_is_down_is_a_banner_and_refuses_starts(browser: Browser, 
     assert not Session.objects.exists()
 
 
-def test_a_queue_that_is_down_is_a_sentence(
-    browser: Browser, broker: FakeBroker, hub: FakeHub, monkeypatch, tmp_path
-) -> None:
-    celery_app.conf.task_always_eager = False
-    nowhere = celery_app.connection_for_write(url=f"redis+socket://{tmp_path}/none.sock")
-    monkeypatch.setattr(celery_app.amqp, "_producer_pool", pools.producers[nowhere])
-    start(browser)
-    assert the().state == State.FAILED
-    assert "task queue does not answer" in browser.get("/sessions/s0123abcd/").content.decode()
-
-
 def test_a_start_that_fails_later_tells_the_spawners_words(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     hub.starts = "pending"
     start(browser)
-    broker.put(make_job(7, name=the().job_name, state="FAILED", exit_code=1, ended=NOW))
-    broker.logs[7] = b"FATAL: no such file"
-    hub.fail("alice", "s0123abcd", "The image could not be opened. Choose another one.")
-    rounds()
-    assert (the().state, the().sentence) == (
-        State.FAILED, "The image could not be opened. Choose another one.",
-    )  # fmt: skip
-    assert "FATAL: no such file" in browser.get("/sessions/s0123abcd/").content.decode()
+    rounds(seconds=3)
+    assert the().state == "requested", "the hub is at it"
+    hub.fail("alice", NAME, "Slurm refuses the account. Choose another one.")
+    rounds(seconds=3)
+    assert (the().ending, the().sentence) == ("refused", "Slurm refuses the account. Choose another one.")
+    rounds(seconds=11)
     assert not hub.servers, "the hub keeps no record of it"
-
-
-def test_a_start_whose_job_dies_is_explained_by_slurm_when_the_hub_is_silent(
-    browser: Browser, broker: FakeBroker, hub: FakeHub
-) -> None:
-    hub.starts = "pending"
-    start(browser)
-    broker.put(make_job(7, name=the().job_name, state="NODE_FAIL", ended=NOW))
-    rounds()
-    assert (the().state, the().sentence) == (State.FAILED, "A node of the job failed; start it again.")
-
-
-def test_a_start_that_the_hub_gives_up_leaves_no_job(
-    browser: Browser, broker: FakeBroker, hub: FakeHub
-) -> None:
-    hub.starts = "pending"
-    start(browser)
-    broker.put(make_job(7, name=the().job_name, state="PENDING", reason="Priority"))
-    hub.fail("alice", "s0123abcd", "It took too long.")
-    rounds()
-    assert the().state == State.FAILED
-    assert [(request.job_id, request.user) for request in broker.asked_for("cancel")] == [(7, "alice")]
-
-
-def test_a_start_that_got_lost_is_found_out(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
-    hub.starts = "silent"
-    start(browser)
-    assert the().state == State.STARTING
-    rounds()
-    assert the().state == State.STARTING, "it may still be on its way"
-    rounds(seconds=61)
-    assert the().state == State.FAILED
-    assert "interrupted" in the().sentence
-
-
-def test_a_task_that_got_lost_is_queued_again(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
-    celery_app.conf.task_always_eager = False
-    start(browser)
-    assert the().state == State.REQUESTED
-    celery_app.conf.task_always_eager = True
-    rounds(seconds=21)
-    assert the().state == State.RUNNING
-
-
-def test_the_task_delivered_twice_starts_once(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
-    hub.starts = "pending"
-    start(browser)
-    start_session("s0123abcd")
-    assert len([path for path, _ in hub.called("POST") if "servers" in path]) == 2, "404, then the start"
 
 
 def test_a_start_that_fails_at_once_tells_the_spawners_words(
@@ -297,112 +332,451 @@ def test_a_start_that_fails_at_once_tells_the_spawners_words(
     hub.starts = "refuse"
     hub.refusal = "Internal Server Error"
     hub.users.add("alice")
-    hub.failures["alice", "s0123abcd"] = "Slurm refuses the account. Choose another one."
+    hub.failures["alice", NAME] = "Slurm refuses the account. Choose another one."
     start(browser)
-    assert (the().state, the().sentence) == (State.FAILED, "Slurm refuses the account. Choose another one.")
+    assert (the().ending, the().sentence) == ("refused", "Slurm refuses the account. Choose another one.")
+
+
+def test_once_there_is_a_job_the_broker_tells_how_it_failed(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    broker.tell(make_session(NAME, "starting", 3))
+    hub.starts = "refuse"
+    start(browser)
+    assert the().state == "starting"
+    broker.tell(make_session(NAME, "ended", 3, ending="died_at_start", sentence="It died: no space left."))
+    rounds()
+    assert (the().ending, the().sentence) == ("died_at_start", "It died: no space left.")
+
+
+def test_a_start_that_the_hub_never_got_is_asked_for_again(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    hub.starts = "silent"
+    start(browser)
+    assert the().state == "requested"
+    hub.starts = "pending"
+    rounds(seconds=3)
+    assert len(hub.servers) == 1
+
+
+def test_a_start_whose_answer_was_lost_is_not_asked_for_twice(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    hub.starts = "silent"
+    start(browser)
+    asked = len(hub.called("POST"))
+    broker.tell(make_session(NAME, "queued", 2))
+    # The hub has forgotten all about it, but there is a job.
+    Session.objects.update(asked=timezone.now() - timedelta(seconds=3))
+    tend_all()
+    assert len(hub.called("POST")) == asked
+    assert the().state == "queued"
+    hub.set("alice", NAME, pending="spawn")
+    Session.objects.update(state="requested", asked=timezone.now() - timedelta(seconds=3))
+    broker.told.clear()
+    tend_all()
+    assert len(hub.called("POST")) == asked, "the hub is at it"
+
+
+def test_a_start_that_comes_to_nothing_is_given_up(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    hub.starts = "pending"
+    start(browser)
+    rounds(seconds=61)
+    assert (the().state, the().ending) == ("ended", "refused")
+    assert "no job came of it" in the().sentence
+    rounds(seconds=11)
+    assert not hub.servers and the().settled
+
+
+def test_a_job_that_comes_after_the_start_was_given_up_is_ended(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    hub.starts = "silent"
+    start(browser)
+    rounds(seconds=61)
+    rounds(seconds=11)
+    assert the().is_over and the().settled
+    broker.tell(make_session(NAME, "starting", 3))
+    rounds(seconds=11)
+    assert [(request.job_id, request.user) for request in broker.asked_for("cancel")] == [(7, "alice")]
+    rounds(seconds=11)
+    assert the().is_over and the().settled
+
+
+def test_a_portal_that_dies_before_it_asked_the_hub_asks_when_it_is_back(
+    browser: Browser, broker: FakeBroker, hub: FakeHub, killed
+) -> None:
+    start(browser)
+    assert the().state == "requested" and not hub.calls
+    killed()
+    rounds()
+    assert len(hub.servers) == 1
+
+
+def test_a_portal_that_was_away_for_long_starts_nothing_late(
+    browser: Browser, broker: FakeBroker, hub: FakeHub, killed
+) -> None:
+    start(browser)
+    killed()
+    rounds(seconds=61)
+    assert (the().state, the().ending) == ("ended", "refused")
+    assert not hub.servers
+
+
+def test_what_ended_while_the_portal_was_away_is_found_out(ready: Session, broker: FakeBroker) -> None:
+    broker.told[NAME] = make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over.")
+    Mirror.objects.update(swept=None)
+    rounds()
+    assert (the().state, the().ending, the().sentence) == ("ended", "time_limit", "Its time was over.")
+
+
+def test_a_session_that_nobody_knows_any_more_has_ended(ready: Session, broker: FakeBroker) -> None:
+    broker.told.clear()
+    Mirror.objects.update(swept=None)
+    rounds()
+    assert (the().state, the().label) == ("ended", "Lost")
 
 
 # --- running, stopping, ending ---------------------------------------------------------------------------
 
 
-def test_stopping_asks_first(browser: Browser, running: Session, broker: FakeBroker, hub: FakeHub) -> None:
-    page = browser.get("/sessions/s0123abcd/stop/").content.decode()
-    assert "Stop the session" in page and the().state == State.RUNNING
-    answer = browser.send("/sessions/s0123abcd/stop/", "/sessions/s0123abcd/stop/")
-    assert answer.status_code == 302
-    assert the().state == State.STOPPING
+def stop(browser: Browser):
+    return browser.send(f"{PAGE}stop/", f"{PAGE}stop/")
+
+
+def test_stopping_asks_first(browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub) -> None:
+    assert "Stop the session" in shown(browser, f"{PAGE}stop/") and the().state == "ready"
+    assert stop(browser).status_code == 302
+    assert the().state == "stopping"
     assert hub.called("DELETE") == [("users/alice/servers/s0123abcd", {"remove": True})]
-    broker.leave(make_job(7, name=running.job_name, state="CANCELLED", ended=NOW))
     rounds()
-    assert (the().state, the().sentence) == (State.ENDED, "You stopped this session.")
+    assert the().state == "stopping", "the broker still has it as ready"
+    broker.tell(make_session(NAME, "ended", 8, ending="stopped", sentence="You stopped this session."))
+    rounds()
+    assert (the().label, the().sentence) == ("Stopped", "You stopped this session.")
+    assert not broker.asked_for("cancel"), "the hub did it"
+    rounds(seconds=11)
+    assert the().settled
+    calls = len(hub.calls)
+    rounds(seconds=11)
+    assert len(hub.calls) == calls, "an old session costs nothing"
 
 
 def test_a_stop_that_the_hub_lost_is_asked_for_again(
-    browser: Browser, running: Session, broker: FakeBroker, hub: FakeHub
+    browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
 ) -> None:
-    browser.send("/sessions/s0123abcd/stop/", "/sessions/s0123abcd/stop/")
-    hub.set("alice", "s0123abcd", ready=True)  # it came up again
+    hub.down = True
+    stop(browser)
+    hub.down = False
     rounds(seconds=1)
     assert len(hub.called("DELETE")) == 1, "two requests at once disturb each other"
     rounds(seconds=11)
-    assert len(hub.called("DELETE")) == 2
+    assert len(hub.called("DELETE")) == 2 and not hub.servers
 
 
-def test_stopping_before_the_hub_knew_of_it(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
-    celery_app.conf.task_always_eager = False
-    start(browser)
-    celery_app.conf.task_always_eager = True
-    browser.send("/sessions/s0123abcd/stop/", "/sessions/s0123abcd/stop/")
-    start_session("s0123abcd")  # the task comes late
+def test_a_slow_stop_is_waited_for(
+    browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
+) -> None:
+    hub.stops = "slow"
+    stop(browser)
+    broker.told.clear()
+    rounds(seconds=11)
+    assert the().state == "stopping"
+
+
+def test_stopping_a_job_that_the_hub_does_not_know_cancels_it(
+    browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
+) -> None:
+    hub.servers.clear()
+    stop(browser)
+    assert [(request.job_id, request.user) for request in broker.asked_for("cancel")] == [(7, "alice")]
     rounds()
-    assert the().state == State.ENDED
+    assert (the().state, the().ending) == ("ended", "stopped")
+
+
+def test_stopping_before_there_was_a_job(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
+    hub.starts = "pending"
+    start(browser)
+    stop(browser)
+    assert (the().state, the().ending) == ("ended", "stopped")
+    assert "before it had begun" in shown(browser)
     assert not hub.servers
 
 
-@pytest.mark.parametrize(
-    ("job_state", "fields", "state", "sentence"),
-    [
-        ("CANCELLED", {}, State.ENDED, "The job was cancelled."),
-        ("TIMEOUT", {}, State.ENDED, "The job reached its time limit and was ended; ask for more time."),
-        ("COMPLETED", {}, State.ENDED, "The job ended without an error."),
-        ("OUT_OF_MEMORY", {}, State.FAILED, "The job used more memory than it had asked for; ask for more."),
-        ("FAILED", {"exit_code": 3}, State.FAILED, "The job ended with exit code 3; its log says more."),
-    ],
-)
-def test_a_session_that_slurm_ends_shows_the_cause(
-    browser: Browser, running: Session, broker: FakeBroker, hub: FakeHub,
-    job_state: str, fields: dict[str, Any], state: State, sentence: str,
-) -> None:  # fmt: skip
-    broker.put(make_job(7, name=running.job_name, state=job_state, ended=NOW, **fields))
-    rounds(seconds=0)
-    assert (the().state, the().sentence) == (state, sentence)
-    assert not hub.servers, "the hub forgets the server that Slurm ended"
-    assert sentence in browser.get("/").content.decode()
-
-
-def test_slurms_word_counts_while_the_hub_is_down(running: Session, broker: FakeBroker, hub: FakeHub) -> None:
-    hub.down = True
-    broker.put(make_job(7, name=running.job_name, state="TIMEOUT", ended=NOW))
-    rounds()
-    assert the().state == State.ENDED
-
-
-def test_a_hub_that_restarts_disturbs_no_session(running: Session, broker: FakeBroker, hub: FakeHub) -> None:
-    hub.down = True
-    rounds()
-    assert the().state == State.RUNNING
-    hub.down = False
-    hub.set("alice", "s0123abcd", pending="check")
-    rounds()
-    assert the().state == State.RUNNING
-
-
-def test_a_server_stopped_in_the_hub_ends_the_session_when_its_job_ends(
-    running: Session, broker: FakeBroker, hub: FakeHub
+def test_stopping_before_the_hub_was_asked(
+    browser: Browser, broker: FakeBroker, hub: FakeHub, killed
 ) -> None:
-    hub.set("alice", "s0123abcd", stopped=True)
+    start(browser)
+    stop(browser)
+    assert the().state == "stopping" and not hub.calls
+    killed()
     rounds()
-    assert the().state == State.RUNNING, "its job still runs"
-    broker.leave(make_job(7, name=running.job_name, state="CANCELLED", ended=NOW))
-    rounds()
-    assert (the().state, the().sentence) == (State.ENDED, "The job was cancelled.")
+    assert (the().state, the().ending) == ("ended", "stopped")
+    assert not [path for path, _ in hub.called("POST")]
 
 
-def test_a_job_without_a_server_is_cancelled(running: Session, broker: FakeBroker, hub: FakeHub) -> None:
-    hub.servers.clear()
+@pytest.mark.parametrize("ending", Ending)
+def test_every_ending_is_shown_with_its_words(
+    browser: Browser, ready: Session, broker: FakeBroker, ending: Ending
+) -> None:
+    broker.tell(make_session(NAME, "ended", 8, ending=ending, sentence="This is why. Do that."))
     rounds()
-    assert not broker.asked_for("cancel"), "it is given some time"
-    rounds(seconds=31)
-    assert [(request.job_id, request.user) for request in broker.asked_for("cancel")] == [(7, "alice")]
-    rounds()
-    assert the().state == State.ENDED
+    label, failed = ENDINGS[ending]
+    page = shown(browser)
+    assert f'state ended{" failed" if failed else ""}">{label}</span> This is why. Do that.' in page
+    assert label in shown(browser, "/")
+    assert "/jupyter/user/" not in page
 
 
-def test_a_running_session_is_not_asked_about_all_the_time(running: Session, hub: FakeHub) -> None:
+def test_a_later_and_better_sentence_is_taken_over(ready: Session, broker: FakeBroker) -> None:
+    broker.tell(make_session(NAME, "ended", 8, ending="died", sentence="The job failed."))
+    rounds()
+    broker.tell(make_session(NAME, "ended", 8, ending="home_not_writable", sentence="Your home is full."))
+    rounds()
+    assert (the().ending, the().sentence) == ("home_not_writable", "Your home is full.")
+
+
+def test_a_lost_session_says_so_and_may_come_back(
+    browser: Browser, ready: Session, broker: FakeBroker
+) -> None:
+    broker.tell(make_session(NAME, "lost", 8, sentence="Node n1 does not answer."))
+    rounds()
+    page = shown(browser)
+    assert "Out of reach" in page and "Node n1 does not answer." in page
+    assert "/jupyter/user/" not in page and 'id="stop"' in page
+    broker.tell(make_session(NAME, "ready", 8))
+    rounds()
+    assert the().state == "ready" and "Node n1" not in shown(browser)
+
+
+def test_the_hub_is_not_asked_about_sessions_that_run(ready: Session, hub: FakeHub) -> None:
     before = len(hub.calls)
     for _ in range(5):
-        rounds(seconds=0)
+        rounds(seconds=60)
     assert len(hub.calls) == before
+
+
+def test_a_broker_that_is_silent_leaves_nothing_shown_as_certain(
+    browser: Browser, ready: Session, broker: FakeBroker, folder
+) -> None:
+    assert "uncertain" not in shown(browser)
+    (folder / "broker.sock").rename(folder / "away.sock")
+    rounds()
+    page = shown(browser)
+    assert "state ready uncertain" in page and "what is true now is not known" in page
+    assert "state ready uncertain" in shown(browser, "/")
+    (folder / "away.sock").rename(folder / "broker.sock")
+    rounds()
+    assert "uncertain" not in shown(browser)
+
+
+def test_while_slurm_is_silent_nothing_is_shown_as_certain(
+    browser: Browser, ready: Session, broker: FakeBroker
+) -> None:
+    assert "has not answered" not in shown(browser, "/")
+    broker.cluster = CLUSTER.model_copy(update={"taken": timezone.now() - timedelta(minutes=3)})
+    for page in (PAGE, "/"):
+        assert "Slurm has not answered for 3 minutes." in shown(browser, page)
+        assert "state ready uncertain" in shown(browser, page)
+
+
+# --- time ------------------------------------------------------------------------------------------------
+
+
+def runs_until(broker: FakeBroker, minutes: float, **fields: object) -> None:
+    """The session was given 60 minutes, of which so many are left."""
+    ends = timezone.now() + timedelta(minutes=minutes)
+    told = make_session(NAME, "ready", 8, ends=ends, **fields)
+    marks = tuple(
+        mark.model_copy(update={"at": ends - timedelta(minutes=60)}) if mark.step == "allocated" else mark
+        for mark in told.marks
+    )
+    broker.tell(told.model_copy(update={"marks": marks}))
+    rounds()
+
+
+def title(page: str) -> str:
+    return re.findall(r"<title>(.*?)</title>", page)[0]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "level", "words", "heading"),
+    [
+        (45.5, "", "46 minutes left", "Ready"),
+        (14.5, "near", "15 minutes left", "15 minutes left"),
+        (4.4, "urgent", "5 minutes left", "5 minutes left"),
+        (0.5, "urgent", "less than a minute left", "less than a minute left"),
+        (-1, "urgent", "less than a minute left", "less than a minute left"),
+    ],
+)
+def test_the_remaining_time_and_its_warnings(
+    browser: Browser, ready: Session, broker: FakeBroker, minutes: float, level: str, words: str, heading: str
+) -> None:
+    runs_until(broker, minutes)
+    page = shown(browser)
+    assert words in page and words in shown(browser, "/")
+    assert f'class="remaining {level}"' in page
+    assert ('role="alert"' in page) is bool(level)
+    assert f'max="100" value="{max(0, round(minutes * 100 / 60))}"' in page
+    assert title(page).startswith(f"{heading} · My run")
+    assert title(shown(browser, f"{PAGE}live/")) == title(page), "the title follows with the page"
+
+
+def test_an_idle_session_is_warned_before_it_is_stopped(
+    browser: Browser, ready: Session, broker: FakeBroker
+) -> None:
+    runs_until(broker, 45, stops_idle=timezone.now() + timedelta(minutes=9.5))
+    page = shown(browser)
+    assert "Nothing runs in it: it is stopped in 10 minutes" in page and "45 minutes left" in page
+    assert title(page).startswith("10 minutes left")
+
+
+def test_extending(browser: Browser, ready: Session, broker: FakeBroker) -> None:
+    runs_until(broker, 4)
+    answer = browser.send(PAGE, f"{PAGE}extend/", minutes="120")
+    assert answer.status_code == 302
+    (request,) = broker.asked_for("extend")
+    assert (request.job_id, request.minutes, request.user) == (7, 120, "alice")
+    page = shown(browser)
+    assert "The session now ends at 14:00 UTC." in page
+    told = the().last_told
+    assert told is not None and told.ends == NOW + timedelta(hours=2)
+
+
+def test_a_refused_extension_says_why(browser: Browser, ready: Session, broker: FakeBroker) -> None:
+    runs_until(broker, 4)
+    broker.refusal = InvalidRequest("A booking of <others> follows at 13:00.", "Ask for at most 20 minutes.")
+    browser.send(PAGE, f"{PAGE}extend/", minutes="60")
+    page = shown(browser)
+    assert "A booking of &lt;others&gt; follows at 13:00. Ask for at most 20 minutes." in page
+
+
+@pytest.mark.parametrize("minutes", ["", "0", "-5", "x", "601", "9" * 5000, "1e3", "1\n2"])
+def test_a_time_to_add_that_is_none_is_refused(
+    browser: Browser, ready: Session, broker: FakeBroker, minutes: str
+) -> None:
+    runs_until(broker, 4)
+    browser.send(PAGE, f"{PAGE}extend/", minutes=minutes)
+    assert not broker.asked_for("extend")
+    assert "must be a number of minutes from 1 to 600" in shown(browser)
+
+
+def test_a_session_that_is_over_cannot_be_extended(
+    browser: Browser, ready: Session, broker: FakeBroker
+) -> None:
+    broker.tell(make_session(NAME, "ended", 8, ending="finished"))
+    rounds()
+    assert 'id="extend"' not in shown(browser)
+    browser.send("/", f"{PAGE}extend/", minutes="60")
+    assert not broker.asked_for("extend")
+    assert "does not run" in shown(browser)
+
+
+def test_extending_is_offered_where_the_partition_allows_it(
+    browser: Browser, ready: Session, broker: FakeBroker, settings
+) -> None:
+    runs_until(broker, 30)
+    assert 'id="extend"' in shown(browser)
+    policy = type(settings.SITE).model_validate(
+        settings.SITE.model_dump() | {"partitions": {"gpu": {"extend": False}}}
+    )
+    settings.SITE = policy
+    assert 'id="extend"' not in shown(browser)
+
+
+# --- what can be opened ----------------------------------------------------------------------------------
+
+APPS = """{"name": "torch", "title": "T",
+    "entry_points": {"lab": "JupyterLab", "vscode": "VS <Code>", "own": "My app"}}"""
+
+
+@pytest.fixture
+def apps(folder):
+    manifest = folder / "images/torch.json"
+    before = manifest.read_text()
+    manifest.write_text(APPS)
+    yield
+    manifest.write_text(before)
+
+
+def test_each_app_of_the_image_can_be_opened(
+    browser: Browser, apps: None, broker: FakeBroker, hub: FakeHub
+) -> None:
+    start(browser, app="vscode")
+    assert the().asked_for.app == "vscode"
+    broker.tell(make_session(NAME, "ready", 8))
+    rounds()
+    page = shown(browser)
+    base = "/jupyter/user/alice/s0123abcd/"
+    links = re.findall(rf'id="(open[^"]*)" href="{base}([^"]*)">([^<]*)<', page)
+    assert links == [
+        ("open", "vscode/", "Open VS &lt;Code&gt;"),
+        ("open-lab", "lab", "Open JupyterLab"),
+        ("open-own", "app/own/", "Open My app"),
+    ]
+    assert f'href="{base}vscode/"' in shown(browser, "/")
+
+
+def test_an_app_that_the_image_lacks_is_refused(
+    browser: Browser, apps: None, broker: FakeBroker, hub: FakeHub
+) -> None:
+    answer = start(browser, image="keras", app="vscode")
+    assert answer.status_code == 422
+    assert (
+        "The image &#x27;keras&#x27; has no app &#x27;vscode&#x27;; it has: lab." in answer.content.decode()
+    )
+    assert start(browser, app="../../hub").status_code == 422
+    assert not Session.objects.exists()
+
+
+def test_apps_are_asked_for_only_where_there_is_a_choice(
+    browser: Browser, broker: FakeBroker, apps: None, folder
+) -> None:
+    assert 'name="app"' in shown(browser, "/")
+    (folder / "images/torch.json").write_text('{"name": "torch", "title": "T"}')
+    assert 'name="app"' not in shown(browser, "/")
+
+
+# --- again -----------------------------------------------------------------------------------------------
+
+
+def test_starting_again_as_before_is_one_click(
+    browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
+) -> None:
+    broker.tell(make_session(NAME, "ended", 8, ending="time_limit"))
+    rounds()
+    answer = browser.send(PAGE, f"{PAGE}again/", name="s11111111")
+    assert (answer.status_code, answer["Location"]) == (302, "/sessions/s11111111/")
+    fresh = Session.objects.get(name="s11111111")
+    assert fresh.asked_for == ready.asked_for
+    assert ("alice", "s11111111") in hub.servers
+    again = browser.send(PAGE, f"{PAGE}again/", name="s11111111")
+    assert again["Location"] == "/sessions/s11111111/" and Session.objects.count() == 2, "pressed twice"
+
+
+def test_what_cannot_be_started_again_leads_to_the_filled_in_form(
+    browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
+) -> None:
+    broker.cluster = CLUSTER.model_copy(
+        update={"nodes": [node.model_copy(update={"gpus": {"a100": 1}}) for node in CLUSTER.nodes[:2]]}
+    )
+    answer = browser.send(PAGE, f"{PAGE}again/", name="s11111111")
+    assert answer.status_code == 422
+    page = answer.content.decode()
+    assert "2 were asked for" in page and 'value="My run"' in page
+    assert Session.objects.count() == 1
+
+
+def test_several_sessions_lie_side_by_side(browser: Browser, ready: Session, broker: FakeBroker) -> None:
+    start(browser, name="s00000002", title="Another")
+    broker.tell(make_session("s00000002", "queued", 2, job_id=8))
+    rounds()
+    page = shown(browser, "/")
+    assert page.index("Another") < page.index("My run")
+    assert "Waiting in the queue" in page and "Ready" in page
 
 
 # --- owners ----------------------------------------------------------------------------------------------
@@ -410,22 +784,24 @@ def test_a_running_session_is_not_asked_about_all_the_time(running: Session, hub
 
 @pytest.mark.parametrize("path", ["", "live/", "stop/"])
 def test_another_persons_session_does_not_exist_for_me(
-    other: Browser, running: Session, broker: FakeBroker, hub: FakeHub, path: str
+    other: Browser, ready: Session, broker: FakeBroker, hub: FakeHub, path: str
 ) -> None:
     assert other.get(f"/sessions/s0123abcd/{path}").status_code == 404
     assert "My run" not in other.get("/").content.decode()
     assert "My run" not in other.get("/?again=s0123abcd").content.decode()
 
 
-def test_another_persons_session_cannot_be_stopped(
-    other: Browser, running: Session, broker: FakeBroker, hub: FakeHub
+def test_another_persons_session_cannot_be_touched(
+    other: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
 ) -> None:
-    assert other.send("/", "/sessions/s0123abcd/stop/").status_code == 404
-    assert the().state == State.RUNNING and not hub.called("DELETE")
+    for deed in ("stop", "extend", "again"):
+        assert other.send("/", f"{PAGE}{deed}/", minutes="60").status_code == 404
+    assert the().state == "ready" and not hub.called("DELETE") and not broker.asked_for("extend")
+    assert Session.objects.count() == 1
 
 
 def test_an_ended_session_can_be_started_again_as_it_was(
-    browser: Browser, running: Session, broker: FakeBroker
+    browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
     page = browser.get("/?again=s0123abcd").content.decode()
     assert 'value="My run"' in page and 'name="gpus_per_node" value="2"' in page
@@ -434,24 +810,41 @@ def test_an_ended_session_can_be_started_again_as_it_was(
 # --- the table of states ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start_state", State)
-@pytest.mark.parametrize("to", State)
-def test_only_the_tables_transitions_happen(alice, start_state: State, to: State) -> None:
+@pytest.mark.parametrize("start_state", SessionState)
+@pytest.mark.parametrize("to", SessionState)
+def test_the_portal_itself_goes_only_where_the_table_leads(
+    alice, start_state: SessionState, to: SessionState
+) -> None:
     session = Session.objects.create(name="s00000000", owner=alice, options={}, state=start_state)
     allowed = to in TRANSITIONS[start_state]
-    assert session.move(to, "why") is allowed
+    assert session.move(to, sentence="why") is allowed
     assert session.state == (to if allowed else start_state)
-    assert Event.objects.count() == allowed
-    assert session.is_over is (session.state in OVER)
 
 
-def test_every_state_can_end() -> None:
-    for state in State:
-        seen, todo = set(), [state]
-        while todo:
-            seen.add(current := todo.pop())
-            todo += [following for following in TRANSITIONS[current] if following not in seen]
-        assert seen & set(OVER)
+@pytest.mark.parametrize("start_state", SessionState)
+@pytest.mark.parametrize("to", SessionState)
+def test_the_brokers_word_holds_as_far_as_the_table_leads(
+    alice, start_state: SessionState, to: SessionState
+) -> None:
+    session = Session.objects.create(name="s00000000", owner=alice, options={}, state=start_state)
+    session.follow(make_session("s00000000", to))
+    leads_there = start_state in BEFORE[to] or start_state == to
+    assert session.state == (to if leads_there else start_state)
+    assert session.last_told is not None and session.last_told.state == to
+
+
+def test_what_is_over_stays_over_and_a_stop_is_a_stop() -> None:
+    assert all(SessionState.ENDED not in before for before in BEFORE.values())
+    assert [to for to in SessionState if SessionState.STOPPING in BEFORE[to]] == [SessionState.ENDED]
+    assert set(BEFORE[SessionState.ENDED]) == set(SessionState) - {SessionState.ENDED}
+
+
+@pytest.mark.parametrize("state", SessionState)
+def test_every_state_has_a_page(browser: Browser, ready: Session, broker: FakeBroker, state) -> None:
+    Session.objects.update(state=state, ending="finished" if state == "ended" else "")
+    assert ("Finished" if state == "ended" else STATES[state]) in shown(browser)
+    assert ("/jupyter/user/" in shown(browser)) is (state == "ready")
+    assert shown(browser, "/")
 
 
 def test_free_gpus_leave_out_nodes_that_take_no_jobs(browser: Browser, broker: FakeBroker) -> None:
@@ -465,11 +858,3 @@ def test_the_partition_is_asked_for_only_where_there_is_a_choice(
     assert 'name="partition"' in browser.get("/").content.decode()
     broker.cluster = CLUSTER.model_copy(update={"partitions": CLUSTER.partitions[:1]})
     assert 'name="partition"' not in browser.get("/").content.decode()
-
-
-def test_time_left_is_shown(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
-    start(browser)
-    broker.put(make_job(7, name=the().job_name, started=timezone.now(), minutes_limit=30))
-    mirror_jobs()
-    reconcile_sessions()
-    assert "minutes left" in browser.get("/live/").content.decode()

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from django.conf import settings
 
 from carme.broker import BrokerClient
-from carme.images import ImageCatalogue
+from carme.images import Image, ImageCatalogue
 from carme.jobs import Cluster
 
-__all__ = ["Supply", "broker", "images", "supplies"]
+__all__ = ["Supply", "broker", "entry_points", "images", "supplies"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ BROKER_TIMEOUT = 10.0
 def broker() -> BrokerClient:
     """The broker of this site."""
     return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
+
+
+def entry_points(image: Image) -> dict[str, str]:
+    """What an image can open, with titles; an image that names nothing has JupyterLab."""
+    return image.entry_points or {"lab": "JupyterLab"}
 
 
 def images() -> ImageCatalogue:

@@ -174,21 +174,12 @@ TIME_ZONE = "UTC"
 CELERY_BROKER_URL = SITE.portal.redis
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
-# A page that queues a task must not hang when Redis is down.
-CELERY_TASK_PUBLISH_RETRY = False
-CELERY_BROKER_TRANSPORT_OPTIONS = {
-    "global_keyprefix": "carme:",
-    "socket_connect_timeout": 2,
-    "max_retries": 1,
-    "interval_start": 0.1,
-}
+CELERY_BROKER_TRANSPORT_OPTIONS = {"global_keyprefix": "carme:"}
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
-CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-# Tasks wait for the hub and the broker; threads do that cheaply.
 CELERY_WORKER_POOL = "threads"
-CELERY_WORKER_CONCURRENCY = 8
+CELERY_WORKER_CONCURRENCY = 2
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE_FILENAME = str(SITE.portal.state_directory / "celerybeat-schedule")
@@ -196,8 +187,6 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(SITE.portal.state_directory / "celerybeat-sc
 CELERY_BEAT_SCHEDULE = {
     name: {"task": task, "schedule": seconds, "options": {"expires": seconds}}
     for name, task, seconds in [
-        ("mirror jobs", "carme_webui.jobs.tasks.mirror_jobs", 2.0),
-        ("reconcile sessions", "carme_webui.sessions.tasks.reconcile_sessions", 2.0),
         ("clear expired logins", "carme_webui.accounts.tasks.clear_expired", 3600.0),
     ]
 }

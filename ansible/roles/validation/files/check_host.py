@@ -4,11 +4,13 @@ Usage: check_host.py EXPECTED, where EXPECTED is JSON: validation_expected of th
 Prints a list of {"name", "host", "ok", "detail", "remedy", "seconds"}.
 """
 
+import fcntl
 import grp
 import json
 import pwd
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ GROUPS = {
     "oidc-client-secret": "carme",
     "hub-api-token": "carme",
 }
+FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20  # linux/fs.h
 AT_WORK = {"idle", "mixed", "allocated", "reserved", "completing"}
 
 
@@ -102,6 +105,16 @@ def secrets(directory: Path) -> str:
     for name, group in GROUPS.items():
         file_mode(directory / name, 0o640, "root", group)
     return f"{len(GROUPS)} files with the right modes"
+
+
+def append_only(path: Path) -> str:
+    """Whether what is in a log can be changed; only said, for some file systems cannot prevent it."""
+    with path.open("rb") as file:
+        try:
+            flags = struct.unpack("i", fcntl.ioctl(file, FS_IOC_GETFLAGS, bytes(8))[:4])[0]
+        except OSError as error:
+            return f"the file system of {path} cannot make it append-only: {error.strerror}"
+    return "append-only" if flags & FS_APPEND_FL else f"{path} is not marked append-only"
 
 
 def nodes(names: list[str]) -> str:
@@ -188,6 +201,11 @@ def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
             "Restart that service: it must listen on 127.0.0.1 only.",
         ),
         ("secrets", lambda: secrets(Path(wanted["secrets"])), "Run site.yml with --tags secrets."),
+        (
+            "audit log",
+            lambda: append_only(Path("/var/log/carme/audit.jsonl")),
+            "Run site.yml with --tags broker.",
+        ),
         (
             "nodes",
             lambda: nodes(names),

@@ -11,6 +11,12 @@ from carme.slurm import UnixAccount
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
+# Numbers that stand for no person: nobody, and those that systemd gives to services for as long as they run
+# (https://systemd.io/UIDS-GIDS/).
+_NOBODY = (65534, 65535, 2**32 - 2, 2**32 - 1)
+_PASSING = range(61184, 65520)
+_CLOSED_SHELLS = ("nologin", "false")
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -26,7 +32,14 @@ async def identify(connection: socket.socket, settings: Settings) -> Peer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     account = await asyncio.to_thread(UnixAccount.numbered, uid)  # may ask a directory server
-    return Peer(pid, account, trusted=uid == 0 or account.name in settings.broker.services)
+    return Peer(pid, account, trusted=uid == 0 or await _is_service(account, settings))
+
+
+async def _is_service(account: UnixAccount, settings: Settings) -> bool:
+    """Whether the account is one of the configured ones, and not another number under the same name."""
+    if account.name not in settings.broker.services:
+        return False
+    return (await asyncio.to_thread(UnixAccount.named, account.name)).uid == account.uid
 
 
 async def acting_for(peer: Peer, user: str | None, settings: Settings) -> UnixAccount | None:
@@ -45,13 +58,32 @@ async def acting_for(peer: Peer, user: str | None, settings: Settings) -> UnixAc
         raise Denied(
             f"{peer.account.name} may not act for {user!r}.", "Leave the user out to act for yourself."
         )
+    require_person(account, settings)
+    return account
+
+
+def require_person(account: UnixAccount, settings: Settings) -> None:
+    """See that the account is a person's.
+
+    Raises:
+        Denied: It is a system account, nobody, or one that nobody may log in to.
+    """
     if account.uid < settings.broker.minimum_uid:
         raise Denied(
             f"The account {account.name} is a system account (its number is below "
             f"{settings.broker.minimum_uid}) and may have no jobs.",
             "Sign in as an ordinary user.",
         )
-    return account
+    if account.uid in _NOBODY or account.uid in _PASSING:
+        raise Denied(
+            f"The account {account.name} (number {account.uid}) stands for no person and may have no jobs.",
+            "Sign in as an ordinary user.",
+        )
+    if account.shell.rpartition("/")[2] in _CLOSED_SHELLS:
+        raise Denied(
+            f"The account {account.name} is closed: its shell is {account.shell}, so it may have no jobs.",
+            "Ask an administrator; people's accounts have a shell that one can log in with.",
+        )
 
 
 async def owner_of_job(peer: Peer, user: str | None, settings: Settings) -> UnixAccount:

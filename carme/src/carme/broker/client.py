@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket as sockets
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,19 @@ from carme.broker import protocol
 from carme.broker.protocol import EventBatch, LogPart, StartEstimate
 from carme.config import load
 from carme.errors import BrokerUnavailable, InvalidRequest
-from carme.jobs import Cluster, Job, JobRequest
+from carme.jobs import Cluster, Job, JobRequest, refusal
+from carme.sessions import Extension, Session, SessionNote
 
 __all__ = ["AsyncBrokerClient", "BrokerClient"]
 
 TIMEOUT = 60.0  # seconds
+
+
+def _request(kind: Callable[..., protocol.Request], values: dict[str, Any]) -> protocol.Request:
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise refusal(error, protocol.Answer) from None
 
 
 def _line(request: protocol.Request) -> bytes:
@@ -76,41 +85,58 @@ class BrokerClient:
 
     def submit(self, request: JobRequest, user: str | None = None) -> int:
         """Start a job; its id. `user`: for services and root, whose job it is."""
-        return self._ask(protocol.Submit(request=request, user=user))
+        return self._ask(protocol.Submit, request=request, user=user)
 
     def test(self, request: JobRequest, user: str | None = None) -> StartEstimate:
         """When the job would start, without starting it."""
-        return self._ask(protocol.TestStart(request=request, user=user))
+        return self._ask(protocol.TestStart, request=request, user=user)
 
     def cancel(self, job_id: int, user: str | None = None) -> None:
         """End a job; one that is over already is left as it is."""
-        self._ask(protocol.Cancel(job_id=job_id, user=user))
+        self._ask(protocol.Cancel, job_id=job_id, user=user)
+
+    def extend(self, job_id: int, minutes: int, user: str | None = None) -> Extension:
+        """Give a running job more time; InvalidRequest says why not, and how much more there is."""
+        return self._ask(protocol.Extend, job_id=job_id, minutes=minutes, user=user)
 
     def job(self, job_id: int, user: str | None = None) -> Job:
         """One job, also when it ended long ago."""
-        return self._ask(protocol.GetJob(job_id=job_id, user=user))
+        return self._ask(protocol.GetJob, job_id=job_id, user=user)
 
     def jobs(self, user: str | None = None, active: bool = True) -> list[Job]:
         """Jobs in Slurm's queue; with `active=False` those too that ended minutes ago."""
-        return self._ask(protocol.GetJobs(user=user, active=active))
+        return self._ask(protocol.GetJobs, user=user, active=active)
 
     def history(self, user: str | None = None, since: datetime | None = None, limit: int = 200) -> list[Job]:
         """Jobs in Slurm's accounting, newest first, by default those of the last seven days."""
-        return self._ask(protocol.GetHistory(user=user, since=since, limit=limit))
+        return self._ask(protocol.GetHistory, user=user, since=since, limit=limit)
 
     def log(self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536) -> LogPart:
         """A part of the job's output, from byte `offset`."""
-        return self._ask(protocol.GetLog(job_id=job_id, user=user, offset=offset, limit=limit))
+        return self._ask(protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit)
 
     def cluster(self) -> Cluster:
         """Partitions and nodes, and when they were last seen."""
-        return self._ask(protocol.GetCluster())
+        return self._ask(protocol.GetCluster)
 
     def events(self, cursor: str | None = None, wait: float = 0.0) -> EventBatch:
-        """Jobs that changed since `cursor`; waits up to `wait` seconds (at most 60) for a change."""
-        return self._ask(protocol.GetEvents(cursor=cursor, wait=wait))
+        """Jobs and sessions that changed since `cursor`; waits up to `wait` seconds (at most 60) for one."""
+        return self._ask(protocol.GetEvents, cursor=cursor, wait=wait)
 
-    def _ask(self, request: protocol.Request) -> Any:
+    def sessions(self, user: str | None = None, active: bool = True) -> list[Session]:
+        """Sessions, newest first; with `active=False` those too that ended in the last days."""
+        return self._ask(protocol.GetSessions, user=user, active=active)
+
+    def session(self, name: str, user: str | None = None) -> Session:
+        """The newest session of this name."""
+        return self._ask(protocol.GetSession, name=name, user=user)
+
+    def note(self, job_id: int, user: str, note: SessionNote) -> None:
+        """For services: what the hub knows about a user's session."""
+        self._ask(protocol.Note, job_id=job_id, user=user, note=note)
+
+    def _ask(self, kind: Callable[..., protocol.Request], **values: Any) -> Any:
+        request = _request(kind, values)
         line = _line(request)
         try:
             with sockets.socket(sockets.AF_UNIX) as connection:
@@ -133,45 +159,62 @@ class AsyncBrokerClient:
 
     async def submit(self, request: JobRequest, user: str | None = None) -> int:
         """Start a job; its id. `user`: for services and root, whose job it is."""
-        return await self._ask(protocol.Submit(request=request, user=user))
+        return await self._ask(protocol.Submit, request=request, user=user)
 
     async def test(self, request: JobRequest, user: str | None = None) -> StartEstimate:
         """When the job would start, without starting it."""
-        return await self._ask(protocol.TestStart(request=request, user=user))
+        return await self._ask(protocol.TestStart, request=request, user=user)
 
     async def cancel(self, job_id: int, user: str | None = None) -> None:
         """End a job; one that is over already is left as it is."""
-        await self._ask(protocol.Cancel(job_id=job_id, user=user))
+        await self._ask(protocol.Cancel, job_id=job_id, user=user)
+
+    async def extend(self, job_id: int, minutes: int, user: str | None = None) -> Extension:
+        """Give a running job more time; InvalidRequest says why not, and how much more there is."""
+        return await self._ask(protocol.Extend, job_id=job_id, minutes=minutes, user=user)
 
     async def job(self, job_id: int, user: str | None = None) -> Job:
         """One job, also when it ended long ago."""
-        return await self._ask(protocol.GetJob(job_id=job_id, user=user))
+        return await self._ask(protocol.GetJob, job_id=job_id, user=user)
 
     async def jobs(self, user: str | None = None, active: bool = True) -> list[Job]:
         """Jobs in Slurm's queue; with `active=False` those too that ended minutes ago."""
-        return await self._ask(protocol.GetJobs(user=user, active=active))
+        return await self._ask(protocol.GetJobs, user=user, active=active)
 
     async def history(
         self, user: str | None = None, since: datetime | None = None, limit: int = 200
     ) -> list[Job]:
         """Jobs in Slurm's accounting, newest first, by default those of the last seven days."""
-        return await self._ask(protocol.GetHistory(user=user, since=since, limit=limit))
+        return await self._ask(protocol.GetHistory, user=user, since=since, limit=limit)
 
     async def log(
         self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536
     ) -> LogPart:
         """A part of the job's output, from byte `offset`."""
-        return await self._ask(protocol.GetLog(job_id=job_id, user=user, offset=offset, limit=limit))
+        return await self._ask(protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit)
 
     async def cluster(self) -> Cluster:
         """Partitions and nodes, and when they were last seen."""
-        return await self._ask(protocol.GetCluster())
+        return await self._ask(protocol.GetCluster)
 
     async def events(self, cursor: str | None = None, wait: float = 0.0) -> EventBatch:
-        """Jobs that changed since `cursor`; waits up to `wait` seconds (at most 60) for a change."""
-        return await self._ask(protocol.GetEvents(cursor=cursor, wait=wait))
+        """Jobs and sessions that changed since `cursor`; waits up to `wait` seconds (at most 60) for one."""
+        return await self._ask(protocol.GetEvents, cursor=cursor, wait=wait)
 
-    async def _ask(self, request: protocol.Request) -> Any:
+    async def sessions(self, user: str | None = None, active: bool = True) -> list[Session]:
+        """Sessions, newest first; with `active=False` those too that ended in the last days."""
+        return await self._ask(protocol.GetSessions, user=user, active=active)
+
+    async def session(self, name: str, user: str | None = None) -> Session:
+        """The newest session of this name."""
+        return await self._ask(protocol.GetSession, name=name, user=user)
+
+    async def note(self, job_id: int, user: str, note: SessionNote) -> None:
+        """For services: what the hub knows about a user's session."""
+        await self._ask(protocol.Note, job_id=job_id, user=user, note=note)
+
+    async def _ask(self, kind: Callable[..., protocol.Request], **values: Any) -> Any:
+        request = _request(kind, values)
         line = _line(request)
         try:
             async with asyncio.timeout(_patience(request, self.timeout)):

@@ -12,7 +12,6 @@ import sys
 
 from carme.broker.server import Server
 from carme.broker.service import Broker
-from carme.broker.watch import Watch
 from carme.config import Settings, load
 from carme.errors import CarmeError
 from carme.slurm import SlurmCommands
@@ -51,11 +50,9 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    slurm = SlurmCommands()
-    watch = Watch(slurm, settings.slurm.poll_seconds)
-    broker = Broker(settings, slurm, watch)
-    broker.prepare()
-    polling = asyncio.create_task(watch.run())
+    broker = Broker(settings, SlurmCommands())
+    await broker.prepare()
+    running = asyncio.create_task(broker.run())
     try:
         async with Server(settings, broker):
             notify("READY=1")
@@ -63,9 +60,9 @@ async def serve(settings: Settings) -> None:
             await stop.wait()
             notify("STOPPING=1")
     finally:
-        polling.cancel()
+        running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await polling
+            await running
 
 
 def notify(state: str) -> None:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from carme.errors import CarmeError, family
-from carme.jobs import Cluster, Job, JobRequest, StartEstimate
+from carme.jobs import MAXIMUM_MINUTES, Cluster, Job, JobRequest, StartEstimate
+from carme.sessions import Extension, Session, SessionNote
 
 __all__ = [
     "MAXIMUM_LINE",
@@ -17,6 +18,7 @@ __all__ = [
     "Answer",
     "Cancel",
     "EventBatch",
+    "Extend",
     "Failure",
     "GetCluster",
     "GetEvents",
@@ -24,7 +26,10 @@ __all__ = [
     "GetJob",
     "GetJobs",
     "GetLog",
+    "GetSession",
+    "GetSessions",
     "LogPart",
+    "Note",
     "Request",
     "StartEstimate",
     "Submit",
@@ -49,11 +54,16 @@ class LogPart(BaseModel):
 
 
 class EventBatch(BaseModel):
-    """Jobs that changed since a cursor; `complete`: all jobs, because the cursor was not known (any more)."""
+    """Jobs and sessions that changed since a cursor.
+
+    `complete`: all jobs and sessions (of those that have ended, the ones of the last day), because the cursor
+    was not known (any more).
+    """
 
     model_config = ConfigDict(frozen=True)
 
     jobs: list[Job]
+    sessions: list[Session] = []
     cursor: str
     complete: bool
 
@@ -82,6 +92,14 @@ class Cancel(_Asked):
     method: Literal["cancel"] = "cancel"
     job_id: int = Field(ge=1)
     user: User = None
+
+
+class Extend(_Asked):
+    method: Literal["extend"] = "extend"
+    job_id: int = Field(ge=1)
+    minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
+    user: User = None
+    result = TypeAdapter(Extension)
 
 
 class GetJob(_Asked):
@@ -127,7 +145,42 @@ class GetEvents(_Asked):
     result = TypeAdapter(EventBatch)
 
 
-Request = Submit | TestStart | Cancel | GetJob | GetJobs | GetHistory | GetLog | GetCluster | GetEvents
+class GetSessions(_Asked):
+    method: Literal["sessions"] = "sessions"
+    user: User = None
+    active: bool = True
+    result = TypeAdapter(list[Session])
+
+
+class GetSession(_Asked):
+    method: Literal["session"] = "session"
+    name: str = Field(min_length=1, max_length=64)
+    user: User = None
+    result = TypeAdapter(Session)
+
+
+class Note(_Asked):
+    method: Literal["note"] = "note"
+    job_id: int = Field(ge=1)
+    user: str = Field(min_length=1, max_length=256)
+    note: SessionNote
+
+
+Request = (
+    Submit
+    | TestStart
+    | Cancel
+    | Extend
+    | GetJob
+    | GetJobs
+    | GetHistory
+    | GetLog
+    | GetCluster
+    | GetEvents
+    | GetSessions
+    | GetSession
+    | Note
+)
 request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="method")])
 
 

@@ -18,6 +18,7 @@ _log = logging.getLogger("carme.broker")
 
 CONNECTIONS = 16  # of one ordinary user at a time
 CONNECTIONS_OF_SERVICES = 512
+BACKLOG = 1024  # connections that wait to be accepted; the kernel refuses those beyond
 LINE_SECONDS = 10.0  # for a request to arrive, and for an answer to be taken
 
 
@@ -35,7 +36,7 @@ class Server:
     async def __aenter__(self) -> "Server":
         listening = _listen(self._settings.broker.socket)
         self._server = await asyncio.start_unix_server(
-            self._connected, sock=listening, limit=protocol.MAXIMUM_LINE
+            self._connected, sock=listening, limit=protocol.MAXIMUM_LINE, backlog=BACKLOG
         )
         return self
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import logging
 import secrets
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,12 @@ from pydantic import BaseModel, ValidationError
 from carme.broker import protocol
 from carme.broker.access import Peer, acting_for, owner_of_job
 from carme.broker.audit import AuditLog
+from carme.broker.extensions import Extensions
+from carme.broker.feed import Feed
 from carme.broker.protocol import EventBatch, LogPart
+from carme.broker.sessions import SessionBook
+from carme.broker.shares import Shares
+from carme.broker.store import Store
 from carme.broker.watch import Watch
 from carme.config import Settings
 from carme.errors import CarmeError, Denied, InvalidRequest, NotFound, SlurmError
@@ -28,13 +34,19 @@ from carme.jobs import (
     refusal,
     share,
 )
+from carme.sessions import Ending, Extension
 from carme.slurm import Order, Slurm, UnixAccount
 from carme.slurm.commands import job_folder
 from carme.slurm.programs import run
 
+_log = logging.getLogger("carme.broker")
+
+LOG_BYTES = 8192  # of the end of a failed session's log
+LOG_SECONDS = 10.0  # the owner's home may hang
+TIDY_SECONDS = 3600.0
 HISTORY = timedelta(days=7)  # how far back `history` goes by default
-PROGRAMS_AT_ONCE = 16  # run as users; protects this host
-ACCOUNTING_AT_ONCE = 4  # questions to slurmdbd; protects the cluster
+PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER = 16, 4  # run as users; protects this host
+ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER = 4, 2  # questions to slurmdbd; protects the cluster
 
 
 class Broker:
@@ -44,28 +56,73 @@ class Broker:
         python: The interpreter of the small programs that run as users.
     """
 
-    def __init__(self, settings: Settings, slurm: Slurm, watch: Watch, python: str = sys.executable) -> None:
+    def __init__(self, settings: Settings, slurm: Slurm, python: str = sys.executable) -> None:
         self._settings = settings
         self._slurm = slurm
-        self._watch = watch
+        self._feed = Feed()
+        self._book = SessionBook(Store(settings.broker.state_directory), self._feed)
+        self._watch = Watch(slurm, settings.slurm.poll_seconds, self._feed, self._book)
+        self._extensions = Extensions(settings, slurm)
         self._python = python
         self._images = ImageCatalogue(settings.images.directory)
         self._audit = AuditLog(settings.broker.audit_log)
-        self._programs = asyncio.Semaphore(PROGRAMS_AT_ONCE)
-        self._accounting = asyncio.Semaphore(ACCOUNTING_AT_ONCE)
+        self._programs = Shares(PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER)
+        self._accounting = Shares(ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER)
 
-    def prepare(self) -> None:
-        """Make what must be there before the first request. Raises OSError."""
+    async def prepare(self) -> None:
+        """Make what must be there before the first request. Raises OSError, CarmeError."""
         self._audit.prepare()
+        self._watch.remember(await self._book.open())
+
+    async def run(self) -> None:
+        """Watch Slurm until cancelled, then keep what is known."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch.run())
+                tasks.create_task(self._read_last_words())
+                tasks.create_task(self._tidy())
+        finally:
+            await self._book.close()
+
+    async def _tidy(self) -> None:
+        while True:
+            self._book.expire()
+            await self._book.save()
+            await asyncio.sleep(TIDY_SECONDS)
+
+    async def _read_last_words(self) -> None:
+        """Read the ends of the logs of sessions that failed by themselves."""
+        while True:
+            since = self._feed.change
+            await asyncio.gather(*map(self._read_last_words_of, self._book.without_log()))
+            await self._feed.wait(since, protocol.MAXIMUM_WAIT, lambda: bool(self._book.without_log()))
+
+    async def _read_last_words_of(self, job: Job) -> None:
+        text = ""
+        try:
+            async with asyncio.timeout(LOG_SECONDS):
+                size = (await self._part_of_log(job, 0, 1)).size
+                text = (await self._part_of_log(job, max(0, size - LOG_BYTES), LOG_BYTES)).text
+        except (CarmeError, TimeoutError) as error:
+            _log.info("The log of job %s is not told: %s", job.id, error or "it took too long")
+        self._book.logged(job.id, text)
+        await self._feed.tell()
+        await self._book.save()
 
     async def answer(self, peer: Peer, line: bytes) -> Any:
         """The result of one request line. Raises what the peer is to be told."""
-        request = _parse(line)
+        try:
+            request = _parse(line)
+        except InvalidRequest as error:
+            self._audit.record(peer, "malformed", None, error.code)
+            raise
         try:
             return await self._answer(peer, request)
-        except Denied as error:
-            user = getattr(request, "user", None)
-            self._audit.record(peer, request.method, user, "denied", message=error.message)
+        except (Denied, NotFound) as error:
+            # Services look for jobs that Slurm has forgotten; a user who asks for others' is worth a line.
+            if isinstance(error, Denied) or not peer.trusted:
+                about = {name: getattr(request, name, None) for name in ("user", "job_id")}
+                self._audit.record(peer, request.method, result=error.code, message=error.message, **about)
             raise
 
     async def _answer(self, peer: Peer, request: protocol.Request) -> Any:
@@ -76,6 +133,8 @@ class Broker:
                 return await self._test(peer, request.request, request.user)
             case protocol.Cancel():
                 return await self._cancel(peer, request.job_id, request.user)
+            case protocol.Extend():
+                return await self._extend(peer, request)
             case protocol.GetJob():
                 return await self._job(peer, request.job_id, request.user)
             case protocol.GetJobs():
@@ -88,6 +147,14 @@ class Broker:
                 return self._watch.cluster()
             case protocol.GetEvents():
                 return await self._events(peer, request)
+            case protocol.GetSessions():
+                account = await acting_for(peer, request.user, self._settings)
+                return self._book.sessions(account and account.name, request.active)
+            case protocol.GetSession():
+                account = await acting_for(peer, request.user, self._settings)
+                return self._book.session(request.name, account and account.name)
+            case protocol.Note():
+                return await self._note(peer, request)
 
     async def _submit(self, peer: Peer, request: JobRequest, user: str | None) -> int:
         what = {
@@ -104,7 +171,7 @@ class Broker:
         order = None
         try:
             order = self._order(request)
-            async with self._programs:
+            async with self._programs.take(owner.uid):
                 job_id = await self._slurm.submit(order, owner)
         except CarmeError as error:
             if order and error.code == "slurm-away":
@@ -137,7 +204,7 @@ class Broker:
     async def _test(self, peer: Peer, request: JobRequest, user: str | None) -> StartEstimate:
         owner = await owner_of_job(peer, user, self._settings)
         order = self._order(request)
-        async with self._programs:
+        async with self._programs.take(owner.uid):
             return await self._slurm.estimate(order, owner)
 
     def _order(self, request: JobRequest) -> Order:
@@ -174,20 +241,37 @@ class Broker:
                 raise Denied(
                     f"Job {job_id} belongs to the system account {owner.name}.", "Cancel it with 'scancel'."
                 )
-            async with self._programs:
-                await self._slurm.cancel(job_id, owner)
+            by_admin = peer.account.uid == 0 and user is None
+            ending = Ending.CANCELLED_BY_ADMIN if by_admin else Ending.STOPPED
+            with self._book.cancelling(job_id, ending):
+                async with self._programs.take(owner.uid):
+                    await self._slurm.cancel(job_id, owner)
         except CarmeError as error:
             self._audit.record(peer, "cancel", job.user, error.code, job_id=job_id, message=error.message)
             raise
         self._audit.record(peer, "cancel", job.user, "ok", job_id=job_id)
+        await self._feed.tell()
+        await self._book.save()
         self._watch.hurry()
+
+    async def _extend(self, peer: Peer, request: protocol.Extend) -> Extension:
+        job = await self._job(peer, request.job_id, request.user)
+        what = {"job_id": job.id, "minutes": request.minutes}
+        try:
+            extension = await self._extensions.extend(job, request.minutes, self._watch.cluster())
+        except CarmeError as error:
+            self._audit.record(peer, "extend", job.user, error.code, message=error.message, **what)
+            raise
+        self._audit.record(peer, "extend", job.user, "ok", limit=extension.minutes_limit, **what)
+        self._watch.hurry()
+        return extension
 
     async def _job(self, peer: Peer, job_id: int, user: str | None) -> Job:
         account = await acting_for(peer, user, self._settings)
         job = self._watch.job(job_id)
         if job is None:
             try:
-                async with self._accounting:
+                async with self._accounting.take(peer.account.uid):
                     job = await self._slurm.accounted(job_id)
             except SlurmError as error:
                 if error.code != "no-accounting":
@@ -211,11 +295,14 @@ class Broker:
     async def _history(self, peer: Peer, request: protocol.GetHistory) -> list[Job]:
         account = await acting_for(peer, request.user, self._settings)
         since = request.since or datetime.now(UTC) - HISTORY
-        async with self._accounting:
+        async with self._accounting.take(peer.account.uid):
             return await self._slurm.history(account.name if account else None, since, request.limit)
 
     async def _log(self, peer: Peer, request: protocol.GetLog) -> LogPart:
         job = await self._job(peer, request.job_id, request.user)
+        return await self._part_of_log(job, request.offset, request.limit)
+
+    async def _part_of_log(self, job: Job, offset: int, limit: int) -> LogPart:
         if job.key is None:
             raise NotFound(
                 f"Job {job.id} was not started by Carme, so its log is not known.",
@@ -225,10 +312,10 @@ class Broker:
         if owner.uid < self._settings.broker.minimum_uid:
             raise Denied(f"Job {job.id} belongs to the system account {owner.name}.")
         path = job_folder(owner, job.key) / "output.log"
-        async with self._programs:
+        async with self._programs.take(owner.uid):
             done = await run(
                 *[self._python, "-I", "-S", str(reading.__file__)],
-                *[str(path), str(request.offset), str(request.limit)],
+                *[str(path), str(offset), str(limit)],
                 owner=owner,
             )
         if done.code == reading.NO_LOG:
@@ -240,11 +327,40 @@ class Broker:
                 "See that the file is yours and that your home directory can be reached.",
                 code="log",
             )
-        return log_part(part, request.offset, int(size))
+        return log_part(part, offset, int(size))
+
+    async def _note(self, peer: Peer, request: protocol.Note) -> None:
+        if not peer.trusted:
+            raise Denied(
+                f"{peer.account.name} may not note anything about sessions; the site's services do.",
+                "See your sessions with 'carme session list'.",
+            )
+        self._book.note(request.job_id, request.user, request.note)
+        await self._feed.tell()
+        await self._book.save()
+        if request.note.ending:
+            self._audit.record(
+                peer, "note", request.user, "ok", job_id=request.job_id, ending=request.note.ending
+            )
 
     async def _events(self, peer: Peer, request: protocol.GetEvents) -> EventBatch:
         user = None if peer.trusted else peer.account.name
-        return await self._watch.events(request.cursor, request.wait, user)
+        self._watch.jobs()  # raises when there is no picture
+        since = self._feed.since(request.cursor)
+        if since is not None and request.wait > 0:
+            known = since
+
+            def changed() -> bool:
+                return bool(self._watch.after(known, user) or self._book.after(known, user))
+
+            await self._feed.wait(since, request.wait, changed)
+            since = self._feed.since(request.cursor)
+        return EventBatch(
+            jobs=self._watch.after(since or 0, user),
+            sessions=self._book.after(since, user),
+            cursor=self._feed.cursor,
+            complete=since is None,
+        )
 
 
 def log_part(part: bytes, offset: int, size: int) -> LogPart:
@@ -267,7 +383,8 @@ def _parse(line: bytes) -> protocol.Request:
                 f"It knows: {', '.join(sorted(_METHODS))}.",
                 field="method",
             ) from None
-        if len(where) > 1 and where[1] == "request":
+        # A method that takes no request may be sent one all the same.
+        if where[1:2] == ("request",) and (len(where) > 2 or detail["type"] != "extra_forbidden"):
             raise refusal(error, JobRequest, skip=2) from None
         raise refusal(error, _METHODS.get(str(where[0]) if where else "", protocol.Answer), skip=1) from None
 

@@ -3,17 +3,28 @@
 import asyncio
 import contextlib
 import logging
-import secrets
+import math
+import time
 from dataclasses import dataclass
 
-from carme.broker.protocol import EventBatch
+from carme.broker.aftermath import Aftermaths
+from carme.broker.feed import Feed
+from carme.broker.sessions import SessionBook
+from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
-from carme.jobs import FORGOTTEN, Cluster, Job, JobState
+from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Phase
 from carme.slurm import Slurm, UnixAccount
 
 _log = logging.getLogger("carme.broker")
 
-CLUSTER_EVERY = 5  # polls between two looks at the nodes when no job has changed
+# Seconds between two looks when no job has changed: at the nodes, and, whatever the pulse says, at the queue.
+CLUSTER_EVERY = 30.0
+CLUSTER_AT_MOST_EVERY = 5.0  # however often jobs change
+QUEUE_EVERY = 60.0
+
+# A job whose processes have ended is over within moments; for so many seconds it is looked at more often.
+ENDING_SECONDS = 1.5
+POLL_SECONDS_ENDING = 0.3
 
 
 @dataclass
@@ -26,26 +37,32 @@ class _Entry:
 class Watch:
     """Polls Slurm and keeps the latest picture. While Slurm is away the last picture stays.
 
-    A cursor is the watch's own random name and the number of a change. Changes are numbered through; a job
-    carries the number of its latest one, so "changed since" needs no history. `_floor` is the highest
-    number that a forgotten job took with it: older cursors get the full picture.
+    A poll takes Slurm's pulse, and looks at the queue only if that has changed: how much the controller is
+    asked depends neither on the users nor on their jobs.
+
+    Args:
+        seconds: Between two looks.
+        feed: Where changes are told.
+        book: The sessions, which see what the watch sees.
     """
 
-    def __init__(self, slurm: Slurm, seconds: float) -> None:
+    def __init__(self, slurm: Slurm, seconds: float, feed: Feed, book: SessionBook) -> None:
         self._slurm = slurm
         self._seconds = seconds
-        self._epoch = secrets.token_hex(4)
+        self._feed = feed
+        self._book = book
         self._entries: dict[int, _Entry] = {}
+        self._aftermaths = Aftermaths(slurm)
+        self._waiting = Waiting(slurm)
         self._cluster: Cluster | None = None
-        self._change = 0
-        self._floor = 0
         self._polls = 0
-        self._cluster_due = 0
+        self._found: list[Job] = []
+        self._pulse = ""
+        self._queue_due = self._cluster_due = self._cluster_seen = self._ending_until = -math.inf
         self._failure: CarmeError | None = None
         self._seen = False
         self._abandoned: dict[str, UnixAccount] = {}
         self._wanted = asyncio.Event()
-        self._news = asyncio.Condition()
 
     def jobs(self) -> list[Job]:
         """All jobs in the picture.
@@ -68,12 +85,18 @@ class Watch:
             raise self._failure or _not_yet()
         return self._cluster
 
+    def remember(self, jobs: list[Job]) -> None:
+        """Jobs that were not over when the broker ended: the first look says what became of them."""
+        for job in jobs:
+            self._entries[job.id] = _Entry(job, self._feed.number(), self._polls)
+
     async def add(self, job: Job) -> None:
         """Show a job that was just submitted before the next poll does."""
         if job.id not in self._entries:
-            self._change += 1
-            self._entries[job.id] = _Entry(job, self._change, self._polls)
-            await self._tell()
+            self._entries[job.id] = _Entry(job, self._feed.number(), self._polls)
+            self._book.submitted(job)
+            await self._feed.tell()
+            await self._book.save()
         self.hurry()
 
     def abandon(self, key: str, owner: UnixAccount) -> None:
@@ -85,34 +108,8 @@ class Watch:
         """Poll at once."""
         self._wanted.set()
 
-    async def events(self, cursor: str | None, wait: float, user: str | None) -> EventBatch:
-        """Jobs (of one user) that changed since the cursor; waits up to `wait` seconds for one."""
-        self.jobs()  # raises when there is no picture
-        since = self._since(cursor)
-        if since is not None and wait > 0:
-            await self._wait_for_change(since, wait, user)
-            since = self._since(cursor)
-        return EventBatch(
-            jobs=self._after(since or 0, user),
-            cursor=f"{self._epoch}-{self._change}",
-            complete=since is None,
-        )
-
-    async def _wait_for_change(self, since: int, wait: float, user: str | None) -> None:
-        def changed() -> bool:
-            return self._floor > since or (self._change > since and bool(self._after(since, user)))
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait), self._news:
-                await self._news.wait_for(changed)
-
-    def _since(self, cursor: str | None) -> int | None:
-        epoch, _, number = (cursor or "").partition("-")
-        if epoch != self._epoch or not (number.isascii() and number.isdecimal()):
-            return None
-        return since if self._floor <= (since := int(number)) <= self._change else None
-
-    def _after(self, since: int, user: str | None) -> list[Job]:
+    def after(self, since: int, user: str | None) -> list[Job]:
+        """Jobs (of one user) that changed after a change, in that order."""
         found = [
             entry
             for entry in self._entries.values()
@@ -126,7 +123,7 @@ class Watch:
             self._wanted.clear()
             await self._poll()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self._pause()):
                     await self._wanted.wait()
 
     async def _poll(self) -> None:
@@ -148,16 +145,33 @@ class Watch:
                 "What Slurm answered could not be read.",
                 "Tell an administrator; the broker's journal says more.",
             )
-        await self._tell()
+        await self._feed.tell()
+        await self._book.save()
 
     async def _look(self, number: int) -> None:
-        found = await self._slurm.queue()
-        before = self._change
-        await self._take(found, number)
+        found = await self._queue()
+        if await self._take(found, number):
+            self._cluster_due = min(self._cluster_due, self._cluster_seen + CLUSTER_AT_MOST_EVERY)
+        await self._show()
         await self._cancel_abandoned(found)
-        if self._change != before or number >= self._cluster_due:
+        if time.monotonic() >= self._cluster_due:
             self._cluster = await self._slurm.cluster()
-            self._cluster_due = number + CLUSTER_EVERY
+            self._cluster_seen = time.monotonic()
+            self._cluster_due = self._cluster_seen + CLUSTER_EVERY
+            await self._show()
+
+    async def _queue(self) -> list[Job]:
+        """The queue as it is; the pulse comes first, so that what it has seen is in the queue for certain."""
+        pulse = await self._slurm.pulse()
+        if pulse != self._pulse or time.monotonic() >= self._queue_due:
+            self._found = await self._slurm.queue()
+            self._pulse = pulse
+            self._queue_due = time.monotonic() + QUEUE_EVERY
+        return self._found
+
+    async def _show(self) -> None:
+        self._book.observe(self.jobs(), self._cluster)
+        await self._feed.tell()
 
     async def _cancel_abandoned(self, found: list[Job]) -> None:
         for job in found:
@@ -167,7 +181,13 @@ class Watch:
                 await self._slurm.cancel(job.id, owner)
                 del self._abandoned[job.key or ""]
 
-    async def _take(self, found: list[Job], number: int) -> None:
+    def _pause(self) -> float:
+        """Seconds until the next poll."""
+        ending = time.monotonic() < self._ending_until
+        return min(self._seconds, POLL_SECONDS_ENDING) if ending else self._seconds
+
+    async def _take(self, found: list[Job], number: int) -> bool:
+        """Put what was found into the picture; whether a job is another than before."""
         jobs = {job.id: job for job in found}
         unknown = [job.id for job in found if job.is_over and self._exit_code(job) is None]
         endings = await self._slurm.endings(unknown) if unknown else {}
@@ -181,23 +201,29 @@ class Watch:
                 jobs[job.id] = job.model_copy(
                     update={"exit_code": old.job.exit_code, "signal": old.job.signal}
                 )
+        jobs |= await self._aftermaths.complete(jobs.values())
+        jobs |= await self._waiting.complete(jobs.values(), self._cluster)
         for job_id in [
             key for key, entry in self._entries.items() if key not in jobs and entry.poll < number
         ]:
             job = self._entries[job_id].job
             if job.is_over:
                 entry = self._entries.pop(job_id)
-                self._floor = max(self._floor, entry.changed)
+                self._feed.forget(entry.changed)
             else:
                 jobs[job_id] = await self._vanished(job)
+        changed = False
         for job in jobs.values():
             old = self._entries.get(job.id)
-            if old is None or old.job != job:
-                self._change += 1
-                self._entries[job.id] = _Entry(job, self._change, number)
-            else:
+            if old is not None and old.job == job:
                 old.poll = number
+                continue
+            changed = True
+            self._entries[job.id] = _Entry(job, self._feed.number(), number)
+            if job.key and job.state.phase is Phase.ENDING and (old is None or old.job.state != job.state):
+                self._ending_until = time.monotonic() + ENDING_SECONDS
         self._seen = True
+        return changed
 
     def _exit_code(self, job: Job) -> int | None:
         known = self.job(job.id)
@@ -212,10 +238,6 @@ class Watch:
         if ended is not None and ended.is_over:
             return ended
         return job.model_copy(update={"state": JobState.FAILED, "reason": FORGOTTEN})
-
-    async def _tell(self) -> None:
-        async with self._news:
-            self._news.notify_all()
 
 
 def _not_yet() -> SlurmError:

@@ -5,13 +5,20 @@ import os
 import sys
 
 from carme import __version__
-from carme.cli import cluster, config, jobs, start, validate
+from carme.cli import cluster, config, jobs, sessions, start, validate
 from carme.errors import CarmeError
 
 OK, FAILED, USAGE = 0, 1, 2
 
 # Each adds its commands, which set `run`, a function of the options that returns the exit code.
-COMMANDS = (cluster, jobs, start, config, validate)
+COMMANDS = (
+    cluster,
+    sessions,
+    jobs,
+    start,
+    config,
+    validate,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

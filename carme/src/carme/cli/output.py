@@ -4,7 +4,7 @@ import argparse
 import json
 import unicodedata
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -36,6 +36,17 @@ def plain(text: str) -> str:
 def moment(when: datetime | None) -> str:
     """A moment in local time."""
     return when.astimezone().strftime("%Y-%m-%d %H:%M") if when else "-"
+
+
+def length(time: timedelta) -> str:
+    """A length of time in its two largest units; one that is past is none."""
+    seconds = max(0, int(time.total_seconds()))
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds % 60} s" if minutes < 5 else f"{minutes} min"
 
 
 def age(when: datetime) -> str:

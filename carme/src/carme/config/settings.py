@@ -4,7 +4,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -70,12 +70,13 @@ class SlurmSettings(_Table):
 
 
 class BrokerSettings(_Table):
-    """`[broker]`: its socket, and who may act for users."""
+    """`[broker]`: its socket, who may act for users, and where it keeps what it knows about sessions."""
 
     socket: AbsolutePath = Path("/run/carme/broker.sock")
     services: list[Word] = ["carme-hub", "carme-portal"]
     minimum_uid: int = Field(default=1000, ge=1)
     audit_log: AbsolutePath = Path("/var/log/carme/audit.jsonl")
+    state_directory: AbsolutePath = Path("/var/lib/carme/broker")
 
 
 class ImageSettings(_Table):
@@ -86,10 +87,18 @@ class ImageSettings(_Table):
 
 
 class SessionSettings(_Table):
-    """`[sessions]`: limits of interactive sessions, and host paths bound into every job container."""
+    """`[sessions]`: limits of interactive sessions, and host paths bound into every job container.
+
+    A session whose kernels, GPUs and ranks were all idle for `idle_minutes` (0: no limit) is stopped, having
+    been warned `idle_warning_minutes` before. `extend`: owners may prolong it, up to `maximum_minutes` since
+    its start.
+    """
 
     default_minutes: int = Field(default=60, ge=1)
     maximum_minutes: int = Field(default=1440, ge=1)
+    idle_minutes: int = Field(default=0, ge=0)
+    idle_warning_minutes: int = Field(default=15, ge=1)
+    extend: bool = True
     bind: list[AbsolutePath] = []
 
     @model_validator(mode="after")
@@ -102,14 +111,24 @@ class SessionSettings(_Table):
         return self
 
 
+class PartitionSettings(_Table):
+    """`[partitions.NAME]`: what differs from `[sessions]` in one partition."""
+
+    maximum_minutes: int | None = Field(default=None, ge=1)
+    idle_minutes: int | None = Field(default=None, ge=0)
+    idle_warning_minutes: int | None = Field(default=None, ge=1)
+    extend: bool | None = None
+
+
 class HubSettings(_Table):
     """`[hub]`: JupyterHub and its proxy."""
 
-    listen: Url = "http://127.0.0.1:8081"
+    listen: Url = "https://127.0.0.1:8081"
     base_path: Annotated[str, AfterValidator(_base_path)] = "/jupyter/"
     proxy_url: Url = "http://127.0.0.1:8000"
-    proxy_api_url: Url = "http://127.0.0.1:8001"
+    proxy_api_url: Url = "https://127.0.0.1:8001"
     database: Word = "sqlite:////var/lib/carme/hub/hub.sqlite"
+    state_directory: AbsolutePath = Path("/var/lib/carme/hub")
 
 
 class PortalSettings(_Table):
@@ -135,9 +154,15 @@ class Settings(_Table):
     broker: BrokerSettings = BrokerSettings()
     images: ImageSettings = ImageSettings()
     sessions: SessionSettings = SessionSettings()
+    partitions: dict[Word, PartitionSettings] = {}
     hub: HubSettings = HubSettings()
     portal: PortalSettings = PortalSettings()
     secrets: SecretSettings = SecretSettings()
+
+    def session_policy(self, partition: str) -> SessionSettings:
+        """The rules for sessions in a partition: `[sessions]`, with what `[partitions.NAME]` changes."""
+        own = self.partitions.get(partition)
+        return self.sessions.model_copy(update=own.model_dump(exclude_none=True) if own else {})
 
     def secret(self, name: str) -> str:
         """The value of one secret, without the line's end.
@@ -201,14 +226,33 @@ def load(path: str | os.PathLike[str] | None = None) -> Settings:
 
 def _sentence(detail: ErrorDetails) -> str:
     """One wrong place of the file."""
-    table, *rest = (str(part) for part in detail["loc"])
+    table, model, rest = _table(detail["loc"])
     if detail["type"] == "extra_forbidden":
-        if not rest:
-            return f"there is no table [{table}]. {nearest(table, Settings.model_fields)}"
-        model = Settings.model_fields[table].annotation
-        assert isinstance(model, type) and issubclass(model, BaseModel)
+        if not table:
+            return f"there is no table [{rest[0]}]. {nearest(rest[0], model.model_fields)}"
         return f"there is no key {rest[0]!r} in [{table}]. {nearest(rest[0], model.model_fields)}"
+    if not table:
+        return problem(detail, f"the table [{rest[0]}]")
     if not rest:
         return problem(detail, f"the table [{table}]")
+    if rest[-1] == "[key]":
+        return problem(detail, f"the name of a table in [{table.rpartition('.')[0]}]")
     subject = f"{rest[0]!r} in [{table}]"
     return problem(detail, f"entry {int(rest[1]) + 1} of {subject}" if len(rest) > 1 else subject)
+
+
+def _table(place: tuple[int | str, ...]) -> tuple[str, type[BaseModel], list[str]]:
+    """The name of the innermost table that a place lies in, its model, and the rest of the place."""
+    names: list[str] = []
+    model: type[BaseModel] = Settings
+    rest = [str(part) for part in place]
+    while rest and rest[0] in model.model_fields:
+        kind = model.model_fields[rest[0]].annotation
+        depth = 1
+        if get_origin(kind) is dict and len(rest) > 1:
+            kind, depth = get_args(kind)[1], 2  # [partitions.NAME]
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            break
+        names += rest[:depth]
+        model, rest = kind, rest[depth:]
+    return ".".join(names), model, rest

@@ -40,3 +40,15 @@ class Cluster(_Seen):
     taken: datetime
     partitions: list[Partition] = []
     nodes: list[Node] = []
+
+
+class Reservation(_Seen):
+    """Nodes kept for somebody from `start` to `end` (UTC); processors and GPUs are over all of its nodes."""
+
+    name: str
+    start: datetime
+    end: datetime
+    node_names: list[str] = []
+    users: list[str] = []
+    cpus: int = 0
+    gpus: int = 0

@@ -44,6 +44,15 @@ def _environment(values: dict[str, str]) -> dict[str, str]:
     return values
 
 
+def _files(files: dict[str, str]) -> dict[str, str]:
+    for name in files:
+        if not _WORD.fullmatch(name):
+            raise ValueError(
+                f"has a file {name[:64]!r}; names are letters, digits, dots, underscores, hyphens"
+            )
+    return files
+
+
 def _workdir(text: str) -> str:
     if not PurePosixPath(text).is_absolute() or any(ord(letter) < 32 for letter in text):
         raise ValueError(f"must be an absolute path, not {text!r}")
@@ -93,7 +102,10 @@ def refusal(error: ValidationError, model: type[BaseModel], skip: int = 0) -> In
 
 
 class JobRequest(_Asked):
-    """What a user asks for. `environment` may hold secrets: it never leaves the job's private folder.
+    """What a user asks for.
+
+    `environment` and `files` may hold secrets: they never leave the job's private folder. `files` (name to
+    content) lie in `files/` of that folder, which the job finds by `CARME_JOB_FOLDER`.
 
     Memory is in MiB (2**20 bytes), as in Slurm; processors and memory that are not named follow from the
     share of the node's GPUs (see `carme.jobs.share`).
@@ -104,6 +116,7 @@ class JobRequest(_Asked):
     image: Word | None = None
     command: list[Argument] = Field(min_length=1)
     environment: Annotated[dict[str, str], AfterValidator(_environment)] = {}
+    files: Annotated[dict[str, str], AfterValidator(_files)] = {}
     partition: Word | None = None
     account: Word | None = None
     nodes: int = Field(default=1, ge=1, le=100_000)
@@ -124,7 +137,7 @@ class JobRequest(_Asked):
 
 
 class SessionOptions(_Asked):
-    """What the start form and JupyterHub's `user_options` hold."""
+    """What the start form and JupyterHub's `user_options` hold; `app` is the image's entry point to open."""
 
     image: Word
     nodes: int = Field(default=1, ge=1, le=100_000)
@@ -133,8 +146,16 @@ class SessionOptions(_Asked):
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     partition: Word | None = None
     title: str = Field(default="", max_length=80)
+    app: Word = "lab"
 
-    def request(self, *, name: str, command: list[str], environment: dict[str, str]) -> JobRequest:
+    def request(
+        self,
+        *,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        files: Mapping[str, str] | None = None,
+    ) -> JobRequest:
         """The job that gives this session."""
         return JobRequest(
             name=name,
@@ -142,6 +163,7 @@ class SessionOptions(_Asked):
             image=self.image,
             command=command,
             environment=environment,
+            files=dict(files or {}),
             partition=self.partition,
             nodes=self.nodes,
             gpus_per_node=self.gpus_per_node,

@@ -5,7 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from carme.jobs.explanations import explain
+from carme.jobs.endings import ending_of
+from carme.jobs.explanations import waiting_for
 from carme.jobs.states import JobState, Phase
 
 
@@ -13,6 +14,15 @@ class Job(BaseModel):
     """One job. Times are in UTC, memory in MiB over all nodes, GPUs and processors over all nodes.
 
     `reason` is Slurm's word for why it waits, `explanation` the same, or how it ended, in plain words.
+
+    Attributes:
+        detail: What is known about the reason for which it waits: the limit and its use, the booking's begin.
+        priority: Slurm's number; jobs with a higher one are looked at first, 0 is on hold.
+        planned_start, planned_nodes: Where and when Slurm's scheduler means to start it while it waits.
+        reservation, qos: The reservation and the quality of service that it belongs to.
+        cancelled_by: Who cancelled it; None when it was not, or that is not known (yet).
+        peak_memory_mb: The most memory (MiB) that it had on one node, known for jobs that ran out of it.
+        failed_node: The node whose failure ended it.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -27,6 +37,12 @@ class Job(BaseModel):
     partition: str = ""
     state: JobState
     reason: str = ""
+    detail: str = ""
+    priority: int | None = None
+    planned_start: datetime | None = None
+    planned_nodes: str = ""
+    reservation: str = ""
+    qos: str = ""
     nodes: int = 0
     node_list: str = ""
     gpus: int = 0
@@ -39,12 +55,19 @@ class Job(BaseModel):
     ended: datetime | None = None
     exit_code: int | None = None
     signal: int | None = None
+    cancelled_by: Literal["owner", "other"] | None = None
+    peak_memory_mb: int | None = None
+    failed_node: str = ""
 
     @computed_field
     @property
     def explanation(self) -> str:
         """One sentence for a job that waits or has ended; empty while it runs."""
-        return explain(self.state, self.reason, self.exit_code, self.signal)
+        if self.is_over:
+            return ending_of(self, None, was_ready=True)[1]
+        if self.state is JobState.CONFIGURING:
+            return waiting_for("Prolog")
+        return waiting_for(self.reason, self.detail) if self.is_pending else ""
 
     @property
     def is_pending(self) -> bool:

@@ -1,9 +1,10 @@
 """The small program that makes a job's private folder and submits the job, run as the job's owner.
 
 It imports nothing outside the standard library, so that it starts at once. It reads one JSON object from
-standard input: `folder`, `arguments` (of sbatch), `script`, `spec`, `environment`.
+standard input: `folder`, `arguments` (of sbatch), `script`, `spec`, `environment`, `files`, `certificate`.
 """
 
+import errno
 import json
 import os
 import secrets
@@ -20,13 +21,17 @@ def main() -> int:
         "spec.json": json.dumps(order["spec"]),
         "environment.json": json.dumps(order["environment"]),
         "fabric.key": secrets.token_hex(32),
-    }
+        "fabric.pem": order["certificate"],
+    } | {f"files/{name}": text for name, text in order["files"].items()}
     try:
         home = os.environ["HOME"]
         if not os.path.isdir(home):  # noqa: PTH112 - pathlib takes longer to import than this program to run
-            raise FileNotFoundError(2, "there is no home directory", home)
+            raise FileNotFoundError(errno.ENOENT, "there is no home directory", home)
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "the home directory cannot be written", home)
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
-        os.mkdir(folder, mode=0o700)  # noqa: PTH102
+        for part in (folder, f"{folder}/files"):
+            os.mkdir(part, mode=0o700)  # noqa: PTH102
         for name, text in files.items():
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with os.fdopen(os.open(f"{folder}/{name}", flags, 0o600), "w", encoding="utf-8") as file:
@@ -48,7 +53,8 @@ def main() -> int:
 
 
 def _remove(folder: str, names: dict[str, str]) -> None:
-    for remove, path in [*((os.unlink, f"{folder}/{name}") for name in names), (os.rmdir, folder)]:
+    files = [(os.unlink, f"{folder}/{name}") for name in names]
+    for remove, path in [*files, (os.rmdir, f"{folder}/files"), (os.rmdir, folder)]:
         try:
             remove(path)
         except OSError:

@@ -19,6 +19,7 @@ class UnixAccount:
     uid: int
     gid: int
     home: str
+    shell: str = "/bin/sh"
 
     @classmethod
     def named(cls, name: str) -> Self:
@@ -42,7 +43,7 @@ class UnixAccount:
 
     @classmethod
     def _of(cls, entry: "pwd.struct_passwd") -> Self:
-        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir)
+        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir, entry.pw_shell or "/bin/sh")
 
     def environment(self) -> dict[str, str]:
         """A clean environment: nothing of the caller's but where Slurm's programs and configuration are."""

@@ -1,5 +1,7 @@
-"""Slurm through its own programs, with output formats that are the same from 22.05 to 24.11."""
+"""Slurm through its own programs, with output formats that are the same from 22.05 to 26.05."""
 
+import contextlib
+import hashlib
 import json
 import re
 import secrets
@@ -9,17 +11,21 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from carme.errors import SlurmError
-from carme.jobs import Cluster, Job, StartEstimate, submission
+from carme.errors import CarmeError, SlurmError
+from carme.jobs import Cluster, Job, JobState, Reservation, StartEstimate, submission
+from carme.jobs.certificate import make_certificate
+from carme.jobs.limits import Limits
 from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
-from carme.slurm.gateway import Ending, Order
+from carme.slurm.gateway import Aftermath, ExitStatus, Order
 from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
 from carme.slurm.refusals import refusal
 
 # Times as seconds since 1970, whatever the host's zone.
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+# What `scontrol show job` tells anew each time, although nothing has happened to the job.
+_PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
 _ESTIMATE = re.compile(r"to start at (?P<start>\S+)(?: using .*? on nodes (?P<nodes>\S+))?")
 
 
@@ -34,19 +40,47 @@ class SlurmCommands:
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
 
+    async def pulse(self) -> str:
+        # squeue asks the controller two questions each time, scontrol one. Its output is not read, as users'
+        # words in it cannot be told from Slurm's: all they can bring about is another look at the queue.
+        output = await _ask("scontrol", "--oneliner", "show", "job")
+        return hashlib.sha256(_PASSING.sub("", output).encode()).hexdigest()
+
     async def queue(self) -> list[Job]:
         separator = _separator()
         form = separator.join(f"%{field}" for field in parsing.QUEUE_FIELDS) + separator
         output = await _ask("squeue", "--states=all", "--noheader", "--noconvert", f"--format={form}")
         return parsing.queue(output, separator)
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, Ending]:
+    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = ",".join(map(str, ids))
         done = await run(
             "squeue", "--states=all", "--noheader", f"--jobs={jobs}", "--Format=JobID:20,exit_code:20"
         )
         # With a single id that Slurm has forgotten squeue fails; then nothing is known about it.
         return parsing.endings(done.output.decode(errors="replace")) if done.code == 0 else {}
+
+    async def aftermath(self, jobs: Iterable[Job]) -> dict[int, Aftermath]:
+        jobs = list(jobs)
+        which = ",".join(str(job.id) for job in jobs)
+        found = parsing.aftermath(*await self._sacct(parsing.AFTERMATH_FIELDS, f"--jobs={which}"))
+        if failed := ",".join(str(job.id) for job in jobs if job.state is JobState.NODE_FAIL):
+            with contextlib.suppress(CarmeError):  # older releases do not know which node it was
+                output = await self._sacct(parsing.FAILED_NODE_FIELDS, f"--jobs={failed}")
+                for job_id, name in parsing.failed_nodes(*output).items():
+                    found[job_id] = found.get(job_id, Aftermath())._replace(failed_node=name)
+        return found
+
+    async def reservations(self) -> list[Reservation]:
+        return parsing.reservations(await _ask("scontrol", "--oneliner", "show", "reservation"))
+
+    async def limits(self, users: Iterable[str]) -> list[Limits]:
+        which = f"users={','.join(sorted(set(users)))}"
+        output = await _ask("scontrol", "--oneliner", "show", "assoc_mgr", which, "flags=assoc,qos")
+        return parsing.limits(output)
+
+    async def set_limit(self, job_id: int, minutes: int) -> None:
+        await _ask("scontrol", "update", f"JobId={job_id}", f"TimeLimit={minutes}")
 
     async def cluster(self) -> Cluster:
         nodes = await _ask("scontrol", "--details", "--oneliner", "show", "node")
@@ -65,18 +99,17 @@ class SlurmCommands:
         return next((job for job in jobs if job.id == job_id), None)
 
     async def _accounting(self, *which: str) -> list[Job]:
+        return parsing.accounting(*await self._sacct(parsing.ACCOUNTING_FIELDS, "--allocations", *which))
+
+    async def _sacct(self, fields: Iterable[str], *which: str) -> tuple[str, str]:
+        """sacct's output, and the separator in it."""
         separator = _separator()
         output = await _ask(
-            "sacct",
-            "--allocations",
-            "--noheader",
-            "--noconvert",
-            "--parsable",
-            f"--delimiter={separator}",
-            f"--format={','.join(parsing.ACCOUNTING_FIELDS)}",
+            *["sacct", "--noheader", "--noconvert", "--parsable"],
+            *[f"--delimiter={separator}", f"--format={','.join(fields)}"],
             *which,
         )
-        return parsing.accounting(output, separator)
+        return output, separator
 
     async def submit(self, order: Order, owner: UnixAccount) -> int:
         folder = job_folder(owner, order.key)
@@ -91,6 +124,8 @@ class SlurmCommands:
             "script": _script(),
             "spec": order.spec,
             "environment": order.request.environment,
+            "certificate": make_certificate(),
+            "files": order.request.files,
         }
         done = await run(
             *[self._python, "-I", "-S", str(submission.__file__)],

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from carme.jobs import Cluster, Job, JobRequest, Share, StartEstimate
+from carme.jobs import Cluster, Job, JobRequest, Reservation, Share, StartEstimate
+from carme.jobs.limits import Limits
 from carme.slurm.account import UnixAccount
 
 
@@ -28,22 +29,50 @@ class Order:
     spec: dict[str, Any]
 
 
-class Ending(NamedTuple):
+class ExitStatus(NamedTuple):
     """How a job's script ended."""
 
     exit_code: int
     signal: int
 
 
+class Aftermath(NamedTuple):
+    """What the accounting knows about the end of a job, as fields of `Job`; None is not known (yet)."""
+
+    cancelled_by: Literal["owner", "other"] | None = None
+    peak_memory_mb: int | None = None
+    failed_node: str = ""
+
+
 class Slurm(Protocol):
     """One Slurm cluster. Every method raises SlurmError, in plain words, when Slurm refuses or is away."""
+
+    async def pulse(self) -> str:
+        """A text that differs whenever a job does; one question to the controller for all jobs together."""
+        ...
 
     async def queue(self) -> list[Job]:
         """Every job that Slurm's controller remembers, of all users."""
         ...
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, Ending]:
+    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         """How these jobs ended; those that the controller has forgotten are left out."""
+        ...
+
+    async def aftermath(self, jobs: Iterable[Job]) -> dict[int, Aftermath]:
+        """Who cancelled these jobs, their peak memory, the node that failed; left out: not accounted yet."""
+        ...
+
+    async def reservations(self) -> list[Reservation]:
+        """Reservations that have not ended."""
+        ...
+
+    async def limits(self, users: Iterable[str]) -> list[Limits]:
+        """Limits of these users, of the accounts above them, and of qualities of service, with their use."""
+        ...
+
+    async def set_limit(self, job_id: int, minutes: int) -> None:
+        """Give a job another time limit (minutes since its start), which only Slurm's operators may raise."""
         ...
 
     async def cluster(self) -> Cluster:

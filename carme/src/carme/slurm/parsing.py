@@ -7,16 +7,25 @@ records are told apart by a separator that is drawn anew for each call and canno
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Literal
 
-from carme.jobs import Cluster, Job, JobState, Node, Partition, Phase
-from carme.slurm.gateway import Ending
+from carme.jobs import Cluster, Job, JobState, Node, Partition, Phase, Reservation
+from carme.jobs.limits import Limits
+from carme.jobs.nodes import expand
+from carme.slurm.gateway import Aftermath, ExitStatus
 from carme.slurm.label import Label
 
-QUEUE_FIELDS = ("A", "u", "a", "P", "T", "r", "D", "N", "b", "C", "m", "l", "V", "S", "e", "j", "k")
+QUEUE_FIELDS = (
+    *("A", "u", "a", "P", "T", "r", "D", "N", "b", "C", "m", "l", "V", "S", "e"),
+    *("Q", "Y", "v", "q", "j", "k"),
+)
 ACCOUNTING_FIELDS = (
     *("JobIDRaw", "User", "Account", "Partition", "State", "ExitCode", "NNodes", "NodeList", "ReqTRES"),
-    *("AllocTRES", "TimelimitRaw", "Submit", "Start", "End", "Reason", "JobName", "Comment"),
+    *("AllocTRES", "TimelimitRaw", "Submit", "Start", "End", "Reason", "Reservation", "QOS", "UID"),
+    *("JobName", "Comment"),
 )
+AFTERMATH_FIELDS = ("JobIDRaw", "UID", "State", "MaxRSS")
+FAILED_NODE_FIELDS = ("JobIDRaw", "FailedNode")
 
 _MEMORY_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _UNUSABLE = {
@@ -63,7 +72,12 @@ def queue(output: str, separator: str) -> list[Job]:
                 memory_mb=memory(field["m"], _count(field["C"])) * nodes,
                 minutes_limit=minutes(field["l"]),
                 submitted=time(field["V"]),
-                # For a job that waits these two are only the scheduler's guess.
+                priority=int(field["Q"]) if field["Q"].isdecimal() else None,
+                # While a job waits these are the scheduler's plan.
+                planned_start=time(field["S"]) if state.phase is Phase.PENDING else None,
+                planned_nodes=_text(field["Y"]) if state.phase is Phase.PENDING else "",
+                reservation=_text(field["v"]),
+                qos=_text(field["q"]),
                 started=None if state.phase is Phase.PENDING else time(field["S"]),
                 ended=time(field["e"]) if state.phase is Phase.OVER else None,
             )
@@ -71,7 +85,7 @@ def queue(output: str, separator: str) -> list[Job]:
     return jobs
 
 
-def endings(output: str) -> dict[int, Ending]:
+def endings(output: str) -> dict[int, ExitStatus]:
     """How jobs ended, by id: squeue shows `CODE:SIGNAL` (24.11) or the plain wait status (22.05)."""
     found = {}
     for line in output.splitlines():
@@ -80,7 +94,9 @@ def endings(output: str) -> dict[int, Ending]:
             job, value, signal = match.groups()
             status = int(value)
             found[int(job)] = (
-                Ending(status >> 8 & 0xFF, status & 0x7F) if signal is None else Ending(status, int(signal))
+                ExitStatus(status >> 8 & 0xFF, status & 0x7F)
+                if signal is None
+                else ExitStatus(status, int(signal))
             )
     return found
 
@@ -111,6 +127,8 @@ def accounting(output: str, separator: str) -> list[Job]:
                 partition=field["Partition"],
                 state=state,
                 reason=_text(field["Reason"]),
+                reservation=field["Reservation"],
+                qos=field["QOS"],
                 nodes=_count(field["NNodes"]),
                 node_list="" if field["NodeList"] == "None assigned" else field["NodeList"],
                 gpus=int(gpus),
@@ -123,9 +141,50 @@ def accounting(output: str, separator: str) -> list[Job]:
                 ended=time(field["End"]),
                 exit_code=int(exit_code) if over and exit_code.isdecimal() else None,
                 signal=(int(signal) or None) if over and signal.isdecimal() else None,
+                cancelled_by=_cancelled_by(field["State"], field["UID"]),
             )
         )
     return jobs
+
+
+def aftermath(output: str, separator: str) -> dict[int, Aftermath]:
+    """What sacct's output with AFTERMATH_FIELDS, steps included, says about each job."""
+    found: dict[int, Aftermath] = {}
+    for job, uid, state, peak in records(output, separator, len(AFTERMATH_FIELDS)):
+        number, _, step = job.partition(".")
+        if not number.isdecimal():
+            continue
+        known = found.get(int(number), Aftermath())
+        if not step:
+            known = known._replace(cancelled_by=_cancelled_by(state, uid))
+        elif peak := _mebibytes(peak):
+            known = known._replace(peak_memory_mb=max(peak, known.peak_memory_mb or 0))
+        found[int(number)] = known
+    return found
+
+
+def failed_nodes(output: str, separator: str) -> dict[int, str]:
+    """The node whose failure ended each job, in sacct's output with `JobIDRaw` and `FailedNode`."""
+    return {
+        int(job): node
+        for job, node in records(output, separator, len(FAILED_NODE_FIELDS))
+        if job.isdecimal() and _text(node)
+    }
+
+
+def _cancelled_by(state: str, uid: str) -> Literal["owner", "other"] | None:
+    match = re.fullmatch(r"CANCELLED by (\d+)", state)
+    if match is None:
+        return None
+    return "owner" if match[1] == uid else "other"
+
+
+def _mebibytes(size: str) -> int:
+    """MiB, rounded, of a size in bytes or with a unit."""
+    match = re.fullmatch(r"([0-9.]+)([KMGTP]?)", size)
+    if match is None:
+        return 0
+    return round(float(match[1]) * _MEMORY_UNITS[match[2]] if match[2] else float(match[1]) / 2**20)
 
 
 def cluster(nodes: str, partitions: str) -> Cluster:
@@ -154,6 +213,63 @@ def cluster(nodes: str, partitions: str) -> Cluster:
             if line.startswith("PartitionName=")
         ],
     )
+
+
+def reservations(output: str) -> list[Reservation]:
+    """`scontrol -o show reservation`; without any it is one line that says so."""
+    found = []
+    for line in output.splitlines():
+        start, end = time(_value(line, "StartTime")), time(_value(line, "EndTime"))
+        if not line.startswith("ReservationName=") or start is None or end is None:
+            continue
+        tres = tres_of(_value(line, "TRES"))
+        found.append(
+            Reservation(
+                name=_value(line, "ReservationName"),
+                start=start,
+                end=end,
+                node_names=expand(_value(line, "Nodes")),
+                users=[user for user in _value(line, "Users").split(",") if user],
+                cpus=int(tres.get("cpu", 0)),
+                gpus=int(tres.get("gres/gpu", 0)),
+            )
+        )
+    return found
+
+
+def limits(output: str) -> list[Limits]:
+    """`scontrol -o show assoc_mgr flags=assoc,qos`."""
+    found = []
+    for line in output.splitlines():
+        qos = re.match(r"QOS=(.+?)\(\d+\) ", line)
+        if not qos and not line.startswith("ClusterName="):
+            continue
+        own = line.partition(" Account Limits=")[0]  # what follows is of each account within the quality
+        wall = _value(own, "MaxWallPJ")
+        found.append(
+            Limits(
+                account=_value(own, "Account"),
+                user=_value(own, "UserName").partition("(")[0],
+                parent=_value(own, "ParentAccount").partition("(")[0],
+                qos=qos[1] if qos else "",
+                resources={
+                    name: (int(most), int(used))
+                    for name, most, used in re.findall(r"([^=,]+)=(\d+)\((\d+)\)", _value(own, "GrpTRES"))
+                },
+                each={
+                    name: int(most) for name, most in re.findall(r"([^=,]+)=(\d+)", _value(own, "MaxTRESPJ"))
+                },
+                jobs=_limited(_value(own, "GrpJobs")) or _limited(_value(own, "MaxJobs")),
+                minutes=int(wall) if wall.isdecimal() else None,
+            )
+        )
+    return found
+
+
+def _limited(text: str) -> tuple[int, int] | None:
+    """The limit and its use in `4(1)`; `N(1)` is no limit."""
+    match = re.fullmatch(r"(\d+)\((\d+)\)", text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _node(line: str) -> Node:

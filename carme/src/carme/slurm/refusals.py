@@ -53,7 +53,7 @@ _REFUSALS: list[tuple[str, str | None, str, str]] = [
     (
         r"partition(-| is )(down|inactive)|Required partition not available",
         "partition",
-        "The partition is down.",
+        "The partition takes no jobs at the moment.",
         "Choose another partition, or wait until an administrator brings it up.",
     ),
     (
@@ -69,7 +69,7 @@ _AWAY = re.compile(
     r"Protocol authentication error|munge"
 )
 _NO_ACCOUNTING = re.compile(r"[Aa]ccounting storage is disabled")
-_GONE = re.compile(r"[Ii]nvalid job id")
+_GONE = re.compile(r"[Ii]nvalid job id|[Jj]ob has already finished|already completing or completed")
 
 
 def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest:
@@ -79,7 +79,9 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
     ).strip()
     said = said[:300] or "nothing"
     if _GONE.search(output):
-        return NotFound("Slurm does not know this job.", "It may have ended; look into the job history.")
+        return NotFound(
+            "Slurm does not know this job (any more).", "It may have ended; look into the job history."
+        )
     if _NO_ACCOUNTING.search(output):
         return SlurmError(
             "This cluster keeps no accounting, so jobs that left the queue are not known.",

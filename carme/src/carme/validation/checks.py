@@ -96,7 +96,7 @@ class Validation:
                 (
                     "start",
                     lambda: self._start(visitor),
-                    "Read the session's page; then journalctl -u carme-hub -u carme-worker on the head.",
+                    "Read the session's page; then journalctl -u carme-hub -u carme-portal on the head.",
                 ),
                 (
                     "notebook",
@@ -170,7 +170,7 @@ class Validation:
 
     def _start(self, visitor: Visitor) -> str:
         self.session = visitor.start(self.options)
-        visitor.wait(self.session, "running", timeout=180)
+        visitor.wait(self.session, "ready", timeout=180)
         return f"Session {self.session} is ready."
 
     def _notebook(self, visitor: Visitor) -> str:

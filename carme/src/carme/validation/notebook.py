@@ -37,8 +37,8 @@ class CellResult:
 class NotebookKernel:
     """A Python kernel on a running single-user server, as a context manager.
 
-    Arguments: `http` is a client that is already logged in at the server (its cookies are used), `server_url`
-    the server's address ending with a slash, `ssl` the TLS context for the WebSocket.
+    Arguments: `http` is a client that is already let in by the server (its cookies or its token are used),
+    `server_url` the server's address ending with a slash, `ssl` the TLS context for the WebSocket.
     """
 
     def __init__(self, http: httpx.Client, server_url: str, ssl: Any) -> None:
@@ -60,18 +60,25 @@ class NotebookKernel:
                 "Look at the log of the user's job.",
             )
         self._kernel_id = reply.json()["id"]
+        self.connect()
+        return self
+
+    def connect(self) -> None:
+        """Open the channel to the kernel, again after the one before broke; the kernel keeps its state."""
+        self._open.close()
         url = httpx.URL(f"{self._server_url}api/kernels/{self._kernel_id}/channels")
-        cookies = "; ".join(f"{name}={value}" for name, value in self._cookies().items())
+        headers = {"Cookie": "; ".join(f"{name}={value}" for name, value in self._cookies().items())}
+        if "Authorization" in self._http.headers:
+            headers["Authorization"] = self._http.headers["Authorization"]
         self._socket = self._open.enter_context(
             connect(
                 str(url.copy_with(scheme="wss" if url.scheme == "https" else "ws")),
-                additional_headers={"Cookie": cookies},
+                additional_headers=headers,
                 ssl=self._ssl if url.scheme == "https" else None,
                 max_size=None,
                 open_timeout=30,
             )
         )
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -14,8 +14,8 @@ from bs4 import BeautifulSoup, Tag
 from carme.errors import CarmeError
 from carme.validation.notebook import NotebookKernel
 
-#: States that a session does not leave again.
-OVER = {"ended", "failed"}
+#: The state that a session does not leave again.
+OVER = {"ended"}
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Visitor:
     def login(self, user: str, password: str) -> None:
         """Log in at the portal. Raises `CarmeError` when the portal refuses."""
         page = self._get(self.url)
-        form = self._form(page, "password")
-        reply = self._submit(page, form, {"login": user, "password": password})
+        form = self.form(page, "password")
+        reply = self.send(page, form, {"login": user, "password": password})
         if _soup(reply).find("input", {"type": "password"}):
             raise CarmeError(
                 f"The portal refused to log in {user}: {_messages(reply)}", "Check the name and the password."
@@ -61,7 +61,7 @@ class Visitor:
     def start(self, options: dict[str, str]) -> str:
         """Fill in the start form and send it; returns the session's name. Raises with the page's sentence."""
         page = self._get(self.url)
-        reply = self._submit(page, self._form(page, "gpus_per_node"), options)
+        reply = self.send(page, self.form(page, "gpus_per_node"), options)
         parts = reply.url.path.strip("/").split("/")
         if reply.status_code != 200 or parts[0] != "sessions" or len(parts) != 2:
             raise CarmeError(f"The portal did not start the session: {_messages(reply)}", "")
@@ -118,7 +118,7 @@ class Visitor:
         form = _soup(page).select_one("main form")
         if form is None:
             raise CarmeError(f"Session {name} cannot be stopped: {_messages(page)}", "")
-        self._submit(page, form, {})
+        self.send(page, form, {})
 
     def _get(self, url: str) -> httpx.Response:
         try:
@@ -129,14 +129,15 @@ class Visitor:
             raise CarmeError(f"{reply.url} answered {reply.status_code}.", "Look at the service's log.")
         return reply
 
-    def _form(self, page: httpx.Response, field: str) -> Tag:
+    def form(self, page: httpx.Response, field: str) -> Tag:
+        """The form on a page that has a field of this name."""
         found = _soup(page).select_one(f'[name="{field}"]')
         form = found.find_parent("form") if isinstance(found, Tag) else None
         if not isinstance(form, Tag):
             raise CarmeError(f"{page.url} has no form with the field {field}: {_messages(page)}", "")
         return form
 
-    def _submit(self, page: httpx.Response, form: Tag, values: dict[str, str]) -> httpx.Response:
+    def send(self, page: httpx.Response, form: Tag, values: dict[str, str]) -> httpx.Response:
         """Send a form as a browser would: the fields' own values, and ours over them."""
         data: dict[str, str] = {}
         for item in form.find_all(["input", "select", "textarea"]):

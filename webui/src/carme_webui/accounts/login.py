@@ -1,15 +1,21 @@
 """Signing in: local accounts by user name, no sign-up."""
 
+import logging
 from typing import Any
 
 from allauth.account import views
 from allauth.account.adapter import DefaultAccountAdapter
+from django.conf import settings
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse
 
 from carme_webui.accounts.models import User
+from carme_webui.errands import errands
+from carme_webui.sessions.hub import Hub, HubError
 
 __all__ = ["AccountAdapter", "LoginRequired", "sign_out", "signed_in"]
+
+logger = logging.getLogger(__name__)
 
 
 def signed_in(request: HttpRequest) -> User:
@@ -22,12 +28,22 @@ def sign_out(request: HttpRequest) -> HttpResponse:
     """Sign out of the portal, and of JupyterHub and its servers, whose cookies are of the same origin.
 
     The browser drops them itself (Clear-Site-Data, https://www.w3.org/TR/clear-site-data/), so that signing
-    out works while the hub is away.
+    out works while the hub is away; the hub is told, so that they count nothing elsewhere either.
     """
+    user = request.user.get_username() if request.user.is_authenticated else ""
     response = views.logout(request)
     if request.method == "POST" and not request.user.is_authenticated:
         response["Clear-Site-Data"] = '"cookies"'
+        if user:
+            errands.run(f"sign out {user}", lambda: _sign_out_of_hub(user))
     return response
+
+
+def _sign_out_of_hub(user: str) -> None:
+    try:
+        Hub(settings.SITE).sign_out(user)
+    except HubError as error:
+        logger.warning("The hub could not be told that %s signed out: %s", user, error)
 
 
 class AccountAdapter(DefaultAccountAdapter):

@@ -1,4 +1,4 @@
-"""Keeps the portal's jobs equal to Slurm's."""
+"""Keeps the portal's jobs and sessions equal to what the broker says."""
 
 import logging
 from datetime import timedelta
@@ -11,8 +11,10 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError, NotFound
 from carme.jobs import JobState
 from carme_webui.jobs.models import Job, Mirror
+from carme_webui.news import news
+from carme_webui.sessions import mirror as sessions
 
-__all__ = ["mirror"]
+__all__ = ["follow", "mirror"]
 
 logger = logging.getLogger(__name__)
 
@@ -20,24 +22,50 @@ HISTORY_LIMIT = 10_000
 SWEEP_EVERY = timedelta(seconds=60)
 
 
-def mirror(broker: BrokerClient) -> None:
-    """Read the broker's news once and store them.
+def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
+    """Read the broker's news once, and remember if that failed.
+
+    Args:
+        broker: The site's broker.
+        wait: Seconds to wait for news where there are none.
+
+    Returns:
+        Whether the broker answered.
+    """
+    try:
+        mirror(broker, wait)
+    except CarmeError as error:
+        if Mirror.objects.exclude(failure=str(error)).update(failure=str(error)):  # said once
+            logger.warning("The broker's news could not be read: %s", error)
+            news.tell_all()
+        return False
+    return True
+
+
+def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
+    """Read the broker's news once, store them and tell the pages.
 
     Raises:
         CarmeError: The broker does not answer or refuses; nothing is lost, the next round goes on.
     """
     state = Mirror.load()
-    batch = broker.events(state.cursor or None)
+    # After a failure the present is asked for, so that pages soon say again what is known.
+    batch = broker.events(state.cursor or None, 0.0 if state.failure else wait)
     now = timezone.now()
     if batch.complete:
         # The portal missed something: it is new, or it or the broker was away.
         _fill_gap(broker, state)
     with transaction.atomic():
         Job.store(batch.jobs)
+        sessions.store(batch.sessions)
         Mirror.objects.filter(pk=state.pk).update(cursor=batch.cursor, updated=now, failure="")
+    news.tell({job.user for job in batch.jobs} | {session.owner for session in batch.sessions})
     if batch.complete or state.swept is None or now - state.swept > SWEEP_EVERY:
         _sweep(broker)
+        news.tell(sessions.sweep(broker))
         Mirror.objects.filter(pk=state.pk).update(swept=now)
+    if state.failure:
+        news.tell_all()
 
 
 def _fill_gap(broker: BrokerClient, state: Mirror) -> None:

@@ -12,7 +12,7 @@ __all__ = ["Job", "Mirror"]
 
 
 class Job(models.Model):
-    """One job; the fields are those of `carme.jobs.Job`. The id is Slurm's."""
+    """One job; the fields are those of `carme.jobs.Job` that pages show. The id is Slurm's."""
 
     id = models.BigIntegerField(primary_key=True)
     key = models.CharField(max_length=64, null=True)
@@ -49,7 +49,7 @@ class Job(models.Model):
     @classmethod
     def of(cls, job: jobs.Job) -> "Job":
         """The unsaved row of what Slurm knows."""
-        return cls(**job.model_dump(), active=job.is_active)
+        return cls(**job.model_dump(include={field.name for field in cls._meta.fields}), active=job.is_active)
 
     @classmethod
     def store(cls, known: Iterable[jobs.Job]) -> None:

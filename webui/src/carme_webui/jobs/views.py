@@ -12,6 +12,7 @@ from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, Mirror
+from carme_webui.news import news
 
 __all__ = ["job", "job_list", "job_live"]
 
@@ -80,5 +81,8 @@ def job_live(request: HttpRequest, job_id: int) -> HttpResponse:
 
 
 def _job_context(request: HttpRequest, job_id: int) -> dict[str, object]:
-    found = get_object_or_404(own_jobs(signed_in(request)), id=job_id)
-    return {"job": found, "log": tail(found, broker()), "banner": Mirror.load().failure}
+    user = signed_in(request)
+    version = news.version(user.username)  # first: what comes meanwhile is news
+    found = get_object_or_404(own_jobs(user), id=job_id)
+    log = tail(found, broker())
+    return {"job": found, "log": log, "banner": Mirror.load().failure, "version": version}

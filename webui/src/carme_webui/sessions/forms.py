@@ -8,9 +8,10 @@ from django.utils.translation import gettext_lazy as _
 
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
-from carme.images import ImageCatalogue
+from carme.images import Image, ImageCatalogue
 from carme.jobs import Cluster, SessionOptions, check, minutes_text
-from carme_webui.cluster import supplies
+from carme.wording import listing
+from carme_webui.cluster import entry_points, supplies
 from carme_webui.sessions.models import NAME_PATTERN, new_name
 
 __all__ = ["StartForm"]
@@ -30,6 +31,7 @@ class StartForm(forms.Form):
     name = forms.CharField(widget=forms.HiddenInput, required=False)
     title = forms.CharField(label=_("Title"), max_length=80, required=False)
     image = forms.CharField(label=_("Image"), widget=forms.Select)
+    app = forms.CharField(label=_("Open with"), widget=forms.Select, required=False)
     partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
     gpu_type = forms.CharField(label=_("GPU type"), widget=forms.Select, required=False)
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
@@ -48,6 +50,7 @@ class StartForm(forms.Form):
         initial: dict[str, Any] = {
             "name": new_name(),
             "image": site.images.default,
+            "app": "lab",
             "partition": site.slurm.default_partition,
             "gpus_per_node": 1 if cluster is not None and supplies(cluster) else 0,
             "nodes": 1,
@@ -64,7 +67,14 @@ class StartForm(forms.Form):
         """Choices, limits and their words."""
         kinds = supplies(self._cluster) if self._cluster else []
         partitions = self._cluster.partitions if self._cluster else []
-        self._choices("image", [(name, self._image_title(name)) for name in self._catalogue.names()])
+        offered = {name: self._image(name) for name in self._catalogue.names()}
+        self._choices("image", [(name, image.title if image else name) for name, image in offered.items()])
+        apps: dict[str, str] = {}
+        for image in filter(None, offered.values()):
+            apps = entry_points(image) | apps
+        self._choices("app", list(apps.items()))
+        if len(apps) < 2:
+            del self.fields["app"]
         self._choices("gpu_type", [("", _("Any type"))] + [(kind.kind, kind.kind) for kind in kinds])
         self._choices("partition", [(partition.name, partition.name) for partition in partitions])
         if len(partitions) < 2:
@@ -88,11 +98,11 @@ class StartForm(forms.Form):
         assert isinstance(widget, forms.Select)
         widget.choices = choices
 
-    def _image_title(self, name: str) -> str:
+    def _image(self, name: str) -> Image | None:
         try:
-            return self._catalogue.get(name).title
+            return self._catalogue.get(name)
         except CarmeError:
-            return name  # it cannot be used, and the check says why
+            return None  # it cannot be used, and the check says why
 
     def clean_name(self) -> str:
         name = self.cleaned_data["name"]
@@ -117,12 +127,23 @@ class StartForm(forms.Form):
             )
         wanted = {key: value for key, value in cleaned.items() if key != "name"}
         wanted |= {key: cleaned.get(key) or None for key in ("gpu_type", "partition")}
+        wanted["app"] = cleaned.get("app") or "lab"
         try:
             options = SessionOptions.read(wanted)
             check(options, self._cluster, self._catalogue, self._site)
+            self._check_app(options)
         except CarmeError as error:
             field = error.field if isinstance(error, InvalidRequest) and error.field in self.fields else None
             self.add_error(field, str(error))
         else:
             self.options = options
         return cleaned
+
+    def _check_app(self, options: SessionOptions) -> None:
+        apps = entry_points(self._catalogue.get(options.image))
+        if options.app not in apps:
+            raise InvalidRequest(
+                f"The image {options.image!r} has no app {options.app!r}; it has: {listing(apps)}.",
+                "Choose one of these.",
+                field="app",
+            )

@@ -1,6 +1,8 @@
 """JupyterHub's REST API, as far as the portal needs it."""
 
+import functools
 import json
+from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
@@ -11,10 +13,10 @@ from carme.config import Settings
 from carme.errors import CarmeError
 from carme.jobs import SessionOptions
 
-__all__ = ["Hub", "HubError", "HubSilent", "HubUnavailable", "Server"]
+__all__ = ["Hub", "HubError", "HubSilent", "HubUnavailable", "Removal", "Server"]
 
-# A start is answered within 10 seconds, whether or not the server is ready by then.
-TIMEOUT = httpx.Timeout(30, connect=3)
+# The hub answers a start within a second or so, whether or not the server is ready by then.
+TIMEOUT = httpx.Timeout(15, connect=3)
 REMEDY = "Try again in a moment; if it stays so, tell an administrator."
 
 
@@ -44,26 +46,36 @@ class Server(BaseModel, frozen=True):
     stopped: bool = False
 
 
+class Removal(Enum):
+    """What became of a request to remove a server."""
+
+    UNKNOWN = "unknown"  # there was none
+    DONE = "done"
+    UNDER_WAY = "under way"
+
+
+@functools.lru_cache(maxsize=2)
+def _client(address: str, token: str) -> httpx.Client:
+    """One client for the whole process: to make one takes longer than to ask with it."""
+    return httpx.Client(
+        base_url=address,
+        headers={"Authorization": f"token {token}"},
+        timeout=TIMEOUT,
+        # The hub is on this host; a proxy for the outside world has no business here.
+        trust_env=False,
+    )
+
+
 class Hub:
-    """A connection to the hub of the site; use it in a `with`.
+    """The hub of the site. Threads may share it.
 
     All methods raise `HubError` with the hub's own words, `HubUnavailable` or `HubSilent`.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._client = httpx.Client(
-            base_url=f"{settings.hub.proxy_url}{settings.hub.base_path}hub/api/",
-            headers={"Authorization": f"token {settings.secret('hub-api-token')}"},
-            timeout=TIMEOUT,
-            # The hub is on this host; a proxy for the outside world has no business here.
-            trust_env=False,
+        self._client = _client(
+            f"{settings.hub.proxy_url}{settings.hub.base_path}hub/api/", settings.secret("hub-api-token")
         )
-
-    def __enter__(self) -> "Hub":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
 
     def server(self, user: str, name: str) -> Server | None:
         """The server, also a stopped one; None when the hub has none of that name."""
@@ -75,12 +87,8 @@ class Hub:
         except (ValueError, ValidationError):
             raise HubError("JupyterHub's answer cannot be understood.", REMEDY) from None
 
-    def start(self, user: str, name: str, options: SessionOptions) -> bool:
-        """Start the server, making the hub's user first where needed.
-
-        Returns:
-            Whether it is ready already.
-        """
+    def start(self, user: str, name: str, options: SessionOptions) -> None:
+        """Start the server, making the hub's user first where needed."""
         body = {
             "display_name": options.title or options.image,
             "user_options": options.model_dump(),
@@ -88,8 +96,7 @@ class Hub:
         response = self._ask("POST", _path(user, name), body, expected=(404,))
         if response.status_code == 404:
             self._ask("POST", f"users/{quote(user, safe='')}", {}, expected=(409,))
-            response = self._ask("POST", _path(user, name), body)
-        return response.status_code == 201
+            self._ask("POST", _path(user, name), body)
 
     def failure(self, user: str, name: str) -> str:
         """What the hub says of the last start of a stopped server; empty when it knows of no failure."""
@@ -109,9 +116,14 @@ class Hub:
             pass  # the caller has other sources for the cause
         return ""
 
-    def remove(self, user: str, name: str) -> None:
+    def remove(self, user: str, name: str) -> Removal:
         """Stop the server and forget it; also right when there is none."""
-        self._ask("DELETE", _path(user, name), {"remove": True}, expected=(404,))
+        response = self._ask("DELETE", _path(user, name), {"remove": True}, expected=(404,))
+        return {404: Removal.UNKNOWN, 202: Removal.UNDER_WAY}.get(response.status_code, Removal.DONE)
+
+    def sign_out(self, user: str) -> None:
+        """End the user's logins at the hub and at their servers, in every browser."""
+        self._ask("DELETE", f"carme/logins/{quote(user, safe='')}", expected=(404,))
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, expected: tuple[int, ...] = ()

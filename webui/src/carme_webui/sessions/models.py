@@ -1,8 +1,7 @@
-"""A session, its states, and what happened to it."""
+"""A session: what its owner asked for, and what the broker says about it."""
 
 import secrets
 import string
-from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -10,37 +9,45 @@ from django.conf import settings
 from django.db import models, transaction
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from pydantic import ValidationError
 
-from carme.jobs import JobState, Phase, SessionOptions
+from carme.images import app_path
+from carme.jobs import LOG_FOLLOWS, SessionOptions
+from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, SessionState, Step
+from carme.sessions import Session as Told
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 
-__all__ = ["OVER", "TRANSITIONS", "Event", "Session", "State", "new_name"]
+__all__ = ["NAME_PATTERN", "Session", "new_name"]
 
 NAME_PATTERN = r"s[a-z0-9]{8}"
 
 
-class State(models.TextChoices):
-    """Where in its life a session is."""
+def _before() -> dict[SessionState, list[SessionState]]:
+    """For each state those from which the table leads there, in any number of steps."""
+    reached: dict[SessionState, set[SessionState]] = {}
+    for state in SessionState:
+        todo = set(TRANSITIONS[state])
+        found: set[SessionState] = set()
+        while todo:
+            found.add(following := todo.pop())
+            todo |= TRANSITIONS[following] - found
+        reached[state] = found
+    return {to: [state for state in SessionState if to in reached[state]] for to in SessionState}
 
-    REQUESTED = "requested", _("Requested")
-    STARTING = "starting", _("Starting")
-    RUNNING = "running", _("Running")
-    STOPPING = "stopping", _("Stopping")
-    ENDED = "ended", _("Ended")
-    FAILED = "failed", _("Failed")
 
+# The broker tells of a session's latest state only; those between it may have gone through unseen.
+BEFORE = _before()
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.REQUESTED: frozenset({State.STARTING, State.STOPPING, State.FAILED}),
-    State.STARTING: frozenset({State.RUNNING, State.STOPPING, State.FAILED}),
-    State.RUNNING: frozenset({State.STOPPING, State.ENDED, State.FAILED}),
-    State.STOPPING: frozenset({State.ENDED}),
-    State.ENDED: frozenset(),
-    State.FAILED: frozenset(),
+# How far a start has come, after the last step that is known.
+PROGRESS = {
+    Step.ALLOCATED: gettext_lazy("Its nodes are being prepared."),
+    Step.PROLOG: gettext_lazy("The container is being started."),
+    Step.CONTAINER: gettext_lazy("The notebook server is being started in its container."),
+    Step.LISTENING: gettext_lazy("The notebook server listens; its address is being opened."),
 }
-OVER = [state for state, following in TRANSITIONS.items() if not following]
 
 
 def new_name() -> str:
@@ -52,20 +59,25 @@ def new_name() -> str:
 class Session(models.Model):
     """One interactive session: a named server of JupyterHub and its Slurm job `session-NAME`.
 
-    `sentence` says how it ended; `job_id` is known as soon as the job is seen in Slurm.
+    The states are those of `carme.sessions`. The portal itself decides `requested`, `stopping` when its owner
+    stops it here, and `ended` as long as there is no job; all else is what the broker says.
     """
 
     name = models.CharField(max_length=9, unique=True)
     owner = models.ForeignKey(User, on_delete=models.CASCADE)
     options = models.JSONField()
-    state = models.CharField(max_length=16, choices=State.choices, default=State.REQUESTED, db_index=True)
+    state = models.CharField(max_length=16, default=SessionState.REQUESTED.value, db_index=True)
+    ending = models.CharField(max_length=32, blank=True)
     sentence = models.TextField(blank=True)
     job_id = models.BigIntegerField(null=True)
+    # What the broker said last, a `carme.sessions.Session`; null as long as it knows of no job.
+    told = models.JSONField(null=True)
     created = models.DateTimeField(default=timezone.now)
     changed = models.DateTimeField(default=timezone.now)
-    # When the hub was asked last, and since when it has had no server for this session.
+    # When the hub was asked last, to start or to stop it.
     asked = models.DateTimeField(null=True)
-    gone = models.DateTimeField(null=True)
+    # It is over and neither the hub nor Slurm holds anything of it.
+    settled = models.BooleanField(default=False, db_index=True)
 
     class Meta:
         ordering = ("-created",)
@@ -83,33 +95,56 @@ class Session(models.Model):
             session, created = cls.objects.get_or_create(
                 name=name, defaults={"owner": owner, "options": options.model_dump()}
             )
-            if created:
-                Event.objects.create(session=session, state=State.REQUESTED)
         if session.owner != owner:
             return cls.request(owner, options, new_name())
         return session, created
 
-    def move(self, to: State, sentence: str = "", **fields: Any) -> bool:
+    def move(self, to: SessionState, **fields: Any) -> bool:
         """Go to another state if the table allows it from the state in the database.
 
         Args:
             to: The new state.
-            sentence: What happened, for the owner.
             fields: Other fields to set with it.
 
         Returns:
             Whether it did; otherwise somebody else was faster, and this object has the state that holds.
         """
-        sources = [state for state, following in TRANSITIONS.items() if to in following]
-        now = timezone.now()
-        with transaction.atomic():
-            moved = Session.objects.filter(pk=self.pk, state__in=sources).update(
-                state=to, sentence=sentence, changed=now, **fields
-            )
-            if moved:
-                Event.objects.create(session=self, state=to, sentence=sentence, at=now)
+        sources = [state for state in SessionState if to in TRANSITIONS[state]]
+        moved = self._rows().filter(state__in=sources).update(state=to, changed=timezone.now(), **fields)
         self.refresh_from_db()
         return bool(moved)
+
+    def follow(self, told: Told) -> None:
+        """Take over what the broker says.
+
+        A session that its owner stopped, or that ended here, does not come back to life: then only the job
+        and what else is known about it are noted.
+        """
+        if told.owner != self.owner.username:
+            return  # anybody may give a job any name
+        known = {"told": told.model_dump(mode="json"), "job_id": told.job_id}
+        words = {"sentence": told.sentence, "ending": told.ending or ""}
+        with transaction.atomic():
+            rows = self._rows().exclude(job_id__gt=told.job_id)
+            earlier = rows.filter(state__in=BEFORE[told.state]).exclude(state=told.state)
+            arrived = earlier.update(state=told.state, changed=timezone.now(), **words, **known)
+            if not (arrived or rows.filter(state=told.state).update(**words, **known)):
+                rows.update(**known, settled=False)
+        self.refresh_from_db()
+
+    def _rows(self) -> "models.QuerySet[Session]":
+        """This row."""
+        return Session.objects.filter(pk=self.pk)
+
+    @property
+    def last_told(self) -> Told | None:
+        """What the broker said last; None as long as it knows of no job."""
+        if self.told is None:
+            return None
+        try:
+            return Told.model_validate(self.told)
+        except ValidationError:
+            return None  # of an earlier version; the next news replace it
 
     @property
     def asked_for(self) -> SessionOptions:
@@ -122,11 +157,6 @@ class Session(models.Model):
         return self.options["title"] or self.options["image"]
 
     @property
-    def job_name(self) -> str:
-        """The name of its Slurm job."""
-        return f"session-{self.name}"
-
-    @property
     def job(self) -> Job | None:
         """Its Slurm job, once Slurm has it."""
         if self.job_id is None:
@@ -135,68 +165,48 @@ class Session(models.Model):
 
     @property
     def is_over(self) -> bool:
-        """It has ended or failed."""
-        return self.state in OVER
+        """It has ended."""
+        return self.state == SessionState.ENDED
+
+    @property
+    def failed(self) -> bool:
+        """It ended in a way that its owner did not want."""
+        return bool(self.ending) and ENDINGS[Ending(self.ending)][1]
 
     @property
     def label(self) -> str:
-        """The state in a word or two; a start whose job waits says so."""
-        job = self.job if self.state == State.STARTING else None
-        if job is not None and job.phase is Phase.PENDING:
-            return str(_("Waiting in the queue"))
-        return str(State(self.state).label)
+        """The state in users' words; an ended session says how it ended."""
+        return ENDINGS[Ending(self.ending)][0] if self.ending else STATES[SessionState(self.state)]
+
+    @property
+    def tone(self) -> str:
+        """The look of the state; its first word is the state itself."""
+        return f"{self.state} failed" if self.failed else self.state
 
     @property
     def explanation(self) -> str:
-        """Why the session is in this state, in plain words."""
-        if self.sentence or self.is_over:
-            return self.sentence
-        job = self.job
-        if self.state == State.STARTING and job is not None and job.phase is Phase.PENDING:
-            return job.explanation
-        return {
-            State.REQUESTED: str(_("The request is on its way to JupyterHub.")),
-            State.STARTING: str(_("The container is being started on its node."))
-            if job is not None
-            else str(_("The job is being submitted.")),
-            State.STOPPING: str(_("The session is being stopped.")),
-        }.get(State(self.state), "")
-
-    @property
-    def ends(self) -> datetime | None:
-        """When the time limit will end it, while it runs."""
-        job = self.job
-        if self.is_over or job is None or job.started is None or job.minutes_limit is None:
-            return None
-        return job.started + timedelta(minutes=job.minutes_limit)
+        """Why the session is in this state, in plain words; the end of a log has its own place."""
+        if self.sentence:
+            return self.sentence.partition(LOG_FOLLOWS)[0]
+        told = self.last_told
+        match self.state:
+            case SessionState.REQUESTED:
+                return _("The request is on its way to Slurm.")
+            case SessionState.STARTING if told is not None and told.marks:
+                return str(PROGRESS.get(told.marks[-1].step, ""))
+            case SessionState.STOPPING:
+                return _("Its programs are being ended and its nodes freed.")
+        return ""
 
     @property
     def wants_log(self) -> bool:
         """Whether its owner should see the end of its log."""
-        job = self.job
-        return self.state == State.FAILED or (
-            self.is_over and job is not None and job.state not in (JobState.COMPLETED, JobState.CANCELLED)
-        )
+        return self.failed and self.job_id is not None
 
-    @property
-    def url(self) -> str:
-        """Where the session itself is."""
-        return f"{settings.SITE.hub.base_path}user/{quote(self.owner.username)}/{self.name}/"
+    def address(self, app: str) -> str:
+        """Where an app of the running session is."""
+        base = settings.SITE.hub.base_path
+        return f"{base}user/{quote(self.owner.username)}/{self.name}/{app_path(app)}"
 
     def get_absolute_url(self) -> str:
         return reverse("session", args=[self.name])
-
-
-class Event(models.Model):
-    """A state that a session reached, and what was said about it."""
-
-    session = models.ForeignKey(Session, on_delete=models.CASCADE, related_name="events")
-    at = models.DateTimeField(default=timezone.now)
-    state = models.CharField(max_length=16, choices=State.choices)
-    sentence = models.TextField(blank=True)
-
-    class Meta:
-        ordering = ("at", "id")
-
-    def __str__(self) -> str:
-        return f"{self.session} {self.state}"

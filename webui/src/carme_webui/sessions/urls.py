@@ -18,8 +18,11 @@ register_converter(SessionNameConverter, "session_name")
 urlpatterns = [
     path("", views.dashboard, name="dashboard"),
     path("live/", views.dashboard_live, name="dashboard-live"),
+    path("news/", views.stream, name="news"),
     path("sessions/start/", views.start, name="session-start"),
     path("sessions/<session_name:name>/", views.session, name="session"),
     path("sessions/<session_name:name>/live/", views.session_live, name="session-live"),
     path("sessions/<session_name:name>/stop/", views.stop, name="session-stop"),
+    path("sessions/<session_name:name>/extend/", views.extend, name="session-extend"),
+    path("sessions/<session_name:name>/again/", views.again, name="session-again"),
 ]

@@ -1,56 +1,109 @@
 """The dashboard and the pages of my sessions."""
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
-from kombu.exceptions import OperationalError
 
-from carme.errors import BrokerUnavailable, CarmeError
-from carme.jobs import Cluster, SessionOptions
+from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
+from carme.jobs import Cluster, SessionOptions, minutes_text
+from carme.sessions import SessionState
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
-from carme_webui.cluster import broker, images, supplies
+from carme_webui.cluster import broker, entry_points, images, supplies
 from carme_webui.jobs.log import Tail, tail
-from carme_webui.sessions import tasks
+from carme_webui.jobs.models import Mirror
+from carme_webui.news import news
+from carme_webui.sessions.clock import Remaining, remaining
 from carme_webui.sessions.forms import StartForm
-from carme_webui.sessions.models import OVER, Event, Session, State
+from carme_webui.sessions.lifecycle import tend_soon
+from carme_webui.sessions.models import Session, new_name
+from carme_webui.sessions.timeline import Line, timeline
 
-__all__ = ["dashboard", "dashboard_live", "session", "session_live", "start", "stop"]
+__all__ = [
+    "again",
+    "dashboard",
+    "dashboard_live",
+    "extend",
+    "session",
+    "session_live",
+    "start",
+    "stop",
+    "stream",
+]
 
 logger = logging.getLogger(__name__)
 
 RECENT = timedelta(days=2)
 RECENT_COUNT = 5
-
-# The steps of a session in the order in which they happen.
-ORDER = [
-    State.REQUESTED,
-    State.STARTING,
-    "submitted",
-    "job-started",
-    State.RUNNING,
-    State.STOPPING,
-    "job-ended",
-    State.ENDED,
-    State.FAILED,
-]
+# Minutes that the page offers to add.
+EXTENSIONS = (15, 30, 60, 120, 240)
+# A picture of the cluster that is older, in looks at the queue, says that Slurm does not answer: the broker
+# looks at the nodes at every sixth at least.
+FRESH = 30
+# Seconds between two signs of life on a stream of news, and after which the browser opens a new one: then its
+# login is looked at again.
+HEARTBEAT = 15.0
+STREAM_ENDS_AFTER = 600.0
 
 
 @dataclass(frozen=True)
-class Step:
-    """One line of a session's timeline."""
+class App:
+    """Something that a session can open."""
 
-    at: datetime
-    label: str
-    sentence: str = ""
+    name: str
+    title: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A session as its owner sees it now.
+
+    Attributes:
+        row: The session.
+        certain: The broker answers, so that what is shown is what is.
+        ends: What will end it, the nearest first.
+        apps: What can be opened, the one that was asked for first; empty unless it is ready.
+    """
+
+    row: Session
+    certain: bool
+    ends: list[Remaining]
+    apps: list[App]
+
+    @property
+    def warning(self) -> Remaining | None:
+        """The nearest end, when it is near enough for a warning."""
+        return next((end for end in self.ends if end.level), None)
+
+    @property
+    def heading(self) -> str:
+        """The beginning of the page's title: what one wants to see of a page in the background."""
+        if self.warning is not None:
+            return _("%(time)s left") % {"time": self.warning.words}
+        return self.row.label
+
+    @property
+    def extensible(self) -> bool:
+        """Whether its owner may ask for more time."""
+        told = self.row.last_told
+        return (
+            told is not None
+            and told.ends is not None
+            and self.row.state in (SessionState.READY, SessionState.STARTING)
+            and settings.SITE.session_policy(told.partition).extend
+        )
 
 
 def own_sessions(user: User):
@@ -62,8 +115,8 @@ def own_sessions(user: User):
 def dashboard(request: HttpRequest) -> HttpResponse:
     """My sessions, the start form, and what is free."""
     cluster, banner = _look()
-    again = own_sessions(signed_in(request)).filter(name=request.GET.get("again", "")).first()
-    form = _form(cluster, options=again.asked_for if again else None)
+    earlier = own_sessions(signed_in(request)).filter(name=request.GET.get("again", "")).first()
+    form = _form(cluster, options=earlier.asked_for if earlier else None)
     return render(request, "sessions/dashboard.html", {"form": form, **_live(request, cluster, banner)})
 
 
@@ -81,17 +134,21 @@ def start(request: HttpRequest) -> HttpResponse:
     if not form.is_valid() or form.options is None:
         context = {"form": form, **_live(request, cluster, banner)}
         return render(request, "sessions/dashboard.html", context, status=422)
-    found, created = Session.request(signed_in(request), form.options, form.cleaned_data["name"])
-    if created:
-        try:
-            tasks.start_session.delay(found.name)  # pyright: ignore[reportFunctionMemberAccess]
-        except OperationalError as error:
-            logger.error("The task queue cannot be reached: %s", error)
-            found.move(
-                State.FAILED,
-                _("The portal's task queue does not answer. Try again soon, or tell an administrator."),
-            )
-    return redirect(found)
+    return _start(signed_in(request), form.options, form.cleaned_data["name"])
+
+
+@require_POST
+def again(request: HttpRequest, name: str) -> HttpResponse:
+    """Start a session with the options of an earlier one; what is not possible now leads to the form."""
+    options = _mine(request, name).asked_for
+    fresh = request.POST.get("name", "")
+    data = {key: "" if value is None else value for key, value in options.model_dump().items()}
+    cluster, banner = _look()
+    form = _form(cluster, data=data | {"name": fresh})
+    if not form.is_valid() or form.options is None:
+        context = {"form": form, **_live(request, cluster, banner)}
+        return render(request, "sessions/dashboard.html", context, status=422)
+    return _start(signed_in(request), form.options, form.cleaned_data["name"])
 
 
 @require_safe
@@ -103,76 +160,175 @@ def session(request: HttpRequest, name: str) -> HttpResponse:
 @require_safe
 def session_live(request: HttpRequest, name: str) -> HttpResponse:
     """The part of a session's page that changes."""
-    return render(request, "sessions/session_live.html", _session_context(request, name))
+    context = {"alone": True, **_session_context(request, name)}
+    return render(request, "sessions/session_live.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def stop(request: HttpRequest, name: str) -> HttpResponse:
     """Ask whether to stop a session, and stop it."""
-    found = get_object_or_404(own_sessions(signed_in(request)), name=name)
+    found = _mine(request, name)
     if request.method != "POST":
-        if found.is_over or found.state == State.STOPPING:
+        if found.is_over or found.state == SessionState.STOPPING:
             return redirect(found)
         return render(request, "sessions/stop.html", {"session": found})
-    if found.move(State.STOPPING):
-        try:
-            tasks.stop_session.delay(found.name)  # pyright: ignore[reportFunctionMemberAccess]
-        except OperationalError as error:
-            # The session is marked: it is stopped as soon as the queue is back.
-            logger.error("The task queue cannot be reached: %s", error)
-    return HttpResponseRedirect(found.get_absolute_url())
+    if found.move(SessionState.STOPPING, sentence="", asked=None):
+        news.tell([found.owner.username])
+        tend_soon(found.name)
+    return redirect(found)
+
+
+@require_POST
+def extend(request: HttpRequest, name: str) -> HttpResponse:
+    """Ask for more time; the page then says what came of it."""
+    found = _mine(request, name)
+    told, most = found.last_told, settings.SITE.sessions.maximum_minutes
+    try:
+        minutes = int(request.POST.get("minutes", ""))
+    except ValueError:
+        minutes = 0
+    try:
+        if told is None or found.is_over:
+            raise InvalidRequest(_("This session does not run."), _("Start it again instead."))
+        if not 1 <= minutes <= most:
+            raise InvalidRequest(
+                _("The time to add must be a number of minutes from 1 to %s.") % most,
+                _("Choose one of the list."),
+            )
+        given = broker().extend(told.job_id, minutes, user=found.owner.username)
+    except CarmeError as error:
+        messages.error(request, str(error))
+    else:
+        found.follow(told.model_copy(update={"ends": given.ends}))
+        messages.success(request, _("The session now ends at %s UTC.") % given.ends.strftime("%H:%M"))
+        news.tell([found.owner.username])
+    return redirect(found)
+
+
+@require_safe
+async def stream(request: HttpRequest) -> StreamingHttpResponse:
+    """One server-sent event for each change; it holds the version only, the page then loads its live part.
+
+    See https://html.spec.whatwg.org/multipage/server-sent-events.html.
+    """
+    user = signed_in(request).username
+    seen = request.headers.get("Last-Event-ID") or request.GET.get("seen", "")
+    answer = StreamingHttpResponse(_events(user, seen), content_type="text/event-stream")
+    answer["Cache-Control"] = "no-store"
+    answer["X-Accel-Buffering"] = "no"  # nginx passes each event on at once
+    return answer
+
+
+async def _events(user: str, seen: str) -> AsyncIterator[str]:
+    clock = asyncio.get_running_loop().time
+    end = clock() + STREAM_ENDS_AFTER
+    yield "retry: 1000\n\n"
+    while clock() < end:
+        version = await news.wait(user, seen, HEARTBEAT)
+        yield ": still here\n\n" if version == seen else f"id: {version}\nevent: news\ndata: {version}\n\n"
+        seen = version
+
+
+def _mine(request: HttpRequest, name: str) -> Session:
+    return get_object_or_404(own_sessions(signed_in(request)), name=name)
+
+
+def _start(owner: User, options: SessionOptions, name: str) -> HttpResponse:
+    """Make the session and ask the hub for it, without waiting for the answer."""
+    found, created = Session.request(owner, options, name)
+    if created:
+        tend_soon(found.name)
+        news.tell([owner.username])
+    return redirect(found)
 
 
 def _look() -> tuple[Cluster | None, str]:
     """The cluster, or why it cannot be seen."""
     try:
-        return broker().cluster(), ""
+        cluster = broker().cluster()
     except CarmeError as error:
         if not isinstance(error, BrokerUnavailable):
             logger.warning("The cluster cannot be seen: %s", error)
         return None, str(error)
+    return cluster, _silence(cluster.taken)
+
+
+def _silence(taken: datetime) -> str:
+    """A sentence when what is known of the cluster is old."""
+    age = timezone.now() - taken
+    if age.total_seconds() < FRESH * settings.SITE.slurm.poll_seconds:
+        return ""
+    return _(
+        "Slurm has not answered for %s. What is shown is as old; running sessions go on."
+    ) % minutes_text(max(1, int(age.total_seconds() // 60)))
 
 
 def _form(cluster: Cluster | None, data: Any = None, options: SessionOptions | None = None) -> StartForm:
     return StartForm(data, cluster=cluster, catalogue=images(), site=settings.SITE, options=options)
 
 
+def _show(row: Session, banner: str) -> Shown:
+    """The session, and whether that is certain: a banner says why it is not."""
+    told = row.last_told
+    apps: list[App] = []
+    if row.state == SessionState.READY:
+        options = row.asked_for
+        titles = _titles(options.image)
+        names = sorted(titles, key=lambda name: (name != options.app, list(titles).index(name)))
+        apps = [App(name, titles[name], row.address(name)) for name in names]
+    ends = remaining(told, timezone.now()) if told is not None and not row.is_over else []
+    return Shown(row, certain=not banner, ends=ends, apps=apps)
+
+
+def _titles(image: str) -> dict[str, str]:
+    try:
+        return entry_points(images().get(image))
+    except CarmeError:
+        return {"lab": "JupyterLab"}  # the image was removed; the session goes on
+
+
 def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[str, Any]:
-    mine = own_sessions(signed_in(request))
+    user = signed_in(request)
+    version = news.version(user.username)
+    mine = own_sessions(user)
+    failure = Mirror.load().failure
+    banner = failure or banner
     return {
-        "active": mine.exclude(state__in=OVER),
-        "recent": mine.filter(state__in=OVER, changed__gt=timezone.now() - RECENT)[:RECENT_COUNT],
+        "active": [_show(row, banner) for row in mine.exclude(state=SessionState.ENDED)],
+        "recent": [
+            (row, new_name())
+            for row in mine.filter(state=SessionState.ENDED, changed__gt=timezone.now() - RECENT)[
+                :RECENT_COUNT
+            ]
+        ],
         "cluster": cluster,
         "supplies": supplies(cluster) if cluster else [],
         "banner": banner,
+        "version": version,
     }
 
 
 def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
-    found = get_object_or_404(own_sessions(signed_in(request)), name=name)
+    version = news.version(signed_in(request).username)  # first: what comes meanwhile is news
+    found = _mine(request, name)
+    mirror = Mirror.load()
+    cluster, silence = _look()
+    banner = mirror.failure or silence
     job = found.job
-    log = Tail()
-    if found.wants_log and job is not None:
-        log = tail(job, broker())
-    return {"session": found, "options": found.asked_for, "job": job, "steps": _steps(found), "log": log}
-
-
-def _steps(found: Session) -> list[Step]:
-    """What happened so far, as the portal and Slurm saw it."""
-    steps = {
-        event.state: Step(event.at, str(State(event.state).label), event.sentence)
-        for event in Event.objects.filter(session=found)
+    log = tail(job, broker()) if found.wants_log and job is not None else Tail()
+    lines: list[Line] = timeline(found, job)
+    return {
+        "session": found,
+        "shown": _show(found, banner),
+        "told": found.last_told,
+        "options": found.asked_for,
+        "job": job,
+        "lines": lines,
+        "log": log,
+        "banner": banner,
+        "known_at": mirror.updated if mirror.failure or cluster is None else cluster.taken,
+        "time_limit": minutes_text((job and job.minutes_limit) or found.asked_for.minutes),
+        "extensions": [(minutes, minutes_text(minutes)) for minutes in EXTENSIONS],
+        "fresh": new_name(),
+        "version": version,
     }
-    job = found.job
-    if job is not None:
-        times = {
-            "submitted": (job.submitted, _("Job submitted"), _("Slurm job %s") % job.id),
-            "job-started": (job.started, _("Job started"), job.node_list),
-            "job-ended": (job.ended, _("Job ended"), job.explanation),
-        }
-        steps |= {key: Step(at, *words) for key, (at, *words) in times.items() if at is not None}
-    # Slurm's times are whole seconds: within one the order is the one in which things happen.
-    return [
-        steps[key]
-        for key in sorted(steps, key=lambda key: (steps[key].at.replace(microsecond=0), ORDER.index(key)))
-    ]

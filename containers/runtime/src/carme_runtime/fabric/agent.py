@@ -10,25 +10,31 @@ on these links is one of
     {"beat": true}
 
 where channel "K.N" is client N of node K. Clients say {"node": n, "request": {...}} and hear
-{"members": ...} and {"node": n, "event": {...}}.
+{"members": ...} and {"node": n, "event": {...}}. They come through the node's Unix socket, or over the
+network as agents do, with the job's key and certificate: having proved that it holds the key, an agent
+says {"node": ...} about itself, and a client {"client": true}.
 """
 
 import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from carme_runtime.fabric import handshake
 from carme_runtime.fabric.frames import FRAME_LIMIT, UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed, Message
 from carme_runtime.fabric.local_socket import is_own_peer
 from carme_runtime.fabric.members import Member, Members
+from carme_runtime.fabric.tls import Certificate
 from carme_runtime.ranks import Node
 
 HANDSHAKE_SECONDS = 3.0
 BEAT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0  # an agent that says nothing for so long is frozen or cut off
 UNKNOWN_PEERS = 64  # connections at a time that have not proved yet that they know the key
+ACCEPT_PAUSE_SECONDS = 0.5  # when this process or host has run out of something
 LOGGED_REFUSALS = 20  # a port scan must not fill the job's log
 
 log = logging.getLogger("carme-agent")
@@ -62,13 +68,16 @@ class Agent:
         """Accept clients of this node at a Unix socket."""
         return await asyncio.start_unix_server(self._serve_client, sock=listener)
 
-    async def serve_agents(self, host: str, key: bytes) -> asyncio.Server:
-        """Accept the agents of the other nodes at a free port of `host`. Raises OSError."""
+    def serve_network(self, host: str, key: bytes, certificate: Certificate | None) -> int:
+        """Accept other nodes' agents, and clients, at a free port of `host`; the port. Raises OSError.
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve_agent(Link(reader, writer, UNKNOWN_PEER_LIMIT), key)
-
-        return await asyncio.start_server(serve, host, 0)
+        Without a `certificate` nothing is encrypted.
+        """
+        family, *_, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(where[:2], family=family, backlog=128)
+        listener.setblocking(False)
+        self._spawn(self._accept(listener, key, certificate))
+        return listener.getsockname()[1]
 
     async def follow(self) -> bool:
         """Serve the first node's agent until the job is over (True) or that agent is lost (False)."""
@@ -101,34 +110,58 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve_agent(self, link: Link, key: bytes) -> None:
-        with self._remember_task():
-            if self._unknown_peers >= UNKNOWN_PEERS:
-                self._refuse(link, "too many connections that have not proved yet that they know the key")
-                return
-            self._unknown_peers += 1
-            try:
-                await asyncio.wait_for(handshake.admit(link, key), HANDSHAKE_SECONDS)
-                about = (await asyncio.wait_for(link.receive(), HANDSHAKE_SECONDS))["node"]
-                self._last_number += 1
-                member = Member(number=self._last_number, **about)
-            except asyncio.TimeoutError:
-                self._refuse(link, f"no proof of the key within {HANDSHAKE_SECONDS:g} seconds")
-                return
-            except handshake.WrongKey:
-                self._refuse(link, "it does not hold this job's key")
-                return
-            except (FrameError, LinkClosed, KeyError, TypeError) as error:
-                self._refuse(link, str(error))
-                return
-            finally:
-                self._unknown_peers -= 1
-            if len(self._members.present) >= self._members.expected:
-                self._refuse(link, f"all {self._members.expected} nodes of the job are here already")
-                return
-            await self._serve_member(link, member)
+    async def _accept(self, listener: socket.socket, key: bytes, certificate: Certificate | None) -> None:
+        with listener:
+            while True:
+                try:
+                    connection, where = await asyncio.get_running_loop().sock_accept(listener)
+                except OSError as error:
+                    log.warning("cannot accept connections for a moment: %s", error.strerror)
+                    await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                    continue
+                self._spawn(self._serve_connection(connection, str(where[0]), key, certificate))
 
-    async def _serve_member(self, link: Link, member: Member) -> None:
+    async def _serve_connection(
+        self, connection: socket.socket, address: str, key: bytes, certificate: Certificate | None
+    ) -> None:
+        if self._unknown_peers >= UNKNOWN_PEERS:
+            connection.close()
+            self._refuse(address, "too many connections that have not proved yet that they know the key")
+            return
+        self._unknown_peers += 1
+        try:
+            link, greeting = await asyncio.wait_for(_let_in(connection, key, certificate), HANDSHAKE_SECONDS)
+        except asyncio.TimeoutError:
+            self._refuse(address, f"no proof of the key within {HANDSHAKE_SECONDS:g} seconds")
+            return
+        except handshake.WrongKey:
+            self._refuse(address, "it does not hold this job's key")
+            return
+        except ssl.SSLError as error:
+            self._refuse(address, f"no TLS with this job's certificate ({error.reason})")
+            return
+        except (FrameError, LinkClosed, OSError) as error:
+            self._refuse(address, str(error))
+            return
+        finally:
+            self._unknown_peers -= 1
+        with contextlib.closing(link):
+            if greeting.get("client") is True:
+                log.info("a client at %s was let in", address)
+                await self._serve_proved_client(link)
+            else:
+                await self._serve_member(link, greeting, address)
+
+    async def _serve_member(self, link: Link, greeting: Message, address: str) -> None:
+        if len(self._members.present) >= self._members.expected:
+            self._refuse(address, f"all {self._members.expected} nodes of the job are here already")
+            return
+        try:
+            member = Member(number=self._last_number + 1, **greeting["node"])
+        except (KeyError, TypeError):
+            self._refuse(address, "neither an agent nor a client")
+            return
+        self._last_number = member.number
         link.send({"number": member.number})
         self._joined[member.number] = link
         self._set_members(
@@ -144,7 +177,6 @@ class Agent:
             reason = str(error)
         finally:
             beats.cancel()
-            link.abort()
         if not self._closing:
             log.error("the agent of %s was lost: %s", member.host, reason)
         del self._joined[member.number]
@@ -152,31 +184,32 @@ class Agent:
         self._set_members(Members.of(present, [*self._members.lost, member.host], self._members.expected))
 
     async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with self._remember_task():
-            link = Link(reader, writer, FRAME_LIMIT)
-            if not is_own_peer(writer.get_extra_info("socket")):
-                self._refuse(link, "a process of another user at the Unix socket")
-                return
-            self._last_client += 1
-            client = self._last_client
-            channel = f"{self._number}.{client}"
-            self._clients[client] = link
-            link.send({"members": self._members.as_json()})
-            try:
-                while True:
-                    frame = await link.receive()
-                    if type(frame.get("node")) is not int or "type" not in frame["request"]:
-                        raise FrameError("a request without node and type")
-                    self._route({"to": frame["node"], "channel": channel, "request": frame["request"]})
-            except LinkClosed:
-                pass
-            except (FrameError, KeyError, TypeError, ValueError) as error:
-                log.warning("dropped a client at the Unix socket: %s", error)
-            finally:
-                link.abort()
-                del self._clients[client]
-                for member in self._members.present:
-                    self._route({"to": member.number, "channel": channel, "request": {"type": "end"}})
+        with self._remember_task(), contextlib.closing(Link(reader, writer, FRAME_LIMIT)) as link:
+            if is_own_peer(writer.get_extra_info("socket")):
+                await self._serve_proved_client(link)
+            else:
+                self._refuse("this node", "a process of another user at the Unix socket")
+
+    async def _serve_proved_client(self, link: Link) -> None:
+        self._last_client += 1
+        client = self._last_client
+        channel = f"{self._number}.{client}"
+        self._clients[client] = link
+        link.send({"members": self._members.as_json()})
+        try:
+            while True:
+                frame = await link.receive()
+                if type(frame.get("node")) is not int or "type" not in frame["request"]:
+                    raise FrameError("a request without node and type")
+                self._route({"to": frame["node"], "channel": channel, "request": frame["request"]})
+        except LinkClosed:
+            pass
+        except (FrameError, KeyError, TypeError, ValueError) as error:
+            log.warning("dropped a client: %s", error)
+        finally:
+            del self._clients[client]
+            for member in self._members.present:
+                self._route({"to": member.number, "channel": channel, "request": {"type": "end"}})
 
     def _take(self, message: Message) -> None:
         if "members" in message:
@@ -222,17 +255,22 @@ class Agent:
             if int(channel.split(".")[0]) not in numbers:
                 self._node.end(channel)
 
-    def _refuse(self, link: Link, reason: str) -> None:
+    def _refuse(self, address: str, reason: str) -> None:
         self._refusals += 1
         if self._refusals <= LOGGED_REFUSALS:
-            log.warning("refused a connection from %s: %s", link.peer_address(), reason)
+            log.warning("refused a connection from %s: %s", address, reason)
         if self._refusals == LOGGED_REFUSALS:
             log.warning("further refused connections are not logged")
-        link.abort()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` beside the rest, until it ends or `close` ends it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @contextlib.contextmanager
     def _remember_task(self) -> Iterator[None]:
-        """So that `close` can end it."""
+        """So that `close` can end a task that asyncio's server made."""
         task = asyncio.current_task()
         assert task
         self._tasks.add(task)
@@ -244,12 +282,25 @@ class Agent:
             self._tasks.discard(task)
 
 
+async def _let_in(
+    connection: socket.socket, key: bytes, certificate: Certificate | None
+) -> tuple[Link, Message]:
+    """The link to whoever proved the key, and its greeting."""
+    link = await Link.accept(connection, UNKNOWN_PEER_LIMIT, certificate and certificate.accepting)
+    try:
+        await handshake.admit(link, key)
+        return link, await link.receive()
+    except BaseException:
+        link.close()
+        raise
+
+
 async def _keep_alive(link: Link) -> None:
     """Let the peer know that we live, and break the link when it has been silent for too long."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(BEAT_SECONDS)
         if loop.time() - link.heard > SILENCE_SECONDS:
-            link.abort()
+            link.close()
             return
         link.send({"beat": True})

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import hmac
 import json
+import socket
+import ssl
 import struct
 from typing import Any
 
@@ -12,6 +14,8 @@ Message = dict[str, Any]
 UNKNOWN_PEER_LIMIT = 4096  # bytes of one frame before the peer has proved that it knows the key
 FRAME_LIMIT = 16 * 2**20  # a start message carries a whole environment, which may be some MiB
 BACKLOG_LIMIT = 64 * 2**20  # output is bounded by windows: whoever lets so much pile up does not read
+# The kernel notices a peer that is gone without a word after about 30 s, also where a client sends no beats.
+KEEP_ALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 SEAL_BYTES = hashlib.sha256().digest_size
 
 
@@ -37,6 +41,24 @@ class Link:
         self._sent = self._received = 0
         self.limit = limit
         self.heard = asyncio.get_running_loop().time()
+
+    @classmethod
+    async def accept(cls, connection: socket.socket, limit: int, tls: ssl.SSLContext | None) -> "Link":
+        """The link over a connection that was accepted, encrypted where there is a `tls`. Raises OSError."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls)
+        return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop), limit)
+
+    @classmethod
+    async def connect(cls, host: str, port: int, limit: int, tls: ssl.SSLContext | None) -> "Link":
+        """A link to what listens at `port` of `host`. Raises OSError."""
+        name = "" if tls else None  # the certificate names no host
+        return cls(*await asyncio.open_connection(host, port, ssl=tls, server_hostname=name), limit)
 
     def seal(self, *, sending: bytes, receiving: bytes) -> None:
         """From here on seal outgoing frames with `sending`, and demand seals made with `receiving`."""
@@ -92,20 +114,15 @@ class Link:
         try:
             await asyncio.wait_for(self._writer.wait_closed(), seconds)
         except (OSError, asyncio.TimeoutError):
-            self.abort()
+            self.close()
 
-    def abort(self) -> None:
+    def close(self) -> None:
         """Close at once."""
         self._writer.transport.abort()
 
     def local_address(self) -> str:
         """The address of this host that the peer sees."""
         return self._writer.get_extra_info("sockname")[0]
-
-    def peer_address(self) -> str:
-        """The peer's address, for messages."""
-        name = self._writer.get_extra_info("peername")
-        return str(name[0]) if name else "an unknown address"
 
 
 def _seal(key: bytes, position: int, content: bytes) -> bytes:

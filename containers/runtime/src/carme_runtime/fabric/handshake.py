@@ -1,46 +1,19 @@
-"""How two agents of a job prove to each other that they hold the job's key, without showing it.
+"""How two agents of a job prove to each other that they hold the job's key (see `carme_runtime.key`).
 
-Both send a random challenge; each answers with an HMAC-SHA256 over both challenges and its own
-role. The role in the MAC makes a mirrored answer worthless. The keys that seal all later frames
-come from the same challenges, one key per direction.
+The keys that seal all later frames come from the same challenges, one key per direction.
 """
 
-import hashlib
 import hmac
 import secrets
-import stat
-from pathlib import Path
 
-from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.frames import FrameError, Link, Message
+from carme_runtime.key import proof
 
 PROTOCOL = "carme-fabric-1"
-MINIMUM_KEY_BYTES = 16
 
 
 class WrongKey(Exception):
     """The peer does not hold the key of this job."""
-
-
-def read_key(path: Path) -> bytes:
-    """The key in `path`, which must be readable by its owner alone and hold at least 16 bytes."""
-    try:
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise CarmeRuntimeError(
-                f"The key file {path} is open to other users, it must be readable by its owner alone.",
-                f"Make a new key, and use: chmod 600 {path}",
-            )
-        key = path.read_bytes().strip()
-    except OSError as error:
-        raise CarmeRuntimeError(
-            f"The key file {path} cannot be read: {error.strerror}.", "Give --key-file the job's key."
-        ) from None
-    if len(key) < MINIMUM_KEY_BYTES:
-        raise CarmeRuntimeError(
-            f"The key file {path} holds {len(key)} bytes, a key has {MINIMUM_KEY_BYTES} or more.",
-            "Write 64 random hex digits into it.",
-        )
-    return key
 
 
 async def join(link: Link, key: bytes) -> None:
@@ -67,7 +40,7 @@ async def admit(link: Link, key: bytes) -> None:
 
 
 def _mac(key: bytes, purpose: str, challenges: bytes) -> bytes:
-    return hmac.new(key, f"{PROTOCOL}\0{purpose}\0".encode() + challenges, hashlib.sha256).digest()
+    return proof(key, PROTOCOL, purpose, challenges)
 
 
 def _challenge(message: Message) -> bytes:

@@ -15,6 +15,7 @@ class Member:
     devices: int  # GPUs that the job was given on it
     cpus: int  # cores that the job was given on it
     interface: str = ""  # the network interface that has the address, where it is known
+    key_file: str = ""  # where the job's key is on it
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""How two ranks prove to each other that they hold the job's key, without showing it.
+"""How two ranks prove to each other that they hold the job's key (see `carme_runtime.key`).
 
-Each side sends a random challenge and answers with an HMAC-SHA256 over both challenges, its role and what it
-says about itself. The role in the MAC makes a mirrored answer worthless.
+The proofs cover what the connecting side says about itself, too.
 """
 
-import hashlib
 import hmac
 import secrets
 import socket
@@ -13,6 +11,9 @@ import sys
 import time
 
 from carme_runtime.collectives.errors import PeerLost, WrongKey
+from carme_runtime.key import proof
+
+PROTOCOL = "carme-runtime-1"
 
 MAGIC = b"CARMERT1" + (b"<" if sys.byteorder == "little" else b">")
 ABOUT = struct.Struct("!II")  # rank and stream of the connecting side
@@ -30,13 +31,13 @@ def greet(connection: socket.socket, key: bytes, rank: int, stream: int, deadlin
         connection.settimeout(_left(deadline))
         connection.sendall(MAGIC + mine + about)
         theirs = receive(connection, 32, deadline)
-        proof = receive(connection, 32, deadline)
-        if not hmac.compare_digest(proof, _mac(key, b"accepting", mine + theirs + about)):
+        answer = receive(connection, 32, deadline)
+        if not hmac.compare_digest(answer, proof(key, PROTOCOL, "accepting", mine + theirs + about)):
             raise WrongKey(
                 "The rank that answered does not hold the key of this job.",
                 "Give all ranks the same key file, and see that the port is this job's own.",
             )
-        connection.sendall(_mac(key, b"connecting", mine + theirs + about))
+        connection.sendall(proof(key, PROTOCOL, "connecting", mine + theirs + about))
         receive(connection, 1, deadline)
     except (OSError, NotAPeer):
         raise PeerLost(
@@ -53,9 +54,9 @@ def admit(connection: socket.socket, key: bytes, deadline: float) -> tuple[int, 
     theirs = receive(connection, 32, deadline)
     about = receive(connection, ABOUT.size, deadline)
     mine = secrets.token_bytes(32)
-    connection.sendall(mine + _mac(key, b"accepting", theirs + mine + about))
-    proof = receive(connection, 32, deadline)
-    if not hmac.compare_digest(proof, _mac(key, b"connecting", theirs + mine + about)):
+    connection.sendall(mine + proof(key, PROTOCOL, "accepting", theirs + mine + about))
+    answer = receive(connection, 32, deadline)
+    if not hmac.compare_digest(answer, proof(key, PROTOCOL, "connecting", theirs + mine + about)):
         raise WrongKey(
             "A connecting rank does not hold the key of this job.", "Use one key file for all ranks."
         )
@@ -81,7 +82,3 @@ def _left(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-def _mac(key: bytes, role: bytes, content: bytes) -> bytes:
-    return hmac.new(key, b"carme-runtime-1\0" + role + b"\0" + content, hashlib.sha256).digest()

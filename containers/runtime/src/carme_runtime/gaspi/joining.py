@@ -12,10 +12,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.addresses import is_loopback
 from carme_runtime.collectives.core import load
 from carme_runtime.collectives.errors import GaspiError, PeerLost, Timeout, WrongKey
 from carme_runtime.gaspi import handshake
-from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange, is_loopback
+from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange
 
 STREAMS = 3  # to a rank on another node: one for one-sided operations, the others for collectives
 log = logging.getLogger("carme_runtime")

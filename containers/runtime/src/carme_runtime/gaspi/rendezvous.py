@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.addresses import is_loopback
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
+from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.gaspi import handshake
+from carme_runtime.key import read_key as read_key_file
 
 Entry = dict[str, Any]
 Exchange = Callable[[Entry], list[Entry]]
 LENGTH = struct.Struct("!I")
 CREDENTIALS = struct.Struct("3i")
 LARGEST = 64 * 2**20
-MINIMUM_KEY_BYTES = 16
 ONE_PEER_SECONDS = 5.0  # that a connection has to prove itself
 
 
@@ -64,30 +66,11 @@ class Place:
 
 
 def read_key(path: str) -> bytes:
-    """The key in the file `path`, which must be readable by its owner alone and hold at least 16 bytes."""
-    file = Path(path)
+    """The key in the file `path` (see `carme_runtime.key`). Raises InvalidCall."""
     try:
-        if file.stat().st_mode & 0o077:
-            raise InvalidCall(
-                f"The key file {path} is open to other users, it must be readable by its owner alone.",
-                f"Make a new key, and use: chmod 600 {path}",
-            )
-        key = file.read_bytes().strip()
-    except OSError as error:
-        raise InvalidCall(
-            f"The key file {path} cannot be read: {error.strerror}.", "Let CARME_KEY_FILE name the job's key."
-        ) from None
-    if len(key) < MINIMUM_KEY_BYTES:
-        raise InvalidCall(
-            f"The key file {path} holds {len(key)} bytes, a key has {MINIMUM_KEY_BYTES} or more.",
-            "Write 64 random hex digits into it.",
-        )
-    return key
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `address` is this host's own."""
-    return address == "localhost" or address.startswith("127.") or address == "::1"
+        return read_key_file(Path(path))
+    except CarmeRuntimeError as error:
+        raise InvalidCall(f"CARME_KEY_FILE: {error.message}", error.remedy) from None
 
 
 def exchange(place: Place, key: bytes | None, entry: Entry, timeout: float) -> list[Entry]:

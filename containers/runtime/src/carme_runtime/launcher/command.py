@@ -13,11 +13,18 @@ from pathlib import Path
 from carme_runtime import __version__
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric import Fabric, connect
+from carme_runtime.launcher import hostfile
 from carme_runtime.launcher.placement import place
 from carme_runtime.launcher.run import Run
+from carme_runtime.launcher.wishes import Wishes, plan
 
 JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
-OPTIONS_WITH_VALUE = ("-n", "--nodes", "--devices-per-node")
+# By Tarantella's launcher, today's and the older one's.
+ALIASES = {"--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per-node"}
+OPTIONS_WITH_VALUE = (
+    "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
+    "--log-folder", "--hang-seconds",
+)  # fmt: skip
 NOT_STARTED = 2
 
 
@@ -38,10 +45,25 @@ async def _run(arguments: list[str]) -> int:
     fabric = await connect(os.environ)
     try:
         await _wait_for_nodes(fabric, options.nodes)
+        members, slots = fabric.members, None
+        if options.hostfile:
+            members, slots = hostfile.choose(members, hostfile.read(options.hostfile))
         places = place(
-            fabric.members, ranks=options.n, nodes=options.nodes, per_node=options.devices_per_node
+            members,
+            ranks=options.n,
+            nodes=options.nodes,
+            per_node=options.devices_per_node,
+            devices_per_rank=options.devices_per_rank,
+            slots=slots,
         )
-        return await Run(fabric, places, command, str(Path.cwd()), os.environ).execute()
+        wishes = Wishes(options.devices_per_rank, options.pin_cpus, options.output, options.log_folder)
+        if options.dry_run:
+            print(plan(places, wishes, command))
+            return 0
+        environment = os.environ | dict(options.x)
+        if options.hang_seconds is not None:
+            environment["CARME_HANG_SECONDS"] = options.hang_seconds
+        return await Run(fabric, places, command, str(Path.cwd()), environment, wishes).execute()
     finally:
         await fabric.close()
 
@@ -64,12 +86,61 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         metavar="K",
         help="ranks per node (default: one per GPU of the job there, or one where there is none)",
     )
+    parser.add_argument(
+        "--devices-per-rank",
+        type=_count,
+        metavar="D",
+        help="GPUs that each rank sees alone (default: every rank sees all of its node)",
+    )
+    parser.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="use these nodes of the job in this order; a line is 'host', 'host slots=4' or 'host:4'",
+    )
+    parser.add_argument(
+        "--pin-cpus", action="store_true", help="give each rank CPU cores of its node for itself"
+    )
+    parser.add_argument(
+        "-x",
+        type=_variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a variable for all ranks",
+    )
+    parser.add_argument(
+        "--output", choices=("all", "master"), default="all", help="whose output is shown (default: all)"
+    )
+    parser.add_argument(
+        "--log-folder", type=Path, metavar="DIR", help="also write the output of rank N to DIR/rank-N.log"
+    )
+    parser.add_argument(
+        "--hang-seconds",
+        type=_seconds,
+        metavar="S",
+        help="say where the ranks are when a collective has waited for S seconds (default: 300; 0: never)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
     parser.add_argument("--version", action="version", version=__version__)
+    arguments = _as_ours(arguments)
     own = _own_options(arguments)
     options = parser.parse_args(arguments[:own])
     if own == len(arguments):
         parser.error("Nothing to run was named. Give a script: carme-run train.py")
     return options, _command(arguments[own], arguments[own + 1 :])
+
+
+def _as_ours(arguments: list[str]) -> list[str]:
+    """Tarantella's options in this command's words."""
+    count = _own_options(arguments)
+    own, rest = arguments[:count], arguments[count:]
+    if "-ngpuspernode" in own and rest[:1] == ["-m"]:
+        # The older launcher's -m names a file of hosts, and options may follow it.
+        return [*_as_ours(own), "--hostfile", *rest[1:2], *_as_ours(rest[2:])]
+    for theirs, ours in ALIASES.items():
+        own = [ours + word[len(theirs) :] if word.partition("=")[0] == theirs else word for word in own]
+    return own + rest
 
 
 def _own_options(arguments: list[str]) -> int:
@@ -79,7 +150,7 @@ def _own_options(arguments: list[str]) -> int:
         argument = arguments[index]
         if argument in ("-m", "--") or not argument.startswith("-"):
             return index
-        index += 2 if argument in OPTIONS_WITH_VALUE else 1
+        index += 2 if ALIASES.get(argument, argument) in OPTIONS_WITH_VALUE else 1
     return len(arguments)
 
 
@@ -88,6 +159,8 @@ def _command(first: str, rest: list[str]) -> list[str]:
         if not rest:
             raise CarmeRuntimeError("No program follows --.", "Give one: carme-run -- program argument ...")
         program = shutil.which(rest[0])
+        if not program and rest[0].endswith(".py"):
+            return _command(rest[0], rest[1:])
         if not program:
             raise CarmeRuntimeError(
                 f"There is no program '{rest[0]}' that can be executed.", "Check its name, its mode and PATH."
@@ -132,6 +205,25 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no number of 1 or more.")
     return int(text)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals and name in os.environ:
+        value = os.environ[name]
+    elif not equals or not name:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE, nor a variable that is set here.")
+    return name, value
+
+
+def _seconds(text: str) -> str:
+    try:
+        good = 0 <= float(text) < float("inf")
+    except ValueError:
+        good = False
+    if not good:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds.")
+    return text
 
 
 async def _wait_for_nodes(fabric: Fabric, nodes: int | None) -> None:

@@ -19,7 +19,13 @@ class Place:
 
 
 def place(
-    members: Members, *, ranks: int | None = None, nodes: int | None = None, per_node: int | None = None
+    members: Members,
+    *,
+    ranks: int | None = None,
+    nodes: int | None = None,
+    per_node: int | None = None,
+    devices_per_rank: int | None = None,
+    slots: list[int] | None = None,
 ) -> list[Place]:
     """Spread a run evenly over nodes, in blocks: the first ranks on the first node, and so on.
 
@@ -29,21 +35,28 @@ def place(
         nodes: use the first so many nodes; None: all.
         per_node: at most so many on a node; None: one per device, and without devices one (or
             as many as `ranks` needs).
+        devices_per_rank: how many devices a rank has for itself; None: one, where they limit the ranks.
+        slots: at most so many on each node; 0: not said. `per_node` counts instead where both are given.
 
     Raises:
         CarmeRuntimeError: there is no room for it.
     """
     used = members.present[:nodes]
+    each = devices_per_rank or 1
+    if devices_per_rank and any(member.devices < each * (per_node or 1) for member in used):
+        raise _too_few_devices(each, per_node or 1, used)
     if per_node is not None:
         room = [per_node] * len(used)
+    elif slots and all(slots):
+        room = slots[:nodes]
     elif any(member.devices for member in used):
-        room = [member.devices for member in used]
+        room = [member.devices // each for member in used]
     else:
         room = [1 if ranks is None else ranks] * len(used)
     if ranks is None:
         counts = room
     elif ranks > sum(room):
-        raise _no_room(ranks, used, per_node)
+        raise _no_room(ranks, used, per_node, room)
     else:
         counts = [0] * len(used)
         for _ in range(ranks):
@@ -77,10 +90,25 @@ def rank_environment(
     if several and place.member.interface:
         # Gloo would take the address that the host's own name has, which on many hosts is a loopback one.
         variables["GLOO_SOCKET_IFNAME"] = caller.get("GLOO_SOCKET_IFNAME", place.member.interface)
+    if several:
+        # For carme_runtime.gaspi: where this rank is reached, and the key by which ranks know each other.
+        variables["CARME_ADDRESS"] = place.member.address
+        variables["CARME_KEY_FILE"] = place.member.key_file
     return {name: str(value) for name, value in variables.items()}
 
 
-def _no_room(ranks: int, used: tuple[Member, ...], per_node: int | None) -> CarmeRuntimeError:
+def _too_few_devices(each: int, per_node: int, used: tuple[Member, ...]) -> CarmeRuntimeError:
+    listed = ", ".join(f"{member.host}: {member.devices}" for member in used)
+    return CarmeRuntimeError(
+        f"--devices-per-rank {each} was asked for, with {per_node} ranks or more on each node, but the job "
+        f"has these GPUs: {listed}.",
+        "Ask for fewer, or start a job with more GPUs.",
+    )
+
+
+def _no_room(
+    ranks: int, used: tuple[Member, ...], per_node: int | None, room: list[int]
+) -> CarmeRuntimeError:
     if per_node is not None:
         most = per_node * len(used)
         return CarmeRuntimeError(
@@ -88,9 +116,10 @@ def _no_room(ranks: int, used: tuple[Member, ...], per_node: int | None) -> Carm
             f"(nodes: {len(used)}).",
             f"Use -n {most} or less, or a larger --devices-per-node.",
         )
-    most = sum(member.devices for member in used)
-    listed = ", ".join(f"{member.host}: {member.devices}" for member in used)
+    most = sum(room)
+    listed = ", ".join(f"{member.host}: {count}" for member, count in zip(used, room, strict=True))
+    one = "one per GPU " if room == [member.devices for member in used] else ""
     return CarmeRuntimeError(
-        f"{ranks} ranks were asked for, but the job has room for {most}, one per GPU ({listed}).",
+        f"{ranks} ranks were asked for, but the job has room for {most}, {one}({listed}).",
         f"Use -n {most} or less, or --devices-per-node K for K ranks on each node whatever GPUs it has.",
     )

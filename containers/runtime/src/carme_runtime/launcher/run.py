@@ -6,11 +6,15 @@ import functools
 import os
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric import Fabric
 from carme_runtime.launcher.output import Lines, Printer, Tail
 from carme_runtime.launcher.placement import Place, rank_environment
+from carme_runtime.launcher.wishes import Wishes
+from carme_runtime.ranks import without_secrets
 
 INTERRUPT_GRACE = 10.0  # seconds that ranks have to end by themselves after Ctrl-C
 BROKEN_OUTPUT = 128 + signal.SIGPIPE
@@ -26,12 +30,15 @@ class Run:
         command: list[str],
         cwd: str,
         environment: Mapping[str, str],
+        wishes: Wishes,
     ) -> None:
         self._fabric = fabric
         self._places = places
         self._command = command
         self._cwd = cwd
-        self._environment = dict(environment)
+        self._environment = without_secrets(environment)
+        self._wishes = wishes
+        self._logs = _open_logs(wishes.log_folder, places)
         self._loop = asyncio.get_running_loop()
         colour = {stream: os.isatty(stream) and "NO_COLOR" not in environment for stream in (1, 2)}
         self._lines = {
@@ -76,6 +83,8 @@ class Run:
             self._printer.put(stream, lines.finish())
         code = self._conclude()
         await self._loop.run_in_executor(None, self._printer.close)
+        for log in self._logs.values():
+            os.close(log)
         return code
 
     def _take(self, node: int, event: dict[str, Any]) -> None:
@@ -97,7 +106,10 @@ class Run:
             allow = functools.partial(
                 self._in_loop, self._fabric.send, node, {"type": "more", "bytes": event["bytes"]}
             )
-            self._printer.put(stream, self._lines[rank, stream].feed(text), allow)
+            if rank in self._logs:
+                self._printer.put(self._logs[rank], text)
+            shown = self._wishes.output == "all" or rank == 0
+            self._printer.put(stream, self._lines[rank, stream].feed(text) if shown else "", allow)
         elif kind == "exit":
             if event["code"] != 0 and not self._failed and not self._stopping:
                 self._failed = (event["rank"], event["code"])
@@ -114,6 +126,7 @@ class Run:
                     "rank": place.rank,
                     "environment": rank_environment(place, self._places, port, self._environment),
                 }
+                | self._wishes.of(place)
                 for place in self._places
                 if place.member.number == node
             ]
@@ -195,6 +208,21 @@ class Run:
     def _in_loop(self, call: Any, *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
             self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _open_logs(folder: Path | None, places: list[Place]) -> dict[int, int]:
+    """By rank, the descriptor of its log."""
+    if folder is None:
+        return {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        return {place.rank: os.open(folder / f"rank-{place.rank}.log", flags, 0o666) for place in places}
+    except OSError as error:
+        raise CarmeRuntimeError(
+            f"The folder {folder} for logs cannot be used: {error.strerror}.",
+            "Choose one that you may write to.",
+        ) from None
 
 
 def _signal_name(number: int) -> str:

@@ -3,7 +3,10 @@
 A run is known by its channel. Requests to a node and the events that answer them are JSON objects:
 
     {"type": "port"}                              -> {"type": "port", "port": number}
-    {"type": "start", "command", "cwd", "environment", "ranks": [{"rank", "environment"}]}
+    {"type": "start", "command", "cwd", "environment",
+     "ranks": [{"rank", "environment", "devices", "cpus"}]}
+                                                  "devices" and "cpus": first and last but one of the node's
+                                                  GPUs and cores that the rank gets alone; they may be absent
     {"type": "signal", "signal": number}          to the process groups of all ranks
     {"type": "stop"}                              SIGTERM, and after a grace period SIGKILL
     {"type": "more", "bytes": count}              so much of the output was printed
@@ -12,6 +15,17 @@ A run is known by its channel. Requests to a node and the events that answer the
     {"type": "output", "rank", "stream": 1 or 2, "text", "bytes"}
     {"type": "exit", "rank", "code"}              negative: the signal that killed it
     {"type": "over"}                              all ranks ended, and their output is complete
+
+A shell, or another program for a person, is such a run too:
+
+    {"type": "shell", "command", "environment", "size": {"rows", "columns"}}   no size: without a terminal
+    {"type": "input", "data": base64}             no data: it has ended; the next one after "taken"
+    {"type": "size", "size": {"rows", "columns"}} of the person's terminal, which changed
+    {"type": "signal", ...}, {"type": "more", ...}
+
+    {"type": "taken"}                             the input reached the program
+    {"type": "shown", "stream", "data": base64, "bytes"}
+    {"type": "ended", "code"}                     the program ended, and its output is complete
 """
 
 import asyncio
@@ -23,18 +37,18 @@ import signal
 import socket
 import struct
 import subprocess
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from carme_runtime.ranks.environment import without_secrets
 from carme_runtime.ranks.keeper import Keeper
+from carme_runtime.ranks.outputs import Outputs
+from carme_runtime.ranks.shell import Shell
+from carme_runtime.ranks.waiting import when_ended
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-WINDOW = 2**20  # bytes of output of one run that may be on their way to whoever prints it
-CHUNK = 2**16  # bytes read from a rank at once
-LINGER = 1.0  # seconds that a pipe held open by a stray grandchild is read on after the last rank
 GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 # These describe the node, not the run: each node's own value counts, whatever the caller has.
@@ -53,14 +67,16 @@ class Node:
     """Runs the ranks of any number of runs on this node.
 
     Args:
-        environment: the node's own environment, from which NODE_VARIABLES are taken.
+        environment: the node's own environment: that of shells, and for ranks the source of NODE_VARIABLES.
         address: at which other nodes reach this one.
+        key_file: where this node has the job's key.
     """
 
-    def __init__(self, environment: Mapping[str, str], address: str) -> None:
+    def __init__(self, environment: Mapping[str, str], address: str, key_file: Path | None = None) -> None:
         self._environment = dict(environment)
         self._keeper = Keeper()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _Run | Shell] = {}
+        self._key_file = str(key_file.absolute()) if key_file else ""
         self.host = environment.get("SLURMD_NODENAME") or socket.gethostname()
         self.address = address
 
@@ -72,10 +88,11 @@ class Node:
             "devices": count_devices(self._environment),
             "cpus": len(os.sched_getaffinity(0)),
             "interface": _interface(self.address),
+            "key_file": self._key_file,
         }
 
     def announce_agent(self, socket_path: Path) -> None:
-        """Name the agent's socket to the ranks as CARME_AGENT."""
+        """Name the agent's socket to ranks and shells as CARME_AGENT."""
         self._environment["CARME_AGENT"] = str(socket_path)
 
     def handle(self, channel: str, request: dict[str, Any], reply: Reply) -> None:
@@ -85,15 +102,32 @@ class Node:
             reply({"type": "port", "port": self._free_port()})
         elif request["type"] == "start" and not run:
             run = _Run(self._keeper, self._node_environment(), self.host, reply)
-            self._runs[channel] = run
-            run.over.add_done_callback(lambda _: self._runs.pop(channel, None))
+            self._add(channel, run)
             run.start(request)
+        elif request["type"] == "shell" and not run:
+            self._open_shell(channel, request, reply)
+        elif isinstance(run, Shell):
+            run.take(request)
         elif run and request["type"] == "signal":
             run.signal(signal.Signals(request["signal"]))
         elif run and request["type"] == "stop":
             run.stop()
         elif run and request["type"] == "more":
             run.allow(int(request["bytes"]))
+
+    def _open_shell(self, channel: str, request: dict[str, Any], reply: Reply) -> None:
+        try:
+            shell = Shell(self._keeper, without_secrets(self._environment), reply, request)
+        except OSError as error:
+            reply(
+                {"type": "refused", "message": f"No shell can be started on {self.host}: {error.strerror}."}
+            )
+        else:
+            self._add(channel, shell)
+
+    def _add(self, channel: str, run: "_Run | Shell") -> None:
+        self._runs[channel] = run
+        run.over.add_done_callback(lambda _: self._runs.pop(channel, None))
 
     def end(self, channel: str) -> None:
         """Nobody listens to the run `channel` any more: stop it."""
@@ -129,6 +163,28 @@ def count_devices(environment: Mapping[str, str]) -> int:
     return len([name for name in names if name not in ("", "-1", "NoDevFiles")])
 
 
+def _devices(environment: Mapping[str, str], some: list[int] | None) -> dict[str, str]:
+    """The variable that shows a rank some of the node's GPUs."""
+    if some is None:
+        return {}
+    names = environment["CUDA_VISIBLE_DEVICES"].replace(" ", "").split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[some[0] : some[1]])}
+
+
+@contextlib.contextmanager
+def _pinned(some: list[int] | None) -> Iterator[None]:
+    """This thread, and so what it starts, runs on some of the node's cores."""
+    if some is None:
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[some[0] : some[1]])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def _interface(address: str) -> str:
     """The interface whose first IPv4 address is `address`; empty when there is none."""
     try:
@@ -149,14 +205,6 @@ class _Rank:
     number: int
     process: subprocess.Popen[bytes]
     running: bool = True
-    streams: dict[int, "_Stream"] = field(default_factory=dict)
-
-
-@dataclass
-class _Stream:
-    number: int  # 1 or 2
-    pipe: IO[bytes]
-    decoder: codecs.IncrementalDecoder
 
 
 class _Run:
@@ -169,9 +217,7 @@ class _Run:
         self._host = host
         self._reply = reply
         self._ranks: list[_Rank] = []
-        self._window = WINDOW
-        self._paused = False
-        self._abandoned = False
+        self._outputs = Outputs(self._settle)
         self._reaped = False
         self._grace: asyncio.TimerHandle | None = None
         self.over: asyncio.Future[None] = self._loop.create_future()
@@ -188,16 +234,17 @@ class _Run:
                 base[name] = value
         for rank in request["ranks"]:
             try:
-                process = subprocess.Popen(
-                    command,
-                    cwd=cwd,
-                    env=base | rank["environment"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
-                    start_new_session=True,
-                )
+                with _pinned(rank.get("cpus")):
+                    process = subprocess.Popen(
+                        command,
+                        cwd=cwd,
+                        env=base | _devices(base, rank.get("devices")) | rank["environment"],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        bufsize=0,
+                        start_new_session=True,
+                    )
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 self._refuse(f"{command[0]} cannot be started on {self._host}: {reason}.")
@@ -220,18 +267,12 @@ class _Run:
 
     def abandon(self) -> None:
         """Stop, and throw the output away, so that no rank waits for a reader."""
-        self._abandoned = True
         self._reply = lambda event: None
-        self.allow(0)
+        self._outputs.abandon()
         self.stop()
 
     def allow(self, count: int) -> None:
-        self._window += count
-        if self._paused and (self._window > 0 or self._abandoned):
-            self._paused = False
-            for rank in self._ranks:
-                for stream in rank.streams.values():
-                    self._listen(rank, stream)
+        self._outputs.allow(count)
 
     def _refuse(self, message: str) -> None:
         self._reply({"type": "refused", "message": message})
@@ -240,23 +281,21 @@ class _Run:
 
     def _add(self, rank: _Rank) -> None:
         self._ranks.append(rank)
-        for number, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
+        for stream, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
             assert pipe
-            os.set_blocking(pipe.fileno(), False)
-            stream = _Stream(number, pipe, codecs.getincrementaldecoder("utf-8")("replace"))
-            rank.streams[number] = stream
-            if not self._paused:
-                self._listen(rank, stream)
-        # A thread, because neither pidfd nor asyncio's own watcher tells of the exit on every Python
-        # while a grandchild holds the pipes.
-        threading.Thread(target=self._wait, args=(rank,), daemon=True).start()
+            self._outputs.add(pipe, self._sender(rank.number, stream))
+        when_ended(rank.process.pid, lambda code: self._exited(rank, code))
 
-    def _wait(self, rank: _Rank) -> None:
-        found = os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOWAIT)
-        assert found
-        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
-            self._loop.call_soon_threadsafe(self._exited, rank, code)
+    def _sender(self, rank: int, stream: int) -> Callable[[bytes], None]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def send(data: bytes) -> None:
+            text = decoder.decode(data, final=not data)
+            if text or data:
+                event = {"type": "output", "rank": rank, "stream": stream}
+                self._reply(event | {"text": text, "bytes": len(data)})
+
+        return send
 
     def _exited(self, rank: _Rank, code: int) -> None:
         rank.running = False
@@ -273,52 +312,10 @@ class _Run:
             self._keeper.forget(rank.process.pid)
             rank.process.wait()
         self._reaped = True
-        self._loop.call_later(LINGER, self._drop_held_pipes)
+        self._outputs.end_soon()
         self._settle()
-
-    def _drop_held_pipes(self) -> None:
-        """Close pipes that a process outside the rank's group holds open, once nothing is left in them."""
-        if self._paused:
-            self._loop.call_later(LINGER, self._drop_held_pipes)
-            return
-        for rank in self._ranks:
-            for stream in list(rank.streams.values()):
-                self._read(rank, stream)
-                if stream.number in rank.streams:
-                    self._close(rank, stream)
-
-    def _listen(self, rank: _Rank, stream: _Stream) -> None:
-        self._loop.add_reader(stream.pipe.fileno(), self._read, rank, stream)
-
-    def _read(self, rank: _Rank, stream: _Stream) -> None:
-        try:
-            data = os.read(stream.pipe.fileno(), CHUNK)
-        except BlockingIOError:
-            return
-        if not data:
-            self._close(rank, stream)
-            return
-        self._send_output(rank, stream, stream.decoder.decode(data), len(data))
-        self._window -= len(data)
-        if self._window <= 0 and not self._abandoned and not self._paused:
-            self._paused = True
-            for each in self._ranks:
-                for open_stream in each.streams.values():
-                    self._loop.remove_reader(open_stream.pipe.fileno())
-
-    def _close(self, rank: _Rank, stream: _Stream) -> None:
-        self._loop.remove_reader(stream.pipe.fileno())
-        stream.pipe.close()
-        del rank.streams[stream.number]
-        self._send_output(rank, stream, stream.decoder.decode(b"", final=True), 0)
-        self._settle()
-
-    def _send_output(self, rank: _Rank, stream: _Stream, text: str, count: int) -> None:
-        if text or count:
-            event = {"type": "output", "rank": rank.number, "stream": stream.number}
-            self._reply(event | {"text": text, "bytes": count})
 
     def _settle(self) -> None:
-        if self._reaped and not self.over.done() and not any(rank.streams for rank in self._ranks):
+        if self._reaped and not self._outputs and not self.over.done():
             self._reply({"type": "over"})
             self.over.set_result(None)

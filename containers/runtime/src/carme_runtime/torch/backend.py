@@ -1,4 +1,4 @@
-"""The collectives of `torch.distributed` on host tensors."""
+"""The collectives of `torch.distributed` on host tensors; `gpus` adds those on GPU tensors."""
 
 # torch calls these methods by position, with arguments that its own stubs name in several ways; and it
 # need not be installed where this is checked.
@@ -19,6 +19,7 @@ from carme_runtime.collectives import Group, Pending
 from carme_runtime.collectives.errors import InvalidCall, Timeout
 from carme_runtime.gaspi import rendezvous
 from carme_runtime.gaspi.joining import join
+from carme_runtime.torch import hangs
 
 NAME = "carme"
 OPERATIONS = {
@@ -44,16 +45,28 @@ _world: Any = None  # the core's context, shared by all groups of this process
 def register() -> None:
     """Make the backend known to torch. Does nothing when it is known already."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create(options: Any, _: Any) -> "ProcessGroupCarme":
     global _world
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     timeout: timedelta = options.timeout
-    if options.group_id in ("", "0", "default_pg") or _world is None:
+    first = options.group_id in ("", "0", "default_pg") or _world is None
+    seconds = hangs.limit()
+    if first:
         _world = _join(options.store, options.group_rank, options.group_size, timeout)
-    return ProcessGroupCarme(Group(_world, ranks, _milliseconds(timeout)), ranks, timeout)
+    group = Group(_world, ranks, _milliseconds(timeout))
+    if not torch.cuda.is_available():
+        made = ProcessGroupCarme(group, ranks, timeout)
+    else:
+        from carme_runtime.torch.gpus import GpuProcessGroup
+
+        staging = Group(_world, ranks, _milliseconds(timeout))
+        made = GpuProcessGroup(group, staging, ranks, timeout, options.store)
+    if first and seconds and len(ranks) > 1:
+        made.watch = hangs.Watch(made, options.store, options.group_rank, options.group_size, seconds)
+    return made
 
 
 def _join(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -163,6 +176,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
         self._later: queue.SimpleQueue[tuple[CarmeWork, Any] | None] = queue.SimpleQueue()
         self._completer: threading.Thread | None = None
         self._name = ""
+        self.watch: hangs.Watch | None = None
 
     def getBackendName(self) -> str:
         """The name of the backend."""
@@ -175,8 +189,15 @@ class ProcessGroupCarme(dist.ProcessGroup):
             self._completer.start()
         self._later.put((work, future))
 
+    def another_group(self) -> tuple[Any, Group]:
+        """The core's context, and a group of the same members for calls in an order of their own."""
+        return _world, Group(_world, self._group.ranks, _milliseconds(self._timeout))
+
     def shutdown(self) -> None:
         """Let go of the completing thread; the core's group goes with this object."""
+        if self.watch:
+            self.watch.stop()
+            self.watch = None
         if self._completer:
             self._later.put(None)
             self._completer = None
@@ -470,8 +491,8 @@ def _host(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
         if tensor.device.type != "cpu":
             raise InvalidCall(
-                f"The carme backend carries host tensors, and was given one on {tensor.device}.",
-                'Use init_process_group("nccl") for GPU tensors, or move the tensor to the host.',
+                f"A host tensor is needed here, and one on {tensor.device} was given.",
+                "Give tensors of one device to a collective, on the host or on an NVIDIA GPU.",
             )
 
 

@@ -21,6 +21,7 @@ class Command(BaseCommand):
             forwarded_allow_ips="127.0.0.1",
             server_header=False,
             access_log=False,
-            lifespan="off",
+            # Streams of news end with the server; pages open new ones.
+            timeout_graceful_shutdown=1,
             log_config=None,
         )

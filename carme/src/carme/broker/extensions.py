@@ -1,0 +1,58 @@
+"""Gives running jobs more time, one at a time."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from carme.config import Settings
+from carme.errors import InvalidRequest, NotFound
+from carme.jobs import Cluster, Job
+from carme.jobs.extensions import extended_limit
+from carme.sessions import Extension
+from carme.slurm import Slurm
+
+
+class Extensions:
+    """Extends jobs as the site's policy, Slurm's limits and the schedule allow."""
+
+    def __init__(self, settings: Settings, slurm: Slurm) -> None:
+        self._settings = settings
+        self._slurm = slurm
+        # Two that were decided on the same picture could together take what only one of them may have.
+        self._turn = asyncio.Lock()
+
+    async def extend(self, job: Job, minutes: int, cluster: Cluster) -> Extension:
+        """Let a job run so many minutes longer.
+
+        Args:
+            job: The job; what matters of it is read anew from Slurm.
+            cluster: Its nodes and partitions.
+
+        Raises:
+            InvalidRequest: Why not, and how much longer it may run.
+            SlurmError: Slurm refused, or is away.
+        """
+        async with self._turn:
+            jobs = await self._slurm.queue()
+            reservations = await self._slurm.reservations()
+            limits = await self._slurm.limits([job.user])
+            present = next((one for one in jobs if one.id == job.id), job)
+            limit = extended_limit(
+                present,
+                minutes,
+                policy=self._settings.session_policy(present.partition),
+                cluster=cluster,
+                jobs=jobs,
+                reservations=reservations,
+                limits=limits,
+                now=datetime.now(UTC),
+            )
+            try:
+                await self._slurm.set_limit(job.id, limit)
+            except NotFound:
+                raise InvalidRequest(
+                    f"Job {job.id} ended before it could be extended.",
+                    "Start it again with the time that it needs.",
+                    field="job_id",
+                ) from None
+        assert present.started is not None  # else it could not be extended
+        return Extension(ends=present.started + timedelta(minutes=limit), minutes_limit=limit)

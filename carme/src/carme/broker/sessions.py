@@ -1,0 +1,236 @@
+"""All sessions of the site: what is known about them, kept, and told when it changes."""
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+
+from carme.broker.estimates import Estimates
+from carme.broker.feed import Feed
+from carme.broker.store import Changes, Store
+from carme.errors import InvalidRequest, NotFound
+from carme.jobs import Cluster, Job
+from carme.sessions import Ending, Outlook, ServerStatus, Session, SessionNote, Step
+from carme.sessions.facts import Facts, noted, seen, session_name, session_of
+from carme.sessions.outlook import Range, places, used_share
+from carme.sessions.outlook import outlook as outlook_of
+
+KEPT = timedelta(days=14)  # after the end
+KEPT_OF_USER = 500  # ended sessions of one user
+RECENT = timedelta(days=1)  # ended so lately, they are part of the full picture
+
+_SILENT = re.compile(r"DOWN|NOT_RESPONDING|\*")
+
+
+@dataclass
+class _Entry:
+    facts: Facts
+    session: Session
+    changed: int  # number of the change that made it what it is
+    reachable: bool = True
+    outlook: Outlook | None = None
+
+
+class SessionBook:
+    """Keeps the facts of every session, and derives what is told from them.
+
+    Args:
+        store: Where they are kept; opened and closed by the book.
+        feed: Where changes are told.
+        clock: The time, in UTC.
+    """
+
+    def __init__(
+        self, store: Store, feed: Feed, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._store = store
+        self._feed = feed
+        self._clock = clock
+        self._entries: dict[int, _Entry] = {}
+        self._unsaved: set[int] = set()
+        self._forgotten: set[int] = set()
+        self._wordless: set[int] = set()
+        self.estimates = Estimates([])
+
+    async def open(self) -> list[Job]:
+        """Read what was known when the broker ended; the jobs that were not over then.
+
+        Raises:
+            CarmeError: The store cannot be opened.
+        """
+        sessions, estimates = await self._store.open()
+        self.estimates = Estimates(estimates)
+        for facts in sessions:
+            self._entries[facts.job.id] = _Entry(facts, session_of(facts), self._feed.number())
+        return [facts.job for facts in sessions if facts.ended is None]
+
+    async def close(self) -> None:
+        """Keep everything and close the store."""
+        await self.save()
+        await self._store.close()
+
+    def sessions(self, user: str | None, active: bool) -> list[Session]:
+        """The sessions of one user, or of all, newest first."""
+        return [
+            entry.session
+            for _, entry in sorted(self._entries.items(), reverse=True)
+            if (user is None or entry.session.owner == user) and not (active and entry.session.is_over)
+        ]
+
+    def session(self, name: str, user: str | None) -> Session:
+        """The newest session of this name, one that is not over first. Raises NotFound."""
+        found = [session for session in self.sessions(user, active=False) if session.name == name]
+        if not found:
+            whose = f" of {user}" if user else ""
+            raise NotFound(
+                f"There is no session {name!r}{whose}.", "See 'carme session list' for those that there are."
+            )
+        return next((session for session in found if not session.is_over), found[0])
+
+    def after(self, since: int | None, user: str | None) -> list[Session]:
+        """Sessions that changed after a change, in that order; None: all that are active or ended lately."""
+        recent = self._clock() - RECENT
+        found = [
+            entry
+            for entry in self._entries.values()
+            if (user is None or entry.session.owner == user)
+            and (
+                entry.changed > since
+                if since is not None
+                else entry.facts.ended is None or entry.facts.ended > recent
+            )
+        ]
+        return [entry.session for entry in sorted(found, key=lambda entry: entry.changed)]
+
+    def submitted(self, job: Job) -> None:
+        """A job that Slurm has just taken."""
+        if session_name(job) and job.id not in self._entries:
+            self._put(Facts(job=job, submitted_seen=self._clock()))
+
+    def observe(self, jobs: Sequence[Job], cluster: Cluster | None) -> None:
+        """Take in what Slurm shows now: jobs of all users and kinds, and nodes."""
+        now = self._clock()
+        silent = {node.name for node in cluster.nodes if _SILENT.search(node.state)} if cluster else set()
+        place, share, record = places(jobs), used_share(jobs), self.estimates.record
+        for job in jobs:
+            if not session_name(job):
+                continue
+            entry = self._entries.get(job.id)
+            reachable = not silent or first_node(job.node_list) not in silent
+            outlook = outlook_of(job, place[job.id], share, record, now) if job.id in place else None
+            if entry is None or not _same(entry.facts.job, job):
+                # Slurm begins again at the first number when it has used up its numbers.
+                self._put(seen(Facts(job=job), job, now), reachable, outlook)
+            elif (entry.facts.job, entry.reachable, entry.outlook) != (job, reachable, outlook):
+                self._put(seen(entry.facts, job, now), reachable, outlook)
+            self._judge(job, outlook)
+
+    def note(self, job_id: int, user: str, note: SessionNote) -> None:
+        """Take in what the hub says about a user's session.
+
+        Raises:
+            NotFound: The job is no session of that user.
+            InvalidRequest: The note tells what is Slurm's to tell.
+        """
+        entry = self._entries.get(job_id)
+        if entry is None or entry.session.owner != user:
+            raise NotFound(
+                f"Job {job_id} is no session of {user}.", "Note only what belongs to a session's own job."
+            )
+        if any(mark.step in (Step.SUBMITTED, Step.ALLOCATED) for mark in note.marks):
+            raise InvalidRequest(
+                "The marks 'submitted' and 'allocated' come from Slurm, not from a note.",
+                "Leave them out.",
+                field="marks",
+            )
+        self._put(noted(entry.facts, note), entry.reachable, entry.outlook)
+
+    @contextlib.contextmanager
+    def cancelling(self, job_id: int, ending: Ending) -> Iterator[None]:
+        """While a job is being cancelled for this reason; what the hub noted before is the better one."""
+        entry = self._entries.get(job_id)
+        if entry is None:
+            yield
+            return
+        before = entry.facts.ending
+        self._keep(entry, entry.facts.model_copy(update={"ending": before or ending}))
+        try:
+            yield
+        except BaseException:
+            self._keep(entry, entry.facts.model_copy(update={"ending": before}))
+            raise
+        self._put(noted(entry.facts, SessionNote(server=ServerStatus.STOPPING)), entry.reachable)
+
+    def logged(self, job_id: int, log: str) -> None:
+        """The end of the log of a session that has failed."""
+        self._wordless.discard(job_id)
+        if entry := self._entries.get(job_id):
+            self._put(entry.facts.model_copy(update={"log": log}), entry.reachable)
+
+    def without_log(self) -> list[Job]:
+        """The jobs of sessions that failed by themselves and whose logs have not been read."""
+        return [self._entries[job_id].facts.job for job_id in self._wordless if job_id in self._entries]
+
+    async def save(self) -> None:
+        """Keep what has changed. Returns when it would survive the broker's end."""
+        sessions = [self._entries[job_id].facts for job_id in self._unsaved if job_id in self._entries]
+        changes = Changes(sessions, list(self._forgotten), *self.estimates.take())
+        self._unsaved.clear()
+        self._forgotten.clear()
+        await self._store.write(changes)
+
+    def expire(self) -> None:
+        """Forget sessions that ended long ago, and the oldest of users who have very many."""
+        old = self._clock() - KEPT
+        ended: Counter[str] = Counter()
+        for job_id, entry in sorted(self._entries.items(), reverse=True):
+            if entry.facts.ended is None:
+                continue
+            ended[entry.session.owner] += 1
+            if entry.facts.ended < old or ended[entry.session.owner] > KEPT_OF_USER:
+                self._feed.forget(entry.changed)
+                del self._entries[job_id]
+                self._forgotten.add(job_id)
+
+    def _judge(self, job: Job, outlook: Outlook | None) -> None:
+        if job.started:
+            self.estimates.started(job.id, job.started)
+        elif job.is_over:
+            self.estimates.gone(job.id)
+        elif outlook and outlook.earliest and outlook.latest:
+            self.estimates.give(job.id, Range(outlook.earliest, outlook.latest))
+
+    def _put(self, facts: Facts, reachable: bool = True, outlook: Outlook | None = None) -> None:
+        session = session_of(facts, reachable, outlook)
+        facts = facts.model_copy(update={"state": session.state})
+        if session.ending in (Ending.DIED, Ending.DIED_AT_START) and facts.log is None:
+            self._wordless.add(facts.job.id)
+        entry = self._entries.get(facts.job.id)
+        if entry is None:
+            self._entries[facts.job.id] = _Entry(facts, session, self._feed.number(), reachable, outlook)
+            self._unsaved.add(facts.job.id)
+            return
+        self._keep(entry, facts)
+        entry.reachable, entry.outlook = reachable, outlook
+        if session != entry.session:
+            entry.session = session
+            entry.changed = self._feed.number()
+
+    def _keep(self, entry: _Entry, facts: Facts) -> None:
+        if facts != entry.facts:
+            entry.facts = facts
+            self._unsaved.add(facts.job.id)
+
+
+def _same(old: Job, new: Job) -> bool:
+    return (old.user, old.name, old.key) == (new.user, new.name, new.key)
+
+
+@lru_cache(maxsize=4096)
+def first_node(node_list: str) -> str:
+    """The first name in Slurm's short form, where the server runs: `n1` in `n[1-2,07],gpu1`."""
+    match = re.match(r"([^,\[]*)(?:\[([^\],-]*)[^\]]*\]([^,\[]*))?", node_list)
+    return "".join(part or "" for part in match.groups()) if match else ""

@@ -1,0 +1,137 @@
+"""What the broker must not forget, in SQLite."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from carme.broker.estimates import Estimate
+from carme.errors import CarmeError
+from carme.sessions.facts import Facts
+from carme.sessions.outlook import Range
+
+_log = logging.getLogger("carme.broker")
+
+_T = TypeVar("_T")
+
+_VERSION = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS sessions (job_id INTEGER PRIMARY KEY, facts TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS estimates (
+    job_id INTEGER PRIMARY KEY, earliest TEXT NOT NULL, latest TEXT NOT NULL, kept INTEGER, judged INTEGER
+);
+"""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is to be written; by job id what is to be known no more."""
+
+    sessions: Sequence[Facts] = ()
+    forgotten: Collection[int] = ()
+    estimates: Sequence[Estimate] = ()
+    dropped: Collection[int] = ()
+
+
+class Store:
+    """The file `sessions.sqlite`. One thread does all reading and writing: the broker waits for no disk.
+
+    A write that has been answered survives whatever ends the broker. The end of the whole host may take the
+    last moments with it; Slurm and the hub tell most of them again.
+
+    Args:
+        folder: Where the file lies; made when it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "sessions.sqlite"
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._open_file: sqlite3.Connection | None = None
+
+    async def open(self) -> tuple[list[Facts], list[Estimate]]:
+        """Open the file; the sessions in it, and the estimates in the order in which they were judged.
+
+        Raises:
+            CarmeError: It cannot be opened, or a newer version of Carme wrote it.
+        """
+        return await self._run(self._open)
+
+    async def close(self) -> None:
+        """Close the file, all writes done."""
+        await self._run(self._close)
+        self._thread.shutdown()
+
+    async def write(self, changes: Changes) -> None:
+        """Keep these changes. Returns when these and all earlier ones would survive the broker's end."""
+        try:
+            await self._run(lambda: self._write(changes))
+        except sqlite3.Error as error:
+            # A full disk must not end the broker: what is in memory is right, and is written when it changes.
+            _log.error("%s cannot be written: %s.", self._file, error)
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _open(self) -> tuple[list[Facts], list[Estimate]]:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._open_file = file = sqlite3.connect(self._file)
+            # A commit is there for the next process at once; only the end of the host could undo it.
+            file.execute("PRAGMA journal_mode = WAL")
+            file.execute("PRAGMA synchronous = NORMAL")
+            (version,) = file.execute("PRAGMA user_version").fetchone()
+            if version > _VERSION:
+                raise CarmeError(
+                    f"{self._file} was written by a newer version of Carme.",
+                    "Install that version again, or move the file away.",
+                    code="state",
+                )
+            file.executescript(f"{_TABLES} PRAGMA user_version = {_VERSION};")
+            sessions = file.execute("SELECT job_id, facts FROM sessions").fetchall()
+            estimates = file.execute(
+                "SELECT job_id, earliest, latest, kept, judged FROM estimates ORDER BY judged"
+            ).fetchall()
+        except (sqlite3.Error, OSError) as error:
+            raise CarmeError(
+                f"{self._file} cannot be opened: {error}.",
+                "See that its folder can be written and the disk is not full; move a damaged file away.",
+                code="state",
+            ) from None
+        return list(self._read(sessions)), list(map(_estimate, estimates))
+
+    def _read(self, rows: list[tuple[int, str]]) -> Iterable[Facts]:
+        for job_id, text in rows:
+            try:
+                yield Facts.model_validate_json(text)
+            except ValidationError as error:
+                _log.error("What %s says about job %s is left out: %s", self._file, job_id, error)
+
+    def _write(self, changes: Changes) -> None:
+        assert self._open_file is not None
+        rows = [(facts.job.id, facts.model_dump_json()) for facts in changes.sessions]
+        estimates = [
+            (one.job_id, *(moment.isoformat() for moment in one.told), one.kept, one.number)
+            for one in changes.estimates
+        ]
+        with self._open_file as file:
+            file.executemany("INSERT OR REPLACE INTO sessions VALUES (?, ?)", rows)
+            file.executemany("DELETE FROM sessions WHERE job_id = ?", [(one,) for one in changes.forgotten])
+            file.executemany("INSERT OR REPLACE INTO estimates VALUES (?, ?, ?, ?, ?)", estimates)
+            file.executemany("DELETE FROM estimates WHERE job_id = ?", [(one,) for one in changes.dropped])
+
+    def _close(self) -> None:
+        if self._open_file is not None:
+            self._open_file.close()
+
+
+def _estimate(row: tuple[int, str, str, int | None, int | None]) -> Estimate:
+    job_id, earliest, latest, kept, number = row
+    told = Range(datetime.fromisoformat(earliest), datetime.fromisoformat(latest))
+    return Estimate(job_id, told, None if kept is None else bool(kept), number)

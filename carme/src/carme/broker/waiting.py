@@ -1,0 +1,83 @@
+"""Finds out what Slurm's word for a wait leaves open: which limit, which nodes, when a booking begins."""
+
+import time
+from collections.abc import Iterable
+
+from carme.errors import CarmeError
+from carme.jobs import Cluster, Job, Reservation
+from carme.jobs.limits import Limits, limit_detail
+from carme.slurm import Slurm
+
+AGAIN_SECONDS = 30.0
+USERS_AT_ONCE = 200
+NODES_SHOWN = 4
+
+_LIMITS = ("Assoc", "QOS")
+_NODES = ("ReqNodeNotAvail", "Nodes required for job", "Nodes_required_for_job", "NodeDown")
+
+
+class Waiting:
+    """Details on why jobs wait; however many there are, one question of each kind in 30 seconds.
+
+    Args:
+        slurm: The cluster.
+    """
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+        self._limits: list[Limits] = []
+        self._users: set[str] = set()
+        self._reservations: list[Reservation] = []
+        self._booked: set[str] = set()
+        self._asked = {"limits": -AGAIN_SECONDS, "reservations": -AGAIN_SECONDS}
+
+    async def complete(self, jobs: Iterable[Job], cluster: Cluster | None) -> dict[int, Job]:
+        """Those of the jobs, by id, about whose waiting more is known than Slurm's queue says."""
+        waiting = [job for job in jobs if job.key and job.is_pending]
+        limited = {job.user for job in waiting if job.reason.startswith(_LIMITS)}
+        booked = {job.reservation for job in waiting if job.reason == "Reservation" and job.reservation}
+        try:
+            if self._due("limits", bool(limited), not limited <= self._users):
+                self._limits = await self._slurm.limits(sorted(limited)[:USERS_AT_ONCE])
+                self._users = limited
+            if self._due("reservations", bool(booked), not booked <= self._booked):
+                self._reservations = await self._slurm.reservations()
+                self._booked = booked
+        except CarmeError:
+            pass  # the sentence without the detail is still true
+        found = {}
+        for job in waiting:
+            if detail := self._detail(job, cluster):
+                found[job.id] = job.model_copy(update={"detail": detail})
+        return found
+
+    def _due(self, what: str, wanted: bool, new: bool) -> bool:
+        now = time.monotonic()
+        if not wanted or now < self._asked[what] + (1.0 if new else AGAIN_SECONDS):
+            return False
+        self._asked[what] = now
+        return True
+
+    def _detail(self, job: Job, cluster: Cluster | None) -> str:
+        if job.reason.startswith(_LIMITS):
+            return limit_detail(job, self._limits)
+        if job.reason == "Reservation":
+            return next(
+                (
+                    f"{one.name} begins {one.start.astimezone():%Y-%m-%d %H:%M %Z}"
+                    for one in self._reservations
+                    if one.name == job.reservation
+                ),
+                "",
+            )
+        if job.reason.startswith(_NODES) and cluster:
+            members = {
+                name
+                for partition in cluster.partitions
+                if partition.name in job.partition.split(",")
+                for name in partition.node_names
+            }
+            gone = [node.name for node in cluster.nodes if node.name in members and not node.available]
+            more = f" and {len(gone) - NODES_SHOWN} more" if len(gone) > NODES_SHOWN else ""
+            return ", ".join(gone[:NODES_SHOWN]) + more
+        return ""

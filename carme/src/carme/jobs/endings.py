@@ -1,0 +1,199 @@
+"""Why a job or session is over: its ending, and the sentence that names the cause and the next step."""
+
+from typing import TYPE_CHECKING
+
+from carme.jobs.states import JobState
+from carme.jobs.times import minutes_text
+from carme.launch.exits import Exit
+from carme.sessions.states import Ending
+
+if TYPE_CHECKING:
+    from carme.jobs.status import Job
+
+__all__ = ["FORGOTTEN", "LOG_FOLLOWS", "ending_of", "ending_sentence", "last_lines"]
+
+#: Our own reason for a job that vanished from the queue and is in no accounting.
+FORGOTTEN = "Forgotten"
+
+#: Between a sentence and the last lines of the log, one a line.
+LOG_FOLLOWS = " The end of its log says:\n"
+
+LOG_LINES = 8
+LOG_LETTERS = 1200
+
+# slurmstepd sets it when it cannot open the job's log, which lies in the owner's home.
+_NO_OUTPUT_SIGNAL = 53
+
+# A measured peak below this share of the limit was taken before the last allocation.
+_NEAR_THE_LIMIT = 0.9
+
+_BY_STATE: dict[JobState, Ending] = {
+    JobState.TIMEOUT: Ending.TIME_LIMIT,
+    JobState.DEADLINE: Ending.TIME_LIMIT,
+    JobState.NODE_FAIL: Ending.NODE_FAILURE,
+    JobState.BOOT_FAIL: Ending.NODE_FAILURE,
+    JobState.OUT_OF_MEMORY: Ending.OUT_OF_MEMORY,
+    JobState.PREEMPTED: Ending.PREEMPTED,
+    JobState.REVOKED: Ending.LOST,
+    JobState.LAUNCH_FAILED: Ending.DIED_AT_START,
+}
+
+_BY_EXIT: dict[int, Ending] = {
+    Exit.FAILED: Ending.DIED_AT_START,
+    Exit.IMAGE_MISSING: Ending.IMAGE_MISSING,
+    Exit.HOME_NOT_WRITABLE: Ending.HOME_NOT_WRITABLE,
+    Exit.NO_APPTAINER: Ending.DIED_AT_START,
+    Exit.NO_COMMAND: Ending.DIED_AT_START,
+    Exit.NO_WORKDIR: Ending.DIED_AT_START,
+}
+
+
+def ending_of(
+    job: "Job", note_ending: Ending | None, was_ready: bool, message: str = "", log: str = ""
+) -> tuple[Ending, str]:
+    """Why a job that is over has ended, and its sentence.
+
+    Args:
+        job: A job that is over.
+        note_ending: What the hub noted before it cancelled the job (`stopped`, `idle`); it is the cause.
+        was_ready: Whether its server was ready; batch jobs count as ready.
+        message: What the hub has to say about a failure, one sentence; it is the cause where Slurm merely
+            says that the owner cancelled the job.
+        log: The end of the job's log, for a job that failed by itself; its last lines follow the sentence.
+    """
+    if note_ending is Ending.STOPPED and message and not was_ready:
+        note_ending = None  # it was stopped because its start had failed
+    ending = note_ending or _cause(job, was_ready, bool(message))
+    if ending in (Ending.DIED, Ending.DIED_AT_START):
+        own = job.exit_code in _BY_EXIT or job.state is JobState.LAUNCH_FAILED
+        sentence = message if message and not own else ending_sentence(job, ending)
+        lines = last_lines(log)
+        return ending, f"{sentence}{LOG_FOLLOWS}{lines}" if lines else sentence
+    return ending, ending_sentence(job, ending)
+
+
+def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
+    if job.reason == FORGOTTEN:
+        return Ending.LOST
+    if job.state in _BY_STATE:
+        return _BY_STATE[job.state]
+    if job.state is JobState.CANCELLED:
+        if job.cancelled_by == "other":
+            return Ending.CANCELLED_BY_ADMIN
+        if not blamed:
+            return Ending.STOPPED
+    elif job.signal == _NO_OUTPUT_SIGNAL:
+        return Ending.HOME_NOT_WRITABLE
+    elif job.exit_code in _BY_EXIT:
+        return _BY_EXIT[job.exit_code]
+    if not was_ready:
+        return Ending.DIED_AT_START
+    return Ending.FINISHED if job.state is JobState.COMPLETED else Ending.DIED
+
+
+def ending_sentence(job: "Job", ending: Ending) -> str:
+    """The cause and the next step; the one table for sessions and batch jobs."""
+    session = job.kind == "session"
+    what = "session" if session else "job"
+    again = "start it again" if session else "submit it again"
+    where = f"node {job.node_list}" if job.nodes <= 1 and job.node_list else "one of its nodes"
+    match ending:
+        case Ending.STOPPED:
+            return f"The {what} was cancelled by its owner; {again} when it is needed."
+        case Ending.IDLE:
+            return f"The {what} was stopped because nothing ran in it; {again} when it is needed."
+        case Ending.FINISHED if session:
+            return "The session's server was shut down from within; start it again when it is needed."
+        case Ending.FINISHED:
+            return "The job ended without an error; its log holds what it wrote."
+        case Ending.TIME_LIMIT if job.state is JobState.DEADLINE:
+            return f"The {what} could not end before its deadline; {again} with a later one."
+        case Ending.TIME_LIMIT:
+            limit = f" of {minutes_text(job.minutes_limit)}" if job.minutes_limit else ""
+            return (
+                f"The {what} reached its time limit{limit} and was ended; {again} with more time, "
+                "or extend it next time before it ends."
+            )
+        case Ending.OUT_OF_MEMORY:
+            return (
+                f"The {what} ran out of memory{_memory(job)}; {again} with more memory, "
+                "or load less at a time."
+            )
+        case Ending.NODE_FAILURE:
+            node = f"Node {job.failed_node}" if job.failed_node else where.capitalize()
+            return f"{node} failed and the {what} ended with it; {again}, it goes to nodes that work."
+        case Ending.PREEMPTED:
+            return (
+                f"Slurm ended the {what} in favour of one with a higher priority; "
+                f"{again} and it waits for its turn."
+            )
+        case Ending.CANCELLED_BY_ADMIN:
+            return f"An administrator cancelled the {what}; ask them for the reason before you {again}."
+        case Ending.IMAGE_MISSING:
+            image = f"The image {job.image}" if job.image else f"The image of the {what}"
+            return (
+                f"{image} is missing on {where}; choose another one, "
+                "or ask an administrator to distribute it."
+            )
+        case Ending.HOME_NOT_WRITABLE:
+            return (
+                f"Your home directory cannot be written on {where}; see that it is yours and has space left, "
+                "or tell an administrator that it is not mounted there."
+            )
+        case Ending.LOST:
+            return f"Slurm has forgotten the {what}, so how it ended is not known; see its log, then {again}."
+        case Ending.REFUSED:
+            return f"Slurm refused the {what}; ask for less, or tell an administrator."
+        case Ending.DIED | Ending.DIED_AT_START:
+            return _death(job, ending, what, again, where)
+
+
+def _death(job: "Job", ending: Ending, what: str, again: str, where: str) -> str:
+    match job.exit_code:
+        case Exit.NO_APPTAINER:
+            return f"Apptainer is not installed on {where}; tell an administrator, then {again}."
+        case Exit.NO_COMMAND:
+            return f"The {what}'s command cannot be run on {where}; correct the command and {again}."
+        case Exit.NO_WORKDIR:
+            return (
+                f"The {what}'s working directory cannot be entered on {where}; "
+                f"choose another one and {again}."
+            )
+        case Exit.FAILED:
+            return f"The {what} could not be launched on {where}; its log says why, then {again}."
+        case _:
+            pass
+    if job.state is JobState.LAUNCH_FAILED:
+        return (
+            f"Slurm could not launch the {what} on {where}; {again}, "
+            "and tell an administrator if that fails too."
+        )
+    if job.state is JobState.CANCELLED:
+        how = "was cancelled"
+    elif job.signal:
+        how = f"was ended by signal {job.signal}"
+    elif job.exit_code:
+        how = f"ended with exit code {job.exit_code}"
+    else:
+        how = "ended"
+    early = " before its server was ready" if ending is Ending.DIED_AT_START and what == "session" else ""
+    return f"The {what} {how}{early}; see what its log says, mend that and {again}."
+
+
+def _memory(job: "Job") -> str:
+    if not job.memory_mb:
+        return ""
+    limit = job.memory_mb // max(1, job.nodes)
+    most = f"{limit} MiB" + (" on each node" if job.nodes > 1 else "")
+    peak = job.peak_memory_mb
+    if peak is None:
+        return f": it used more than the {most} that it may have"
+    if peak < limit * _NEAR_THE_LIMIT:
+        return f": it went past its limit of {most} faster than Slurm measures, which last saw {peak} MiB"
+    return f": its peak was {peak} MiB and its limit is {most}"
+
+
+def last_lines(log: str) -> str:
+    """The last lines of a log that a person reads, without what would move the cursor."""
+    lines = ["".join(c for c in line if c.isprintable() or c == "\t") for line in log.split("\n")]
+    return "\n".join([line.rstrip() for line in lines if line.strip()][-LOG_LINES:])[-LOG_LETTERS:]

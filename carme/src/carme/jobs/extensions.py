@@ -1,0 +1,211 @@
+"""Whether a running job may have more time, and how much."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from carme.config import SessionSettings
+from carme.errors import InvalidRequest
+from carme.jobs.cluster import Cluster, Node, Reservation
+from carme.jobs.limits import Limits, longest_minutes
+from carme.jobs.nodes import expand
+from carme.jobs.status import Job
+from carme.jobs.times import minutes_text
+from carme.wording import number
+
+__all__ = ["extended_limit"]
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What somebody has on each of some nodes from `start` on; `end` is None for what lasts."""
+
+    start: datetime
+    end: datetime | None
+    nodes: frozenset[str]
+    cpus: float
+    memory_mb: float
+    gpus: float
+    why: str
+
+
+def extended_limit(
+    job: Job,
+    minutes: int,
+    *,
+    policy: SessionSettings,
+    cluster: Cluster,
+    jobs: Iterable[Job],
+    reservations: Iterable[Reservation],
+    limits: Iterable[Limits],
+    now: datetime,
+) -> int:
+    """The job's new time limit in minutes since its start.
+
+    Args:
+        job: The job as Slurm knows it now.
+        minutes: How much longer it is to run.
+        policy: The site's rules for its partition; `maximum_minutes` holds for sessions alone.
+        cluster: For the partitions' limits and what the nodes have.
+        jobs: All jobs, with Slurm's plan for those that wait.
+        reservations: All reservations.
+        limits: What the accounting allows its owner.
+        now: The time.
+
+    Raises:
+        InvalidRequest: Why not, and how much longer it may run.
+    """
+    what = "session" if job.kind == "session" else "job"
+    if job.is_pending:
+        raise _refused(
+            f"The {what} has not started, so its time has not begun.",
+            "Stop it and start it again with more time.",
+        )
+    if not job.is_running or job.started is None:
+        raise _refused(f"The {what} is over or about to end.", "Start it again with the time that it needs.")
+    if job.minutes_limit is None:
+        raise _refused(f"The {what} has no time limit.", "It needs no more time.")
+    if not policy.extend:
+        raise _refused(
+            f"In partition {job.partition} nobody may extend their {what}s.",
+            f"Start the {what} with the time that it needs, or ask an administrator.",
+        )
+    ends = job.started + timedelta(minutes=job.minutes_limit)
+    wanted = ends + timedelta(minutes=minutes)
+    bound = min(
+        [
+            *_lengths(job, job.started, policy, cluster, limits),
+            *_bookings(job, reservations),
+            *_clashes(job, ends, wanted, cluster, list(jobs), reservations),
+        ],
+        key=lambda bound: bound[0],
+        default=(wanted, ""),
+    )
+    if bound[0] >= wanted:
+        return job.minutes_limit + minutes
+    most = (bound[0] - ends) // timedelta(minutes=1)
+    if most < 1:
+        raise _refused(
+            f"The {what} cannot be extended beyond {_moment(ends, now)}, because {bound[1]}.",
+            "Save your work before then.",
+        )
+    until = _moment(ends + timedelta(minutes=most), now)
+    raise _refused(
+        f"The {what} can be extended by at most {minutes_text(most)}, until {until}, because {bound[1]}.",
+        f"Ask for at most {number(most, 'minute')}.",
+    )
+
+
+def _refused(message: str, remedy: str) -> InvalidRequest:
+    return InvalidRequest(message, remedy, field="minutes")
+
+
+def _moment(when: datetime, now: datetime) -> str:
+    """A time of day in the zone of this host, with the date if it is another day's."""
+    local = when.astimezone()
+    day = "" if local.date() == now.astimezone().date() else "%Y-%m-%d "
+    return local.strftime(f"{day}%H:%M %Z")
+
+
+def _lengths(
+    job: Job, started: datetime, policy: SessionSettings, cluster: Cluster, limits: Iterable[Limits]
+) -> Iterable[tuple[datetime, str]]:
+    if job.kind == "session":
+        most = policy.maximum_minutes
+        yield (
+            started + timedelta(minutes=most),
+            f"a session in partition {job.partition} lasts at most {minutes_text(most)}",
+        )
+    for partition in cluster.partitions:
+        if partition.name == job.partition and partition.max_minutes is not None:
+            yield (
+                started + timedelta(minutes=partition.max_minutes),
+                f"a job in partition {job.partition} lasts at most {minutes_text(partition.max_minutes)}",
+            )
+    if longest := longest_minutes(job, limits):
+        most, holder = longest
+        yield (
+            started + timedelta(minutes=most),
+            f"a job of {holder} lasts at most {minutes_text(most)}",
+        )
+
+
+def _bookings(job: Job, reservations: Iterable[Reservation]) -> Iterable[tuple[datetime, str]]:
+    for reservation in reservations:
+        if reservation.name == job.reservation:
+            yield reservation.end, f"its booking {reservation.name} ends then"
+
+
+def _clashes(
+    job: Job,
+    ends: datetime,
+    wanted: datetime,
+    cluster: Cluster,
+    jobs: list[Job],
+    reservations: Iterable[Reservation],
+) -> Iterable[tuple[datetime, str]]:
+    """When others first need what the job holds, between its present and its wanted end."""
+    mine = frozenset(expand(job.node_list))
+    claims = [claim for claim in _claims(job, jobs, reservations, cluster) if claim.nodes & mine]
+    nodes = [node for node in cluster.nodes if node.name in mine]
+    holding = _Claim(ends, wanted, mine, *_each(job), "")
+    for claim in claims:
+        start = max(claim.start, ends)
+        if not claim.why or start >= wanted or (claim.end and claim.end <= start):
+            continue
+        at_that_time = [one for one in claims if one.start <= start and (one.end is None or one.end > start)]
+        for node in nodes:
+            if node.name in claim.nodes and not _fits(node, [holding, *at_that_time]):
+                yield start, claim.why
+                break
+
+
+def _claims(
+    job: Job, jobs: list[Job], reservations: Iterable[Reservation], cluster: Cluster
+) -> Iterable[_Claim]:
+    present = {reservation.name for reservation in reservations}
+    for other in jobs:
+        # What runs within a reservation uses what the reservation claims already.
+        if other.id == job.id or other.reservation in present:
+            continue
+        each = _each(other)
+        limit = timedelta(minutes=other.minutes_limit) if other.minutes_limit is not None else None
+        if other.is_running and other.started:
+            end = other.started + limit if limit is not None else None
+            yield _Claim(other.started, end, frozenset(expand(other.node_list)), *each, "")
+        elif other.is_pending and other.planned_start and other.planned_nodes:
+            start, nodes = other.planned_start, frozenset(expand(other.planned_nodes))
+            why = "another job waits and is planned to start there then"
+            yield _Claim(start, start + limit if limit is not None else None, nodes, *each, why)
+    for reservation in reservations:
+        if reservation.name == job.reservation:
+            continue
+        nodes = frozenset(reservation.node_names)
+        size = max(1, len(nodes))
+        whole = [node for node in cluster.nodes if node.name in nodes]
+        # A reservation of all processors is one of whole nodes: their memory and GPUs belong to it.
+        all_of_it = reservation.cpus >= sum(node.cpus for node in whole) or not reservation.cpus
+        yield _Claim(
+            reservation.start,
+            reservation.end,
+            nodes,
+            float("inf") if all_of_it else reservation.cpus / size,
+            0,
+            reservation.gpus / size,
+            f"the booking {reservation.name} follows on {', '.join(sorted(nodes))}",
+        )
+
+
+def _each(job: Job) -> tuple[float, float, float]:
+    """Processors, memory and GPUs on each of a job's nodes."""
+    nodes = max(1, job.nodes)
+    return job.cpus / nodes, job.memory_mb / nodes, job.gpus / nodes
+
+
+def _fits(node: Node, claims: list[_Claim]) -> bool:
+    there = [claim for claim in claims if node.name in claim.nodes]
+    return (
+        sum(claim.cpus for claim in there) <= node.cpus
+        and sum(claim.memory_mb for claim in there) <= node.memory_mb
+        and sum(claim.gpus for claim in there) <= sum(node.gpus.values())
+    )

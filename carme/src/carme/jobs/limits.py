@@ -1,0 +1,92 @@
+"""Limits that Slurm's accounting sets on accounts, their users and qualities of service."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from carme.jobs.status import Job
+from carme.jobs.times import minutes_text
+from carme.wording import number
+
+__all__ = ["Limits", "limit_detail", "longest_minutes"]
+
+_UNITS = {"gres/gpu": "GPU", "cpu": "processor", "node": "node"}
+_KINDS = {"GRES": "gres/", "Cpu": "cpu", "CPU": "cpu", "Mem": "mem", "Node": "node"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one holder: a user in an account, an account (`user` is empty), or a quality of service.
+
+    Attributes:
+        parent: The account that this one belongs to, whose limits hold as well.
+        resources: What all of its jobs together may use, and use now, by Slurm's name.
+        each: What one job may use.
+        jobs: How many jobs may run at a time, and run now.
+        minutes: How long one job may run.
+    """
+
+    account: str = ""
+    user: str = ""
+    parent: str = ""
+    qos: str = ""
+    resources: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    each: dict[str, int] = field(default_factory=dict[str, int])
+    jobs: tuple[int, int] | None = None
+    minutes: int | None = None
+
+    @property
+    def holder(self) -> str:
+        return self.user or (f"account {self.account}" if self.account else f"quality of service {self.qos}")
+
+
+def limit_detail(job: Job, limits: Iterable[Limits]) -> str:
+    """The value of the limit that holds a job back, whose it is, and its use; empty when it is not known."""
+    match = re.fullmatch(r"(Assoc|QOS)(Grp|Max)(.*)", job.reason)
+    if match is None:
+        return ""
+    holder, scope, rest = match.groups()
+    if "Minutes" in rest:
+        return ""
+    kind = next((name for word, name in _KINDS.items() if rest.startswith(word)), None)
+    for one in _chain(job, holder, list(limits)):
+        if rest.startswith("WallDuration") and one.minutes is not None:
+            return f"{one.holder}: at most {minutes_text(one.minutes)} for one job"
+        if rest.startswith("Jobs") and one.jobs:
+            return f"{one.holder}: at most {one.jobs[0]} running at a time, {one.jobs[1]} now"
+        for name, (most, used) in one.resources.items():
+            if scope == "Grp" and kind and name.startswith(kind):
+                return f"{one.holder}: at most {_amount(most, name)} at a time, {used} in use"
+        for name, most in one.each.items():
+            if scope == "Max" and kind and name.startswith(kind):
+                return f"{one.holder}: at most {_amount(most, name)} for one job"
+    return ""
+
+
+def longest_minutes(job: Job, limits: Iterable[Limits]) -> tuple[int, str] | None:
+    """How long the accounting lets a job run, and whose limit that is; a quality of service comes first."""
+    limits = list(limits)
+    for holder in ("QOS", "Assoc"):
+        for one in _chain(job, holder, limits):
+            if one.minutes is not None:
+                return one.minutes, one.holder
+    return None
+
+
+def _chain(job: Job, holder: str, limits: list[Limits]) -> Iterable[Limits]:
+    """Whose limits hold for a job: its quality of service, or its owner, account and the accounts above."""
+    if holder == "QOS":
+        yield from (one for one in limits if one.qos and one.qos == job.qos)
+        return
+    yield from (one for one in limits if one.account == job.account and one.user == job.user)
+    accounts = {one.account: one for one in limits if one.account and not one.user}
+    account = accounts.pop(job.account, None)
+    while account:
+        yield account
+        account = accounts.pop(account.parent, None)
+
+
+def _amount(most: int, name: str) -> str:
+    if name == "mem":
+        return f"{most} MiB of memory"
+    return number(most, _UNITS.get(name) or f"{name.removeprefix('gres/gpu:')} GPU")

@@ -1,0 +1,30 @@
+"""What a session is: its states, how it can end, and what is known about it while it lives."""
+
+from carme.sessions.models import Extension, Mark, Outlook, ServerStatus, Session, SessionNote
+from carme.sessions.states import (
+    ENDINGS,
+    STATES,
+    STEPS,
+    TRANSITIONS,
+    Ending,
+    SessionState,
+    Step,
+    may_follow,
+)
+
+__all__ = [
+    "ENDINGS",
+    "STATES",
+    "STEPS",
+    "TRANSITIONS",
+    "Ending",
+    "Extension",
+    "Mark",
+    "Outlook",
+    "ServerStatus",
+    "Session",
+    "SessionNote",
+    "SessionState",
+    "Step",
+    "may_follow",
+]

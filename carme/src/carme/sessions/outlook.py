@@ -1,0 +1,114 @@
+"""What a waiting job can expect: its place, a range for its start, and how such ranges have held lately.
+
+Slurm's own plan assumes that every running job uses up its time limit, so it is the latest start. Jobs end
+earlier than that: the earliest start is the plan scaled by the share of their limits that jobs lately used.
+It moves closer as time passes, and it is only a range: jobs that are submitted later with a higher priority
+can still push the start back, which is why the record of past ranges is shown beside it.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from statistics import median
+from typing import NamedTuple
+
+from carme.jobs import Job, JobState
+from carme.sessions.models import Outlook
+
+__all__ = ["TOLERANCE", "Place", "Range", "Record", "expected", "held", "outlook", "places", "used_share"]
+
+#: A start counts as foretold if it came this close to the range: the range is shown in minutes.
+TOLERANCE = timedelta(minutes=1)
+
+ALMOST_A_MINUTE = timedelta(seconds=59, microseconds=999_999)
+
+#: Without ended jobs to judge by.
+DEFAULT_SHARE = 0.5
+LEAST_SHARE = 0.02
+
+
+class Place(NamedTuple):
+    """The place in a queue (1 is next) and the number of jobs in it."""
+
+    place: int
+    waiting: int
+
+
+class Range(NamedTuple):
+    """When a job is expected to start."""
+
+    earliest: datetime
+    latest: datetime
+
+
+class Record(NamedTuple):
+    """Of the last `judged` ranges, `kept` held the true start."""
+
+    kept: int = 0
+    judged: int = 0
+
+
+def places(jobs: Iterable[Job]) -> dict[int, Place]:
+    """The place of each job that waits, among those that wait for one of its partitions, by priority.
+
+    Jobs on hold (priority 0) wait for somebody's decision and count only for themselves.
+    """
+    waiting = [job for job in jobs if job.is_pending and job.state is not JobState.CONFIGURING]
+    waiting.sort(key=lambda job: (-(job.priority or 0), job.id))
+    found: dict[int, Place] = {}
+    for asked in {job.partition for job in waiting}:
+        partitions = set(asked.split(","))
+        queue = [job for job in waiting if job.priority != 0 and partitions & set(job.partition.split(","))]
+        for place, job in enumerate(queue, start=1):
+            if job.partition == asked:
+                found[job.id] = Place(place, len(queue))
+        for job in waiting:
+            if job.partition == asked and job.priority == 0:
+                found[job.id] = Place(len(queue) + 1, len(queue) + 1)
+    return found
+
+
+def used_share(ended: Iterable[Job]) -> float:
+    """The median share of their time limits that jobs used which ran and ended by themselves."""
+    shares = [
+        (job.ended - job.started) / timedelta(minutes=job.minutes_limit)
+        for job in ended
+        if job.started and job.ended and job.minutes_limit and job.state is not JobState.NODE_FAIL
+    ]
+    return min(1.0, max(LEAST_SHARE, median(shares))) if shares else DEFAULT_SHARE
+
+
+def expected(job: Job, share: float, now: datetime) -> Range | None:
+    """The range of the job's start; None while Slurm has no plan for it.
+
+    Args:
+        job: A job that waits.
+        share: The share of their limits that jobs use, see `used_share`.
+        now: The time of Slurm's plan.
+    """
+    if job.planned_start is None:
+        return None
+    latest = max(job.planned_start, now)
+    return Range(now + (latest - now) * share, latest)
+
+
+def outlook(job: Job, place: Place, share: float, record: Record, now: datetime) -> Outlook:
+    """All that a user is told about a job that waits; the range is in whole minutes."""
+    when = expected(job, share, now)
+    return Outlook(
+        place=place.place,
+        waiting=place.waiting,
+        reason=job.explanation,
+        earliest=_whole_minute(when.earliest) if when else None,
+        latest=_whole_minute(when.latest + ALMOST_A_MINUTE) if when else None,
+        kept=record.kept,
+        judged=record.judged,
+    )
+
+
+def _whole_minute(moment: datetime) -> datetime:
+    return moment.replace(second=0, microsecond=0)
+
+
+def held(foretold: Range, started: datetime) -> bool:
+    """Whether a job started when it was foretold. Judge a job by the first range that it was given."""
+    return foretold.earliest - TOLERANCE <= started <= foretold.latest + TOLERANCE

@@ -1,0 +1,56 @@
+"""`python -m carme.validation.attacks`: one user's attacks on another, on the running site."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from carme.config import load
+from carme.errors import CarmeError
+from carme.validation.attacks import ATTACKS, Scene, markdown, verdict
+
+
+def main() -> int:
+    """Run all attacks; 0 if each was stopped."""
+    parser = argparse.ArgumentParser(
+        prog="python -m carme.validation.attacks",
+        description="Let one account attack another on the running site. Run it as root on the head. The "
+        "accounts' passwords are read from standard input, one a line: the victim's first.",
+    )
+    parser.add_argument("--victim", required=True, metavar="NAME", help="account that is attacked")
+    parser.add_argument("--attacker", required=True, metavar="NAME", help="account that attacks")
+    parser.add_argument(
+        "--certificate", metavar="PEM", help="certificate to trust, when no public authority signed it"
+    )
+    parser.add_argument("--image", help="image of both sessions (default: the site's default image)")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of each session (default: 1)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only attacks with this in their name")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the report as a page")
+    options = parser.parse_args()
+    try:
+        if os.geteuid() != 0:
+            raise CarmeError("Only root can act as both accounts.", "Run it with sudo, on the head.")
+        passwords = [sys.stdin.readline().rstrip("\n") for _ in range(2)]
+        scene = Scene(
+            load(),
+            options.certificate,
+            (options.victim, passwords[0]),
+            (options.attacker, passwords[1]),
+            options.image or load().images.default,
+            options.gpus,
+        )
+        wanted = [attack for attack in ATTACKS if options.only in f"{attack.area}: {attack.name}"]
+        with scene:
+            report = verdict(wanted, scene, lambda line: print(line, file=sys.stderr, flush=True))
+    except CarmeError as error:
+        print(f"attacks: {error}", file=sys.stderr)
+        return 2
+    if options.markdown:
+        options.markdown.write_text(markdown(report))
+    print(json.dumps(report))
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

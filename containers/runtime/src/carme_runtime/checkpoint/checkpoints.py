@@ -1,0 +1,207 @@
+"""What a training script does with checkpoints."""
+
+# As in torch/backend.py.
+# pyright: reportMissingImports=false
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from carme_runtime.checkpoint import files
+from carme_runtime.checkpoint.stream import Layout, copy_range, share, take_apart
+from carme_runtime.collectives.errors import GaspiError, InvalidCall, Timeout
+from carme_runtime.errors import CarmeRuntimeError
+
+_SLOWER = 10  # times that another rank may take longer to write than this one
+_AT_LEAST = 60.0  # seconds that it may take in any case
+log = logging.getLogger("carme_runtime")
+
+
+class Saving:
+    """A checkpoint that is being written."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether it is written, or was given up."""
+        return self._over.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is written, at most `timeout` seconds. Raises what went wrong."""
+        if not self._over.wait(timeout):
+            raise Timeout(f"The checkpoint of step {self.step} was not written in time.", "Wait longer.")
+        if self._error:
+            raise self._error
+
+    def conclude(self, error: BaseException | None) -> None:
+        """It is over."""
+        self._error = error
+        self._over.set()
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder. All ranks make it, and call its methods in the same order.
+
+    The state is the same on all ranks, as it is with DistributedDataParallel, `parallelize` or Horovod; each
+    of them writes an equal share of it. Any number of ranks can load it. One run at a time uses the folder.
+
+    Args:
+        folder: On a file system that all nodes of the run share; it is made if it is not there.
+        keep: How many checkpoints are kept, the newest.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise InvalidCall(f"Checkpoints got keep={keep}.", "Keep at least one.")
+        self._folder, self._keep = Path(folder), keep
+        self._rank, self._size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self._saves = 0
+        self._last: Saving | None = None
+        self._room = torch.empty(0, dtype=torch.uint8)
+        error = None
+        if self._rank == 0:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                files.clear(self._folder)
+            except OSError as reason:
+                error = f"The folder {self._folder} for checkpoints cannot be used: {reason.strerror}."
+        # A name of this run's own: what an earlier one left unfinished must not be taken for its work.
+        self._token, error = self._told((secrets.token_hex(4), error))
+        if error:
+            raise CarmeRuntimeError(error, "Choose a folder that you may write to.")
+
+    def save(self, step: int, /, **state: Any) -> Saving:
+        """Begin to write a checkpoint; the state may change again when this returns.
+
+        Args:
+            step: Its number; the highest is the newest.
+            state: Models, optimizers, or whatever has `state_dict` and `load_state_dict`; and values:
+                numbers, strings, tensors, and lists and dictionaries of them. Rank 0's numbers and strings
+                count.
+
+        Raises:
+            InvalidCall: The state has something else in it.
+            Exception: What went wrong with the one before.
+        """
+        self.wait()
+        full = {
+            name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in state.items()
+        }
+        packed, layout, tensors = take_apart(full)
+        begin, end = share(layout.size, self._rank, self._size)
+        if len(self._room) != end - begin:
+            self._room = torch.empty(end - begin, dtype=torch.uint8)
+        copy_range(layout, tensors, begin, end, self._room)
+        partial = self._folder / f".partial-{self._token}-{self._saves}"
+        self._saves += 1
+        self._last = Saving(step)
+        arguments = (self._last, partial, packed, layout)
+        # Not a daemon: a script that ends has its last checkpoint.
+        threading.Thread(target=self._write, args=arguments).start()
+        return self._last
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written. Raises what went wrong."""
+        last, self._last = self._last, None
+        if last:
+            last.wait()
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that are there, the newest first."""
+        return [files.step_of(checkpoint) for checkpoint in files.found(self._folder)]
+
+    def load(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        """Step and state of the newest checkpoint that is undamaged, or of that of `step`; None without any.
+
+        Raises:
+            Damaged: There are some, and none is undamaged.
+        """
+        there = [c.name for c in files.found(self._folder) if step is None or files.step_of(c) == step]
+        error: GaspiError | None = None
+        for name in self._told(there):
+            state: Any = None
+            mine = None
+            try:
+                state = files.read(self._folder / name)
+            except files.Damaged as reason:
+                mine = reason
+            troubles = self._all_told(mine and mine.message)
+            trouble = next((text for text in troubles if text), None)
+            if trouble is None:
+                return files.step_of(Path(name)), state
+            error = mine or files.Damaged(trouble, "Use an older checkpoint.")
+            log.warning("%s", error)
+        if error:
+            raise error
+        return None
+
+    def resume(self, step: int | None = None, /, **state: Any) -> dict[str, Any] | None:
+        """Load the newest checkpoint, or that of `step`, into models, optimizers and the like.
+
+        Returns:
+            All values of the checkpoint that were not named, and its number as `step`; None without any.
+        """
+        loaded = self.load(step)
+        if loaded is None:
+            return None
+        number, parts = loaded
+        for name, target in state.items():
+            if name not in parts:
+                raise InvalidCall(
+                    f"The checkpoint of step {number} has no '{name}'.", f"It has: {', '.join(parts)}."
+                )
+            target.load_state_dict(parts.pop(name))
+        return {"step": number} | parts
+
+    def _write(self, saving: Saving, partial: Path, packed: bytes, layout: Layout) -> None:
+        error = None
+        try:
+            begun = time.monotonic()
+            files.write_share(partial, self._rank, self._room.numpy().data, layout)
+            patience = _AT_LEAST + _SLOWER * (time.monotonic() - begun)
+            if self._rank == 0:
+                ends = [share(layout.size, rank, self._size)[1] for rank in range(self._size)]
+                files.commit(partial, saving.step, packed, layout, ends, patience)
+                files.prune(self._folder, self._keep)
+            else:
+                _await_commit(partial, patience)
+        except BaseException as reason:
+            error = reason
+            with contextlib.suppress(OSError):
+                (partial / files.FAILED).touch()
+            log.error("The checkpoint of step %d was not written: %s", saving.step, reason)
+        saving.conclude(error)
+
+    def _told(self, content: Any) -> Any:
+        """Rank 0's."""
+        told = [content]
+        if self._size > 1:
+            dist.broadcast_object_list(told, src=0)
+        return told[0]
+
+    def _all_told(self, content: Any) -> list[Any]:
+        told = [content] * self._size
+        if self._size > 1:
+            dist.all_gather_object(told, content)
+        return told
+
+
+def _await_commit(partial: Path, seconds: float) -> None:
+    """Wait until rank 0 has given the checkpoint its name."""
+    end = time.monotonic() + seconds
+    while partial.exists():
+        if (partial / files.FAILED).exists():
+            raise Timeout("The checkpoint was given up by another rank.", "See what that one says.")
+        if time.monotonic() > end:
+            raise Timeout("Rank 0 did not finish the checkpoint in time.", "See what it says.")
+        time.sleep(0.02)

@@ -1,0 +1,202 @@
+"""Checkpoints as folders: `step-0000000100.0` with an index and one file per rank that wrote it.
+
+A checkpoint is written in a folder of another name, which rank 0 renames when all of it is on the disk. All
+names that begin with a dot are of checkpoints that are being written or removed.
+"""
+
+# As in torch/backend.py.
+# pyright: reportMissingImports=false
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from carme_runtime.checkpoint.stream import Layout, pack, put_together, unpack
+from carme_runtime.collectives.errors import GaspiError, Mismatch, Timeout
+
+_NAME = re.compile(r"step-(\d+)\.(\d+)")
+_FORMAT = 1
+_DIGEST = hashlib.sha256
+_PIECE = 16 << 20  # bytes written and hashed at once
+_POLL_SECONDS = 0.02
+_READERS = 4
+INDEX = "index"
+FAILED = "failed"
+
+
+class Damaged(GaspiError):
+    """A checkpoint does not hold what was written."""
+
+
+def found(folder: Path) -> list[Path]:
+    """The whole checkpoints in a folder, the newest first."""
+    named = [(match, entry) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name))]
+    return [entry for _, entry in sorted(named, key=lambda pair: _order(pair[0]), reverse=True)]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step at which it was written."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match
+    return int(match[1])
+
+
+def _order(match: re.Match[str]) -> tuple[int, int]:
+    return int(match[1]), int(match[2])
+
+
+def write_share(partial: Path, rank: int, data: memoryview, layout: Layout) -> None:
+    """Write a rank's bytes, and then, in a second file, their digest and that of the layout."""
+    partial.mkdir(exist_ok=True)
+    digest = _DIGEST()
+
+    def write(descriptor: int) -> None:
+        for begin in range(0, len(data), _PIECE):
+            piece = data[begin : begin + _PIECE]
+            digest.update(piece)
+            _write_all(descriptor, piece)
+
+    _write(partial / f"share-{rank}", write)
+    said = f"{digest.hexdigest()} {layout.digest()}".encode()
+    _write(partial / f"digest-{rank}", lambda descriptor: _write_all(descriptor, said))
+
+
+def commit(partial: Path, step: int, packed: bytes, layout: Layout, ends: list[int], seconds: float) -> Path:
+    """Wait until all ranks have written, and give the checkpoint its name.
+
+    Args:
+        partial: The folder that the ranks write into.
+        step: Number of the step.
+        packed: The structure around the tensors.
+        layout: Where the tensors are.
+        ends: By rank, the end of its range of the stream.
+        seconds: To wait for the others.
+    """
+    said = _await_digests(partial, len(ends), seconds)
+    for rank, (_, of_layout) in enumerate(said):
+        if of_layout != layout.digest():
+            raise Mismatch(
+                f"Rank {rank} saved tensors of other shapes or types than rank 0 at step {step}.",
+                "Save the same state on all ranks.",
+            )
+    body = pack(
+        {
+            "format": _FORMAT,
+            "step": step,
+            "structure": packed,
+            "tensors": layout.tensors,
+            "size": layout.size,
+            "ends": ends,
+            "digests": [digest for digest, _ in said],
+        }
+    )
+    _write(partial / INDEX, lambda descriptor: _write_all(descriptor, _DIGEST(body).digest() + body))
+    for rank in range(len(ends)):
+        (partial / f"digest-{rank}").unlink()
+    _sync(partial)
+    numbers = [
+        int(m[2]) for c in found(partial.parent) if (m := _NAME.fullmatch(c.name)) and int(m[1]) == step
+    ]
+    final = partial.parent / f"step-{step:010d}.{max(numbers, default=-1) + 1}"
+    partial.rename(final)
+    _sync(partial.parent)
+    return final
+
+
+def read(checkpoint: Path) -> Any:
+    """The state in a checkpoint. Raises Damaged where a digest differs, or a file is missing."""
+    try:
+        raw = (checkpoint / INDEX).read_bytes()
+        size = _DIGEST().digest_size
+        if _DIGEST(raw[size:]).digest() != raw[:size]:
+            raise _damaged(checkpoint / INDEX)
+        index = unpack(raw[size:])
+        stream = torch.empty(index["size"], dtype=torch.uint8)
+        memory = stream.numpy().data
+        ends = index["ends"]
+
+        def load(rank: int) -> None:
+            begin = ends[rank - 1] if rank else 0
+            part = memory[begin : ends[rank]]
+            with (checkpoint / f"share-{rank}").open("rb", buffering=0) as file:
+                filled = 0
+                while filled < len(part) and (count := file.readinto(part[filled:])):
+                    filled += count
+            if filled < len(part) or _DIGEST(part).hexdigest() != index["digests"][rank]:
+                raise _damaged(checkpoint / f"share-{rank}")
+
+        with ThreadPoolExecutor(_READERS) as readers:
+            list(readers.map(load, range(len(ends))))
+    except OSError as error:
+        raise Damaged(
+            f"The checkpoint {checkpoint} cannot be read: {error.strerror}.", "Use an older one."
+        ) from None
+    return put_together(index["structure"], Layout(index["tensors"], index["size"]), stream)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    for old in found(folder)[keep:]:
+        hidden = folder / f".old-{old.name}"
+        old.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def clear(folder: Path) -> None:
+    """Remove what was being written or removed when a run ended."""
+    for entry in (*folder.glob(".partial-*"), *folder.glob(".old-*")):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def _await_digests(partial: Path, ranks: int, seconds: float) -> list[list[str]]:
+    end = time.monotonic() + seconds
+    missing = set(range(ranks))
+    while True:
+        missing = {rank for rank in missing if not (partial / f"digest-{rank}").exists()}
+        if not missing:
+            return [(partial / f"digest-{rank}").read_text().split() for rank in range(ranks)]
+        if time.monotonic() > end:
+            raise Timeout(
+                f"The checkpoint in {partial} was given up, for these ranks did not write their shares: "
+                f"{', '.join(map(str, sorted(missing)))}.",
+                "See what they say. All ranks must save the same steps, into a folder that all nodes share.",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _damaged(file: Path) -> Damaged:
+    return Damaged(f"The file {file} does not hold what was written.", "Use an older checkpoint.")
+
+
+def _write(file: Path, write: Callable[[int], None]) -> None:
+    """Let `write` fill a new file, which gets its name when it is on the disk."""
+    unfinished = file.with_name(f"{file.name}.unfinished")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        write(descriptor)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    unfinished.rename(file)
+
+
+def _write_all(descriptor: int, data: "memoryview | bytes") -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,119 @@
+"""Who takes part, and where."""
+
+# As in torch/backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.gaspi.joining import node_name, own_address
+from carme_runtime.horovod.journal import Journal
+from carme_runtime.torch import backend
+
+_TIMEOUT = timedelta(minutes=10)  # to join
+
+
+@dataclass
+class World:
+    """The run as this rank knows it."""
+
+    rank: int
+    size: int
+    local_ranks: list[int]  # by rank
+    local_size: int
+    local_sizes: list[int]  # by rank
+    journal: Journal | None  # None where there is one rank
+    started: bool  # whether `init` joined torch's process group, and `shutdown` leaves it
+    optimizers: list[Any] = field(default_factory=list)
+
+
+_world: World | None = None
+
+
+def init() -> None:
+    """Join the run that carme-run, torchrun or the like describes in the environment; again: nothing."""
+    global _world
+    if _world is not None:
+        return
+    started = not dist.is_initialized()
+    if started and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend.NAME, timeout=_TIMEOUT)
+    elif started:
+        dist.init_process_group(backend.NAME, store=dist.HashStore(), rank=0, world_size=1)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    local = os.environ.get("LOCAL_RANK")
+    told: list[Any] = [None] * size
+    dist.all_gather_object(told, (_node(), None if local is None else int(local)))
+    nodes = [node for node, _ in told]
+    local_ranks = [
+        nodes[:index].count(node) if given is None else given for index, (node, given) in enumerate(told)
+    ]
+    local_sizes = [nodes.count(node) for node in nodes]
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", local_sizes[rank]))
+    journal = Journal() if size > 1 else None
+    _world = World(rank, size, local_ranks, local_size, local_sizes, journal, started)
+
+
+def _node() -> str:
+    address = os.environ.get("CARME_ADDRESS") or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    return node_name(address)
+
+
+def shutdown() -> None:
+    """Leave the run."""
+    global _world
+    if _world is not None and _world.started and dist.is_initialized():
+        dist.destroy_process_group()
+    _world = None
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, and `shutdown` was not."""
+    return _world is not None
+
+
+def world() -> World:
+    """Raises InvalidCall before `init`."""
+    if _world is None:
+        raise InvalidCall("The run was not joined yet.", "Call hvd.init() first.")
+    return _world
+
+
+def rank() -> int:
+    """The number of this rank."""
+    return world().rank
+
+
+def size() -> int:
+    """How many ranks there are."""
+    return world().size
+
+
+def local_rank() -> int:
+    """The number of this rank on its node."""
+    return world().local_ranks[rank()]
+
+
+def local_size() -> int:
+    """How many ranks this node has."""
+    return world().local_size
+
+
+def cross_rank() -> int:
+    """The number of this rank's node, among nodes that have a rank of this local number."""
+    return world().local_ranks[: rank()].count(local_rank())
+
+
+def cross_size() -> int:
+    """How many nodes have a rank of this local number."""
+    return world().local_ranks.count(local_rank())
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have the same number of ranks."""
+    return len(set(world().local_sizes)) == 1

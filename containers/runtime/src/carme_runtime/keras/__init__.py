@@ -1,0 +1,33 @@
+"""Data-parallel training of Keras models, with one more line.
+
+    import carme_runtime.keras as ck
+
+    model = ck.Model(keras_model)
+
+What follows stays as it was: compile, fit, evaluate, predict, callbacks, saving and loading. Batch sizes are
+those over all ranks, and results do not depend on the number of ranks. Names and behaviour are those of
+Tarantella, so that `import carme_runtime.keras as tnt` runs scripts that were written for it.
+"""
+
+from carme_runtime.keras import callbacks, models
+from carme_runtime.keras.model import Model, Sequential
+from carme_runtime.keras.tensors import TensorAllgatherer, TensorAllreducer, TensorBroadcaster
+from carme_runtime.keras.world import get_master_rank, get_rank, get_size, init, is_master_rank
+
+TarantellaModel = Model
+
+__all__ = [
+    "Model",
+    "Sequential",
+    "TarantellaModel",
+    "TensorAllgatherer",
+    "TensorAllreducer",
+    "TensorBroadcaster",
+    "callbacks",
+    "get_master_rank",
+    "get_rank",
+    "get_size",
+    "init",
+    "is_master_rank",
+    "models",
+]

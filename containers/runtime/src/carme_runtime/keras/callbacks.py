@@ -1,0 +1,176 @@
+"""Callbacks on many ranks: all see the same logs, and one of them writes files."""
+
+import os
+from collections.abc import Callable as Function
+from typing import Any, Protocol
+
+from carme_runtime.keras.library import keras
+from carme_runtime.keras.world import World, world
+
+# Two writers of one file destroy it.
+WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in (
+        "BackupAndRestore",
+        "CSVLogger",
+        "ModelCheckpoint",
+        "OrbaxCheckpoint",
+        "RemoteMonitor",
+        "TensorBoard",
+    )
+    if hasattr(keras.callbacks, name)
+)
+_TENSORBOARD_EVERYWHERE = "TNT_TENSORBOARD_ON_ALL_DEVICES"
+
+
+class Callback(keras.callbacks.Callback):
+    """A Keras callback, with a say in where it runs and what it sees.
+
+    Args:
+        keras_callback: The callback.
+        aggregate_logs: Give it losses and metrics over the samples of all ranks; if not, over this rank's.
+        run_on_all_ranks: Whether it runs on all ranks, or on the master rank only. By default callbacks that
+            write files run on the master rank, and all others on all ranks.
+    """
+
+    def __init__(
+        self,
+        keras_callback: Any,
+        aggregate_logs: bool = True,
+        run_on_all_ranks: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(keras_callback, Callback):
+            keras_callback = keras_callback.keras_callback
+        self.keras_callback, self.aggregate_logs = keras_callback, aggregate_logs
+        self.run_on_all_ranks = (
+            _runs_everywhere(keras_callback) if run_on_all_ranks is None else run_on_all_ranks
+        )
+        self.localize: Function[[dict[str, Any]], dict[str, Any]] = dict
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Tell the callback."""
+        super().set_params(params)
+        self.keras_callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """Tell the callback."""
+        super().set_model(model)
+        self.keras_callback.set_model(model)
+
+    def _logs(self, logs: dict[str, Any] | None) -> dict[str, Any] | None:
+        return logs if self.aggregate_logs or logs is None else self.localize(logs)
+
+
+def _forward(name: str, numbered: bool) -> None:
+    """Let `Callback` pass calls of this hook on."""
+
+    def with_number(self: Callback, number: int, logs: dict[str, Any] | None = None) -> None:
+        getattr(self.keras_callback, name)(number, self._logs(logs))
+
+    def without_number(self: Callback, logs: dict[str, Any] | None = None) -> None:
+        getattr(self.keras_callback, name)(self._logs(logs))
+
+    setattr(Callback, name, with_number if numbered else without_number)
+
+
+for _moment in ("begin", "end"):
+    _forward(f"on_epoch_{_moment}", True)
+    for _work in ("train", "test", "predict"):
+        _forward(f"on_{_work}_{_moment}", False)
+        _forward(f"on_{_work}_batch_{_moment}", True)
+
+
+def _runs_everywhere(callback: Any) -> bool:
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return os.environ.get(_TENSORBOARD_EVERYWHERE, "").lower() in ("1", "true", "yes", "on")
+    return not isinstance(callback, WRITERS)
+
+
+class Trained(Protocol):
+    """What the callbacks below need of the model they serve."""
+
+    def begin(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def forget_local_logs(self) -> None: ...
+
+    def localize(self, logs: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class First(keras.callbacks.Callback):
+    """Before all others: what they save and see is the same on every rank."""
+
+    def __init__(self, trained: Trained) -> None:
+        super().__init__()
+        self._trained = trained
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count anew."""
+        self._trained.forget_local_logs()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Test the model that all ranks have."""
+        self._trained.forget_local_logs()
+        self._trained.settle()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save the model that all ranks have."""
+        self._trained.settle()
+
+
+class Last(keras.callbacks.Callback):
+    """After all others: what one rank's callbacks decided holds for every rank."""
+
+    def __init__(self, trained: Trained) -> None:
+        super().__init__()
+        self._trained = trained
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The master rank may have restored a backup."""
+        epochs = world().exchange(self.model._initial_epoch)
+        self.model._initial_epoch = epochs[0]
+        self._trained.begin()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stop together."""
+        self._agree_to_stop()
+
+    def _agree_to_stop(self) -> None:
+        self.model.stop_training = bool(world().table([bool(self.model.stop_training)]).any())
+
+
+class LastOfBatch(Last):
+    """The same where callbacks look at each batch, and may stop there."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop together."""
+        self._agree_to_stop()
+
+
+def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], bool]:
+    """The callbacks that this rank runs, and whether any wants this rank's own logs."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    wrapped = [
+        one if isinstance(one, Callback) else Callback(one) for one in keras.tree.flatten(callbacks or [])
+    ]
+    looks_at_batches = here.size > 1 and any(_looks_at_batches(one.keras_callback) for one in wrapped)
+    looks_at_batches = bool(here.table([looks_at_batches]).any())
+    running = [one for one in wrapped if one.run_on_all_ranks or here.is_master]
+    for one in running:
+        one.localize = trained.localize
+        if not here.is_master and hasattr(one.keras_callback, "verbose"):
+            one.keras_callback.verbose = 0
+    last = LastOfBatch(trained) if looks_at_batches else Last(trained)
+    # Unwrapped where nothing is changed: Keras looks at the classes of some.
+    plain = [one.keras_callback if one.aggregate_logs else one for one in running]
+    return [First(trained), *plain, last], any(not one.aggregate_logs for one in wrapped)
+
+
+def _looks_at_batches(callback: Any) -> bool:
+    return any(
+        getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
+        for name in ("on_batch_end", "on_train_batch_end", "on_batch_begin", "on_train_batch_begin")
+    ) or isinstance(callback, keras.callbacks.LambdaCallback)

@@ -1,0 +1,348 @@
+"""Splits the batches of a data set over ranks."""
+
+# pyright: reportMissingImports=false
+
+import pickle
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras.library import keras
+from carme_runtime.keras.world import World, ranks
+
+# Keras takes a data adapter for any data set, but does not export the class.
+_adapters = keras.src.trainers.data_adapters
+DataAdapter: Any = _adapters.data_adapter.DataAdapter
+
+_BATCH, _END, _FAILED = range(3)
+KINDS = (
+    "NumPy arrays, tensors, data frames, a keras.utils.PyDataset, a torch DataLoader, a tf.data.Dataset "
+    "or a Python generator"
+)
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of a batch of `total` samples: `samples` from `begin` on, maybe none.
+
+    `mark` tells whether ranks have cut the same batch: it depends on the batch's first sample.
+    """
+
+    begin: int
+    samples: int
+    total: int
+    mark: int = 0
+
+
+def share(total: int, rank: int, size: int, mark: int = 0) -> Share:
+    """Shares differ by at most one sample, and the first ranks have the larger ones."""
+    each, more = divmod(total, size)
+    return Share(rank * each + min(rank, more), each + (rank < more), total, mark)
+
+
+def rows(batch: Any, part: Share) -> Any:
+    """The part of a batch. Where it is empty, one sample that will not count keeps layers working."""
+    begin = part.begin if part.samples else 0
+    end = begin + max(part.samples, 1)
+    return keras.tree.map_structure(lambda leaf: leaf if leaf is None else leaf[begin:end], batch)
+
+
+def length(batch: Any) -> int:
+    """The number of samples in a batch."""
+    return int(_first(batch).shape[0])
+
+
+def _first(batch: Any) -> Any:
+    return next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+
+
+def _mark(sample: Any) -> int:
+    return zlib.crc32(np.array(keras.ops.convert_to_numpy(sample), order="C").tobytes())
+
+
+class Shares(DataAdapter):
+    """What Keras reads batches from: this rank's share of each batch of a data set.
+
+    Every rank has the whole data set at hand, and goes through it in the same order. Where batches are made
+    from indices, a rank fetches only the samples of its share.
+
+    Args:
+        source: Keras' own adapter of the data set.
+        world: The ranks.
+        on_share: Told of each share just before its batch is worked on.
+        distribute: Whether batches are split. If not, each rank's data are a share already.
+        largest: No batch may have more samples, where that is known.
+        training: Whether every rank must have something to do in each full batch.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        world: World,
+        on_share: Callable[[Share], None],
+        distribute: bool = True,
+        largest: int | None = None,
+        training: bool = False,
+    ) -> None:
+        self._source, self._world, self._on_share = source, world, on_share
+        self._distribute, self._largest = distribute, largest
+        self.history: list[Share] = []
+        stated = source.batch_size
+        if training and distribute and stated is not None and stated < world.size:
+            raise too_small(stated, world.size)
+        if largest is not None and stated not in (None, largest):
+            raise _other_size(stated, largest)
+        self._training = training and distribute and stated is None
+
+    def get_torch_dataloader(self) -> "Shares":
+        """What gives the shares of one epoch."""
+        return self
+
+    def get_tf_dataset(self) -> "Shares":
+        """The same; Keras' TensorFlow trainer takes any iterable."""
+        return self
+
+    def example(self) -> Any:
+        """Shapes and types of a batch, for TensorFlow."""
+        return self._source.get_tf_dataset().element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        # The loader's iterator is made now, as Keras would: making it draws random numbers.
+        return self._epoch(self._batches())
+
+    @property
+    def num_batches(self) -> int | None:
+        """In an epoch, where it is known."""
+        return self._source.num_batches
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch over all ranks, where it is known."""
+        return self._source.batch_size
+
+    def on_epoch_begin(self) -> None:
+        """Tell the data set."""
+        self._source.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Tell the data set."""
+        self._source.on_epoch_end()
+
+    def _epoch(self, batches: Iterator[tuple[Any, Share]]) -> Iterator[Any]:
+        _same_randomness(self._world)
+        self.history.clear()
+        step = 0
+        while True:
+            problem: Exception | None = None
+            found = None
+            try:
+                found = next(batches, None)
+            except Exception as error:
+                problem = error
+            state = _FAILED if problem else _END if found is None else _BATCH
+            mine = found[1] if found else Share(0, 0, 0)
+            table = self._world.table([state, mine.total, mine.samples, mine.mark])
+            if problem:
+                raise problem
+            self._check(table, step)
+            if found is None:
+                if _backend() == "tensorflow":  # whose trainer knows no other end of a data set
+                    raise import_module("tensorflow").errors.OutOfRangeError(None, None, "The end.")
+                return
+            batch, part = found
+            if not self._distribute:
+                part = Share(int(table[: self._world.rank, 2].sum()), part.samples, int(table[:, 2].sum()))
+            self.history.append(part)
+            self._on_share(part)
+            yield batch
+            step += 1
+
+    def _check(self, table: np.ndarray, step: int) -> None:
+        """All ranks are at the same batch, and it can be trained on."""
+        states, totals = table[:, 0], table[:, 1]
+        failed = np.flatnonzero(states == _FAILED).tolist()
+        if failed:
+            raise InvalidCall(
+                f"The data set failed in batch {step} on {ranks(failed, small=True)}.",
+                "See the error of that rank; the others stop with it.",
+            )
+        ended = np.flatnonzero(states == _END).tolist()
+        if ended and len(ended) < self._world.size:
+            raise InvalidCall(
+                f"The data set ended after {step} batches on {ranks(ended, small=True)}, but not on "
+                "the others.",
+                "Give all ranks data sets of one length, or state steps_per_epoch.",
+            )
+        if not self._distribute or ended:
+            return
+        other = np.flatnonzero(totals != totals[0]).tolist()
+        if other:
+            raise InvalidCall(
+                f"Batch {step} has {totals[0]} samples on rank 0, but {totals[other[0]]} on "
+                f"{ranks(other, small=True)}.",
+                "Give all ranks the same data set and global batch size; each takes its share of it.",
+            )
+        other = np.flatnonzero(table[:, 3] != table[0, 3]).tolist()
+        if other:
+            raise InvalidCall(
+                f"Batch {step} has other samples on {ranks(other, small=True)} than on rank 0.",
+                "Give all ranks the same data set in the same order: seed alike what shuffles it.",
+            )
+        if self._largest is not None and totals[0] > self._largest:
+            raise _other_size(int(totals[0]), self._largest)
+        if self._training and step == 0 and totals[0] < self._world.size:
+            raise too_small(int(totals[0]), self._world.size)
+
+    def _batches(self) -> Iterator[tuple[Any, Share]]:
+        """Shares of batches with what they are."""
+        rank, size = (self._world.rank, self._world.size) if self._distribute else (0, 1)
+        if _backend() == "tensorflow":
+            if isinstance(self._source, _adapters.TFDatasetAdapter):
+                loader = self._source.get_tf_dataset()
+            else:
+                loader = self._source.get_numpy_iterator()
+            return (_cut(batch, rank, size) for batch in iter(loader))
+        loader = self._source.get_torch_dataloader()
+        if size > 1 and _by_index(loader):
+            sampler = _ShareSampler(loader.batch_sampler, rank, size)
+            shares = iter(_with_sampler(loader, sampler))
+            return ((batch, sampler.drawn.popleft()) for batch in shares)
+        return (_cut(batch, rank, size) for batch in iter(loader))
+
+
+def _cut(batch: Any, rank: int, size: int) -> tuple[Any, Share]:
+    part = share(length(batch), rank, size, _mark(_first(batch)[0]) if size > 1 else 0)
+    return (batch if size == 1 else rows(batch, part)), part
+
+
+class _ShareSampler:
+    """Of each batch's indices those of this rank; `drawn` says what the shares are, in order."""
+
+    def __init__(self, batches: Any, rank: int, size: int) -> None:
+        self._batches, self._rank, self._size = batches, rank, size
+        self.drawn: deque[Share] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for indices in self._batches:
+            part = share(len(indices), self._rank, self._size, _mark(indices[0]))
+            self.drawn.append(part)
+            yield indices[part.begin : part.begin + part.samples] or indices[:1]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def _by_index(loader: Any) -> bool:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    return (
+        isinstance(loader, DataLoader)
+        and loader.batch_sampler is not None
+        and not isinstance(loader.dataset, IterableDataset)
+    )
+
+
+def _with_sampler(loader: Any, sampler: _ShareSampler) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=sampler,  # pyright: ignore[reportArgumentType]
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+    )
+
+
+def adapt(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    shuffle: bool | str = False,
+    class_weight: Any = None,
+) -> Any:
+    """Keras' adapter for a data set. Raises InvalidCall for what is none."""
+    try:
+        return _adapters.get_data_adapter(
+            x, y, sample_weight, batch_size, steps, bool(shuffle) and shuffle, class_weight
+        )
+    except ValueError as error:
+        if "Unrecognized data type" not in str(error):
+            raise
+        raise InvalidCall(f"An object of type {type(x).__name__} is no data set.", f"Give {KINDS}.") from None
+
+
+def split_for_validation(data: tuple[Any, Any, Any], fraction: float) -> tuple[Any, Any]:
+    """Arrays without their last `fraction`, and that fraction."""
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    if not leaves or not all(hasattr(leaf, "shape") and hasattr(leaf, "__getitem__") for leaf in leaves):
+        raise InvalidCall(
+            "validation_split works on arrays only.", "Give validation_data with this kind of data set."
+        )
+    begin = int(leaves[0].shape[0] * (1 - fraction))
+    if not 0 < begin < leaves[0].shape[0]:
+        raise InvalidCall(
+            f"validation_split={fraction} leaves no samples for training or for validation.",
+            "Give a fraction between 0 and 1 that leaves some for both.",
+        )
+
+    def cut(part: slice) -> Any:
+        return keras.tree.map_structure(lambda leaf: leaf if leaf is None else leaf[part], data)
+
+    return cut(slice(begin)), cut(slice(begin, None))
+
+
+def too_small(batch_size: int, size: int) -> InvalidCall:
+    """The error for a global batch that leaves ranks with nothing."""
+    return InvalidCall(
+        f"A global batch of {batch_size} is too small for {size} ranks: "
+        f"{ranks(list(range(batch_size, size)), small=True)} would have nothing to do.",
+        f"Use a batch size of {size} or more, or fewer ranks.",
+    )
+
+
+def _other_size(found: int, expected: int) -> InvalidCall:
+    return InvalidCall(
+        f"The data set comes in batches of {found} samples, but the micro-batch size asks for {expected} "
+        "over all ranks.",
+        "Make both agree, or leave one of them out.",
+    )
+
+
+def _same_randomness(world: World) -> None:
+    """Let all ranks shuffle alike: rank 0's state of the random generators is given to all."""
+    if world.size == 1:
+        return
+    torch = _torch()
+    states = [random.getstate(), np.random.get_state(), torch and torch.get_rng_state().numpy()]
+    own = np.frombuffer(pickle.dumps(states), np.uint8)
+    size = world.broadcast(np.array([own.size]))
+    whole = own.copy() if world.is_master else np.empty(size[0], np.uint8)
+    theirs = pickle.loads(world.broadcast(whole).tobytes())
+    random.setstate(theirs[0])
+    np.random.set_state(theirs[1])
+    if torch:
+        torch.set_rng_state(torch.from_numpy(theirs[2].copy()))
+
+
+def _torch() -> Any:
+    """PyTorch, where it is what Keras runs on."""
+    return import_module("torch") if _backend() == "torch" else None
+
+
+def _backend() -> str:
+    return keras.backend.backend()

@@ -1,0 +1,28 @@
+"""Carries the gradients of Keras' torch trainer, while backpropagation runs."""
+
+# pyright: reportMissingImports=false
+
+from typing import Any
+
+from carme_runtime.keras.data import Share
+from carme_runtime.torch.parallel import Parallel
+
+
+class Gradients:
+    """The gradients of one model: its optimizer gets those of the mean loss over the global batch."""
+
+    def __init__(self) -> None:
+        self._parallel: Parallel | None = None
+
+    def attach(self, model: Any) -> None:
+        """Take over the parameters that the built model trains now."""
+        if self._parallel:
+            if self._parallel.covers(model):
+                return
+            self._parallel.detach()
+        self._parallel = Parallel(model, None)
+
+    def expect(self, share: Share) -> None:
+        """The next pass is over this share."""
+        assert self._parallel is not None
+        self._parallel.state_share(share.samples, share.total)

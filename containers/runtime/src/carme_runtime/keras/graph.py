@@ -1,0 +1,171 @@
+"""The same as `steps` where TensorFlow runs a step as a graph."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras.data import Share, Shares
+from carme_runtime.keras.library import keras
+from carme_runtime.keras.losses import WEIGHTS
+from carme_runtime.keras.steps import Steps
+from carme_runtime.keras.world import World
+
+_BUCKET_BYTES = 8 << 20
+
+
+class GraphSteps(Steps):
+    """Steps whose exchanges are nodes of the graph.
+
+    TensorFlow runs such nodes in the order in which they were made, which is the same on all ranks, and each
+    as soon as its inputs are there: the gradients of the last layers are reduced while backpropagation goes
+    on.
+    """
+
+    def __init__(self, model: Any, world: World) -> None:
+        super().__init__(model, world)
+        self._tf: Any = import_module("tensorflow")
+        self._of_total = self._tf.Variable([0.0, 1.0], trainable=False, dtype="float64")
+        model.train_function = model.test_function = None
+
+    def take(self, share: Share) -> None:
+        """The next step is over this share."""
+        self._of_total.assign([share.samples, share.total])
+        self._settled = self._world.size == 1
+
+    def build(self, data: Any) -> None:
+        """Make the model's variables for data like these, before the graph is made."""
+        if isinstance(data, Shares):
+            data = data.example()
+        self._model._symbolic_build(data_batch=data)
+
+    def begin(self) -> None:
+        """Make the ranks equal, and take over the gradients."""
+        self._begun = True
+        if self._world.size == 1:
+            return
+        if self.wants_local_logs:
+            raise InvalidCall(
+                "Logs of one rank are not kept on the TensorFlow backend.",
+                "Leave aggregate_logs=False out, or set KERAS_BACKEND=torch.",
+            )
+        self._model.jit_compile = False  # XLA has no node that leaves the graph
+        self._give_out(self._compare_variables())
+        self._take_over(self._model.optimizer)
+
+    def _take_over(self, optimizer: Any) -> None:
+        """Let the optimizer see the gradients of the whole batch."""
+        if optimizer is None:
+            return
+        of_class = type(optimizer).apply
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+            of_class(optimizer, self._reduced(list(gradients), list(variables)), trainable_variables)
+
+        optimizer.apply = apply
+
+    def _train_step(self, data: Any) -> dict[str, Any]:
+        return self._counted(self._train, data, training=True)
+
+    def _counted(self, step: Callable[[Any], Any], data: Any, training: bool) -> dict[str, Any]:
+        if self._world.size == 1:
+            return step(data)
+        tf, model = self._tf, self._model
+        self._share_losses()
+        variables = model.metrics_variables
+        before = [tf.identity(v.value) for v in variables]
+        model.reset_metrics()
+        logs = step(data)
+        if variables:
+            whole = self._sum(self._counting(variables), "metrics")
+            parts = tf.split(whole, [int(np.prod(tuple(v.shape), dtype=np.int64)) for v in variables])
+            for v, earlier, part in zip(variables, before, parts, strict=True):
+                v.assign(earlier + tf.cast(tf.reshape(part, v.shape), v.dtype))
+        metrics = model.get_metrics_result()
+        others = {name: value for name, value in logs.items() if name not in metrics}
+        if others:
+            samples, total = tf.unstack(self._of_total)
+            values = tf.stack([tf.cast(value, "float64") for value in others.values()])
+            values = self._sum(tf.where(samples > 0, values * samples, 0.0), "logs") / total
+            others = dict(zip(others, tf.unstack(values), strict=True))
+        return {name: others[name] if name in others else metrics[name] for name in logs}
+
+    def _counting(self, values: list[Any]) -> Any:
+        """Values in one vector; zeros where this rank's share is empty."""
+        tf = self._tf
+        flat = tf.concat([tf.reshape(tf.cast(value, "float64"), [-1]) for value in values], 0)
+        return tf.where(self._of_total[0] > 0, flat, 0.0)
+
+    def _factor(self, kind: int, weight: Any, value: Any) -> Any:
+        """See `GlobalLoss`, for the step that runs."""
+        tf = self._tf
+        part = self._of_total[0] / self._of_total[1]
+        if kind == WEIGHTS:
+            own = self._counting([weight])[0]
+            whole = self._sum(own[None], "the denominator of a loss")[0]
+            return tf.cast(tf.math.divide_no_nan(own, whole * part), value.dtype)
+        return tf.cast(tf.math.divide_no_nan(tf.ones_like(part), part), value.dtype)
+
+    def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """The gradients of the mean loss over the whole batch."""
+        tf = self._tf
+        whole = list(gradients)
+        buckets: list[list[int]] = []
+        # Backpropagation makes the last ones first.
+        for index in reversed([i for i, gradient in enumerate(gradients) if gradient is not None]):
+            if isinstance(gradients[index], tf.IndexedSlices):
+                whole[index] = self._gathered(gradients[index])
+                continue
+            whole[index] = tf.ensure_shape(gradients[index], variables[index].shape)
+            size = sum(whole[i].dtype.size * _count(whole[i]) for i in buckets[-1]) if buckets else 0
+            if not buckets or size >= _BUCKET_BYTES or whole[buckets[-1][0]].dtype != whole[index].dtype:
+                buckets.append([])
+            buckets[-1].append(index)
+        part = self._of_total[0] / self._of_total[1]
+        for number, bucket in enumerate(buckets):
+            flat = tf.concat([tf.reshape(whole[index], [-1]) for index in bucket], 0)
+            flat = tf.where(part > 0, flat * tf.cast(part, flat.dtype), tf.zeros_like(flat))
+            parts = tf.split(self._sum(flat, f"gradients {number}"), [_count(whole[i]) for i in bucket])
+            for index, reduced in zip(bucket, parts, strict=True):
+                whole[index] = tf.reshape(reduced, whole[index].shape)
+        return whole
+
+    def _gathered(self, gradient: Any) -> Any:
+        """The rows of an embedding's gradient from all ranks; the optimizer adds up those of one index."""
+        tf = self._tf
+        part = self._of_total[0] / self._of_total[1]
+
+        def gather(values: np.ndarray, indices: np.ndarray, part: np.ndarray) -> list[np.ndarray]:
+            mine = slice(None) if part > 0 else slice(0)
+            scaled = (values[mine] * part).astype(values.dtype)
+            rows = self._world.concatenate(scaled, "gradients of rows")
+            numbers = self._world.concatenate(indices[mine].copy(), "rows with gradients")
+            return [np.concatenate(rows), np.concatenate(numbers)]
+
+        types = [gradient.values.dtype, gradient.indices.dtype]
+        values, indices = tf.numpy_function(gather, [gradient.values, gradient.indices, part], types)
+        values.set_shape([None, *gradient.values.shape[1:]])
+        indices.set_shape([None])
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+    def _sum(self, vector: Any, label: str) -> Any:
+        """A node that adds up a vector over ranks."""
+
+        def add(values: np.ndarray) -> np.ndarray:
+            return self._world.add(np.array(values), label)
+
+        whole = self._tf.numpy_function(add, [vector], vector.dtype)
+        whole.set_shape(vector.shape)
+        return whole
+
+
+def _count(tensor: Any) -> int:
+    return int(np.prod(tuple(tensor.shape), dtype=np.int64))
+
+
+def steps(model: Any, world: World) -> Steps:
+    """What the backend of Keras takes."""
+    return GraphSteps(model, world) if keras.backend.backend() == "tensorflow" else Steps(model, world)

@@ -1,0 +1,388 @@
+"""Keras models that train on all ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras import callbacks as callbacks_module
+from carme_runtime.keras.data import Shares, adapt, length, rows, share, split_for_validation, too_small
+from carme_runtime.keras.graph import steps
+from carme_runtime.keras.library import keras
+from carme_runtime.keras.world import world
+
+_OWN = ("_model", "_world", "_steps")
+
+
+class Model:
+    """A Keras model that is trained, evaluated and used for prediction by all ranks together.
+
+        model = Model(keras_model)
+
+    Everything else is as with the Keras model, of which all attributes can be read and set here. Batch sizes
+    are those over all ranks. In place of a model, the arguments of `keras.Model` will do.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        first = arguments[0] if arguments else None
+        if isinstance(first, Model):
+            model = first.keras_model
+        elif len(arguments) == 1 and not keywords and isinstance(first, keras.Model):
+            model = first
+        else:
+            model = keras.Model(*arguments, **keywords)
+        if keras.backend.backend() not in ("tensorflow", "torch"):
+            raise InvalidCall(
+                f"carme_runtime.keras does not train on Keras' {keras.backend.backend()} backend.",
+                "Set KERAS_BACKEND to torch or tensorflow.",
+            )
+        set_own = super().__setattr__
+        set_own("_model", model)
+        set_own("_world", world())
+        set_own("_steps", steps(model, self._world))
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        if cls.__module__ != __name__:
+            raise InvalidCall(
+                "carme_runtime.keras.Model cannot be subclassed.",
+                "Subclass keras.Model, and give Model an instance of it.",
+            )
+        super().__init_subclass__(**keywords)
+
+    @property
+    def keras_model(self) -> Any:
+        """The Keras model itself."""
+        return self._model
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model, name, value)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """What the Keras model makes of the arguments, on this rank alone."""
+        return self._model(*arguments, **keywords)
+
+    def __repr__(self) -> str:
+        return f"<Model {self._model.name} on {self._world.size} ranks>"
+
+    # -- as in Keras
+
+    def compile(self, *arguments: Any, **keywords: Any) -> None:
+        """Configure the model for training; see `keras.Model.compile`."""
+        if keywords.get("jit_compile") is True:
+            raise InvalidCall(
+                "jit_compile=True would compile the exchange between ranks into the model.",
+                "Leave jit_compile out.",
+            )
+        self._model.compile(*arguments, **keywords)
+        self._steps.restart()
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool | str = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+        tnt_micro_batch_size: int | None = None,
+        tnt_validation_micro_batch_size: int | None = None,
+        tnt_distribute_dataset: bool = True,
+        tnt_distribute_validation_dataset: bool = True,
+    ) -> Any:
+        """Train; see `keras.Model.fit`. The history is the same on all ranks.
+
+        Args:
+            batch_size: Samples in a step over all ranks.
+            tnt_micro_batch_size: Samples in a step on each rank: `batch_size` divided by the number of ranks.
+            tnt_validation_micro_batch_size: The same for the validation data.
+            tnt_distribute_dataset: False if each rank gives data of its own, and its own batch size.
+            tnt_distribute_validation_dataset: The same for the validation data.
+
+        Raises:
+            InvalidCall: Ranks that do not do the same, batches that are too small, data of an unknown kind.
+        """
+        shares: list[Shares | None] = []
+
+        def prepare() -> None:
+            data, check = (x, y, sample_weight), validation_data
+            if validation_split and check is None:
+                data, check = split_for_validation(data, validation_split)
+            shares.append(
+                self._shares(
+                    *data,
+                    batch_size=batch_size,
+                    micro=tnt_micro_batch_size,
+                    steps=steps_per_epoch,
+                    shuffle=shuffle,
+                    class_weight=class_weight,
+                    distribute=tnt_distribute_dataset,
+                    training=True,
+                )
+            )
+            given = batch_size if tnt_validation_micro_batch_size is None else None
+            shares.append(
+                None
+                if check is None
+                else self._shares(
+                    *keras.utils.unpack_x_y_sample_weight(check),
+                    batch_size=validation_batch_size or (given if _takes_batch_size(check) else None),
+                    micro=tnt_validation_micro_batch_size,
+                    steps=validation_steps,
+                    distribute=tnt_distribute_validation_dataset,
+                )
+            )
+
+        self._world.together(
+            prepare,
+            call="fit",
+            batch_size=batch_size if tnt_distribute_dataset else None,
+            tnt_micro_batch_size=tnt_micro_batch_size if tnt_distribute_dataset else None,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+            optimizer=type(self._model.optimizer).__name__,
+        )
+        running = self._callbacks(callbacks)
+        self._steps.restart()
+        self._steps.build(shares[0])
+        history = self._model.fit(
+            shares[0],
+            epochs=epochs,
+            verbose=self._verbose(verbose),
+            callbacks=running,
+            validation_data=shares[1],
+            shuffle=False,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_freq=validation_freq,
+        )
+        self._world.barrier()  # what the master rank's callbacks write is complete
+        return history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        tnt_micro_batch_size: int | None = None,
+        tnt_distribute_dataset: bool = True,
+    ) -> Any:
+        """Loss and metrics over the samples of all ranks; see `keras.Model.evaluate`, and `fit`."""
+        shares = self._data_of_call(
+            "evaluate", x, y, sample_weight, batch_size, tnt_micro_batch_size, steps, tnt_distribute_dataset
+        )
+        self._steps.build(shares)
+        return self._model.evaluate(
+            shares,
+            verbose=self._verbose(verbose),
+            steps=steps,
+            callbacks=self._callbacks(callbacks),
+            return_dict=return_dict,
+        )
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+        tnt_micro_batch_size: int | None = None,
+        tnt_distribute_dataset: bool = True,
+    ) -> Any:
+        """What the model makes of all samples, on every rank, in their order; see `keras.Model.predict`.
+
+        With `tnt_distribute_dataset=False` each rank gets what the model makes of its own data.
+        """
+        self._steps.settle()
+        shares = self._data_of_call(
+            "predict", x, None, None, batch_size, tnt_micro_batch_size, steps, tnt_distribute_dataset
+        )
+        own = self._model.predict(
+            shares, verbose=self._verbose(verbose), steps=steps, callbacks=self._callbacks(callbacks)
+        )
+        if self._world.size == 1 or not tnt_distribute_dataset:
+            return own
+        return keras.tree.map_structure(lambda part: self._in_order(part, shares), own)
+
+    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **keywords: Any) -> Any:
+        """One step on a global batch, which all ranks give; see `keras.Model.train_on_batch`."""
+        return self._on_batch(self._model.train_on_batch, x, y, sample_weight, True, keywords)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **keywords: Any) -> Any:
+        """Loss and metrics of a global batch, which all ranks give; see `keras.Model.test_on_batch`."""
+        return self._on_batch(self._model.test_on_batch, x, y, sample_weight, False, keywords)
+
+    # -- files
+
+    def save(
+        self, filepath: Any, *arguments: Any, tnt_save_all_devices: bool = False, **keywords: Any
+    ) -> None:
+        """Save the Keras model, on the master rank unless all are asked for; see `keras.Model.save`."""
+        self._write(lambda: self._model.save(filepath, *arguments, **keywords), tnt_save_all_devices)
+
+    def save_weights(
+        self, filepath: Any, *arguments: Any, tnt_save_all_devices: bool = False, **keywords: Any
+    ) -> None:
+        """Save the weights as `save` does; see `keras.Model.save_weights`."""
+        self._write(lambda: self._model.save_weights(filepath, *arguments, **keywords), tnt_save_all_devices)
+
+    def export(
+        self, filepath: Any, *arguments: Any, tnt_save_all_devices: bool = False, **keywords: Any
+    ) -> None:
+        """Export for inference as `save` does; see `keras.Model.export`."""
+        self._write(lambda: self._model.export(filepath, *arguments, **keywords), tnt_save_all_devices)
+
+    def summary(self, *arguments: Any, **keywords: Any) -> None:
+        """Print the model, on the master rank; see `keras.Model.summary`."""
+        if self._world.is_master:
+            self._model.summary(*arguments, **keywords)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], **keywords: Any) -> "Model":
+        """The model that `get_config` described, with new weights."""
+        # Both kinds list layers; what connects them is stated where they are no mere sequence.
+        kind = keras.Model if "input_layers" in config or "layers" not in config else keras.Sequential
+        return Model(kind.from_config(config, **keywords))
+
+    def _write(self, write: Callable[[], None], everywhere: bool) -> None:
+        self._steps.settle()
+        self._world.write(write, everywhere)
+
+    # -- ranks
+
+    def _shares(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        micro: int | None = None,
+        steps: int | None = None,
+        shuffle: bool | str = False,
+        class_weight: Any = None,
+        distribute: bool = True,
+        training: bool = False,
+    ) -> Shares:
+        size = self._world.size if distribute else 1
+        for name, value in (("batch_size", batch_size), ("tnt_micro_batch_size", micro)):
+            if value is not None and value < 1:
+                raise InvalidCall(f"{name} is {value}.", "Give at least 1.")
+        whole = None if micro is None else micro * size
+        if whole is not None and batch_size not in (None, whole):
+            raise InvalidCall(
+                f"batch_size={batch_size} is not tnt_micro_batch_size={micro} times {size} ranks.",
+                "Give one of the two.",
+            )
+        if isinstance(x, Shares):
+            raise InvalidCall("The data were split over ranks already.", "Give the data set itself.")
+        asked = batch_size or whole
+        if training and distribute and asked is not None and asked < size:
+            raise too_small(asked, size)
+        source = adapt(x, y, sample_weight, asked, steps, shuffle, class_weight)
+        return Shares(source, self._world, self._steps.take, distribute, whole, training)
+
+    def _data_of_call(
+        self,
+        call: str,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        batch_size: int | None,
+        micro: int | None,
+        steps: int | None,
+        distribute: bool,
+    ) -> Shares:
+        found: list[Shares] = []
+        self._world.together(
+            lambda: found.append(
+                self._shares(x, y, sample_weight, batch_size, micro, steps, distribute=distribute)
+            ),
+            call=call,
+            batch_size=batch_size if distribute else None,
+            steps=steps,
+        )
+        return found[0]
+
+    def _callbacks(self, callbacks: Any) -> list[Any]:
+        running, self._steps.wants_local_logs = callbacks_module.prepare(callbacks, self._steps, self._world)
+        return running
+
+    def _verbose(self, verbose: Any) -> Any:
+        return verbose if self._world.is_master else 0
+
+    def _on_batch(
+        self,
+        call: Callable[..., Any],
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        training: bool,
+        keywords: dict[str, Any],
+    ) -> Any:
+        if not training:
+            self._steps.settle()
+        data = (x, y, sample_weight)
+        total = length(data)
+        self._world.agree({"call": "train_on_batch" if training else "test_on_batch", "batch": total})
+        part = share(total, self._world.rank, self._world.size)
+        self._steps.take(part)
+        x, y, sample_weight = rows(data, part)
+        self._steps.build((x, y, sample_weight))
+        if training and self._model.built and not self._steps.begun:
+            self._steps.begin()
+        return call(x, y, sample_weight=sample_weight, **keywords)
+
+    def _in_order(self, own: np.ndarray, shares: Shares) -> np.ndarray:
+        """The outputs of all ranks in the order of the samples."""
+        history, size = shares.history, self._world.size
+        lengths = [max(part.samples, 1) for part in history]
+        kept = [
+            piece[: part.samples]
+            for piece, part in zip(np.split(own, np.cumsum(lengths)[:-1]), history, strict=True)
+        ]
+        everyone = self._world.concatenate(np.concatenate(kept), "predictions")
+        begins = [0] * size
+        pieces = []
+        for part in history:
+            for rank in range(size):
+                count = share(part.total, rank, size).samples
+                pieces.append(everyone[rank][begins[rank] : begins[rank] + count])
+                begins[rank] += count
+        return np.concatenate(pieces)
+
+
+def Sequential(layers: Any = None, **keywords: Any) -> Model:
+    """`keras.Sequential` that is trained by all ranks."""
+    return Model(keras.Sequential(layers, **keywords))
+
+
+def _takes_batch_size(data: Any) -> bool:
+    """Whether Keras makes batches of these data; data sets come in batches."""
+    first = keras.tree.flatten(data)[0]
+    return hasattr(first, "shape")

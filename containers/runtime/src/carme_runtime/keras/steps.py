@@ -1,0 +1,210 @@
+"""What a rank does with its share of a batch, so that losses and metrics are those of the whole batch."""
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import numpy as np
+
+from carme_runtime.keras.data import Share, length
+from carme_runtime.keras.library import keras
+from carme_runtime.keras.losses import WEIGHTS, GlobalLoss
+from carme_runtime.keras.world import MASTER, World
+
+_SEEDS = "seed_generator_state"
+
+
+class Steps:
+    """Replaces the steps of a Keras model's trainer.
+
+    The state of Keras' metrics are sums over samples: each rank's part of a step is counted from zero, added
+    over ranks, and laid upon what was there. So the state is the same on all ranks after every step.
+
+    Args:
+        model: The Keras model, whose `train_step` and `test_step` are replaced on this instance.
+        world: The ranks.
+    """
+
+    def __init__(self, model: Any, world: World) -> None:
+        self._model, self._world = model, world
+        self._gradients: Any = None
+        self._begun = False
+        self._settled = True
+        self.share: Share | None = None
+        self._running = Share(0, 0, 0)
+        self.wants_local_logs = False
+        self._local: dict[str, np.ndarray] = {}
+        self._local_logs: dict[str, Any] = {}
+        # The class's own: the model may have been given to another object of this kind before.
+        self._train = MethodType(type(model).train_step, model)
+        self._test = MethodType(type(model).test_step, model)
+        model.train_step, model.test_step = self._train_step, self._test_step
+
+    def take(self, share: Share) -> None:
+        """The next step is over this share."""
+        self.share = share
+
+    def restart(self) -> None:
+        """The model was compiled, or is trained anew: make the ranks equal before the next training step."""
+        self._begun = False
+
+    def build(self, data: Any) -> None:
+        """Keras' torch trainer makes the model's variables by itself, with its first batch."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the ranks are equal."""
+        return self._begun
+
+    def begin(self) -> None:
+        """Make the ranks equal, and take over the gradients. The model is built."""
+        self._begun = True
+        if self._world.size > 1:
+            from carme_runtime.keras.gradients import Gradients
+
+            variables = self._compare_variables()
+            self._gradients = self._gradients or Gradients()
+            self._gradients.attach(self._model)
+            self._give_out(variables)
+
+    def settle(self) -> None:
+        """Give all ranks the mean of what the ranks have gathered on the way, such as moving averages."""
+        if self._settled:
+            return
+        self._settled = True
+        moving = [v for v in self._model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+        if not moving:
+            return
+        mean = self._world.add(_flat(moving), "moving averages") / self._world.size
+        _assign(moving, mean)
+
+    def forget_local_logs(self) -> None:
+        """Count this rank's own logs from zero."""
+        self._local.clear()
+
+    def localize(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """The logs with the values of this rank alone, where it has them."""
+        return {name: self._local_logs.get(name, value) for name, value in logs.items()}
+
+    # -- steps
+
+    def _train_step(self, data: Any) -> dict[str, Any]:
+        if not self._begun:
+            self.begin()
+        self._settled = self._world.size == 1
+        return self._counted(self._train, data, training=True)
+
+    def _test_step(self, data: Any) -> dict[str, Any]:
+        return self._counted(self._test, data, training=False)
+
+    def _counted(self, step: Callable[[Any], Any], data: Any, training: bool) -> dict[str, Any]:
+        if self._world.size == 1:
+            return step(data)
+        share = self.share or self._undivided(data)
+        self.share = None
+        if training:
+            self._gradients.expect(share)
+        self._running = share
+        self._share_losses()
+        model = self._model
+        before = {id(v): _copy(v) for v in model.metrics_variables}
+        model.reset_metrics()
+        logs = step(data)
+        variables = model.metrics_variables
+        own = _flat(variables)
+        if share.samples == 0:
+            own[:] = 0
+        if self.wants_local_logs:
+            self._keep_local_logs(variables, own, training)
+        earlier = np.concatenate([before.get(id(v), np.zeros(_count(v))) for v in variables] or [np.zeros(0)])
+        _assign(variables, earlier + self._world.add(own.copy(), "metrics"))
+        return self._logs(logs, share)
+
+    def _undivided(self, data: Any) -> Share:
+        """What a batch is that did not come through `Shares`: all of it is this rank's."""
+        lengths = self._world.table([length(data)])[:, 0]
+        return Share(int(lengths[: self._world.rank].sum()), length(data), int(lengths.sum()))
+
+    def _logs(self, logs: dict[str, Any], share: Share) -> dict[str, Any]:
+        """The logs of the whole batch; what is no metric is averaged by samples."""
+        metrics = self._model.get_metrics_result()
+        others = [name for name in logs if name not in metrics]
+        if not others:
+            return {name: metrics[name] for name in logs}
+        values = np.array([float(logs[name]) for name in others], np.float64)
+        parts = values * share.samples if share.samples else np.zeros_like(values)
+        mean = self._world.add(parts, "logs") / share.total
+        whole = dict(zip(others, mean.tolist(), strict=True))
+        return {name: whole[name] if name in whole else metrics[name] for name in logs}
+
+    def _keep_local_logs(self, variables: list[Any], own: np.ndarray, training: bool) -> None:
+        prefix = "" if training else "val_"
+        kept = self._local.get(prefix)
+        self._local[prefix] = whole = own.copy() if kept is None else kept + own
+        _assign(variables, whole)
+        for name, value in self._model.get_metrics_result().items():
+            self._local_logs[prefix + name] = float(value)
+
+    def _share_losses(self) -> None:
+        """Wrap the losses of the compiled model, which Keras builds with its first batch."""
+        losses = getattr(getattr(self._model, "_compile_loss", None), "_flat_losses", None) or []
+        for index, entry in enumerate(losses):
+            plain = entry.loss.loss if isinstance(entry.loss, GlobalLoss) else entry.loss
+            losses[index] = entry._replace(loss=GlobalLoss(plain, self._factor))
+
+    def _factor(self, kind: int, weight: Any, value: Any) -> Any:
+        """See `GlobalLoss`, for the step that runs."""
+        share = self._running
+        part = share.samples / share.total
+        if kind == WEIGHTS:
+            own = float(weight) if share.samples else 0.0
+            whole = float(self._world.add(np.array([own]), "the denominator of a loss")[0])
+            return own / whole / part if own else 0.0
+        return 1 / part if part else 0.0
+
+    # -- the beginning
+
+    def _compare_variables(self) -> list[Any]:
+        """Those of model and optimizer, which are alike on all ranks."""
+        model = self._model
+        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
+        shapes = {
+            f"Variable {number} of model and optimizer": f"{tuple(v.shape)} of {v.dtype}"
+            for number, v in enumerate(variables)
+        }
+        remedy = "Build and compile the same model on all ranks."
+        self._world.agree({"The number of variables of model and optimizer": len(variables)}, remedy=remedy)
+        self._world.agree(shapes, remedy=remedy)
+        return variables
+
+    def _give_out(self, variables: list[Any]) -> None:
+        """The master rank's values."""
+        for number, v in enumerate(variables):
+            value = np.array(keras.ops.convert_to_numpy(v.value), order="C")
+            # Not by its name: Keras numbers layers, on one rank maybe more of them than on another.
+            self._world.broadcast(value.reshape(-1).view(np.uint8), MASTER, f"variable {number}")
+            if v.name == _SEEDS:
+                # Dropout shall not hit the same places in every rank's share.
+                value = value + np.array([self._world.rank, 0], value.dtype)
+            v.assign(value)
+
+
+def _count(variable: Any) -> int:
+    return int(np.prod(tuple(variable.shape), dtype=np.int64))
+
+
+def _copy(variable: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(variable.value), np.float64).reshape(-1)
+
+
+def _flat(variables: list[Any]) -> np.ndarray:
+    """The values of all, one after the other."""
+    return np.concatenate([_copy(v) for v in variables] or [np.zeros(0)])
+
+
+def _assign(variables: list[Any], values: np.ndarray) -> None:
+    begin = 0
+    for v in variables:
+        part = values[begin : begin + _count(v)]
+        v.assign(part.reshape(tuple(v.shape)).astype(keras.backend.standardize_dtype(v.dtype)))
+        begin += _count(v)

@@ -1,0 +1,198 @@
+"""The ranks that train one Keras model, and what they tell each other besides gradients."""
+
+# torch need not be installed where this is checked.
+# pyright: reportMissingImports=false
+
+import atexit
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from carme_runtime.collectives import Group
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras.library import keras
+
+MASTER = 0
+
+
+class World:
+    """All ranks of the run. `group` is None where there is one."""
+
+    def __init__(self, group: Group | None) -> None:
+        self._group = group
+        self.rank = group.index if group else 0
+        self.size = group.size if group else 1
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank writes files and prints."""
+        return self.rank == MASTER
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self._group:
+            self._group.barrier()
+
+    def add(self, array: Any, label: str = "") -> Any:
+        """The sum over all ranks, in place; `array` is a NumPy array or a torch tensor on the host."""
+        if self._group:
+            self._group.allreduce(array, label=label)
+        return array
+
+    def broadcast(self, array: Any, root: int = MASTER, label: str = "") -> Any:
+        """What rank `root` has, in place."""
+        if self._group:
+            self._group.broadcast(array, root, label=label)
+        return array
+
+    def concatenate(self, array: np.ndarray, label: str = "") -> list[np.ndarray]:
+        """The arrays of all ranks, by rank; they may differ in their first dimension."""
+        if not self._group:
+            return [array]
+        heads = self.table([len(array)])[:, 0]
+        counts = [int(head) * (array[:1].size if len(array) else _size(array.shape[1:])) for head in heads]
+        everything = np.empty(sum(counts), array.dtype)
+        self._group.allgather(everything, np.ascontiguousarray(array).reshape(-1), counts, label=label)
+        parts = np.split(everything, np.cumsum(counts)[:-1])
+        return [part.reshape(head, *array.shape[1:]) for part, head in zip(parts, heads, strict=True)]
+
+    def table(self, row: list[int]) -> np.ndarray:
+        """The rows of all ranks, which are of one length."""
+        own = np.array(row, np.int64)
+        if not self._group:
+            return own[None]
+        everyone = np.empty(self.size * own.size, np.int64)
+        self._group.allgather(everyone, own)
+        return everyone.reshape(self.size, own.size)
+
+    def exchange(self, entry: Any) -> list[Any]:
+        """What all ranks have, by rank. Ranks trust each other: they hold the key of one job."""
+        if not self._group:
+            return [entry]
+        own = np.frombuffer(pickle.dumps(entry), np.uint8)
+        return [pickle.loads(part.tobytes()) for part in self.concatenate(own)]
+
+    def agree(
+        self,
+        what: dict[str, Any],
+        problem: Exception | None = None,
+        remedy: str = "Give the same on all ranks; they run one script on one data set.",
+    ) -> None:
+        """See that all ranks do the same, and that none of them is in trouble.
+
+        Args:
+            what: Names and values that must be equal on all ranks.
+            problem: What went wrong here.
+            remedy: What to do where ranks differ.
+
+        Raises:
+            InvalidCall: On every rank, where ranks differ or another rank has a problem.
+            Exception: `problem` itself, on the rank that has it.
+        """
+        everyone = self.exchange((what, f"{type(problem).__name__}: {problem}" if problem else ""))
+        if problem:
+            raise problem
+        troubled = [(rank, text) for rank, (_, text) in enumerate(everyone) if text]
+        if troubled:
+            raise InvalidCall(
+                f"{ranks([rank for rank, _ in troubled])} cannot go on: {troubled[0][1]}",
+                "Put that right; the other ranks only wait for it.",
+            )
+        for name in what:
+            values = [theirs.get(name) for theirs, _ in everyone]
+            other = [rank for rank, value in enumerate(values) if value != values[0]]
+            if other:
+                raise InvalidCall(
+                    f"{name} is {values[0]} on rank 0, but {values[other[0]]} on {ranks(other, small=True)}.",
+                    remedy,
+                )
+
+    def together(self, action: Callable[[], Any], **what: Any) -> None:
+        """Do something that can fail on one rank; go on when it has worked on all. See `agree`."""
+        problem: Exception | None = None
+        try:
+            action()
+        except Exception as error:
+            problem = error
+        self.agree(what, problem)
+
+    def write(self, action: Callable[[], Any], everywhere: bool = False) -> None:
+        """Write files on the master rank, or on all; they are complete when this returns on any rank."""
+        self.together(action if everywhere or self.is_master else lambda: None, call="save")
+
+
+def ranks(numbers: list[int], small: bool = False) -> str:
+    """Ranks in a sentence; with `small` in the middle of one."""
+    text = ", ".join(str(number) for number in numbers)
+    return f"{'r' if small else 'R'}ank{'s' if len(numbers) > 1 else ''} {text}"
+
+
+_world: World | None = None
+
+
+def world() -> World:
+    """The ranks of this run; joins them at the first call."""
+    global _world
+    if _world is None:
+        _world = World(_join())
+    return _world
+
+
+def init() -> None:
+    """Join the other ranks. Everything that needs them does so by itself; older scripts call this."""
+    world()
+
+
+def get_rank() -> int:
+    """The number of this rank, from 0."""
+    return world().rank
+
+
+def get_size() -> int:
+    """The number of ranks."""
+    return world().size
+
+
+def get_master_rank() -> int:
+    """The number of the rank that writes files and prints."""
+    return MASTER
+
+
+def is_master_rank() -> bool:
+    """Whether this is the rank that writes files and prints."""
+    return world().is_master
+
+
+def _join() -> Group | None:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    if keras.backend.backend() == "torch":
+        return _join_by_torch()
+    from carme_runtime import gaspi
+
+    process = gaspi.init()
+    atexit.register(process.close)
+    return process.everyone
+
+
+def _join_by_torch() -> Group:
+    import torch.distributed as dist
+
+    from carme_runtime.torch import backend
+    from carme_runtime.torch.parallel import join_run
+
+    join_run()
+    group = dist.group.WORLD
+    if not isinstance(group, backend.ProcessGroupCarme):
+        raise InvalidCall(
+            f"torch.distributed was started with the backend {dist.get_backend()}.",
+            f'Use init_process_group("{backend.NAME}"), or leave it to carme_runtime.keras.',
+        )
+    return group.another_group()[1]
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))

@@ -1,0 +1,46 @@
+"""How a person wants ranks to be run, beyond how many and where."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.launcher.placement import Place
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What `carme-run --help` says of the options of the same names."""
+
+    devices_per_rank: int | None = None
+    pin_cpus: bool = False
+    output: str = "all"
+    log_folder: Path | None = None
+
+    def of(self, place: Place) -> dict[str, Any]:
+        """What the node is told about a rank: first and last but one of its GPUs and of its cores."""
+        told: dict[str, Any] = {}
+        if self.devices_per_rank and place.member.devices:
+            begin = place.local_rank * self.devices_per_rank
+            told["devices"] = [begin, begin + self.devices_per_rank]
+        if self.pin_cpus:
+            cpus, ranks = place.member.cpus, place.local_size
+            if cpus >= ranks:
+                told["cpus"] = [cpus * place.local_rank // ranks, cpus * (place.local_rank + 1) // ranks]
+            else:
+                told["cpus"] = [place.local_rank % cpus, place.local_rank % cpus + 1]
+        return told
+
+
+def plan(places: list[Place], wishes: Wishes, command: list[str]) -> str:
+    """Where ranks would run, for people."""
+    lines = [f"{len(places)} ranks of: {shlex.join(command)}"]
+    for place in places:
+        told = wishes.of(place)
+        line = f"rank {place.rank} on {place.member.host}, number {place.local_rank} there"
+        for what, name in (("devices", "GPU"), ("cpus", "core")):
+            if what in told:
+                begin, end = told[what]
+                line += f", {name} {begin}" if end == begin + 1 else f", {name}s {begin} to {end - 1}"
+        lines.append(line)
+    return "\n".join(lines)

@@ -1,0 +1,283 @@
+"""The collectives of `torch.distributed` on GPU tensors.
+
+Where each rank has a GPU of its own and PyTorch has NCCL, NCCL carries them. Else (ranks that share a GPU, a
+PyTorch without NCCL) they are staged through pinned host memory: a thread of the group copies, reduces and
+copies back in the order of the calls, so that the caller's kernels run on meanwhile.
+"""
+
+# As in backend.py; and the stubs of futures are wrong about set_exception.
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportMissingImports=false
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+
+import hashlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from carme_runtime.collectives import Group
+from carme_runtime.collectives.errors import Timeout
+from carme_runtime.torch.backend import ProcessGroupCarme
+
+__all__ = ["GpuProcessGroup"]
+
+#: Collectives by their names here, with the names that NCCL's group has had for them, and whether it matters
+#: what the first argument holds beforehand.
+_COLLECTIVES: dict[str, tuple[tuple[str, ...], bool]] = {
+    "allreduce": (("allreduce",), True),
+    "allreduce_coalesced": (("allreduce_coalesced",), True),
+    "reduce": (("reduce",), True),
+    "broadcast": (("broadcast",), True),
+    "allgather": (("allgather",), False),
+    "all_gather_single": (("all_gather_single", "_allgather_base"), False),
+    "all_gather_single_coalesced": (
+        ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+        False,
+    ),
+    "allgather_coalesced": (("allgather_coalesced",), False),
+    "reduce_scatter": (("reduce_scatter",), False),
+    "reduce_scatter_single": (("reduce_scatter_single", "_reduce_scatter_base"), False),
+    "reduce_scatter_single_coalesced": (
+        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+        False,
+    ),
+    "gather": (("gather",), False),
+    "scatter": (("scatter",), False),
+    "alltoall": (("alltoall",), False),
+    "all_to_all_single": (("all_to_all_single", "alltoall_base"), False),
+    "send": (("send",), True),
+    "recv": (("recv",), False),
+}
+_ALIASES = {
+    "_allgather_base": "all_gather_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "alltoall_base": "all_to_all_single",
+}
+
+
+class StagedWork(dist.Work):
+    """A collective on GPU tensors that goes through host memory."""
+
+    def __init__(self, results: list[torch.Tensor], limit: float | None) -> None:
+        super().__init__()
+        self._results, self._limit = results, limit
+        self._over = threading.Event()
+        self._copied: torch.cuda.Event | None = None
+        self._error: BaseException | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+
+    def conclude(self, copied: "torch.cuda.Event | None", error: BaseException | None) -> None:
+        """Called by the group's thread: the copies back are under way, or something went wrong."""
+        self._copied, self._error = copied, error
+        self._over.set()
+        if error is None:
+            if copied is not None:
+                copied.synchronize()
+            self._future.set_result(self._results)
+        elif isinstance(error, Exception):
+            self._future.set_exception(error)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Make the current stream wait for the result. Raises what went wrong."""
+        if not self._over.wait(timeout.total_seconds() or self._limit):
+            raise Timeout("A collective on GPU tensors was not over in time.", "Wait longer.")
+        if self._error is not None:
+            raise self._error
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+        return True
+
+    def synchronize(self) -> None:
+        """The same as wait."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is over, copies included."""
+        return self._over.is_set() and (self._copied is None or self._copied.query())
+
+    def is_success(self) -> bool:
+        """Whether it is over and went well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What went wrong."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self._results
+
+    def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":  # pyright: ignore
+        """Completed when the result is in place."""
+        return self._future
+
+
+class GpuProcessGroup(ProcessGroupCarme):
+    """A group on a machine with GPUs: host tensors as ever, GPU tensors over NCCL or staged.
+
+    Args:
+        group: For host tensors.
+        staging: The same members again, for staged tensors: calls of two threads must not mix in one group.
+        ranks: The members' ranks in the whole run.
+        timeout: For each collective.
+        store: Where NCCL's members find each other.
+    """
+
+    def __init__(
+        self, group: Group, staging: Group, ranks: list[int], timeout: timedelta, store: Any
+    ) -> None:
+        super().__init__(group, ranks, timeout)
+        self._staging, self._ranks, self._store = staging, ranks, store
+        self._nccl: Any = None
+        self._decided = False
+        self._orders: queue.SimpleQueue[Callable[[ProcessGroupCarme], None] | None] = queue.SimpleQueue()
+        self._stager: threading.Thread | None = None
+
+    def shutdown(self) -> None:
+        """Let go of the threads and of NCCL."""
+        super().shutdown()
+        if self._stager:
+            self._orders.put(None)
+            self._stager = None
+        if self._nccl is not None:
+            self._nccl.shutdown()
+            self._nccl = None
+
+    def over_gpus(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """One collective on GPU tensors."""
+        device = next(tensor.device for tensor in _tensors(arguments) if tensor.is_cuda)
+        names, matters = _COLLECTIVES[name]
+        if nccl := self._with_nccl(device):
+            method = next(getattr(nccl, candidate) for candidate in names if hasattr(nccl, candidate))
+            return method(*arguments, **keywords)
+        return self._staged(name, matters, device, arguments, keywords)
+
+    def _with_nccl(self, device: torch.device) -> Any:
+        """NCCL's group, if all members have a GPU of their own. All members come here at the same call."""
+        if not self._decided:
+            self._decided = True
+            properties = torch.cuda.get_device_properties(device)
+            place = f"{socket.gethostname()} {getattr(properties, 'uuid', device.index)}"
+            mine = torch.tensor(list(hashlib.sha256(place.encode()).digest()), dtype=torch.uint8)
+            places = [torch.empty_like(mine) for _ in range(self.size())]
+            ProcessGroupCarme.allgather(self, [places], [mine]).wait()
+            alone = len({tuple(found.tolist()) for found in places}) == self.size()
+            if alone and dist.is_nccl_available():
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = self._timeout
+                store = dist.PrefixStore("carme-nccl", self._store)
+                self._nccl = dist.ProcessGroupNCCL(store, self.rank(), self.size(), options)
+        return self._nccl
+
+    def _staged(
+        self,
+        name: str,
+        matters: bool,
+        device: torch.device,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> StagedWork:
+        if self._stager is None:
+            self._stager = threading.Thread(target=self._stage, daemon=True, name="carme-staging")
+            self._stager.start()
+        limit = self._timeout.total_seconds()
+        results = list(_tensors(arguments[:1]))
+        work = StagedWork(results, limit if limit > 0 else None)
+        before = torch.cuda.Event()
+        before.record(torch.cuda.current_stream(device))
+        method = getattr(ProcessGroupCarme, name)
+
+        def run(host: ProcessGroupCarme) -> None:
+            with torch.no_grad(), torch.cuda.device(device):
+                stream = _side_stream(device)
+                with torch.cuda.stream(stream):
+                    stream.wait_event(before)
+                    back: list[tuple[torch.Tensor, torch.Tensor]] = []
+                    first = _on_host(arguments[0], stream, back, matters)
+                    rest = [_on_host(argument, stream, [], True) for argument in arguments[1:]]
+                    stream.synchronize()
+                    method(host, first, *rest, **keywords).wait()
+                    if name != "send":
+                        for tensor, twin in back:
+                            tensor.copy_(twin, non_blocking=True)
+                    copied = torch.cuda.Event()
+                    copied.record(stream)
+            work.conclude(copied, None)
+
+        def order(host: ProcessGroupCarme) -> None:
+            try:
+                run(host)
+            except BaseException as error:
+                work.conclude(None, error)
+
+        self._orders.put(order)
+        return work
+
+    def _stage(self) -> None:
+        """The thread that carries out staged collectives, one after the other."""
+        host = ProcessGroupCarme(self._staging, self._ranks, self._timeout)
+        while (order := self._orders.get()) is not None:
+            order(host)
+            del order
+
+
+def _dispatching(name: str) -> Callable[..., Any]:
+    on_host = getattr(ProcessGroupCarme, name)
+
+    def collective(self: GpuProcessGroup, *arguments: Any, **keywords: Any) -> Any:
+        if any(tensor.is_cuda for tensor in _tensors(arguments)):
+            return self.over_gpus(name, arguments, keywords)
+        return on_host(self, *arguments, **keywords)
+
+    collective.__name__, collective.__doc__ = name, on_host.__doc__
+    return collective
+
+
+for _name in _COLLECTIVES:
+    setattr(GpuProcessGroup, _name, _dispatching(_name))
+for _alias, _name in _ALIASES.items():
+    setattr(GpuProcessGroup, _alias, getattr(GpuProcessGroup, _name))
+
+
+def _tensors(argument: Any) -> Iterator[torch.Tensor]:
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for part in argument:
+            yield from _tensors(part)
+
+
+def _on_host(
+    argument: Any, stream: torch.cuda.Stream, back: list[tuple[torch.Tensor, torch.Tensor]], matters: bool
+) -> Any:
+    """The argument with pinned host tensors in place of those of a GPU; `back` collects the pairs."""
+    if isinstance(argument, torch.Tensor):
+        if not argument.is_cuda:
+            return argument
+        twin = torch.empty(argument.shape, dtype=argument.dtype, pin_memory=True)
+        if matters:
+            twin.copy_(argument, non_blocking=True)
+        # The caching allocator must not hand the memory out again while this stream uses it.
+        argument.record_stream(stream)
+        back.append((argument, twin))
+        return twin
+    if isinstance(argument, list):
+        return [_on_host(part, stream, back, matters) for part in argument]
+    return argument
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index not in _streams:
+        _streams[index] = torch.cuda.Stream(device)
+    return _streams[index]

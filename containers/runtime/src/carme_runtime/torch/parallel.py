@@ -1,0 +1,485 @@
+"""Data-parallel training in two lines: gradients in shared memory, reduced while backpropagation still runs.
+
+The method is that of DistributedDataParallel (Li et al., PyTorch Distributed, VLDB 2020): gradients are
+gathered in buckets in the order in which backpropagation makes them, and a bucket is reduced as soon as it is
+full. Here the buckets lie in a segment of the runtime's core, so that ranks of a node reduce them in place.
+"""
+
+# As in backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import os
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from carme_runtime.collectives import Pending, Plan
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.torch import backend
+
+__all__ = ["Parallel", "join_run", "parallelize", "trained"]
+
+_FIRST_SEGMENT = 224  # of 255; the numbers below are left to the program
+_ALIGNMENT = 64  # bytes of a cache line, where buckets begin
+_JOIN = timedelta(seconds=600)
+_MIB = 1 << 20
+BUCKET_BYTES = 8 * _MIB
+# The first gradients are ready long before the last: a small bucket sets the wire to work at once.
+_FIRST_BYTES = _MIB
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def parallelize(
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    *,
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    bucket_mb: float = BUCKET_BYTES / _MIB,
+    overlap_step: bool = False,
+    broadcast_buffers: bool = True,
+) -> tuple[Model, torch.optim.Optimizer]:
+    """Train `model` over all ranks of the run; both objects stay what they are and are used as before.
+
+    Every rank gives its own share of the global batch to the model; the gradients that the optimizer sees are
+    those of the mean loss over the global batch, also where shares differ in length (the first dimension of
+    the first tensor that the model is called with counts) and where a rank's share is empty.
+
+    Args:
+        model: Its parameters on the host or on one GPU. Rank 0's parameters and buffers are given to all.
+        optimizer: Over parameters of this model.
+        accumulate: Backward passes to each step of the optimizer; gradients are reduced in the last of them.
+        clip_norm: Clip the norm of all gradients to this before each step.
+        bucket_mb: Size of a bucket in MiB.
+        overlap_step: Let `optimizer.step()` update each bucket's parameters as soon as that one is reduced.
+            The gradients must then not be read between `backward` and `step`; not with `clip_norm`, and only
+            for optimizers that treat each parameter by itself.
+        broadcast_buffers: Give rank 0's buffers (running means and such) to all before each training pass.
+
+    Raises:
+        InvalidCall: An argument that cannot be, or ranks with different models.
+    """
+    if accumulate < 1 or bucket_mb <= 0:
+        raise InvalidCall(
+            f"parallelize got accumulate={accumulate} and bucket_mb={bucket_mb}.",
+            "Give at least 1 and more than 0.",
+        )
+    if overlap_step and clip_norm is not None:
+        raise InvalidCall(
+            "overlap_step and clip_norm exclude each other: the norm is known when all gradients are.",
+            "Give one of the two.",
+        )
+    join_run()
+    Parallel(model, optimizer, accumulate, clip_norm, int(bucket_mb * _MIB), overlap_step, broadcast_buffers)
+    return model, optimizer
+
+
+def join_run() -> None:
+    """Join the ranks that the environment names, if there are any and this process has not done it."""
+    if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend.NAME, timeout=_JOIN)
+
+
+class _Bucket:
+    """Gradients that are reduced together.
+
+    Behind the gradients there is one element for each parameter, 1 where it had a part in the loss: their
+    mean tells which parameters had none on any rank, and these keep no gradient, as in a single process.
+
+    Args:
+        parameters: Of one type and device.
+        memory: The flat buffer, of `_elements(parameters)`.
+        plan: The repeated mean of this buffer, where the core can reduce it in place.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], memory: torch.Tensor, plan: Plan | None) -> None:
+        self.parameters, self.memory, self._plan = parameters, memory, plan
+        self.views: list[torch.Tensor] = []
+        begin = 0
+        for parameter in parameters:
+            part = memory[begin : begin + parameter.numel()]
+            self.views.append(part.view(parameter.shape))
+            begin += parameter.numel()
+        self._used = memory[begin:]
+        self._unused: list[int] = []
+        self._work: Any = None
+        self._pending: Pending | None = None
+
+    def complete(self) -> None:
+        """What had no part in the loss on this rank counts as zero."""
+        for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if parameter.grad is None:
+                view.zero_()
+                parameter.grad = view
+                self._unused.append(index)
+
+    def start(self, scale: float | None) -> None:
+        """Begin to take the mean over all ranks of `scale` times this rank's gradients."""
+        self._used.fill_(1)
+        self._used[self._unused] = 0
+        if scale == 0:
+            self.memory.zero_()
+        elif scale is not None:
+            self.memory.mul_(scale)
+        if self._plan is not None:
+            self._pending = self._plan.start()
+        elif dist.is_initialized():
+            # Gloo has no mean.
+            self.memory.div_(dist.get_world_size())
+            self._work = dist.all_reduce(self.memory, async_op=True)
+
+    def finish(self) -> None:
+        """Wait for the mean."""
+        begun = self._pending or self._work
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        if begun and self._unused:
+            for index in self._unused:
+                if self._used[index] == 0:
+                    self.parameters[index].grad = None
+            self._unused.clear()
+
+
+class Parallel:
+    """What `parallelize` attaches to a model and its optimizer.
+
+    A trainer with an optimizer of its own gives None for it, and finds the reduced gradients in the
+    parameters' `grad` when `backward` returns.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        overlap_step: bool = False,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        self._model = model
+        self._accumulate, self._clip_norm, self._overlap_step = accumulate, clip_norm, overlap_step
+        self._size = dist.get_world_size() if dist.is_initialized() else 1
+        self._group = _core_group()
+        self._parameters = trained(model)
+        self._buffers = list(model.buffers()) if broadcast_buffers and self._size > 1 else []
+        known = {id(parameter) for parameter in self._parameters}
+        groups = optimizer.param_groups if optimizer else []
+        if any(id(p) not in known for group in groups for p in group["params"] if p.requires_grad):
+            raise InvalidCall(
+                "The optimizer has parameters that the model does not have.",
+                "Make the optimizer with model.parameters(), and give both to parallelize.",
+            )
+        self._agree()
+        self._buckets = self._fill(bucket_bytes)
+        self._place = {
+            id(parameter): (number, index)
+            for number, bucket in enumerate(self._buckets)
+            for index, parameter in enumerate(bucket.parameters)
+        }
+        self._passes = 0
+        self._samples = 0
+        self._counts: torch.Tensor | None = None
+        self._counting: Any = None
+        self._stated: tuple[int, int] | None = None
+        self._begin_pass()
+        self._hooks: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._ready) for parameter in self._parameters
+        ]
+        self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self), with_kwargs=True))
+        if optimizer and clip_norm is not None:
+            self._hooks.append(optimizer.register_step_pre_hook(self._clip))
+        if optimizer and overlap_step:
+            self._overlap(optimizer)
+
+    # -- for trainers with a loop of their own
+
+    def covers(self, model: nn.Module) -> bool:
+        """Whether these are the parameters that `model` trains now."""
+        now = trained(model)
+        return len(now) == len(self._parameters) and all(
+            a is b for a, b in zip(now, self._parameters, strict=True)
+        )
+
+    def state_share(self, samples: int, total: int) -> None:
+        """From now on a pass is over `samples` of a global batch of `total`; nothing is counted."""
+        self._stated = samples, total
+
+    def detach(self) -> None:
+        """Leave model and optimizer to themselves."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # -- the beginning
+
+    def _agree(self) -> None:
+        """All ranks have the same model, and rank 0's values."""
+        if self._size == 1:
+            return
+        shapes = [(tuple(p.shape), str(p.dtype)) for p in self._parameters]
+        everyone: list[Any] = [None] * self._size
+        dist.all_gather_object(everyone, shapes)
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                differing = next(
+                    (i for i, (a, b) in enumerate(zip(everyone[0], theirs, strict=False)) if a != b),
+                    min(len(theirs), len(everyone[0])),
+                )
+                raise InvalidCall(
+                    f"The models of rank 0 and rank {rank} differ from parameter number {differing} on: "
+                    f"{everyone[0][differing : differing + 1]} and {theirs[differing : differing + 1]}.",
+                    "Build the same model on all ranks.",
+                )
+        with torch.no_grad():
+            for tensor in (*self._model.parameters(), *self._model.buffers()):
+                whole = tensor.detach().contiguous()
+                dist.broadcast(whole, src=0)
+                tensor.copy_(whole)
+
+    def _fill(self, limit: int) -> list[_Bucket]:
+        """Buckets in the order of backpropagation, which is about the reverse of that of the parameters."""
+        filled: list[list[nn.Parameter]] = []
+        open_: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
+        for parameter in reversed(self._parameters):
+            kind = (parameter.device, parameter.dtype)
+            bucket = open_.setdefault(kind, [])
+            bucket.append(parameter)
+            size = sum(p.numel() * p.element_size() for p in bucket)
+            if size >= (limit if filled else min(limit, _FIRST_BYTES)):
+                filled.append(open_.pop(kind))
+        filled += open_.values()
+        shared = [self._can_share(parameters) for parameters in filled]
+        sizes = [
+            _padded(_elements(parameters) * parameters[0].element_size()) if share else 0
+            for parameters, share in zip(filled, shared, strict=True)
+        ]
+        memory = self._group.shared_bytes(sum(sizes)) if self._group and any(shared) else torch.empty(0)
+        buckets = []
+        for parameters, share, part in zip(filled, shared, memory.split(sizes), strict=True):
+            count, dtype = _elements(parameters), parameters[0].dtype
+            if share and self._group:
+                flat = part.view(dtype)[:count]
+                buckets.append(_Bucket(parameters, flat, self._group.plan(flat)))
+            else:
+                flat = torch.zeros(count, dtype=dtype, device=parameters[0].device)
+                buckets.append(_Bucket(parameters, flat, None))
+        return buckets
+
+    def _can_share(self, parameters: list[nn.Parameter]) -> bool:
+        return (
+            self._group is not None
+            and parameters[0].device.type == "cpu"
+            and parameters[0].dtype in backend.REDUCIBLE
+        )
+
+    # -- a pass
+
+    def _begin_pass(self) -> None:
+        self._waiting = [len(bucket.parameters) for bucket in self._buckets]
+        self._next = 0  # the first bucket that is not being reduced
+        self._in_backward = False
+
+    def before_forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """The model is called with these arguments."""
+        if module is not self._model or not (torch.is_grad_enabled() and module.training):
+            return
+        samples = next((t.shape[0] for t in _tensors((arguments, keywords)) if t.dim() > 0), 1)
+        if self._size > 1:
+            for buffer in self._buffers:
+                dist.broadcast(buffer, src=0)
+        if self._stated:
+            return
+        self._samples = samples + (self._samples if self._passes % self._accumulate else 0)
+        if self._size > 1 and self._reduces():
+            # Told now, needed when the first bucket is full.
+            self._counts = torch.tensor([self._samples], dtype=torch.int64)
+            self._counting = dist.all_reduce(self._counts, async_op=True)
+
+    def _reduces(self) -> bool:
+        """Whether the pass that comes or runs is the last before a step."""
+        return (self._passes + 1) % self._accumulate == 0
+
+    def _ready(self, parameter: nn.Parameter) -> None:
+        """Backpropagation has made this parameter's gradient."""
+        number, index = self._place[id(parameter)]
+        if not self._in_backward:
+            self._in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # pyright: ignore
+        self._take(self._buckets[number], index)
+        self._waiting[number] -= 1
+        if self._reduces():
+            self._start_full_ones()
+
+    def _take(self, bucket: _Bucket, index: int) -> None:
+        """Bring a gradient into its bucket, unless autograd has added to it there."""
+        parameter, view = bucket.parameters[index], bucket.views[index]
+        gradient = parameter.grad
+        if gradient is None or gradient.data_ptr() == view.data_ptr():
+            return
+        with torch.no_grad():
+            view.copy_(gradient)
+        parameter.grad = view
+
+    def _start_full_ones(self) -> None:
+        # In one order on all ranks, whatever order their gradients came in.
+        while self._next < len(self._buckets) and self._waiting[self._next] <= 0:
+            self._buckets[self._next].start(self._scale())
+            self._next += 1
+
+    def _scale(self) -> float | None:
+        """What makes the mean over ranks the mean over samples."""
+        if self._counting is not None:
+            self._counting.wait()
+            self._counting = None
+        if self._stated:
+            samples, total = self._stated
+        elif self._counts is not None:
+            samples, total = self._samples, int(self._counts.item())
+        else:
+            return None if self._accumulate == 1 else 1 / self._accumulate
+        share = samples * self._size / total if total else 0.0
+        scale = share / self._accumulate
+        return None if scale == 1 else scale
+
+    def _after_backward(self) -> None:
+        if self._reduces():
+            for bucket in self._buckets[self._next :]:
+                bucket.complete()
+            self._waiting = [0] * len(self._buckets)
+            self._start_full_ones()
+            if not self._overlap_step:
+                self._finish()
+        self._passes += 1
+        self._begin_pass()
+
+    def _finish(self) -> None:
+        for bucket in self._buckets:
+            bucket.finish()
+
+    # -- the optimizer
+
+    def _clip(self, *_: Any) -> None:
+        assert self._clip_norm is not None
+        nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+
+    def _overlap(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the optimizer update the parameters bucket by bucket."""
+        if "step" in vars(optimizer):
+            raise InvalidCall(
+                "The optimizer's step was already replaced, by a learning-rate scheduler maybe.",
+                "Call parallelize before you make the scheduler, or leave overlap_step out.",
+            )
+        kind = type(optimizer)
+
+        def step(self_: Any, closure: Any = None) -> None:
+            if closure is not None:
+                raise InvalidCall(
+                    "With overlap_step the optimizer takes no closure.",
+                    "Call backward first, then optimizer.step().",
+                )
+            groups = self_.param_groups  # others since a state was loaded
+            whole = [group["params"] for group in groups]
+            try:
+                for bucket in self._buckets:
+                    bucket.finish()
+                    mine = {id(parameter) for parameter in bucket.parameters}
+                    for group, parameters in zip(groups, whole, strict=True):
+                        group["params"] = [parameter for parameter in parameters if id(parameter) in mine]
+                    kind.step(self_)
+            finally:
+                for group, parameters in zip(groups, whole, strict=True):
+                    group["params"] = parameters
+
+        # A class of its own and not an attribute: schedulers wrap the class's function.
+        optimizer.__class__ = type(kind.__name__, (kind,), {"step": step})
+
+
+class _BeforeForward:
+    """The model's hook; a copy of the model, or one that was saved, goes its own way."""
+
+    def __init__(self, parallel: Parallel | None = None) -> None:
+        self._parallel = parallel
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self._parallel is not None:
+            self._parallel.before_forward(module, arguments, keywords)
+
+    def __deepcopy__(self, memo: object) -> "_BeforeForward":
+        return _BeforeForward()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _BeforeForward, ()
+
+
+class _CoreGroup:
+    """The core's group of all ranks, and segments that all of them know."""
+
+    def __init__(self, context: Any, group: Any) -> None:
+        self._context, self._group = context, group
+        self._segments = 0
+
+    def shared_bytes(self, count: int) -> torch.Tensor:
+        """Zeros in a new segment of this rank, which the ranks of its node reduce in place."""
+        number = _FIRST_SEGMENT + self._segments
+        self._segments += 1
+        self._context.segment_alloc(number, count)
+        for rank in self._group.ranks:
+            if rank != self._group.ranks[self._group.index]:
+                self._context.segment_register(number, rank, -1)
+        self._group.barrier()
+        return torch.from_numpy(self._context.segment_array(number))[:count]
+
+    def plan(self, memory: torch.Tensor) -> Plan:
+        """The repeated mean of this memory over all ranks."""
+        return self._group.plan_allreduce(memory, "mean")
+
+
+# One for each process group: a program may leave a run and join another.
+_cores: "weakref.WeakKeyDictionary[Any, _CoreGroup]" = weakref.WeakKeyDictionary()
+
+
+def _core_group() -> _CoreGroup | None:
+    """None where there is one rank, or another backend than `carme` carries host tensors."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    group = dist.group.WORLD
+    if not isinstance(group, backend.ProcessGroupCarme):
+        return None
+    if group not in _cores:
+        _cores[group] = _CoreGroup(*group.another_group())
+    return _cores[group]
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a model that have gradients."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _elements(parameters: list[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters) + len(parameters)
+
+
+def _padded(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
+
+
+def _tensors(argument: Any) -> Iterator[torch.Tensor]:
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, dict):
+        for part in argument.values():
+            yield from _tensors(part)
+    elif isinstance(argument, list | tuple):
+        for part in argument:
+            yield from _tensors(part)

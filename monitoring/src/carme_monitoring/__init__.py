@@ -1,0 +1,1 @@
+"""Carme's monitoring: exporters of what GPUs, nodes and jobs do."""

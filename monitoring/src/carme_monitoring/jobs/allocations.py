@@ -1,0 +1,69 @@
+"""What Slurm's prolog wrote down about each job of this node.
+
+The prolog runs as root with the allocation in its environment (Slurm: Prolog and Epilog Guide), so that
+neither Slurm nor the job itself has to be asked who it is and which GPUs it may use.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Allocation", "Allocations"]
+
+_log = logging.getLogger("carme.monitoring")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A job on this node; `gpus` are the numbers of device files (minors), None if nothing is known."""
+
+    job_id: int
+    user: str
+    account: str = ""
+    partition: str = ""
+    gpus: frozenset[int] | None = None
+
+
+class Allocations:
+    """The folder of these records, one `JOBID.json` for each job: `{"user", "account", "partition", "gpus"}`.
+
+    Args:
+        folder: Where the prolog writes and the epilog deletes; only root may write there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[int, tuple[int, Allocation]] = {}
+
+    def all(self) -> dict[int, Allocation]:
+        """The records that there are; each file is read once."""
+        found: dict[int, tuple[int, Allocation]] = {}
+        for file in self._files():
+            try:
+                job_id, changed = int(file.stem), file.stat().st_mtime_ns
+                known = self._read.get(job_id)
+                found[job_id] = (
+                    known if known and known[0] == changed else (changed, _allocation(job_id, file))
+                )
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                _log.warning("The record %s cannot be used: %s", file, error)
+        self._read = found
+        return {job_id: allocation for job_id, (_, allocation) in found.items()}
+
+    def _files(self) -> list[Path]:
+        try:
+            return [file for file in self._folder.iterdir() if file.suffix == ".json"]
+        except OSError:
+            return []
+
+
+def _allocation(job_id: int, file: Path) -> Allocation:
+    values = json.loads(file.read_text(encoding="utf-8"))
+    return Allocation(
+        job_id=job_id,
+        user=str(values["user"]),
+        account=str(values.get("account", "")),
+        partition=str(values.get("partition", "")),
+        gpus=frozenset(int(word) for word in str(values.get("gpus", "")).split(",") if word.strip()),
+    )

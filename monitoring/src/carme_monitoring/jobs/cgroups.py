@@ -1,0 +1,332 @@
+"""What the jobs of this node use, from their control groups.
+
+Slurm's layout differs between versions 1 and 2 of cgroups and between its releases (`uid_N/job_N/step_N`,
+`slurmstepd.scope/job_N/step_N`, other names for jobs since 26.05): a job's folder is one beneath Slurm's own
+in which `slurmstepd` works for a single job, whatever it is called.
+Files: Linux, admin-guide/cgroup-v1 and admin-guide/cgroup-v2.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Cgroups", "StepUsage", "Usage"]
+
+_JOB = re.compile(r"job_(\d+)$")
+_STEP = re.compile(r"step_(\w+)$")
+_TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
+_NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class StepUsage:
+    """What one step uses: seconds of processor time, bytes of memory."""
+
+    cpu_seconds: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one job uses on this node.
+
+    Attributes:
+        cpu_user_seconds, cpu_system_seconds: Counters over all its processes.
+        memory_bytes: What cannot be given back: without the page cache that is not in use.
+        memory_peak_bytes, memory_limit_bytes: The highest ever, page cache included, and what it may have.
+        oom_kills: Processes that the kernel ended for want of memory.
+        read_bytes, written_bytes: Block devices.
+        threads: At this moment.
+        devices: Device files of GPUs (minors) that it may open; None if the kernel does not say.
+    """
+
+    job_id: int
+    uid: int | None = None
+    cpu_user_seconds: float | None = None
+    cpu_system_seconds: float | None = None
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    oom_kills: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    threads: int | None = None
+    devices: frozenset[int] | None = None
+    steps: dict[str, StepUsage] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Folders:
+    """Where one job's files are: by controller for version 1, all in "" for version 2."""
+
+    job_id: int
+    uid: int | None
+    by_controller: dict[str, str] = field(default_factory=dict)
+
+
+class Cgroups:
+    """The control groups of this node.
+
+    Args:
+        root: Where they are mounted.
+        processes: The folder of processes, `/proc`.
+    """
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> None:
+        self._root, self._processes = str(root), processes
+        self._names: dict[str, int] = {}  # folders whose name does not tell the job
+
+    def usage(self) -> list[Usage]:
+        """What each job uses now; a job that ends meanwhile is left out or has gaps."""
+        return [
+            self._version_two(job) if "" in job.by_controller else self._version_one(job)
+            for job in self._jobs()
+        ]
+
+    def job_of(self, pid: int) -> int | None:
+        """The job that a process belongs to."""
+        try:
+            text = (self._processes / str(pid) / "cgroup").read_text()
+        except OSError:
+            return None
+        for path in (line.rpartition(":")[2] for line in text.splitlines()):
+            for part in path.split("/"):
+                if found := _JOB.match(part):
+                    return int(found[1])
+            for folder, job_id in self._names.items():
+                if path.rstrip("/").startswith(folder.removeprefix(self._root)) and job_id:
+                    return job_id
+        return None
+
+    # -- finding them
+
+    def _jobs(self) -> list[_Folders]:
+        if os.path.exists(f"{self._root}/cgroup.controllers"):  # noqa: PTH110  many calls in one scrape
+            return self._unified()
+        jobs: dict[int, _Folders] = {}
+        for controller in (
+            "memory",
+            "cpuacct",
+            "cpu,cpuacct",
+            "cpuacct,cpu",
+            "devices",
+            "blkio",
+            "pids",
+            "freezer",
+        ):
+            for slurm in _folders(f"{self._root}/{controller}"):
+                if not slurm.name.startswith("slurm"):
+                    continue
+                for owner in _folders(slurm.path):
+                    uid = owner.name.removeprefix("uid_")
+                    for folder in _folders(owner.path):
+                        job_id = self._number(folder)
+                        if job_id:
+                            job = jobs.setdefault(
+                                job_id, _Folders(job_id, int(uid) if uid.isdecimal() else None)
+                            )
+                            kind = "cpuacct" if "cpuacct" in controller else controller
+                            job.by_controller.setdefault(kind, folder.path)
+        return list(jobs.values())
+
+    def _unified(self) -> list[_Folders]:
+        return [
+            _Folders(job_id, None, {"": folder.path})
+            for scope in self._scopes(self._root, 3)
+            for folder in _folders(scope)
+            if (job_id := self._number(folder))
+        ]
+
+    def _scopes(self, folder: str, depth: int) -> Iterator[str]:
+        """Slurm's own folders: `slurmstepd.scope`, or one for each slurmd (`NODE_slurmstepd.scope`)."""
+        for entry in _folders(folder):
+            if entry.name.endswith("slurmstepd.scope"):
+                yield entry.path
+            elif depth and entry.name.endswith(".slice"):
+                yield from self._scopes(entry.path, depth - 1)
+
+    def _number(self, folder: "os.DirEntry[str]") -> int | None:
+        """The job that a folder belongs to; None for Slurm's own (`system`)."""
+        if found := _JOB.match(folder.name):
+            return int(found[1])
+        if folder.name in ("system", "slurm"):
+            return None
+        if folder.path not in self._names:
+            self._names = {path: number for path, number in self._names.items() if os.path.isdir(path)}  # noqa: PTH112
+            job_id = self._asked(folder.path)
+            if job_id is None:
+                return None
+            self._names[folder.path] = job_id
+        return self._names[folder.path]
+
+    def _asked(self, folder: str) -> int | None:
+        """The job that slurmstepd names in its title, from a folder that has another kind of name."""
+        for parent, _, files in os.walk(folder):
+            if "cgroup.procs" not in files:
+                continue
+            for pid in _text(f"{parent}/cgroup.procs").split():
+                with contextlib.suppress(OSError):
+                    if found := _TITLE.match((self._processes / pid / "cmdline").read_bytes()):
+                        return int(found[1])
+        return None
+
+    # -- reading them
+
+    def _version_two(self, job: _Folders) -> Usage:
+        folder = job.by_controller[""]
+        cpu, memory = _table(f"{folder}/cpu.stat"), _table(f"{folder}/memory.stat")
+        read, written = _io(f"{folder}/io.stat")
+        return Usage(
+            job_id=job.job_id,
+            uid=self._owner(folder),
+            cpu_user_seconds=_scaled(cpu.get("user_usec"), 1e-6),
+            cpu_system_seconds=_scaled(cpu.get("system_usec"), 1e-6),
+            memory_bytes=_minus(_number(f"{folder}/memory.current"), memory.get("inactive_file")),
+            memory_peak_bytes=_number(f"{folder}/memory.peak"),
+            memory_limit_bytes=_limit(_number(f"{folder}/memory.max")),
+            oom_kills=_table(f"{folder}/memory.events").get("oom_kill"),
+            read_bytes=read,
+            written_bytes=written,
+            threads=_number(f"{folder}/pids.current"),
+            steps={
+                found[1]: StepUsage(
+                    _scaled(_table(f"{step.path}/cpu.stat").get("usage_usec"), 1e-6),
+                    _minus(
+                        _number(f"{step.path}/memory.current"),
+                        _table(f"{step.path}/memory.stat").get("inactive_file"),
+                    ),
+                )
+                for step in _folders(folder)
+                if (found := _STEP.match(step.name))
+            },
+        )
+
+    def _version_one(self, job: _Folders) -> Usage:
+        memory = job.by_controller.get("memory", "")
+        cpu = job.by_controller.get("cpuacct", "")
+        cpu_times = _table(f"{cpu}/cpuacct.stat")
+        stat = _table(f"{memory}/memory.stat")
+        read, written = _blkio(
+            f"{job.by_controller.get('blkio', '')}/blkio.throttle.io_service_bytes_recursive"
+        )
+        steps: dict[str, StepUsage] = {}
+        for step in _folders(memory):
+            if found := _STEP.match(step.name):
+                used = _minus(
+                    _number(f"{step.path}/memory.usage_in_bytes"),
+                    _table(f"{step.path}/memory.stat").get("total_inactive_file"),
+                )
+                nanoseconds = _number(f"{cpu}/{step.name}/cpuacct.usage")
+                steps[found[1]] = StepUsage(_scaled(nanoseconds, 1e-9), used)
+        return Usage(
+            job_id=job.job_id,
+            uid=job.uid,
+            cpu_user_seconds=_scaled(cpu_times.get("user"), 1 / _TICKS),
+            cpu_system_seconds=_scaled(cpu_times.get("system"), 1 / _TICKS),
+            memory_bytes=_minus(_number(f"{memory}/memory.usage_in_bytes"), stat.get("total_inactive_file")),
+            memory_peak_bytes=_number(f"{memory}/memory.max_usage_in_bytes"),
+            memory_limit_bytes=_limit(_number(f"{memory}/memory.limit_in_bytes")),
+            oom_kills=_table(f"{memory}/memory.oom_control").get("oom_kill"),
+            read_bytes=read,
+            written_bytes=written,
+            threads=_number(f"{job.by_controller.get('pids', '')}/pids.current"),
+            devices=_devices(f"{job.by_controller.get('devices', '')}/devices.list"),
+            steps=steps,
+        )
+
+    def _owner(self, folder: str) -> int | None:
+        """The user of the job's own processes; slurmstepd itself is root."""
+        for parent, _, files in os.walk(folder):
+            if "cgroup.procs" in files and not parent.endswith("/slurm"):
+                for pid in _text(f"{parent}/cgroup.procs").split():
+                    with contextlib.suppress(OSError):
+                        if uid := (self._processes / pid).stat().st_uid:
+                            return uid
+        return None
+
+
+def _folders(path: str) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    """A file of the kernel; empty when it is not there (any more) or must not be read."""
+    # One system call for each step and no decoding layers: a scrape reads thousands of these.
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, 1 << 16).decode("ascii", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def _number(path: str) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _table(path: str) -> dict[str, int]:
+    """Lines of a name and a number."""
+    found = {}
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if value.isdecimal():
+            found[name] = int(value)
+    return found
+
+
+def _io(path: str) -> tuple[int | None, int | None]:
+    """Bytes read and written over all devices: `8:0 rbytes=1 wbytes=2 ...`."""
+    text = _text(path)
+    pairs = [pair.split("=", 1) for line in text.splitlines() for pair in line.split()[1:] if "=" in pair]
+    sums = {
+        kind: sum(int(value) for name, value in pairs if name == kind and value.isdecimal())
+        for kind in ("rbytes", "wbytes")
+    }
+    return (sums["rbytes"], sums["wbytes"]) if pairs else (None, None)
+
+
+def _blkio(path: str) -> tuple[int | None, int | None]:
+    """Bytes read and written over all devices: `8:0 Read 1`."""
+    words = [line.split() for line in _text(path).splitlines()]
+    rows = [row for row in words if len(row) == 3 and row[2].isdecimal()]
+    if not words:
+        return None, None
+    read, written = (sum(int(row[2]) for row in rows if row[1] == kind) for kind in ("Read", "Write"))
+    return read, written
+
+
+def _devices(path: str) -> frozenset[int] | None:
+    """Minors of NVIDIA's device files (major 195) that the group may open; None for "all" and "unknown"."""
+    rows = [line.split() for line in _text(path).splitlines()]
+    if not rows or any(row[:2] in (["a", "*:*"], ["c", "*:*"], ["c", "195:*"]) for row in rows):
+        return None
+    minors = (row[1].partition(":") for row in rows if len(row) > 1 and row[0] == "c")
+    # The numbers from 254 on are control devices, which every job may open.
+    return frozenset(
+        int(minor) for major, _, minor in minors if major == "195" and minor.isdecimal() and int(minor) < 254
+    )
+
+
+def _limit(value: int | None) -> int | None:
+    return None if value is None or value >= _NO_LIMIT else value
+
+
+def _minus(value: int | None, part: int | None) -> int | None:
+    return None if value is None else max(0, value - (part or 0))
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,303 @@
+"""One pass over GPUs and jobs for each scrape, as Prometheus metrics.
+
+Names follow Prometheus' conventions (base units, `_total` for counters, ratios from 0 to 1). Series of a job
+carry `job` (its Slurm id) and `user`; they vanish with the job, so that their number is bounded by what runs.
+"""
+
+import logging
+import pwd
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from carme_monitoring.gpus import GpuReading, GpuWatch, LibraryState
+from carme_monitoring.jobs import Allocation, Allocations, Cgroups, Usage
+
+__all__ = ["NodeCollector"]
+
+_log = logging.getLogger("carme.monitoring")
+
+_GPU = ("gpu", "uuid")
+_JOB = ("job", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The job that a GPU belongs to now."""
+
+    job_id: int
+    user: str
+
+
+class NodeCollector(Collector):
+    """What a scrape of this node returns.
+
+    Args:
+        gpus: The GPUs, whichever make.
+        cgroups: Where jobs' usage is read.
+        allocations: What the prolog wrote about them.
+    """
+
+    def __init__(self, gpus: GpuWatch, cgroups: Cgroups, allocations: Allocations) -> None:
+        self._gpus, self._cgroups, self._allocations = gpus, cgroups, allocations
+        self._users: dict[int, str] = {}
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not cost a pass."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, from one pass."""
+        begun = time.monotonic()
+        looks = self._gpus.looks()
+        allocations = self._allocations.all()
+        usages = self._cgroups.usage()
+        users = {usage.job_id: self._user(usage, allocations.get(usage.job_id)) for usage in usages}
+        readings = [reading for look in looks.values() for reading in look.readings]
+        states = GaugeMetricFamily(
+            "carme_gpu_library_state",
+            "1 for the state in which the library of a GPU vendor is.",
+            labels=("vendor", "state"),
+        )
+        for vendor, look in looks.items():
+            for state in LibraryState:
+                states.add_metric((vendor, state.value), float(look.state is state))
+        yield states
+        yield from _gpu_metrics(readings)
+        yield from self._owners(readings, usages, allocations, users)
+        yield from _job_metrics(usages, allocations, users)
+        yield _gauge(
+            "carme_exporter_pass_seconds", "Time of the pass over this node.", time.monotonic() - begun
+        )
+
+    def _user(self, usage: Usage, allocation: Allocation | None) -> str:
+        """The owner's name; from the uid of the job's processes where the prolog wrote nothing."""
+        if allocation:
+            return allocation.user
+        if usage.uid is None:
+            return ""
+        if usage.uid not in self._users:
+            try:
+                self._users[usage.uid] = pwd.getpwuid(usage.uid).pw_name
+            except KeyError:
+                self._users[usage.uid] = str(usage.uid)
+        return self._users[usage.uid]
+
+    def _owners(
+        self,
+        readings: list[GpuReading],
+        usages: list[Usage],
+        allocations: dict[int, Allocation],
+        users: dict[int, str],
+    ) -> Iterator[Metric]:
+        """What the GPUs of each job do: the same readings, under the job's and the user's name."""
+        allotted: dict[int, int] = {}
+        for usage in usages:
+            known = allocations.get(usage.job_id)
+            minors = known.gpus if known and known.gpus is not None else usage.devices
+            allotted |= dict.fromkeys(minors or (), usage.job_id)
+        labels = (*_JOB, *_GPU)
+        busy = GaugeMetricFamily(
+            "carme_job_gpu_utilization_ratio",
+            "Share of time in which the job's GPU ran a kernel.",
+            labels=labels,
+        )
+        activity = GaugeMetricFamily(
+            "carme_job_gpu_activity_ratio",
+            "Share of the job's GPU in use, by unit, where the GPU measures itself.",
+            labels=(*labels, "unit"),
+        )
+        memory = GaugeMetricFamily(
+            "carme_job_gpu_memory_used_bytes", "Memory in use on the job's GPU.", labels=labels
+        )
+        size = GaugeMetricFamily(
+            "carme_job_gpu_memory_total_bytes", "Memory of the job's GPU.", labels=labels
+        )
+        power = GaugeMetricFamily(
+            "carme_job_gpu_power_watts", "Power that the job's GPU draws.", labels=labels
+        )
+        foreign = GaugeMetricFamily(
+            "carme_gpu_foreign_processes",
+            "Processes on a GPU that belong to no job to which Slurm gave it.",
+            labels=_GPU,
+        )
+        for reading in readings:
+            gpu = reading.gpu
+            jobs = {process.pid: self._cgroups.job_of(process.pid) for process in reading.processes}
+            job_id = allotted.get(gpu.minor) if gpu.minor is not None else None
+            if job_id is None and not allotted:
+                # Nobody says what was handed out: who is on the GPU has it.
+                job_id = next((number for number in jobs.values() if number), None)
+            place = (_name(reading), gpu.uuid)
+            if not reading.lost:
+                foreign.add_metric(place, sum(number is None or number != job_id for number in jobs.values()))
+            if job_id is None:
+                continue
+            whose = (str(job_id), users.get(job_id, ""), *place)
+            if reading.utilization is not None:
+                busy.add_metric(whose, reading.utilization)
+            for unit, value in reading.activity.items():
+                activity.add_metric((*whose, unit), value)
+            if reading.memory_used_bytes is not None:
+                memory.add_metric(whose, reading.memory_used_bytes)
+            if reading.memory_total_bytes is not None:
+                size.add_metric(whose, reading.memory_total_bytes)
+            if reading.power_watts is not None:
+                power.add_metric(whose, reading.power_watts)
+        yield from (busy, activity, memory, size, power, foreign)
+
+
+def _name(reading: GpuReading) -> str:
+    return f"{reading.gpu.index}:{reading.gpu.mig}" if reading.gpu.mig else reading.gpu.index
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    family = GaugeMetricFamily(name, text)
+    family.add_metric((), value)
+    return family
+
+
+def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
+    """What each GPU does, whoever uses it."""
+    up = GaugeMetricFamily("carme_gpu_up", "1 for a GPU that answers, 0 for one that was lost.", labels=_GPU)
+    info = GaugeMetricFamily(
+        "carme_gpu_info", "1, with what does not change.", labels=(*_GPU, "model", "minor")
+    )
+    plain = {
+        name: GaugeMetricFamily(f"carme_gpu_{name}", text, labels=_GPU)
+        for name, text in {
+            "utilization_ratio": "Share of time in which a kernel ran.",
+            "memory_activity_ratio": "Share of time in which its memory was read or written.",
+            "memory_used_bytes": "Memory in use.",
+            "memory_total_bytes": "Memory that it has.",
+            "power_watts": "Power that it draws.",
+            "power_limit_watts": "Power that it may draw.",
+        }.items()
+    }
+    energy = CounterMetricFamily(
+        "carme_gpu_energy_joules", "Energy since the driver was loaded.", labels=_GPU
+    )
+    by = {
+        name: GaugeMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
+        for name, (text, label) in {
+            "temperature_celsius": ("Temperature.", "sensor"),
+            "clock_hertz": ("Clock.", "clock"),
+            "activity_ratio": ("Share of the GPU in use, by unit, where it measures itself.", "unit"),
+            "throttled": ("1 while this reason slows the clocks down.", "reason"),
+            "remapped_rows": ("Rows of memory that were replaced, or wait for it.", "kind"),
+        }.items()
+    }
+    counted = {
+        name: CounterMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
+        for name, (text, label) in {
+            "ecc_errors": ("Memory errors since the driver was loaded.", "kind"),
+            "xid_errors": ("Errors that the driver reported since the exporter began.", "xid"),
+            "nvlink_bytes": ("Data over all NVLinks.", "direction"),
+        }.items()
+    }
+    rates = GaugeMetricFamily(
+        "carme_gpu_link_bytes_per_second",
+        "Data over a link since the last look, where the GPU measures itself.",
+        labels=(*_GPU, "link", "direction"),
+    )
+    for reading in readings:
+        gpu = reading.gpu
+        place = (_name(reading), gpu.uuid)
+        for link, value in reading.link_rates.items():
+            rates.add_metric((*place, *link), value)
+        up.add_metric(place, float(not reading.lost))
+        info.add_metric((*place, gpu.model, "" if gpu.minor is None else str(gpu.minor)), 1)
+        for name, value in (
+            ("utilization_ratio", reading.utilization),
+            ("memory_activity_ratio", reading.memory_activity),
+            ("memory_used_bytes", reading.memory_used_bytes),
+            ("memory_total_bytes", reading.memory_total_bytes),
+            ("power_watts", reading.power_watts),
+            ("power_limit_watts", reading.power_limit_watts),
+        ):
+            if value is not None:
+                plain[name].add_metric(place, value)
+        if reading.energy_joules is not None:
+            energy.add_metric(place, reading.energy_joules)
+        for name, values in (
+            ("temperature_celsius", reading.temperatures),
+            ("clock_hertz", reading.clocks_hertz),
+            ("activity_ratio", reading.activity),
+            ("throttled", reading.throttled),
+            ("remapped_rows", reading.remapped_rows),
+        ):
+            for label, value in values.items():
+                by[name].add_metric((*place, label), value)
+        for name, values in (
+            ("ecc_errors", reading.ecc_errors),
+            ("xid_errors", reading.xids),
+            ("nvlink_bytes", reading.nvlink_bytes),
+        ):
+            for label, value in values.items():
+                counted[name].add_metric((*place, str(label)), value)
+    yield from (up, info, *plain.values(), energy, rates, *by.values(), *counted.values())
+
+
+def _job_metrics(
+    usages: list[Usage], allocations: dict[int, Allocation], users: dict[int, str]
+) -> Iterator[Metric]:
+    """What each job and its steps use."""
+    info = GaugeMetricFamily(
+        "carme_job_info", "1, with the account and partition.", labels=(*_JOB, "account", "partition")
+    )
+    cpu = CounterMetricFamily("carme_job_cpu_seconds", "Processor time.", labels=(*_JOB, "mode"))
+    gauges = {
+        name: GaugeMetricFamily(f"carme_job_{name}", text, labels=_JOB)
+        for name, text in {
+            "memory_used_bytes": "Memory in use, without page cache that can be given back.",
+            "memory_peak_bytes": "Highest use of memory, with page cache.",
+            "memory_limit_bytes": "Memory that it may use.",
+            "threads": "Threads at this moment.",
+        }.items()
+    }
+    counters = {
+        name: CounterMetricFamily(f"carme_job_{name}", text, labels=_JOB)
+        for name, text in {
+            "oom_kills": "Processes that the kernel ended for want of memory.",
+            "io_read_bytes": "Bytes read from block devices.",
+            "io_written_bytes": "Bytes written to block devices.",
+        }.items()
+    }
+    step_cpu = CounterMetricFamily(
+        "carme_step_cpu_seconds", "Processor time of a step.", labels=(*_JOB, "step")
+    )
+    step_memory = GaugeMetricFamily(
+        "carme_step_memory_used_bytes", "Memory in use by a step.", labels=(*_JOB, "step")
+    )
+    for usage in usages:
+        whose = (str(usage.job_id), users[usage.job_id])
+        known = allocations.get(usage.job_id)
+        info.add_metric((*whose, known.account if known else "", known.partition if known else ""), 1)
+        for mode, seconds in (("user", usage.cpu_user_seconds), ("system", usage.cpu_system_seconds)):
+            if seconds is not None:
+                cpu.add_metric((*whose, mode), seconds)
+        for name, value in (
+            ("memory_used_bytes", usage.memory_bytes),
+            ("memory_peak_bytes", usage.memory_peak_bytes),
+            ("memory_limit_bytes", usage.memory_limit_bytes),
+            ("threads", usage.threads),
+        ):
+            if value is not None:
+                gauges[name].add_metric(whose, value)
+        for name, value in (
+            ("oom_kills", usage.oom_kills),
+            ("io_read_bytes", usage.read_bytes),
+            ("io_written_bytes", usage.written_bytes),
+        ):
+            if value is not None:
+                counters[name].add_metric(whose, value)
+        for step, used in usage.steps.items():
+            if used.cpu_seconds is not None:
+                step_cpu.add_metric((*whose, step), used.cpu_seconds)
+            if used.memory_bytes is not None:
+                step_memory.add_metric((*whose, step), used.memory_bytes)
+    yield from (info, cpu, *gauges.values(), *counters.values(), step_cpu, step_memory)

@@ -1,0 +1,61 @@
+"""`POST /api/carme/activity` and `/api/carme/extend`: a server says what it does, and asks for more time."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import Field
+
+from carme.errors import CarmeError
+from carme.jobs.requests import MAXIMUM_MINUTES
+from carme_spawner.ready import Moment
+from carme_spawner.reports import Report, ReportHandler
+
+
+class Activity(Report):
+    """When kernels, terminals, GPUs and ranks were last busy; None for what cannot be known."""
+
+    busy_since_last: bool
+    kernels: Moment | None
+    terminals: Moment | None
+    gpus: Moment | None
+    ranks: Moment | None
+    first_page: Moment | None = None
+
+
+class Extend(Report):
+    """How much more time the session shall have."""
+
+    minutes: Annotated[int, Field(ge=1, le=MAXIMUM_MINUTES)]
+
+
+class ActivityHandler(ReportHandler):
+    """Takes what a server does, and answers what is known about its end."""
+
+    async def post(self) -> None:
+        spawner = self.own_spawner()
+        spawner.report_activity(self.report(Activity))
+        policy, session = spawner.policy(), spawner.known_session()
+        stops = spawner.idle.stops
+        self.write(
+            {
+                "ends": session.ends.isoformat() if session and session.ends else None,
+                "stops_idle": datetime.fromtimestamp(stops, UTC).isoformat() if stops else None,
+                "idle_minutes": policy.idle_minutes,
+                "extend": policy.extend,
+            }
+        )
+
+
+class ExtendHandler(ReportHandler):
+    """Asks the broker for more time, in the name of the session's owner."""
+
+    async def post(self) -> None:
+        spawner = self.own_spawner()
+        minutes = self.report(Extend).minutes
+        try:
+            extension = await spawner.broker.extend(int(spawner.job_id), minutes, spawner.user.name)
+        except CarmeError as error:
+            self.set_status(400)
+            self.write({"message": str(error)})
+            return
+        self.write({"ends": extension.ends.isoformat(), "minutes_limit": extension.minutes_limit})

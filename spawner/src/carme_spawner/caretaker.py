@@ -1,0 +1,87 @@
+"""Looks after running sessions: one round for all of them."""
+
+import asyncio
+from collections.abc import Iterator
+from time import monotonic
+
+from jupyterhub.user import UserDict
+
+from carme.sessions import Ending, ServerStatus, Session, SessionNote
+from carme_spawner.spawner import CarmeSpawner
+from carme_spawner.watcher import JobWatcher, has_ended
+
+#: Seconds without a report, which servers send every 30 s, after which the hub looks for a server.
+SILENCE = 90.0
+#: Seconds for which a session may be unknown to the hub; a start is known when the broker has answered.
+STRAY = 60.0
+#: Seconds between two rounds, and servers that are looked for at the same time.
+ROUND, AT_ONCE = 10.0, 32
+
+
+class Caretaker:
+    """Finds servers that do not answer any more, or again, and ends jobs that serve nobody.
+
+    Args:
+        users: JupyterHub's users.
+        watcher: What is known about jobs.
+    """
+
+    def __init__(self, users: UserDict, watcher: JobWatcher) -> None:
+        self._users = users
+        self._watcher = watcher
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._strays: dict[int, float] = {}
+
+    async def watch(self) -> None:
+        """Go round for ever."""
+        while True:
+            await self.round()
+            await asyncio.sleep(ROUND)
+
+    async def round(self) -> None:
+        """Look at every session."""
+        await asyncio.gather(
+            *(self._look_for(spawner) for spawner in self.silent()),
+            *(self._end(session) for session in self._lasting_strays()),
+        )
+
+    def silent(self) -> Iterator[CarmeSpawner]:
+        """Servers of whom nothing has been heard, or that did not answer when they were looked for."""
+        limit = monotonic() - SILENCE
+        for spawner in self._spawners():
+            if spawner.routed and spawner.ready and (spawner.heard < limit or not spawner.reachable):
+                yield spawner
+
+    def strays(self) -> list[Session]:
+        """Sessions whose job runs although the hub has no server for them.
+
+        An earlier hub process ended before it knew its job, or before it could end it.
+        """
+        known = {spawner.job_id for spawner in self._spawners()}
+        return [
+            session
+            for session in self._watcher.sessions()
+            if not session.is_over
+            and str(session.job_id) not in known
+            and (job := self._watcher.find(session.job_id))
+            and not has_ended(job)
+        ]
+
+    def _lasting_strays(self) -> list[Session]:
+        now, found = monotonic(), self.strays()
+        self._strays = {one.job_id: self._strays.get(one.job_id, now) for one in found}
+        return [one for one in found if now - self._strays[one.job_id] >= STRAY]
+
+    def _spawners(self) -> Iterator[CarmeSpawner]:
+        for user in list(self._users.values()):
+            for spawner in list(user.spawners.values()):
+                if isinstance(spawner, CarmeSpawner):
+                    yield spawner
+
+    async def _look_for(self, spawner: CarmeSpawner) -> None:
+        async with self._places:
+            await spawner.look_for_server()
+
+    async def _end(self, session: Session) -> None:
+        note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED)
+        await self._watcher.end(session.job_id, session.owner, note)

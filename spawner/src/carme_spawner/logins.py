@@ -1,0 +1,24 @@
+"""`DELETE /api/carme/logins/NAME`: the portal signs a user out of the hub."""
+
+from jupyterhub.apihandlers import APIHandler
+from jupyterhub.orm import new_token
+from jupyterhub.scopes import needs_scope
+from tornado import web
+
+
+class LoginsHandler(APIHandler):
+    """Ends a user's logins at the hub and at their servers; sessions and their own keys live on."""
+
+    @needs_scope("admin:users")
+    async def delete(self, user_name: str) -> None:
+        user = self.find_user(user_name)
+        if user is None:
+            raise web.HTTPError(404, f"The hub has no user {user_name}.")
+        # Cookies name their user by this.
+        user.orm_user.cookie_id = new_token()
+        for token in list(user.orm_user.api_tokens):
+            # Browsers got these by logging in; the tokens of servers, and those made by hand, have no login.
+            if token.session_id:
+                self.db.delete(token)
+        self.db.commit()
+        self.set_status(204)

@@ -1,0 +1,56 @@
+"""What the hub tells the broker about its sessions, in order and in the background."""
+
+import asyncio
+import logging
+
+from carme.broker import AsyncBrokerClient
+from carme.errors import BrokerUnavailable, CarmeError
+from carme.sessions import SessionNote
+
+#: Seconds between two attempts while the broker is away, at first and at most.
+FIRST_DELAY, LONGEST_DELAY = 0.1, 1.0
+
+
+class Notes:
+    """Notes on their way to the broker: those of one job arrive in order, and none delays its session.
+
+    Args:
+        broker: The client to tell.
+        log: Where to say what the broker did not take.
+    """
+
+    def __init__(self, broker: AsyncBrokerClient, log: logging.Logger | logging.LoggerAdapter) -> None:
+        self._broker = broker
+        self._log = log
+        self._last: dict[int, asyncio.Task[None]] = {}
+
+    def tell(self, job_id: int, user: str, note: SessionNote) -> asyncio.Task[None]:
+        """Send a note once those before it have arrived; the task is done when the broker has answered."""
+        task = asyncio.create_task(self._send(self._last.get(job_id), job_id, user, note))
+        self._last[job_id] = task
+        task.add_done_callback(lambda done: self._forget(job_id, done))
+        return task
+
+    async def _send(
+        self, earlier: asyncio.Task[None] | None, job_id: int, user: str, note: SessionNote
+    ) -> None:
+        if earlier:
+            await asyncio.wait([earlier])
+        delay = FIRST_DELAY
+        while True:
+            try:
+                await self._broker.note(job_id, user, note)
+                return
+            except BrokerUnavailable:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
+            except CarmeError as error:
+                self._log.error(
+                    "The broker does not take this note about job %s of %s: %s %s",
+                    *(job_id, user, note.model_dump_json(exclude_defaults=True), error),
+                )
+                return
+
+    def _forget(self, job_id: int, task: asyncio.Task[None]) -> None:
+        if self._last.get(job_id) is task:
+            del self._last[job_id]

@@ -1,0 +1,61 @@
+"""What JupyterLab's own panel asks: how long the session lasts, and for more time."""
+
+import json
+from typing import Any
+
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.serverapp import ServerApp
+from jupyter_server.utils import url_path_join
+from tornado import web
+
+from carme_spawner.singleuser.hub import Refused, Unanswered
+from carme_spawner.singleuser.time_left import TimeLeft
+
+
+class StatusHandler(APIHandler):
+    """`GET carme/status`: what the hub said last."""
+
+    def initialize(self, time_left: TimeLeft) -> None:
+        self.time_left = time_left
+
+    @web.authenticated
+    def get(self) -> None:
+        self.set_header("Cache-Control", "no-store")
+        self.finish(self.time_left.status or {})
+
+
+class ExtendHandler(APIHandler):
+    """`POST carme/extend` with `{"minutes": N}`."""
+
+    def initialize(self, time_left: TimeLeft) -> None:
+        self.time_left = time_left
+
+    @web.authenticated
+    async def post(self) -> None:
+        try:
+            minutes: Any = json.loads(self.request.body)["minutes"]
+        except (ValueError, KeyError, TypeError):
+            minutes = None
+        if type(minutes) is not int or minutes < 1:
+            raise web.HTTPError(400, reason="Say for how many minutes, a whole number from 1 on.")
+        try:
+            self.finish(await self.time_left.extend(minutes))
+        except Refused as error:
+            self.set_status(400)
+            self.finish({"message": str(error)})
+        except Unanswered:
+            self.set_status(503)
+            self.finish({"message": "The hub does not answer just now. Try again in a minute."})
+
+
+def install(server: ServerApp, time_left: TimeLeft) -> None:
+    """Add both to the server."""
+    base = server.base_url
+    options = {"time_left": time_left}
+    server.web_app.add_handlers(
+        ".*$",
+        [
+            (url_path_join(base, "carme/status"), StatusHandler, options),
+            (url_path_join(base, "carme/extend"), ExtendHandler, options),
+        ],
+    )

@@ -1,0 +1,86 @@
+"""What every benchmark reports: the machine, and rows that say what was aimed at and whether it holds."""
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, kernel, Python, the load at this moment, and the command."""
+    cpu = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
+    load = os.getloadavg()[0]
+    return {
+        "cpu": cpu[0] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": round(load, 1),
+        "command": " ".join(sys.argv),
+    }
+
+
+def row(
+    name: str,
+    unit: str,
+    ours: float | None,
+    *,
+    peers: dict[str, float | None] | None = None,
+    floor: float | None = None,
+    aim: str = "",
+    holds: bool | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """One row of a report.
+
+    Args:
+        name: What was measured.
+        unit: Of all figures of the row.
+        ours: Our figure; None when it could not be measured.
+        peers: The others' figures, by name.
+        floor: What nobody can get below.
+        aim: What was aimed at, in words; empty when nothing was.
+        holds: Whether the aim was reached; None when there is none.
+        more: Further figures, for the JSON alone.
+    """
+
+    def short(value: float | None) -> float | None:
+        return None if value is None else round(value, 3)
+
+    return {
+        "name": name,
+        "unit": unit,
+        "ours": short(ours),
+        "peers": {peer: short(value) for peer, value in (peers or {}).items()},
+        "floor": short(floor),
+        "aim": aim,
+        "holds": holds,
+        **more,
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """The rows for people: a column for us, for the floor, and for each peer."""
+    peers = list(dict.fromkeys(peer for each in rows for peer in each["peers"]))
+    width = max(len(each["name"]) for each in rows) + 2
+    heads = ["ours", "floor", *peers]
+    columns = [max(10, len(head) + 2) for head in heads]
+    print(f"{'':{width}}{'unit':10}" + "".join(f"{h:>{w}}" for h, w in zip(heads, columns, strict=True)))
+    for each in rows:
+        cells = [each["ours"], each["floor"], *(each["peers"].get(peer) for peer in peers)]
+        shown = "".join(
+            f"{'-' if cell is None else cell:>{w}}" for cell, w in zip(cells, columns, strict=True)
+        )
+        verdict = {True: "holds: ", False: "MISSED: ", None: ""}[each["holds"]] + each["aim"]
+        print(f"{each['name']:{width}}{each['unit']:10}{shown}   {verdict}")
+
+
+def write_json(file: Path, rows: list[dict[str, Any]], **more: Any) -> None:
+    """The report for programs."""
+    file.write_text(json.dumps({"machine": machine(), "aims": rows, **more}, indent=2) + "\n")

@@ -1,0 +1,116 @@
+"""What a session's page shows while it waits, runs, nears its end and fails; nothing here reloads a page."""
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import Browser, Page, expect
+
+from demo_site import DemoSite, wait_until
+
+from .conftest import log_in, start
+
+
+def state(page: Page):
+    return page.locator(".status .state")
+
+
+def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
+    page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
+) -> None:
+    everything = ("--nodes", "2", "--gpus", str(demo.settings.gpus), "--time", "20m")
+    demo.carme("submit", "--name", "all", *everything, "--", "sleep", "1200", user="user2")
+    running = ("squeue", "--noheader", "--user=user2", "--states=RUNNING")
+    wait_until("all GPUs are taken", lambda: demo.run("head", *running).stdout.strip())
+    log_in(page, demo)
+    start(page, "Behind somebody else", gpus_per_node=1, minutes=20)
+    expect(state(page)).to_have_text("Waiting in the queue", timeout=30_000)
+    outlook = page.locator("#outlook")
+    expect(outlook).to_contain_text("next in line")
+    expect(outlook).to_contain_text(re.compile("Expected start|no plan yet"))
+    expect(page).to_have_title(re.compile("^Waiting in the queue · Behind somebody else"))
+    expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
+    expect(outlook).to_contain_text("Expected start", timeout=90_000)  # Slurm plans every few seconds
+    keep_looks("waiting")
+    demo.run("head", "scancel", "--user=user2")
+    expect(state(page)).to_have_text("Ready", timeout=120_000)
+    expect(outlook).to_have_count(0)
+
+
+def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
+    page: Page, chromium: Browser, demo: DemoSite, keep_looks: Callable[[str], None]
+) -> None:
+    log_in(page, demo)
+    start(page, "Seen from everywhere", gpus_per_node=1, minutes=60)
+    expect(state(page)).to_have_text("Ready", timeout=120_000)
+    expect(page).to_have_title(re.compile("^Ready · Seen from everywhere"))
+    rows = page.locator("table.timeline tbody tr")
+    for step in (
+        "Requested",
+        "Submitted to Slurm",
+        "Nodes allocated",
+        "Container started",
+        "Server listening",
+    ):
+        expect(rows.filter(has_text=step)).to_have_count(1)
+    keep_looks("ready")
+
+    other = chromium.new_context(base_url=demo.url, ignore_https_errors=True)
+    other.set_default_timeout(60_000)
+    second = other.new_page()
+    log_in(second, demo)
+    start(second, "One more", gpus_per_node=0, minutes=20)
+    expect(state(second)).to_have_text("Ready", timeout=120_000)
+    second.goto("/")
+    cards = second.locator(".card")
+    expect(cards.filter(has_text="Seen from everywhere")).to_have_count(1)
+    cards.filter(has_text="Seen from everywhere").get_by_role("link", name=re.compile("^Open")).click()
+    expect(second.locator(".jp-Launcher, .jp-NotebookPanel").first).to_be_visible(timeout=120_000)
+    other.close()
+    expect(rows.filter(has_text="First page shown")).to_have_count(1)
+
+    for link in page.get_by_role("link", name=re.compile("^Open")).all():
+        address = link.get_attribute("href")
+        assert address is not None and address.startswith("/jupyter/user/user1/s")
+
+
+def test_a_session_near_its_end_warns_and_can_be_extended(
+    page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
+) -> None:
+    log_in(page, demo)
+    start(page, "Nearly over", gpus_per_node=1, minutes=4)
+    expect(state(page)).to_have_text("Ready", timeout=120_000)
+    warning = page.locator("#limit-end.urgent")
+    expect(warning).to_contain_text("left, until")
+    expect(page).to_have_title(re.compile(r"^(\d minutes|less than a minute) left · Nearly over"))
+    keep_looks("expiring")
+    page.get_by_label("More time").select_option("60")
+    page.get_by_role("button", name="Extend").click()
+    expect(page.get_by_role("status")).to_contain_text("The session now ends at")
+    expect(warning).to_have_count(0)
+    expect(page.locator("#limit-end")).to_contain_text("1 hour")
+    # More than a session may last in all is refused, with the reason.
+    page.locator("#extend-minutes option").first.evaluate("option => { option.value = '1440'; }")
+    page.locator("#extend-minutes").select_option("1440")
+    page.get_by_role("button", name="Extend").click()
+    expect(page.locator(".notice.bad")).to_be_visible()
+
+
+def test_a_failed_session_says_why_and_starts_again_with_one_click(
+    page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
+) -> None:
+    log_in(page, demo)
+    start(page, "Killed", gpus_per_node=1, minutes=20)
+    expect(state(page)).to_have_text("Ready", timeout=120_000)
+    for node in ("n1", "n2"):
+        demo.run(
+            node, "pkill", "--signal", "KILL", "--euid", "user1", "--full", "carme-singleuser", check=False
+        )
+    expect(page.locator(".state.ended.failed")).to_be_visible(timeout=30_000)
+    expect(page.locator(".status")).to_contain_text(re.compile(r"exit code 137; .*start it again"))
+    expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
+    keep_looks("failed")
+    again = page.get_by_role("button", name="Start again as before")
+    again.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Killed")).to_be_visible()
+    expect(state(page)).to_have_text("Ready", timeout=120_000)

@@ -1,0 +1,90 @@
+"""Ranks that save without a pause are killed at any moment; each time the newest checkpoint is whole."""
+
+# pyright: reportMissingImports=false, reportOptionalSubscript=false
+
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import carme_runtime.torch  # noqa: F401
+from carme_runtime.checkpoint import Checkpoints
+
+folder, seed, attempts = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+choose = random.Random(seed)
+torch.set_num_threads(1)
+
+
+def state(step):
+    return {"weights": torch.full((500_000,), float(step)), "more": [torch.tensor(step), {"step": step}]}
+
+
+def train(rank, size, port, told):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": str(port)}
+    dist.init_process_group("carme")
+    checkpoints = Checkpoints(folder, keep=2)
+    loaded = checkpoints.load()
+    step = loaded[0] if loaded else 0
+    os.write(told, b"0\n")
+    while True:
+        step += 1
+        checkpoints.save(step, **state(step)).wait()
+        if rank == 0:
+            os.write(told, f"{step}\n".encode())
+
+
+before, advanced = 0, 0
+for attempt in range(attempts):
+    size = choose.randint(1, 3)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    listen, tell = os.pipe()
+    ranks = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            os.close(listen)
+            try:
+                train(rank, size, port, tell)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        ranks.append(pid)
+    os.close(tell)
+    said = b""
+    while said.count(b"\n") < size:  # all have begun
+        part = os.read(listen, 65536)
+        assert part, "the ranks ended by themselves"
+        said += part
+    time.sleep(choose.uniform(0, 0.15))
+    choose.shuffle(ranks)
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(choose.choice((0, 0.01)))
+    for pid in ranks:
+        os.waitpid(pid, 0)
+    while part := os.read(listen, 65536):
+        said += part
+    os.close(listen)
+    committed = max(before, *map(int, said.split()))
+    loaded = Checkpoints(folder, keep=2).load()
+    step, found = loaded or (0, state(0))
+    # Committed, and perhaps not yet told.
+    assert step in (committed, committed + 1), (seed, attempt, committed, step)
+    expected = state(step)
+    assert torch.equal(found["weights"], expected["weights"]), (seed, attempt)
+    assert found["more"] == expected["more"]
+    left = list(Path(folder).glob(".*"))
+    assert not left, left
+    advanced += step > before
+    before = step
+assert advanced > attempts // 3, (advanced, attempts)
+print("KILLED", attempts, "STEPS", before)

@@ -1,0 +1,164 @@
+"""The collectives of `carme_runtime.horovod` against their definitions; argument 1: ranks per node."""
+
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false, reportMissingImports=false
+
+import sys
+
+import torch
+
+import carme_runtime.horovod as hvd
+from carme_runtime.collectives.errors import InvalidCall, Mismatch
+
+torch.set_num_threads(1)
+assert not hvd.is_initialized()
+try:
+    hvd.rank()
+except InvalidCall as error:
+    assert "hvd.init()" in str(error)
+hvd.init()
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+per_node = [int(text) for text in sys.argv[1].split(",")]
+node = next(n for n in range(len(per_node)) if rank < sum(per_node[: n + 1]))
+assert hvd.local_rank() == rank - sum(per_node[:node])
+assert hvd.local_size() == per_node[node]
+having = [n for n, count in enumerate(per_node) if count > hvd.local_rank()]
+assert hvd.cross_size() == len(having) and hvd.cross_rank() == having.index(node)
+assert hvd.is_homogeneous() == (len(set(per_node)) == 1)
+total = size * (size - 1) / 2
+ranks = torch.arange(float(size))
+
+
+def mine(shape=(3, 4), dtype=torch.float32):
+    return torch.arange(12).reshape(shape).to(dtype) + rank
+
+
+def base(dtype=torch.float32):
+    return torch.arange(12).reshape(3, 4).to(dtype)
+
+
+# allreduce
+for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64):
+    given = mine(dtype=dtype)
+    result = hvd.allreduce(given, op=hvd.Sum)
+    assert result.dtype == dtype and torch.equal(result, (base(dtype) * size + int(total))), dtype
+    assert torch.equal(given, mine(dtype=dtype)), "the input has changed"
+torch.testing.assert_close(hvd.allreduce(mine()), base() + total / size)
+torch.testing.assert_close(hvd.allreduce(mine(), average=False), base() * size + total)
+assert torch.equal(hvd.allreduce(mine(), op=hvd.Min), base())
+assert torch.equal(hvd.allreduce(mine(), op=hvd.Max), base() + size - 1)
+torch.testing.assert_close(
+    hvd.allreduce(torch.full((2,), rank + 1.0), op=hvd.Product), (ranks + 1).prod().expand(2)
+)
+torch.testing.assert_close(
+    hvd.allreduce(mine(), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
+    (base() * size + total) * 1.5,
+)
+torch.testing.assert_close(hvd.allreduce(mine(), compression=hvd.Compression.fp16), base() + total / size)
+turned = mine().t()
+torch.testing.assert_close(hvd.allreduce(turned), (base() + total / size).t())
+held = mine()
+assert hvd.allreduce_(held, op=hvd.Sum, name="held") is held
+torch.testing.assert_close(held, base() * size + total)
+held = torch.nn.Parameter(mine())
+hvd.allreduce_(held)
+torch.testing.assert_close(held.detach(), base() + total / size)
+handles = [hvd.allreduce_async(mine() * n, op=hvd.Sum) for n in range(20)]
+for n, handle in enumerate(handles):
+    torch.testing.assert_close(hvd.synchronize(handle), (base() * size + total) * n)
+handle = hvd.allreduce_async_(held := mine(), op=hvd.Sum)
+while not hvd.poll(handle):
+    pass
+assert hvd.synchronize(handle) is held
+try:
+    hvd.synchronize(handle)
+except InvalidCall as error:
+    assert "handle" in str(error)
+else:
+    raise AssertionError("a handle can be used twice")
+for wrong in ({"op": 77}, {"op": hvd.Sum, "average": True}):
+    try:
+        hvd.allreduce(mine(), **wrong)
+    except InvalidCall:
+        continue
+    raise AssertionError(wrong)
+group = [mine(), mine(dtype=torch.float64) * 2, mine((12,)) * 3]
+results = hvd.grouped_allreduce(group, op=hvd.Sum)
+for n, (result, given) in enumerate(zip(results, group, strict=True), 1):
+    assert result.dtype == given.dtype and result.shape == given.shape
+    torch.testing.assert_close(result.double().view(3, 4), (base(torch.float64) * size + total) * n)
+hvd.grouped_allreduce_(group)
+torch.testing.assert_close(group[2], ((base() + total / size) * 3).view(12))
+assert hvd.grouped_allreduce([]) == []
+
+# allgather, broadcast, alltoall, reducescatter
+parts = hvd.allgather(torch.full((rank, 2), rank, dtype=torch.int16))
+assert torch.equal(parts, torch.cat([torch.full((r, 2), r, dtype=torch.int16) for r in range(size)]))
+assert torch.equal(hvd.allgather(torch.tensor([float(rank)])), ranks)
+root = size - 1
+assert torch.equal(hvd.broadcast(mine(), root), base() + root)
+held = torch.nn.Parameter(mine())
+hvd.broadcast_(held, root)
+assert torch.equal(held.detach(), base() + root)
+assert torch.equal(hvd.alltoall(torch.full((size, 2), float(rank))), ranks[:, None].expand(size, 2))
+splits = torch.arange(size, dtype=torch.int32)
+received, counts = hvd.alltoall(torch.full((int(splits.sum()),), float(rank)), splits=splits)
+assert torch.equal(received, ranks.repeat_interleave(rank)) and counts.tolist() == [rank] * size
+rows = torch.arange(2.0 * size + 1)[:, None] + rank
+lengths = [2 + (r < 1) for r in range(size)]
+expected = (torch.arange(2.0 * size + 1)[:, None]).split(lengths)[rank]
+torch.testing.assert_close(hvd.reducescatter(rows), expected + total / size)
+torch.testing.assert_close(hvd.reducescatter(rows, op=hvd.Sum), expected * size + total)
+if size > 1:
+    try:
+        hvd.allgather(torch.ones(2, 3 + rank))
+    except Mismatch as error:
+        assert "Rank 1" in str(error)
+    else:
+        raise AssertionError("different rows were gathered")
+try:
+    hvd.broadcast(mine(), size)
+except InvalidCall:
+    pass
+else:
+    raise AssertionError("there is no such root")
+
+# gradients
+x = mine().requires_grad_()
+hvd.allreduce(x, op=hvd.Sum).sum().backward()
+assert (x.grad == size).all()
+x = torch.ones(rank + 1, 2, requires_grad=True)
+(hvd.allgather(x) * (rank + 1)).sum().backward()
+torch.testing.assert_close(x.grad, torch.full((rank + 1, 2), (total + size) / size))
+x = mine().requires_grad_()
+(hvd.broadcast(x, 0) * 2).sum().backward()
+assert (x.grad == (2 if rank == 0 else 0)).all()
+x = torch.ones(size, 2, requires_grad=True)
+(hvd.alltoall(x) * (rank + 1)).sum().backward()
+assert torch.equal(x.grad, (ranks[:, None] + 1).expand(size, 2))
+x = rows.clone().requires_grad_()
+(hvd.reducescatter(x, op=hvd.Average) * (rank + 1)).sum().backward()
+torch.testing.assert_close(x.grad, torch.cat([torch.full((n, 1), r + 1.0) for r, n in enumerate(lengths)]))
+
+# objects and state
+assert hvd.broadcast_object({"from": rank}, root) == {"from": root}
+assert hvd.allgather_object(("rank", rank)) == [("rank", r) for r in range(size)]
+torch.manual_seed(rank)
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
+if rank == root:  # the others have no state yet
+    model(torch.randn(5, 4)).sum().backward()
+    optimizer.step()
+hvd.broadcast_parameters(model.state_dict(), root_rank=root)
+hvd.broadcast_parameters(model.named_parameters(), root_rank=root)
+hvd.broadcast_optimizer_state(optimizer, root_rank=root)
+for tensor in (*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())):
+    everyone = hvd.allgather(tensor.reshape(1, -1).double())
+    assert (everyone == everyone[0]).all()
+assert len(optimizer.state) == 4 and optimizer.param_groups[0]["lr"] == 0.1 * (root + 1)
+hvd.barrier()
+assert hvd.join() in range(size)
+assert torch.equal(hvd.allgather(torch.tensor([float(rank)])), ranks), "the run does not go on after join"
+hvd.shutdown()
+assert not hvd.is_initialized()

@@ -1,0 +1,169 @@
+"""Training with `carme_runtime.horovod` against one process with the same batches; argument 1: the kind."""
+
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false, reportMissingImports=false
+
+import sys
+
+import torch
+from torch import nn
+
+import carme_runtime.horovod as hvd
+from carme_runtime.collectives.errors import InvalidCall
+
+kind = sys.argv[1]
+torch.set_num_threads(1)
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+PASSES = 3 if kind in ("passes", "early") else 1
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(32, 64), nn.Linear(64, 8), nn.Linear(64, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        trunk = torch.relu(self.trunk(x))
+        return self.left(trunk) if self.calls % 2 else self.right(trunk)
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    if kind == "unused":
+        return Branching()
+    return nn.Sequential(nn.Linear(32, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU(), nn.Linear(1500, 8))
+
+
+def make(model):
+    if kind == "adam":
+        return torch.optim.Adam(model.parameters(), lr=1e-3)
+    if kind == "lbfgs":
+        return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+alone, model = build(7), build(7 + rank)
+alone_optimizer, optimizer = make(alone), make(model)
+early_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4) if kind == "scheduler" else None
+alone_scheduler = torch.optim.lr_scheduler.StepLR(alone_optimizer, 4) if kind == "scheduler" else None
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+options = {
+    "fp16": {"compression": hvd.Compression.fp16},
+    "sum": {"op": hvd.Sum},
+    "predivide": {"gradient_predivide_factor": 4.0},
+}.get(kind, {})
+kind_of_optimizer = type(optimizer)
+optimizer = hvd.DistributedOptimizer(
+    optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=PASSES, **options
+)
+assert isinstance(optimizer, kind_of_optimizer)
+if kind != "lbfgs":
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+generator = torch.Generator().manual_seed(1)
+for step in range(2 + size if kind == "join" else 6):
+    alone_optimizer.zero_grad()
+    optimizer.zero_grad()
+    passes = 2 if kind == "early" and step % 2 else PASSES
+    batches = [
+        [
+            (torch.randn(12, 32, generator=generator), torch.randn(12, 8, generator=generator))
+            for _ in range(size)
+        ]
+        for _ in range(passes)
+    ]
+
+    def whole():
+        """What all ranks together do, in one process."""
+        alone_optimizer.zero_grad()
+        total = torch.zeros(())
+        for shares in batches:  # noqa: B023
+            for number, (x, y) in enumerate(shares):
+                if kind == "join" and step > 2 + number:  # noqa: B023
+                    continue  # this rank has no more data, and counts as a rank all the same
+                total = total + nn.functional.mse_loss(alone(x), y) / (1 if kind == "sum" else size)
+                if kind == "unused":
+                    alone.calls -= 1
+        if kind == "unused":
+            alone.calls += 1
+        total.backward()
+        return total
+
+    if kind == "lbfgs":
+        alone_optimizer.step(whole)
+        x, y = batches[0][rank]
+
+        def share():
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)  # noqa: B023
+            loss.backward()
+            return hvd.allreduce(loss.detach())
+
+        optimizer.step(share)
+        continue
+    whole()
+    if kind == "clip":
+        nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
+    alone_optimizer.step()
+    if alone_scheduler:
+        alone_scheduler.step()
+    if kind == "join" and step > 2 + rank:
+        continue
+    for shares in batches:
+        x, y = shares[rank]
+        nn.functional.mse_loss(model(x), y).backward()
+    if kind == "clip":
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    else:
+        optimizer.step()
+    if early_scheduler:
+        early_scheduler.step()
+
+if kind == "join":
+    last = hvd.join()
+    assert last == size - 1, last  # which has the most data, and so the model that saw all of it
+    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+if kind == "mistakes":
+    x, y = torch.randn(4, 32), torch.randn(4, 8)
+    nn.functional.mse_loss(model(x), y).backward()
+    try:
+        optimizer.zero_grad()
+    except InvalidCall as error:
+        assert "zero_grad" in str(error)
+    else:
+        raise AssertionError("gradients under way can be dropped")
+    try:
+        nn.functional.mse_loss(model(x), y).backward()
+    except InvalidCall as error:
+        assert "backward_passes_per_step" in str(error)
+    else:
+        raise AssertionError("two passes for one step")
+    for wrong in (
+        {"named_parameters": [("a", model[0].weight)]},
+        {"named_parameters": [("a", p) for p in model.parameters()]},
+        {"op": hvd.Max},
+        {"backward_passes_per_step": 0},
+        {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
+    ):
+        try:
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1), **wrong)
+        except InvalidCall:
+            continue
+        raise AssertionError(wrong)
+    hvd.shutdown()
+    sys.exit()
+
+# Adam divides by gradients, down to tiny ones.
+rtol, atol = {"fp16": (5e-2, 2e-3), "adam": (1e-3, 1e-4)}.get(kind, (1e-4, 2e-6))
+for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")  # noqa: B023
+flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+everyone = hvd.allgather(flat[None])
+assert (everyone == flat).all(), "the ranks have drifted apart"
+hvd.shutdown()

@@ -1,0 +1,246 @@
+"""What scripts do around training; argument 1: which of it, 2: a folder all ranks see."""
+
+# pyright: reportMissingImports=false, reportOptionalSubscript=false, reportOptionalMemberAccess=false
+
+import os
+
+os.environ["KERAS_BACKEND"] = "torch"
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import torch
+
+import carme_runtime.keras as tnt
+
+kind, folder = sys.argv[1], Path(sys.argv[2])
+torch.set_num_threads(1)
+tnt.init()
+rank, size = tnt.get_rank(), tnt.get_size()
+keras.utils.set_random_seed(3 + rank)  # what the ranks share comes from rank 0
+numbers = np.random.default_rng(5)
+x = numbers.normal(size=(64, 6)).astype("float32")
+y = x[:, :2].copy()
+
+
+def mlp(*more):
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), *more, keras.layers.Dense(2)])
+
+
+def compiled(*more, **options):
+    model = tnt.Model(mlp(*more))
+    model.compile(**({"optimizer": keras.optimizers.SGD(0.1), "loss": "mse"} | options))
+    return model
+
+
+def everywhere(value):
+    return tnt.TensorAllgatherer(value).allgather(value)
+
+
+def same(model):
+    return all((everywhere(w[None]) == w).all() for w in model.get_weights())
+
+
+def callbacks():
+    class Watch(keras.callbacks.Callback):
+        """Says where it ran, and stops training on one rank after some batches."""
+
+        def __init__(self, stop_at=None):
+            super().__init__()
+            self.stop_at, self.losses, self.batches = stop_at, [], 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += 1
+            if self.batches == self.stop_at and rank == size - 1:
+                self.model.stop_training = True
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.losses.append([logs["loss"], logs["val_loss"]])
+
+    rates = []
+
+    def schedule(epoch, rate):
+        rates.append(rate)
+        return rate * 0.5
+
+    model = compiled(metrics=["mae"])
+    aggregated, local, master = Watch(), Watch(), Watch()
+    history = model.fit(
+        x,
+        y,
+        16,
+        epochs=4,
+        validation_data=(x[:9], y[:9]),
+        verbose=2,
+        callbacks=[
+            keras.callbacks.ModelCheckpoint(str(folder / "at{epoch}.keras")),
+            keras.callbacks.CSVLogger(str(folder / "log.csv")),
+            keras.callbacks.LearningRateScheduler(schedule),
+            keras.callbacks.EarlyStopping("val_loss", patience=9, restore_best_weights=True),
+            aggregated,
+            tnt.callbacks.Callback(local, aggregate_logs=False),
+            tnt.callbacks.Callback(master, run_on_all_ranks=False),
+        ],
+    )
+    assert len(rates) == 4
+    assert np.isclose(rates[-1], 0.1 / 8)
+    assert (everywhere(np.array(aggregated.losses)[None]) == aggregated.losses).all()
+    assert aggregated.losses == np.array([history.history["loss"], history.history["val_loss"]]).T.tolist()
+    assert len(master.losses) == (4 if rank == 0 else 0)
+    locals_ = everywhere(np.array(local.losses)[None])
+    assert not np.allclose(locals_[0], locals_[1])
+    # 16 samples are split evenly, so that the mean over ranks is that over samples.
+    np.testing.assert_allclose(locals_.mean(0)[:, 0], history.history["loss"], rtol=1e-5)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *(f"at{epoch}.keras" for epoch in (1, 2, 3, 4)),
+        "log.csv",
+    ]
+    assert (folder / "log.csv").read_text().count("\n") == 5
+    # The checkpoint is Keras' own.
+    loaded = keras.models.load_model(folder / "at4.keras")
+    assert np.isclose(loaded.evaluate(x, y, verbose=0)[0], model.evaluate(x, y, verbose=0)[0], rtol=0.2)
+
+    stopped = Watch(stop_at=6)
+    model.fit(x, y, 16, epochs=9, validation_data=(x, y), verbose=0, callbacks=[stopped])
+    assert stopped.batches == 6
+    assert same(model)
+
+
+def backup():
+    class Crash(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError
+
+    def run(epochs, *more):
+        model = compiled(optimizer="adam")
+        restoring = keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False)
+        try:
+            return model, model.fit(x, y, 16, epochs, 0, [restoring, *more], shuffle=False)
+        except RuntimeError:
+            return model, None
+
+    run(4, Crash())
+    model, history = run(4)
+    assert history.epoch == [2, 3]
+    assert same(model)
+
+
+def saving():
+    model = compiled()
+    model.fit(x, y, 16, verbose=0)
+    outputs = model.predict(x, verbose=0)
+    model.save(folder / "whole.keras")
+    model.save_weights(folder / "only.weights.h5")
+    tnt.models.save_model(model, folder / "again.keras")
+    tnt.models.save_model(mlp(), folder / "keras.keras")
+    model.save(folder / f"rank{rank}.keras", tnt_save_all_devices=True)
+    model.save(folder / "master.keras")
+    loaded = tnt.models.load_model(folder / "whole.keras")
+    assert isinstance(loaded, tnt.TarantellaModel)
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), outputs, rtol=1e-6)
+    for other in (
+        tnt.models.clone_model(model),
+        tnt.models.model_from_config(model.get_config()),
+        tnt.models.model_from_json(model.to_json()),
+        tnt.Model.from_config(model.get_config()),
+    ):
+        other.load_weights(folder / "only.weights.h5")
+        np.testing.assert_allclose(other.predict(x, verbose=0), outputs, rtol=1e-6)
+    both = [loaded, model]
+    for one in both:
+        one.fit(x, y, 16, shuffle=False, verbose=0)
+    np.testing.assert_allclose(loaded.get_weights()[0], model.get_weights()[0], rtol=1e-5)
+    assert (folder / f"rank{size - 1}.keras").exists()
+
+
+def layers_with_state():
+    model = compiled(keras.layers.BatchNormalization(), keras.layers.Dropout(0.3), optimizer="adam")
+    history = model.fit(x, y, 16, epochs=3, validation_data=(x, y), verbose=0)
+    weights = model.get_weights()
+    assert same(model)
+    assert abs(model.layers[1].moving_mean.numpy()).sum() > 0
+    assert np.isclose(model.evaluate(x, y, verbose=0), history.history["val_loss"][-1])
+    # Dropout hits other places on every rank.
+    seeds = model.layers[2].seed_generator.state.numpy()
+    assert len(set(everywhere(seeds[None])[:, 0].tolist())) == size
+    assert len(weights) == 8
+
+
+def micro_batches():
+    class Count(keras.callbacks.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            Count.batches += 1
+
+    model = compiled()
+    first = model.fit(x, y, tnt_micro_batch_size=4, epochs=1, verbose=0, shuffle=False, callbacks=[Count()])
+    assert Count.batches == -(-64 // (4 * size))
+    model.fit(
+        x,
+        y,
+        tnt_micro_batch_size=4,
+        validation_data=(x, y),
+        tnt_validation_micro_batch_size=8,
+        verbose=0,
+    )
+    assert model.predict(x, tnt_micro_batch_size=3, verbose=0).shape == (64, 2)
+    # Data that the ranks have split themselves: the same training as when it is done for them.
+    keras.utils.set_random_seed(1)
+    ours, theirs = compiled(), compiled()
+    theirs.set_weights(ours.get_weights())
+    shares = [np.concatenate([part[i : i + 16][rank::size] for i in range(0, 64, 16)]) for part in (x, y)]
+    own = ours.fit(shares[0], shares[1], 16 // size, 2, 0, shuffle=False, tnt_distribute_dataset=False)
+    whole = theirs.fit(x, y, 16, 2, 0, shuffle=False)
+    np.testing.assert_allclose(own.history["loss"], whole.history["loss"], rtol=1e-5)
+    np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-4, atol=1e-6)
+    assert first.history["loss"]
+
+
+def tensors():
+    values = {"number": rank + 1, "array": np.full((2, 3), rank, "float32"), "tensor": torch.ones(4) * rank}
+    total = tnt.TensorAllreducer(values).allreduce(values)
+    assert total["number"] == size * (size + 1) // 2
+    assert (total["array"] == sum(range(size))).all()
+    assert isinstance(total["tensor"], torch.Tensor)
+    assert (total["tensor"] == sum(range(size))).all()
+    assert (values["array"] == rank).all()
+    last = tnt.TensorBroadcaster([rank, 0.5 * rank], root_rank=size - 1).broadcast([rank, 0.5 * rank])
+    assert last == [size - 1, 0.5 * (size - 1)]
+    rows = np.full((rank, 2), rank, "int64")
+    gathered = tnt.TensorAllgatherer(rows).allgather(rows)
+    assert gathered.tolist() == [[r, r] for r in range(size) for _ in range(r)]
+    assert everywhere(rank).tolist() == list(range(size))
+    assert tnt.is_master_rank() == (rank == tnt.get_master_rank())
+
+
+def sequential():
+    model = tnt.Sequential([keras.Input((6,)), keras.layers.Dense(2)], name="line")
+    model.add(keras.layers.Dense(2))
+    assert model.name == "line"
+    assert len(model.layers) == 2
+    inputs = keras.Input((6,))
+    functional = tnt.Model(inputs, keras.layers.Dense(2)(inputs))
+    functional.compile("sgd", "mse")
+    functional.optimizer.learning_rate = 0.25
+    functional.stop_training = False
+    assert float(functional.keras_model.optimizer.learning_rate) == 0.25
+    assert functional(x).shape == (64, 2)
+    functional.summary()
+
+
+{
+    function.__name__: function
+    for function in (
+        callbacks,
+        backup,
+        saving,
+        layers_with_state,
+        micro_batches,
+        tensors,
+        sequential,
+    )
+}[kind]()
+torch.distributed.destroy_process_group()

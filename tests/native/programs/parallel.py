@@ -1,0 +1,100 @@
+"""Training by `parallelize` against one process that trains on the whole batches; argument 1: the kind."""
+
+# pyright: reportOptionalMemberAccess=false, reportMissingImports=false
+
+import copy
+import io
+import sys
+
+import torch
+from torch import nn
+
+import carme_runtime.torch as carme
+
+kind = sys.argv[1]
+torch.set_num_threads(1)
+
+
+class Branching(nn.Module):
+    """One branch has no part in the loss in every other pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(32, 64), nn.Linear(64, 8), nn.Linear(64, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        trunk = torch.relu(self.trunk(x))
+        return self.left(trunk) if self.calls % 2 else self.right(trunk)
+
+
+def build():
+    torch.manual_seed(7)
+    if kind == "unused":
+        return Branching()
+    model = nn.Sequential(nn.Linear(32, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 8))
+    return model.to(torch.bfloat16) if kind == "bf16" else model
+
+
+def make(model):
+    if kind == "overlap":
+        return torch.optim.Adam(model.parameters(), lr=1e-3)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+alone = build()
+alone_optimizer = make(alone)
+model = build()
+if kind == "different":
+    import os
+
+    model = nn.Linear(4, 4 + int(os.environ["RANK"]))
+optimizer = make(model)
+options = {
+    "accumulate": {"accumulate": 3},
+    "clip": {"clip_norm": 0.01},
+    "overlap": {"overlap_step": True},
+}.get(kind, {})
+model, optimizer = carme.parallelize(model, optimizer, bucket_mb=0.1, **options)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+alone_scheduler = torch.optim.lr_scheduler.StepLR(alone_optimizer, 4)
+rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+micro = options.get("accumulate", 1)
+
+generator = torch.Generator().manual_seed(1)
+dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+for step in range(8):
+    optimizer.zero_grad()
+    alone_optimizer.zero_grad()
+    for _ in range(micro):
+        # The last batches are short, and the last rank's share of them is shorter, down to nothing.
+        length = (5 - step // 2) if kind == "uneven" else 12
+        x = torch.randn(length * size, 32, generator=generator).to(dtype)
+        y = torch.randn(length * size, 8, generator=generator).to(dtype)
+        if kind == "uneven" and step == 7:
+            x, y = x[:1], y[:1]
+        begin, end = min(rank * length, len(x)), min((rank + 1) * length, len(x))
+        share = slice(begin, end)
+        nn.functional.mse_loss(model(x[share]), y[share]).backward()
+        (nn.functional.mse_loss(alone(x), y) / micro).backward()
+    if kind == "clip":
+        nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
+    if kind == "copies" and step == 3:
+        twin = copy.deepcopy(model)
+        twin(torch.randn(4, 32))  # has no part in the run
+        torch.save(model, io.BytesIO())
+        torch.distributed.barrier()
+    optimizer.step()
+    scheduler.step()
+    alone_optimizer.step()
+    alone_scheduler.step()
+
+rtol, atol = (5e-2, 2e-2) if kind == "bf16" else (1e-4, 1e-6)
+for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")  # noqa: B023
+flat = torch.cat([p.detach().flatten() for p in model.parameters()]).to(torch.float64)
+everyone = [torch.empty_like(flat) for _ in range(size)]
+torch.distributed.all_gather(everyone, flat)
+assert all(torch.equal(other, flat) for other in everyone), "the ranks have drifted apart"
+torch.distributed.destroy_process_group()

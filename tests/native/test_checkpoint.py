@@ -1,0 +1,135 @@
+"""Checkpoints: the state comes back, on any number of ranks, and what is damaged or half written does not."""
+
+# pyright: reportOptionalSubscript=false, reportGeneralTypeIssues=false, reportOptionalIterable=false
+
+import re
+
+import pytest
+import torch
+
+from carme_runtime.checkpoint import Checkpoints, Damaged
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.errors import CarmeRuntimeError
+
+
+def states(ranks):
+    found = [re.search(r"STATE (\w+)", text) for text in ranks.outputs.values()]
+    assert all(found), ranks.said()
+    return {match[1] for match in found if match}
+
+
+@pytest.mark.parametrize("writing", [[0], [0, 0, 1]], ids=["1 rank", "3 ranks on 2 nodes"])
+def test_any_number_of_ranks_loads_what_others_saved(launcher, tmp_path, writing):
+    folder = str(tmp_path / "a" / "checkpoints")
+    saved = states(launcher.run("checkpoint_state", writing, "save", folder))
+    assert len(saved) == 1
+    for reading in ([0], [0, 1]):
+        assert states(launcher.run("checkpoint_state", reading, "load", folder)) == saved
+
+
+def test_a_kill_at_any_moment_leaves_the_last_checkpoint_whole(launcher, tmp_path):
+    ranks = launcher.run("checkpoint_killed", [0], str(tmp_path / "checkpoints"), "5", "15")
+    assert "KILLED 15" in ranks.outputs[0]
+
+
+def test_ranks_with_different_states_are_told_so(launcher, tmp_path):
+    ranks = launcher.start("checkpoint_state", [0, 0], "different", str(tmp_path))
+    assert ranks.finish() == [1, 1], ranks.said()
+    assert "Rank 1 saved tensors of other shapes or types than rank 0 at step 1" in ranks.outputs[0]
+    assert "given up by another rank" in ranks.outputs[1]
+    assert Checkpoints(tmp_path).load() is None
+
+
+def saved(folder, steps, keep=3):
+    checkpoints = Checkpoints(folder, keep=keep)
+    for step in steps:
+        checkpoints.save(step, weights=torch.full((1000,), float(step)), name=f"step {step}")
+    checkpoints.wait()
+    return checkpoints
+
+
+def test_the_newest_are_kept(tmp_path):
+    checkpoints = saved(tmp_path, [1, 2, 30, 4], keep=2)
+    assert checkpoints.steps() == [30, 4]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-0000000004.0", "step-0000000030.0"]
+    assert checkpoints.load(4)[1]["name"] == "step 4"
+    assert checkpoints.load(1) is None
+
+
+def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
+    saved(tmp_path, [1])
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, name="again").wait()
+    assert checkpoints.steps() == [1]
+    assert checkpoints.load() == (1, {"name": "again"})
+
+
+@pytest.mark.parametrize("file", ["share-0", "index"])
+@pytest.mark.parametrize("how", ["changed", "cut", "gone", "empty"])
+def test_what_is_damaged_is_not_loaded(tmp_path, file, how, caplog):
+    checkpoints = saved(tmp_path, [1, 2])
+    victim = tmp_path / "step-0000000002.0" / file
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    if how == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes({"changed": bytes(content), "cut": bytes(content[:-1]), "empty": b""}[how])
+    step, state = checkpoints.load()
+    assert (step, state["name"]) == (1, "step 1")
+    assert torch.equal(state["weights"], torch.ones(1000))
+    assert "step-0000000002.0" in caplog.text
+    with pytest.raises(Damaged, match=r"step-0000000002\.0"):
+        checkpoints.load(2)
+
+
+def test_all_kinds_of_tensors_come_back(tmp_path):
+    tensors = {
+        str(dtype): torch.arange(7).to(dtype)
+        for dtype in (torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64, torch.int64)
+    } | {
+        "nothing": torch.empty(0, 3),
+        "number": torch.tensor(3.5),
+        "turned": torch.arange(6).view(2, 3).t(),
+        7: (torch.ones(2), [torch.zeros(1), None, True]),
+    }
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(0, tensors=tensors, rest=tensors["turned"]).wait()
+    _, state = checkpoints.load()
+    torch.testing.assert_close(state["tensors"], tensors, rtol=0, atol=0)
+    assert torch.equal(state["rest"], tensors["turned"])
+
+
+def test_no_tensors_at_all(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(5, epoch=3).wait()
+    assert checkpoints.resume() == {"step": 5, "epoch": 3}
+
+
+def test_what_cannot_be_saved_or_loaded_is_said(tmp_path):
+    with pytest.raises(InvalidCall, match="keep=0"):
+        Checkpoints(tmp_path, keep=0)
+    checkpoints = saved(tmp_path, [1])
+    with pytest.raises(InvalidCall, match="takes tensors, numbers"):
+        checkpoints.save(2, function=test_no_tensors_at_all)
+    with pytest.raises(InvalidCall, match=r"layout torch\.sparse_coo"):
+        checkpoints.save(2, tensor=torch.eye(2).to_sparse())
+    assert checkpoints.steps() == [1]
+    with pytest.raises(InvalidCall, match=r"no 'model'\. It has: weights, name"):
+        checkpoints.resume(model=torch.nn.Linear(1, 1))
+    (tmp_path / "file").touch()
+    with pytest.raises(CarmeRuntimeError, match="cannot be used"):
+        Checkpoints(tmp_path / "file")
+
+
+def test_a_disk_that_fails_is_said_at_the_next_save(tmp_path):
+    checkpoints = saved(tmp_path / "folder", [1])
+    (tmp_path / "folder").rename(tmp_path / "elsewhere")
+    saving = checkpoints.save(2, name="lost")
+    with pytest.raises(FileNotFoundError):
+        saving.wait()
+    (tmp_path / "elsewhere").rename(tmp_path / "folder")
+    with pytest.raises(FileNotFoundError):
+        checkpoints.save(3, name="x")
+    checkpoints.save(3, name="x").wait()
+    assert checkpoints.steps() == [3, 1]

@@ -1,0 +1,105 @@
+"""Keras models that are trained by all ranks."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+# Sums over ranks come in another order than in one process. Measured: 1e-5 at most.
+RELATIVE, ABSOLUTE = 1e-4, 1e-6
+KERAS_DIFFERS = ("shuffled", "tensorflow_data", "several")
+
+
+def train(launcher, folder, nodes, *arguments):
+    """The results of every rank."""
+    ranks = launcher.start("keras_training", nodes, str(folder / "RANK.json"), *arguments)
+    assert ranks.finish(180) == [0] * len(nodes), ranks.said()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes))]
+
+
+def compare(ours, theirs, where):
+    if isinstance(theirs, dict | list):
+        assert len(ours) == len(theirs), where
+        for name in theirs if isinstance(theirs, dict) else range(len(theirs)):
+            compare(ours[name], theirs[name], f"{where}, {name}")
+    else:
+        assert ours == pytest.approx(theirs, RELATIVE, ABSOLUTE), where
+
+
+@pytest.fixture(scope="module")
+def by_keras_alone():
+    return {}
+
+
+@pytest.mark.timeout(600)  # TensorFlow makes its graphs anew for every model and length of a share
+@pytest.mark.parametrize("nodes", [[0], [0, 0], [0, 0, 1], [0, 0, 0, 0]], ids=["1", "2", "3", "4"])
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_results_do_not_depend_on_the_number_of_ranks(
+    launcher, tmp_path, monkeypatch, by_keras_alone, backend, nodes
+):
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    if backend not in by_keras_alone:
+        by_keras_alone[backend] = train(launcher, tmp_path, [0], "plain")[0]
+        if backend == "tensorflow":
+            # Keras shuffles with TensorFlow's generator there, this package with NumPy's; data that shuffle
+            # themselves are opened once less; and Keras weights the losses of several outputs by batches.
+            alone = train(launcher, tmp_path, [0])[0]
+            by_keras_alone[backend] |= {name: alone[name] for name in KERAS_DIFFERS}
+    for rank, ours in enumerate(train(launcher, tmp_path, nodes)):
+        compare(ours, by_keras_alone[backend], f"rank {rank} of {len(nodes)}")
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+@pytest.mark.parametrize(
+    "what",
+    ["callbacks", "backup", "saving", "layers_with_state", "micro_batches", "tensors", "sequential"],
+)
+def test_scripts(launcher, tmp_path, nodes, what):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    launcher.run("keras_scripts", nodes, what, str(folder))
+
+
+def test_mistakes_are_told_to_all_ranks_and_do_no_harm(launcher):
+    ranks = launcher.run("keras_mistakes", [0, 0])
+    said = [
+        dict(line.split(": ", 1) for line in ranks.outputs[rank].splitlines() if ": " in line)
+        for rank in range(2)
+    ]
+    both = {
+        "batch size": "batch_size is 10 on rank 0, but 8 on rank 1. Give the same",
+        "epochs": "epochs is 3 on rank 0, but 2 on rank 1.",
+        "small": "A global batch of 1 is too small for 2 ranks: rank 1 would have nothing to do.",
+        "small batches": "A global batch of 1 is too small for 2 ranks",
+        "model": "Variable 0 of model and optimizer is (4, 2) of float32 on rank 0, but (4, 3)",
+        "layers": "The number of variables of model and optimizer is 4 on rank 0, but 6 on rank 1. Build",
+        "optimizer": "optimizer is SGD on rank 0, but Adam on rank 1.",
+        "call": "call is fit on rank 0, but evaluate on rank 1.",
+        "generator's size": "Batch 0 has 8 samples on rank 0, but 6 on rank 1.",
+        "generator's length": "The data set ended after 3 batches on rank 1, but not on the others.",
+        "order": "Batch 0 has other samples on rank 1 than on rank 0. Give all ranks the same data set",
+        "micro-batch": "batch_size=10 is not tnt_micro_batch_size=3 times 2 ranks.",
+        "micro-batches": "The data set comes in batches of 8 samples, but the micro-batch size asks for 6",
+        "split": "validation_split works on arrays only.",
+        "jit": "jit_compile=True would compile the exchange between ranks into the model.",
+        "subclass": "carme_runtime.keras.Model cannot be subclassed.",
+        "root": "There is no rank 7 among 2 ranks.",
+        "text": "An object of type str cannot be sent.",
+        "shapes": "TensorAllreducer was made for ndarray[40, 4], and got ndarray[40, 2].",
+        "end": "all is well",
+    }
+    for rank in range(2):
+        for name, text in both.items():
+            assert text in said[rank][name], f"rank {rank}, {name}"
+    one = {
+        "kind": ("An object of type set is no data set. Give NumPy arrays", 1),
+        "generator": ("OSError: the disk is gone", 1),
+        "file": ("'/proc/none.keras'", 0),
+    }
+    for name, (text, rank) in one.items():
+        assert text in said[rank][name], name
+    assert "Rank 1 cannot go on: InvalidCall: An object of type set" in said[0]["kind"]
+    assert "The data set failed in batch 5 on rank 1." in said[0]["generator"]
+    assert "Rank 0 cannot go on: " in said[1]["file"]

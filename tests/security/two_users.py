@@ -1,0 +1,56 @@
+"""Two users at work on the same node of the demo cluster: one attacks, and each attack is a test.
+
+The attacks themselves are `carme.validation.attacks`, which `validate.yml` runs on a site. The report lies
+in `artifacts/security/`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.validation.attacks import ATTACKS, markdown
+from demo_site import DemoSite
+
+REPORT = Path(__file__).resolve().parents[2] / "artifacts/security"
+NAMES = [f"{attack.area}: {attack.name}" for attack in ATTACKS]
+
+
+@pytest.fixture(scope="session")
+def report() -> dict[str, Any]:
+    """All attacks, made once."""
+    demo = DemoSite()
+    demo.end_all_jobs()
+    try:
+        done = demo.run(
+            "head",
+            *("/opt/carme/venv/bin/python", "-m", "carme.validation.attacks"),
+            *("--victim", "user1", "--attacker", "user2", "--image", "base"),
+            *("--certificate", "/etc/carme/tls/site.pem"),
+            data=f"{demo.passwords['user1']}\n{demo.passwords['user2']}\n",
+            timeout=800,
+            check=False,
+        )
+    finally:
+        demo.end_all_jobs()
+    print(done.stderr)
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout)
+    REPORT.mkdir(parents=True, exist_ok=True)
+    (REPORT / "two_users.json").write_text(json.dumps(found, indent=2) + "\n")
+    (REPORT / "two_users.md").write_text(markdown(found))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attack_is_stopped(report: dict[str, Any], name: str) -> None:
+    attacks = {attack["name"]: attack for attack in report["attacks"]}
+    attack = attacks[name]
+    assert attack["stopped"], f"The attacker {attack['what']}: {attack['how']}"
+    assert attack["ok"], f"The same does not work for who may do it: {attack['control']}"
+
+
+def test_both_were_on_the_same_node(report: dict[str, Any]) -> None:
+    assert report["scene"]["node"] in ("n1", "n2")
+    assert len(report["scene"]["victims_gpus"]) == 1

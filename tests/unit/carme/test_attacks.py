@@ -1,0 +1,173 @@
+"""The attacks on a site: when one counts as stopped, and that the moves do what they say."""
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from carme.errors import CarmeError
+from carme.validation.attacks import ATTACKS, Attack, Scene, markdown, moves, verdict
+
+SCENE = cast(
+    Scene,
+    SimpleNamespace(
+        node="n1",
+        victim=SimpleNamespace(name="ada"),
+        attacker=SimpleNamespace(name="bob"),
+        victims_gpus=[],
+        job_id=7,
+    ),
+)
+
+
+def reached(_: Scene) -> moves.Outcome:
+    return True, "got it | all"
+
+
+def kept_out(_: Scene) -> moves.Outcome:
+    return False, "EACCES"
+
+
+def failing(_: Scene) -> moves.Outcome:
+    raise CarmeError("There is no such node.")
+
+
+@pytest.mark.parametrize(
+    ("attack", "control", "ok", "stopped"),
+    [
+        (kept_out, reached, True, True),
+        (reached, reached, False, False),
+        # What works for nobody shows nothing.
+        (kept_out, kept_out, False, True),
+        (kept_out, failing, False, True),
+        # What could not be tried was not stopped.
+        (failing, reached, False, False),
+    ],
+)
+def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, stopped: bool) -> None:
+    said: list[str] = []
+    report = verdict([Attack("x", "Area", "tries | it", attack, control)], SCENE, said.append)
+    (line,) = report["attacks"]
+    assert (report["ok"], line["ok"], line["stopped"]) == (ok, ok, stopped)
+    assert report["checks"][0]["ok"] is ok and bool(report["checks"][0]["remedy"]) is not ok
+    page = markdown(report)
+    assert ("**" in page) is not ok
+    # A cell of the table holds no bar of its own.
+    assert page.splitlines()[-1].replace("\\|", "").count("|") == 5
+    assert len(said) == 1
+
+
+def test_attacks_on_gpus_need_gpus() -> None:
+    assert verdict([Attack("x", "", "", reached, reached, needs_gpus=True)], SCENE, print)["attacks"] == []
+
+
+def test_every_attack_has_a_name_of_its_own() -> None:
+    names = [f"{attack.area}: {attack.name}" for attack in ATTACKS]
+    assert len(set(names)) == len(names) > 100
+
+
+def test_moves_in_the_file_system(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    assert (
+        moves.read(f"{tmp_path}/secret")[0]
+        and moves.enter(str(tmp_path))[0]
+        and moves.write(str(tmp_path))[0]
+    )
+    assert moves.read(f"{tmp_path}/none") == (False, "ENOENT: No such file or directory")
+    assert not moves.enter(f"{tmp_path}/none")[0]
+    assert not moves.find_text(f"{tmp_path}/secret", "y")[0]
+    assert not moves.connect_unix(f"{tmp_path}/secret")[0]
+
+
+def test_moves_on_processes() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert moves.send_signal(child.pid)[0] and moves.memory(child.pid)[0]
+    finally:
+        child.kill()
+        child.wait()
+    assert not moves.send_signal(child.pid)[0]
+    assert not moves.trace(child.pid)[0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not")
+def test_moves_of_somebody_else_fail(tmp_path: Path) -> None:
+    source = Path(moves.__file__).read_text()
+    (tmp_path / "secret").write_text("x")
+    script = (
+        f"{source.rpartition('if __name__')[0]}\n"
+        f"os.setuid(54321)\n"
+        f"print(read({str(tmp_path / 'secret')!r})[0], enter({str(tmp_path)!r})[0], memory({os.getpid()})[0],"
+        f" send_signal({os.getpid()})[0], trace({os.getpid()})[0], read('/proc/{os.getpid()}/environ')[0])"
+    )
+    done = subprocess.run(["/usr/bin/python3", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"] * 6
+
+
+def test_moves_on_ports() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        account = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+        assert ("127.0.0.1", port) in moves.tcp_ports_of(account)
+        others = [known for _, known in moves.tcp_ports_of(account) if known != port]
+        assert moves.other_ports(account, others)[0]
+        assert not moves.other_ports(account, [*others, port])[0]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate that signs itself, with its key."""
+    file = tmp_path_factory.mktemp("tls") / "both.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-noenc",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=x",
+            "-keyout",
+            str(file),
+            "-out",
+            f"{file}.crt",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    file.write_text(file.read_text() + Path(f"{file}.crt").read_text())
+    return file
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_server_that_wants_a_certificate(authority: Path, shown: bool) -> None:
+    """In TLS 1.3 a refused client learns it after its own side is done."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=f"{authority}.crt")
+    context.load_cert_chain(authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    def accept() -> None:
+        connection, _ = listening.accept()
+        try:
+            with context.wrap_socket(connection, server_side=True) as secured:
+                secured.recv(1)
+        except OSError:
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=accept)
+        server.start()
+        certificate = str(authority) if shown else ""
+        outcome, said = moves.talk("127.0.0.1", listening.getsockname()[1], certificate=certificate)
+        server.join()
+    assert outcome is shown, said

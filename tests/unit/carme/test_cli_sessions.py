@@ -1,0 +1,157 @@
+"""`carme session` against a running broker."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.cli import main
+from carme.cli.output import length
+from carme.cli.sessions import outlook_text
+from carme.config import Settings
+from carme.sessions import Mark, Outlook, ServerStatus, SessionNote, Step
+
+STARTED = 1795181600
+JOB: dict[str, Any] = {
+    "A": 7, "j": "session-s1", "u": "ada", "P": "gpu", "T": "RUNNING", "D": 1, "C": 1, "m": "1M",
+    "l": "1:00:00", "N": "n1", "V": STARTED - 60, "S": STARTED,
+    "k": f"carme/1 kind=session image=torch key={'0' * 32}",
+}  # fmt: skip
+WAITING = JOB | {"A": 8, "j": "session-s2", "T": "PENDING", "r": "Priority", "N": "", "S": "N/A"}
+
+
+@pytest.fixture
+def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "carme.toml"
+    path.write_text(
+        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
+        f'[broker]\nsocket = "{settings.broker.socket}"\n'
+        f'[images]\ndirectory = "{settings.images.directory}"\n'
+    )
+    monkeypatch.setenv("CARME_CONFIG", str(path))
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+
+
+@pytest.fixture
+async def sessions(site: Any, file: None) -> Any:
+    """One session that is ready and one that waits."""
+    cursor = (await site.client.events()).cursor
+    site.slurm.jobs = [JOB, WAITING]
+    await site.client.events(cursor, wait=30)
+    site.act("hub", trusted=True)
+    at = datetime.fromtimestamp(STARTED, UTC) + timedelta(seconds=2.5)
+    note = SessionNote(server=ServerStatus.READY, marks=(Mark(step=Step.LISTENING, at=at),))
+    await site.client.note(7, "ada", note)
+    site.act("ada")
+    return site
+
+
+async def carme(*arguments: str) -> int:
+    return await asyncio.to_thread(main, ["session", *arguments])
+
+
+async def test_no_sessions(site: Any, file: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await carme("list") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "You have no sessions now.", "Start one at https://carme.example.org/",
+    ]  # fmt: skip
+    assert await carme("list", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_list(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await carme("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["SESSION", "s2", "s1"]
+    assert "Waiting in the queue" in lines[1] and "higher priority" in lines[1]
+    assert "Ready" in lines[2]
+    assert await carme("list", "--json") == 0
+    assert [one["state"] for one in json.loads(capsys.readouterr().out)] == ["queued", "ready"]
+
+
+async def test_show(
+    sessions: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await carme("show", "s1") == 0
+    output = capsys.readouterr().out
+    assert output.startswith("Session s1 (job 7): Ready\n")
+    assert "nodes:     n1" in output
+    rows = [line.split()[-2:] for line in output.splitlines() if "  +" in line]
+    assert rows == [["+60.00", "s"], ["+2.50", "s"]]
+    assert await carme("show", "s2") == 0
+    output = capsys.readouterr().out
+    assert "higher priority" in output and "place 1 of 1; Slurm has no plan" in output
+    assert await carme("show", "s1", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["marks"][0] == {"step": "submitted", "at": "2026-11-20T13:32:20Z"}
+
+
+async def test_open(
+    sessions: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    url = "https://carme.example.org/jupyter/user/ada/s1/lab"
+    assert await carme("open", "s1") == 0
+    assert (capsys.readouterr().out, opened) == (f"{url}\n", [])
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert await carme("open", "s1", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"url": url, "opened": True}
+    assert opened == [url]
+    assert await carme("open", "s1", "--app", "vscode") == 1
+    assert "has no app 'vscode'; it has: lab. Name one" in capsys.readouterr().err
+    assert await carme("open", "s2") == 1
+    assert "The session s2 is not ready: waiting in the queue." in capsys.readouterr().err
+
+
+async def test_stop(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await carme("stop", "s1") == 0
+    assert "The session s1 is being stopped." in capsys.readouterr().out
+    assert [job["T"] for job in sessions.slurm.jobs] == ["CANCELLED", "PENDING"]
+    while (await sessions.client.session("s1")).ending is None:
+        await sessions.client.events((await sessions.client.events()).cursor, wait=0.2)
+    assert await carme("stop", "s1") == 0
+    assert "is over already: stopped." in capsys.readouterr().out
+    assert await carme("list", "--all", "--json") == 0
+    assert [one["ending"] for one in json.loads(capsys.readouterr().out)] == [None, "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["show", "s9"],
+            "There is no session 's9' of ada. See 'carme session list' for those",
+        ),
+        (["extend", "s1", "soon"], "'soon' is not a length of time."),
+        (["stop", "x" * 65], "'name' must have at most 64 characters"),
+        (["stop", ""], "'name' must not be empty"),
+    ],
+)
+async def test_refusals(
+    sessions: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert await carme(*arguments) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_outlook_in_words() -> None:
+    start = datetime.now().astimezone().replace(hour=14, minute=10, second=0, microsecond=0)
+    outlook = Outlook(place=2, waiting=5, reason="", earliest=start, latest=start.replace(minute=40))
+    assert outlook_text(outlook) == "place 2 of 5; expected to start between 14:10 and 14:40"
+    judged = outlook.model_copy(update={"kept": 8, "judged": 10})
+    assert outlook_text(judged).endswith("14:40; 8 of the last 10 such estimates were right")
+    later = outlook.model_copy(update={"latest": start + timedelta(days=1)})
+    assert f"and {(start + timedelta(days=1)):%Y-%m-%d %H:%M}" in outlook_text(later)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 min 0 s"), (75, "1 min 15 s"), (720, "12 min"), (3720, "1 h 2 min"), (90_000, "1 d 1 h")],
+)
+def test_lengths(seconds: int, text: str) -> None:
+    assert length(timedelta(seconds=seconds)) == text

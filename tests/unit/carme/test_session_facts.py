@@ -1,0 +1,251 @@
+"""What a session's state, timeline and sentences follow from."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from typing import Any
+
+import pytest
+
+from carme.jobs import Job, JobState, Phase
+from carme.sessions import (
+    TRANSITIONS,
+    Ending,
+    Mark,
+    ServerStatus,
+    SessionNote,
+    SessionState,
+    Step,
+    may_follow,
+)
+from carme.sessions.facts import Facts, noted, seen, session_name, session_of, state_of, timeline
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, 400_000, UTC)
+SERVERS = [None, *ServerStatus]
+STATES = [None, *SessionState]
+OVER = [state for state in JobState if state.phase is Phase.OVER]
+WAITING = [s for s in JobState if s.phase is Phase.PENDING and s is not JobState.CONFIGURING]
+
+
+def job(state: JobState = JobState.RUNNING, **known: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": 7, "kind": "session", "image": "torch", "name": "session-s1", "user": "ada", "state": state,
+        "node_list": "" if state in WAITING else "n1", "nodes": 1, "minutes_limit": 60,
+        "submitted": NOW.replace(microsecond=0),
+        "started": None if state.phase is Phase.PENDING else NOW.replace(microsecond=0),
+    }  # fmt: skip
+    return Job(**(values | known))
+
+
+def mark(step: Step, seconds: float) -> Mark:
+    return Mark(step=step, at=NOW + timedelta(seconds=seconds))
+
+
+EVERYTHING = list(product(STATES, JobState, SERVERS, [True, False]))
+
+
+def test_no_state_is_left_in_a_way_that_the_table_forbids() -> None:
+    for previous, state, server, reachable in EVERYTHING:
+        following = state_of(state, server, previous, reachable)
+        assert previous is None or following is previous or may_follow(previous, following), (
+            previous, state, server, reachable, following,
+        )  # fmt: skip
+        assert following is not SessionState.REQUESTED or previous is SessionState.REQUESTED
+
+
+def test_every_transition_of_the_table_happens_but_back_to_what_only_the_portal_knows() -> None:
+    happening = {
+        (previous, state_of(state, server, previous, reachable))
+        for previous, state, server, reachable in EVERYTHING
+        if previous
+    }
+    table = {(state, following) for state, all_ in TRANSITIONS.items() for following in all_}
+    assert table <= happening
+
+
+def test_an_ended_job_is_an_ended_session_and_nothing_else_is() -> None:
+    for previous, state, server, reachable in EVERYTHING:
+        over = state in OVER or previous is SessionState.ENDED
+        assert (state_of(state, server, previous, reachable) is SessionState.ENDED) is over
+
+
+def test_only_a_server_that_was_ready_and_answers_is_ready() -> None:
+    for previous, state, server, reachable in EVERYTHING:
+        if state_of(state, server, previous, reachable) is SessionState.READY:
+            assert server is ServerStatus.READY or previous is SessionState.READY
+            assert server not in (ServerStatus.UNREACHABLE, ServerStatus.STOPPING, ServerStatus.GONE)
+
+
+@pytest.mark.parametrize(
+    ("previous", "state", "server", "reachable", "following"),
+    [
+        (None, "PENDING", None, True, "queued"),
+        ("requested", "PENDING", None, True, "queued"),
+        ("queued", "CONFIGURING", None, True, "starting"),
+        ("queued", "RUNNING", None, True, "starting"),
+        ("queued", "PENDING", "starting", True, "queued"),
+        ("queued", "PENDING", "ready", True, "ready"),  # the hub heard before the next look at Slurm
+        ("queued", "PENDING", "stopping", True, "stopping"),
+        ("queued", "RUNNING", None, False, "starting"),  # never straight to lost
+        ("starting", "RUNNING", None, False, "lost"),
+        ("starting", "PENDING", None, True, "queued"),  # put back before it had run
+        ("starting", "RUNNING", "ready", True, "ready"),
+        ("ready", "RUNNING", "starting", True, "ready"),
+        ("ready", "RUNNING", "ready", False, "lost"),
+        ("ready", "RUNNING", "unreachable", True, "lost"),
+        ("ready", "SUSPENDED", "ready", True, "ready"),
+        ("ready", "PENDING", None, True, "lost"),
+        ("ready", "COMPLETING", "ready", True, "stopping"),
+        ("ready", "RUNNING", "gone", True, "stopping"),
+        ("ready", "UNKNOWN", "ready", True, "ready"),
+        ("lost", "RUNNING", "ready", True, "ready"),
+        ("lost", "RUNNING", None, True, "starting"),
+        ("lost", "NODE_FAIL", "ready", False, "ended"),
+        ("stopping", "RUNNING", "ready", True, "stopping"),
+        ("stopping", "CANCELLED", "stopping", True, "ended"),
+        ("ended", "RUNNING", "ready", True, "ended"),
+    ],
+)
+def test_what_follows(
+    previous: str | None, state: str, server: str | None, reachable: bool, following: str
+) -> None:
+    before = SessionState(previous) if previous else None
+    status = ServerStatus(server) if server else None
+    assert state_of(JobState(state), status, before, reachable) == following
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("session-s1", "session", "s1"),
+        ("session-s1", "batch", None),
+        ("session-s1", "other", None),
+        ("session-", "session", None),
+        ("session-../x", "session", None),
+        ("session-a b", "session", None),
+        ("session-a\nb", "session", None),
+        ("other", "session", None),
+    ],
+)
+def test_which_jobs_are_sessions(name: str, kind: Any, expected: str | None) -> None:
+    assert session_name(job(name=name, kind=kind)) == expected
+
+
+# The timeline
+
+
+def test_slurms_whole_seconds_are_refined_but_never_contradicted() -> None:
+    second = NOW.replace(microsecond=0)
+    waiting = Facts(job=job(JobState.PENDING), submitted_seen=NOW)
+    assert timeline(waiting) == (Mark(step=Step.SUBMITTED, at=NOW),)
+
+    running = seen(waiting, job(started=second + timedelta(seconds=1)), NOW + timedelta(seconds=1))
+    assert running.allocated_seen == NOW + timedelta(seconds=1)
+    assert timeline(running)[1].at == NOW + timedelta(seconds=1)
+    # Seen long after: it began within the second that Slurm names.
+    late = seen(waiting, job(started=second + timedelta(seconds=1)), NOW + timedelta(seconds=30))
+    assert timeline(late)[1].at == second + timedelta(seconds=2)
+    # Slurm's second begins before the submission was seen: allocated is never before submitted.
+    same = seen(waiting, job(started=second), NOW + timedelta(milliseconds=300))
+    assert timeline(same)[1].at == NOW + timedelta(milliseconds=300)
+    early = seen(waiting, job(started=second - timedelta(seconds=5)), NOW - timedelta(seconds=1))
+    assert [one.at for one in timeline(early)] == [NOW, NOW]
+    # The job's own script began before the next look at Slurm.
+    told = noted(late, SessionNote(marks=(mark(Step.PROLOG, 0.7),)))
+    assert timeline(told)[1].at == NOW + timedelta(seconds=0.7)
+    # A node whose clock is behind says nothing about it.
+    wrong = noted(late, SessionNote(marks=(mark(Step.PROLOG, -300),)))
+    assert timeline(wrong)[1].at == second + timedelta(seconds=2)
+
+
+def test_a_job_that_the_broker_did_not_see_begin_has_slurms_times() -> None:
+    facts = Facts(job=job())
+    assert [(one.step, one.at) for one in timeline(facts)] == [
+        (Step.SUBMITTED, NOW.replace(microsecond=0)),
+        (Step.ALLOCATED, NOW.replace(microsecond=0)),
+    ]
+
+
+def test_a_job_that_never_started_was_never_allocated() -> None:
+    ended = seen(Facts(job=job(JobState.PENDING)), job(JobState.CANCELLED, node_list=""), NOW)
+    assert [one.step for one in timeline(ended)] == [Step.SUBMITTED]
+
+
+def test_the_first_time_of_a_step_holds_and_steps_have_an_order() -> None:
+    facts = Facts(job=job())
+    facts = noted(facts, SessionNote(marks=(mark(Step.ROUTED, 3), mark(Step.LISTENING, 2))))
+    facts = noted(facts, SessionNote(marks=(mark(Step.ROUTED, 9), mark(Step.REQUESTED, -1))))
+    assert [one.step for one in timeline(facts)] == [
+        *(Step.REQUESTED, Step.SUBMITTED, Step.ALLOCATED, Step.LISTENING, Step.ROUTED),
+    ]
+    assert facts.marks[-1].at == NOW + timedelta(seconds=3)
+
+
+# Notes
+
+
+def test_an_empty_note_changes_nothing() -> None:
+    facts = noted(
+        Facts(job=job()),
+        SessionNote(
+            server=ServerStatus.READY, ending=Ending.IDLE, message="So.", idle_since=NOW, stops_idle=NOW
+        ),
+    )
+    assert noted(facts, SessionNote()) == facts
+
+
+def test_the_epoch_means_not_idle() -> None:
+    facts = noted(Facts(job=job()), SessionNote(idle_since=NOW, stops_idle=NOW))
+    assert session_of(facts).stops_idle == session_of(facts).idle_since == NOW
+    epoch = datetime.fromtimestamp(0, UTC)
+    busy = session_of(noted(facts, SessionNote(idle_since=epoch, stops_idle=epoch)))
+    assert busy.stops_idle is busy.idle_since is None
+
+
+def test_a_job_put_back_into_the_queue_has_no_server_any_more() -> None:
+    ready = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY))
+    ready = ready.model_copy(update={"state": session_of(ready).state})
+    back = session_of(seen(ready, job(JobState.PENDING), NOW))
+    assert back.state is SessionState.LOST
+    assert "back into the queue" in back.sentence
+
+
+# What is told
+
+
+def test_a_running_session() -> None:
+    session = session_of(noted(Facts(job=job()), SessionNote(server=ServerStatus.READY)))
+    assert (session.name, session.owner, session.job_id, session.image) == ("s1", "ada", 7, "torch")
+    assert (session.label, session.sentence, session.node_list) == ("Ready", "", "n1")
+    assert session.ends == NOW.replace(microsecond=0) + timedelta(minutes=60)
+
+
+def test_a_waiting_session_says_why() -> None:
+    session = session_of(Facts(job=job(JobState.PENDING, reason="Priority")))
+    assert "higher priority" in session.sentence
+    assert session.ends is None
+
+
+def test_a_lost_session_says_what_is_silent() -> None:
+    facts = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY))
+    assert "node of the session (n1) does not answer" in session_of(facts, reachable=False).sentence
+    silent = noted(facts, SessionNote(server=ServerStatus.UNREACHABLE))
+    assert "server does not answer" in session_of(silent).sentence
+
+
+def test_how_it_ended_is_what_was_noted_before() -> None:
+    idle = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY, ending=Ending.IDLE))
+    session = session_of(seen(idle, job(JobState.CANCELLED), NOW))
+    assert (session.ending, session.failed, session.ends) == (Ending.IDLE, False, None)
+    died = session_of(seen(Facts(job=job()), job(JobState.FAILED, exit_code=3), NOW))
+    assert (died.ending, died.failed) == (Ending.DIED_AT_START, True)
+    assert "exit code 3" in died.sentence
+    log = session_of(
+        seen(Facts(job=job()), job(JobState.FAILED, exit_code=3), NOW).model_copy(update={"log": "boom\n"})
+    )
+    assert log.sentence.endswith("\nboom")
+
+
+@pytest.mark.parametrize("state", OVER)
+def test_every_end_has_a_sentence(state: JobState) -> None:
+    session = session_of(seen(Facts(job=job()), job(state), NOW))
+    assert session.ending and session.sentence.endswith(".")

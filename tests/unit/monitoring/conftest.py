@@ -1,0 +1,108 @@
+"""The exporter as a process of its own, with a simulated GPU library where a real one needs a GPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+Labels = tuple[tuple[str, str], ...]
+Sample = tuple[str, Labels]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a `libnvidia-ml.so.1` that shows what a file describes."""
+    folder = tmp_path_factory.mktemp("nvml")
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror"]  # noqa: RUF005
+        + ["-o", str(folder / "libnvidia-ml.so.1"), str(HERE / "simulated_nvml.c")],
+        check=True,
+    )
+    return folder
+
+
+class Exporter:
+    """A running `carme-node-exporter`."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process, self.url = process, url
+
+    def text(self) -> str:
+        answer = httpx.get(self.url, timeout=30, trust_env=False)
+        assert answer.status_code == 200
+        return answer.text
+
+    def scrape(self) -> dict[Sample, float]:
+        """All samples, by name and labels; fails on text that Prometheus could not read."""
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(self.text())
+            for sample in family.samples
+        }
+
+    def values(self, name: str, **labels: str) -> list[float]:
+        """The values of a metric in the series that carry these labels."""
+        return [
+            value
+            for (found, pairs), value in self.scrape().items()
+            if found == name and labels.items() <= dict(pairs).items()
+        ]
+
+
+Starts = Callable[..., Exporter]
+
+
+@pytest.fixture
+def start(library: Path, tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Starts]:
+    """Starts exporters: `start(gpus=FILE, arguments=[...])`; without `gpus` there is no GPU library."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(gpus: Path | None = None, arguments: list[str] | None = None) -> Exporter:
+        port = free_port()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if gpus:
+            environment |= {"LD_LIBRARY_PATH": str(library), "SIMULATED_NVML": str(gpus)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "carme_monitoring.node.exporter", "--listen", f"127.0.0.1:{port}"]  # noqa: RUF005
+            + ["--allocations", str(tmp_path / "allocations"), *(arguments or [])],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "Serving metrics" in line, line
+        return Exporter(process, f"http://127.0.0.1:{port}/metrics")
+
+    yield begin
+    for process in processes:
+        process.terminate()
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    def port() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return port

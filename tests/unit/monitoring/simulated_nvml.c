@@ -1,0 +1,263 @@
+/* A stand-in for NVIDIA's management library (libnvidia-ml.so.1), which cannot exist on a machine without a GPU.
+ *
+ * It shows the GPUs that the file named by SIMULATED_NVML describes, one a line, and reads that file at every call, so
+ * that a test can change loads, lose GPUs and report errors while a program runs:
+ *
+ *   gpu uuid=GPU-0 minor=0 util=50 used=1024 total=4096 power=300 energy=5000 temp=60 tensor=40 pids=12:100,13:200
+ *
+ * Sizes in MiB, power in W, energy in J, shares in per cent. `lost=1`: the GPU has fallen off the bus. `xid=79`: an
+ * error to be reported once. `mig=2`: divided into so many instances. `hang=500`: milliseconds that each question
+ * takes. A line `fail=9` makes initialisation fail with that error. Layouts: NVML API Reference Manual.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SUCCESS = 0, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMEOUT = 10, LOST = 15 };
+enum { MOST = 16, MOST_PIDS = 4096 };
+
+typedef struct { unsigned gpu, memory; } Rates;
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned version; int sensor; int temperature; } Temperature;
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
+typedef struct {
+  unsigned field, scope;
+  long long timestamp, latency;
+  unsigned type;
+  int result;
+  unsigned long long value;
+} Field;
+typedef struct { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } Event;
+typedef struct { unsigned version, supported; } GpmSupport;
+typedef struct { unsigned id; int result; double value; char *names[3]; } GpmMetric;
+typedef struct { unsigned version, count; void *first, *second; GpmMetric metrics[]; } GpmQuestion;
+
+typedef struct {
+  char uuid[64], pids[1 << 16];
+  int minor, lost, mig, xid;
+  double util, used, total, power, energy, temp, tensor, hang;
+} Gpu;
+
+static Gpu gpus[MOST];
+static int count, failure, seen, reported[MOST];
+static char handles[MOST], instances[MOST][8];
+
+static double number(const char *line, const char *name, double otherwise) {
+  char key[32];
+  snprintf(key, sizeof key, " %s=", name);
+  const char *place = strstr(line, key);
+  return place ? atof(place + strlen(key)) : otherwise;
+}
+
+static void text(const char *line, const char *name, char *to, size_t size) {
+  char key[32];
+  snprintf(key, sizeof key, " %s=", name);
+  const char *place = strstr(line, key);
+  to[0] = 0;
+  if (!place) return;
+  place += strlen(key);
+  size_t length = strcspn(place, " \n");
+  if (length >= size) length = size - 1;
+  memcpy(to, place, length);
+  to[length] = 0;
+}
+
+static void look(void) {
+  const char *name = getenv("SIMULATED_NVML");
+  FILE *file = name ? fopen(name, "r") : NULL;
+  static char line[1 << 17];
+  count = 0;
+  failure = file ? 0 : 9;
+  while (file && fgets(line, sizeof line, file) && count < MOST) {
+    if (!strncmp(line, "fail=", 5)) failure = atoi(line + 5);
+    if (strncmp(line, "gpu ", 4)) continue;
+    Gpu *gpu = &gpus[count];
+    text(line, "uuid", gpu->uuid, sizeof gpu->uuid);
+    text(line, "pids", gpu->pids, sizeof gpu->pids);
+    gpu->minor = (int)number(line, "minor", count);
+    gpu->lost = (int)number(line, "lost", 0);
+    gpu->mig = (int)number(line, "mig", 0);
+    gpu->xid = (int)number(line, "xid", 0);
+    gpu->util = number(line, "util", 0);
+    gpu->used = number(line, "used", 0);
+    gpu->total = number(line, "total", 81920);
+    gpu->power = number(line, "power", 60);
+    gpu->energy = number(line, "energy", 1000);
+    gpu->temp = number(line, "temp", 40);
+    gpu->tensor = number(line, "tensor", 0);
+    gpu->hang = number(line, "hang", 0);
+    count++;
+  }
+  if (file) fclose(file);
+}
+
+/* The GPU of a handle, as it is now; the place of a MIG instance in *instance, else -1. */
+static int find(void *handle, Gpu **gpu, int *instance) {
+  look();
+  for (int i = 0; i < MOST; i++) {
+    int part = -1;
+    for (int k = 0; k < 8; k++)
+      if (handle == &instances[i][k]) part = k;
+    if (handle != &handles[i] && part < 0) continue;
+    if (i >= count || gpus[i].lost) return LOST;
+    *gpu = &gpus[i];
+    if (instance) *instance = part;
+    if (gpus[i].hang > 0) {
+      struct timespec wait = {(time_t)(gpus[i].hang / 1000), (long)((long long)(gpus[i].hang * 1e6) % 1000000000)};
+      nanosleep(&wait, NULL);
+    }
+    return SUCCESS;
+  }
+  return INVALID;
+}
+
+#define ASK(handle)                                \
+  Gpu *gpu;                                        \
+  int part;                                        \
+  int found = find(handle, &gpu, &part);           \
+  (void)part;                                      \
+  if (found) return found
+
+int nvmlInitWithFlags(unsigned flags) { (void)flags; look(); seen = count; return failure; }
+int nvmlShutdown(void) { return SUCCESS; }
+const char *nvmlErrorString(int code) {
+  static char words[64];
+  snprintf(words, sizeof words, code == LOST ? "GPU is lost" : "simulated error %d", code);
+  return words;
+}
+/* As in the true library, a GPU that was added is not seen before the next initialisation. */
+int nvmlDeviceGetCount_v2(unsigned *to) { *to = (unsigned)seen; return SUCCESS; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **to) {
+  look();
+  if ((int)index >= count) return INVALID;
+  if (gpus[index].lost) return LOST;
+  *to = &handles[index];
+  return SUCCESS;
+}
+int nvmlDeviceGetUUID(void *handle, char *to, unsigned size) {
+  ASK(handle);
+  if (part >= 0) snprintf(to, size, "MIG-%s-%d", gpu->uuid, part);
+  else snprintf(to, size, "%s", gpu->uuid);
+  return SUCCESS;
+}
+int nvmlDeviceGetName(void *handle, char *to, unsigned size) { ASK(handle); snprintf(to, size, "Simulated GPU"); return SUCCESS; }
+int nvmlDeviceGetMinorNumber(void *handle, unsigned *to) { ASK(handle); *to = (unsigned)gpu->minor; return SUCCESS; }
+int nvmlDeviceGetUtilizationRates(void *handle, Rates *to) {
+  ASK(handle);
+  to->gpu = (unsigned)gpu->util;
+  to->memory = (unsigned)(gpu->util / 2);
+  return SUCCESS;
+}
+int nvmlDeviceGetMemoryInfo(void *handle, Memory *to) {
+  ASK(handle);
+  double share = part >= 0 ? 1.0 / gpu->mig : 1;
+  to->total = (unsigned long long)(gpu->total * share) << 20;
+  to->used = (unsigned long long)(gpu->used * share) << 20;
+  to->free = to->total - to->used;
+  return SUCCESS;
+}
+int nvmlDeviceGetTemperatureV(void *handle, Temperature *to) { ASK(handle); to->temperature = (int)gpu->temp; return SUCCESS; }
+int nvmlDeviceGetClockInfo(void *handle, int kind, unsigned *to) { ASK(handle); *to = kind == 1 ? 1980 : 3201; return SUCCESS; }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *to) { ASK(handle); *to = (unsigned)(gpu->power * 1000); return SUCCESS; }
+int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *to) { ASK(handle); *to = 700000; return SUCCESS; }
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *to) {
+  ASK(handle);
+  *to = (unsigned long long)(gpu->energy * 1000);
+  return SUCCESS;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *to) {
+  ASK(handle);
+  *to = gpu->temp >= 90 ? 0x40 : 0; /* slowed down by its own hardware, because it is hot */
+  return SUCCESS;
+}
+int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int period, unsigned long long *to) {
+  ASK(handle);
+  (void)period;
+  *to = kind == 0 ? 3 : 1;
+  return SUCCESS;
+}
+int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+  ASK(handle);
+  *corrected = *uncorrected = *failed = 0;
+  *pending = 1;
+  return SUCCESS;
+}
+int nvmlDeviceGetFieldValues(void *handle, int number_of, Field *fields) {
+  ASK(handle);
+  for (int i = 0; i < number_of; i++) {
+    fields[i].result = SUCCESS;
+    fields[i].type = 3;
+    switch (fields[i].field) {
+      case 82: fields[i].value = (unsigned long long)gpu->temp + 5; break;
+      case 138: fields[i].value = 2048; break;
+      case 139: fields[i].value = 1024; break;
+      default: fields[i].result = UNSUPPORTED;
+    }
+  }
+  return SUCCESS;
+}
+static int processes(void *handle, unsigned *number_of, Process *to) {
+  ASK(handle);
+  unsigned room = *number_of, all = 0;
+  for (const char *place = gpu->pids; *place;) {
+    char *end;
+    unsigned long pid = strtoul(place, &end, 10);
+    unsigned long long used = *end == ':' ? strtoull(end + 1, &end, 10) : 0;
+    if (all < room && to) to[all] = (Process){(unsigned)pid, used << 20, 0xFFFFFFFF, 0xFFFFFFFF};
+    all++;
+    if (*end != ',') break;
+    place = end + 1;
+  }
+  *number_of = all;
+  return all > room ? SMALL : SUCCESS;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *n, Process *to) { return processes(handle, n, to); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *n, Process *to) { ASK(handle); (void)to; *n = 0; return SUCCESS; }
+
+int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *then) { ASK(handle); *now = *then = gpu->mig > 0; return SUCCESS; }
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *to) { ASK(handle); *to = 7; return SUCCESS; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **to) {
+  ASK(handle);
+  if ((int)index >= gpu->mig) return NOT_FOUND;
+  *to = &instances[gpu - gpus][index];
+  return SUCCESS;
+}
+int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *to) { ASK(handle); *to = (unsigned)part + 1; return SUCCESS; }
+int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *to) { ASK(handle); *to = 0; return SUCCESS; }
+
+int nvmlEventSetCreate(void **to) { *to = &seen; return SUCCESS; }
+int nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
+int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void *set) { (void)types; (void)set; ASK(handle); return SUCCESS; }
+int nvmlEventSetWait_v2(void *set, Event *to, unsigned milliseconds) {
+  (void)set; (void)milliseconds;
+  look();
+  for (int i = 0; i < count; i++) {
+    if (!gpus[i].xid || reported[i] == gpus[i].xid) continue;
+    reported[i] = gpus[i].xid;
+    *to = (Event){&handles[i], 8, (unsigned long long)gpus[i].xid, 0, 0};
+    return SUCCESS;
+  }
+  return TIMEOUT;
+}
+
+int nvmlGpmQueryDeviceSupport(void *handle, GpmSupport *to) { ASK(handle); to->supported = 1; return SUCCESS; }
+int nvmlGpmSampleAlloc(void **to) { *to = calloc(1, sizeof(Gpu)); return *to ? SUCCESS : 20; }
+int nvmlGpmSampleFree(void *sample) { free(sample); return SUCCESS; }
+int nvmlGpmSampleGet(void *handle, void *sample) { ASK(handle); *(Gpu *)sample = *gpu; return SUCCESS; }
+int nvmlGpmMigSampleGet(void *handle, unsigned instance, void *sample) { (void)instance; return nvmlGpmSampleGet(handle, sample); }
+int nvmlGpmMetricsGet(GpmQuestion *question) {
+  const Gpu *gpu = question->second;
+  for (unsigned i = 0; i < question->count; i++) {
+    GpmMetric *metric = &question->metrics[i];
+    metric->result = SUCCESS;
+    switch (metric->id) {
+      case 2: metric->value = gpu->util; break;
+      case 5: metric->value = gpu->tensor; break;
+      case 10: metric->value = gpu->util > 0 ? gpu->util / 3 : 0.0 / 0.0; break;
+      case 20: metric->value = 10; break;
+      default: metric->value = 0;
+    }
+  }
+  return SUCCESS;
+}

@@ -1,0 +1,160 @@
+"""Jobs as a scrape shows them, from trees of files as the kernel and Slurm make them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from carme_monitoring.jobs import Allocations, Cgroups
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "cgroup"
+
+
+def version_two(root: Path, name: str = "job_7", scope: str = "slurmstepd.scope") -> Path:
+    write(root, cgroup__controllers="cpu memory io pids\n")
+    job = root / "system.slice" / scope / name
+    write(
+        job,
+        cpu__stat="usage_usec 3500000\nuser_usec 3000000\nsystem_usec 500000\n",
+        memory__current="104857600\n",
+        memory__peak="209715200\n",
+        memory__max="524288000\n",
+        memory__stat="anon 94371840\ninactive_file 4857600\n",
+        memory__events="low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n",
+        io__stat="8:0 rbytes=100 wbytes=20 rios=1 dios=0\n8:16 rbytes=1 wbytes=2 wios=1\n",
+        pids__current="12\n",
+        cgroup__procs="",
+    )
+    for step, pid in (("step_batch", "101"), ("step_0", "102")):
+        write(
+            job / step,
+            cpu__stat="usage_usec 1000000\n",
+            memory__current="50\n",
+            memory__stat="inactive_file 10\n",
+        )
+        write(job / step / "slurm", cgroup__procs="100\n")
+        write(job / step / "user/task_0", cgroup__procs=f"{pid}\n")
+    write(root / "system.slice" / scope / "system", cgroup__procs="1\n")
+    return job
+
+
+def process(folder: Path, pid: int, title: str, group: str) -> None:
+    write(folder / str(pid), cgroup=f"0::{group}\n")
+    (folder / str(pid) / "cmdline").write_bytes(title.encode() + b"\0")
+
+
+def test_version_two(root: Path, tmp_path: Path):
+    version_two(root)
+    (usage,) = Cgroups(root, tmp_path / "proc").usage()
+    assert usage.job_id == 7
+    assert usage.cpu_user_seconds == pytest.approx(3.0)
+    assert usage.cpu_system_seconds == pytest.approx(0.5)
+    assert usage.memory_bytes == 100_000_000
+    assert usage.memory_peak_bytes == 209_715_200
+    assert usage.memory_limit_bytes == 524_288_000
+    assert usage.oom_kills == 2
+    assert (usage.read_bytes, usage.written_bytes) == (101, 22)
+    assert usage.threads == 12
+    assert usage.steps.keys() == {"batch", "0"}
+    assert usage.steps["0"].memory_bytes == 40
+
+
+def test_version_two_with_a_scope_for_each_slurmd(root: Path, tmp_path: Path):
+    version_two(root, scope="n1_slurmstepd.scope")
+    assert [usage.job_id for usage in Cgroups(root, tmp_path / "proc").usage()] == [7]
+
+
+def test_a_folder_with_another_name_is_known_by_its_slurmstepd(root: Path, tmp_path: Path):
+    version_two(root, name="s4CJ2X0QF0000")
+    processes = tmp_path / "proc"
+    process(processes, 100, "slurmstepd: [7.batch]", "/x")
+    process(
+        processes,
+        101,
+        "python train.py",
+        "/system.slice/slurmstepd.scope/s4CJ2X0QF0000/step_batch/user/task_0",
+    )
+    cgroups = Cgroups(root, processes)
+    assert [usage.job_id for usage in cgroups.usage()] == [7]
+    assert cgroups.job_of(101) == 7
+
+
+def test_no_limit_is_no_number(root: Path, tmp_path: Path):
+    job = version_two(root)
+    write(job, memory__max="max\n")
+    (usage,) = Cgroups(root, tmp_path / "proc").usage()
+    assert usage.memory_limit_bytes is None
+
+
+def test_version_one(root: Path, tmp_path: Path):
+    path = "slurm_n1/uid_2001/job_9"
+    write(
+        root / "memory" / path,
+        memory__usage_in_bytes="2000\n",
+        memory__max_usage_in_bytes="5000\n",
+        memory__limit_in_bytes="524288000\n",
+        memory__stat="cache 1\ntotal_inactive_file 500\n",
+        memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+    )
+    write(root / "memory" / path / "step_batch", memory__usage_in_bytes="700\n", memory__stat="")
+    write(root / "cpuacct" / path, cpuacct__stat="user 250\nsystem 50\n")
+    write(root / "cpuacct" / path / "step_batch", cpuacct__usage="1500000000\n")
+    write(root / "devices" / path, devices__list="c 1:3 rwm\nc 195:0 rw\nc 195:3 rw\nc 195:255 rw\nb *:* m\n")
+    (usage,) = Cgroups(root, tmp_path / "proc").usage()
+    assert (usage.job_id, usage.uid) == (9, 2001)
+    assert usage.cpu_user_seconds == pytest.approx(2.5)  # in ticks of 1/100 s
+    assert (usage.memory_bytes, usage.memory_peak_bytes, usage.oom_kills) == (1500, 5000, 1)
+    assert usage.devices == {0, 3}
+    assert usage.steps["batch"].cpu_seconds == pytest.approx(1.5)
+
+
+def test_a_job_that_ends_while_it_is_read_leaves_gaps(root: Path, tmp_path: Path):
+    job = version_two(root)
+    for name in ("cpu.stat", "memory.current", "memory.peak", "pids.current", "io.stat"):
+        (job / name).unlink()
+    (usage,) = Cgroups(root, tmp_path / "proc").usage()
+    assert usage.cpu_user_seconds is None
+    assert usage.memory_bytes is None
+    assert usage.threads is None
+    assert usage.memory_limit_bytes == 524_288_000
+
+
+def test_processes_of_nobodys_job(root: Path, tmp_path: Path):
+    processes = tmp_path / "proc"
+    process(processes, 5, "sshd", "/system.slice/ssh.service")
+    cgroups = Cgroups(root, processes)
+    assert cgroups.usage() == []
+    assert cgroups.job_of(5) is None
+    assert cgroups.job_of(6) is None
+
+
+def test_records_of_the_prolog(tmp_path: Path):
+    folder = tmp_path / "allocations"
+    folder.mkdir()
+    allocations = Allocations(folder)
+    record = {"user": "user1", "account": "carme", "partition": "gpu", "gpus": "0,2"}
+    (folder / "7.json").write_text(json.dumps(record))
+    (folder / "8.json").write_text('{"user": "user2", "gpus": ""}')
+    (folder / "9.json").write_text("{half")
+    (folder / "x.json").write_text("{}")
+    found = allocations.all()
+    assert found.keys() == {7, 8}
+    assert (found[7].user, found[7].account, found[7].gpus) == ("user1", "carme", {0, 2})
+    assert found[8].gpus == frozenset()
+    (folder / "7.json").unlink()
+    assert allocations.all().keys() == {8}
+
+
+def test_no_folder_of_records(tmp_path: Path):
+    assert Allocations(tmp_path / "none").all() == {}

@@ -1,0 +1,135 @@
+"""What counts as use of a session, seen with real processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from carme_spawner.singleuser.activity import Gpus, Processes
+
+BURN = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+NVML = """
+class NVMLError(Exception): pass
+class Rates: pass
+used = [0, 0]
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return len(used)
+def nvmlDeviceGetHandleByIndex(number): return number
+def nvmlDeviceGetUtilizationRates(handle):
+    if used[handle] is None: raise NVMLError("lost")
+    rates = Rates()
+    rates.gpu = used[handle]
+    return rates
+"""
+
+
+@pytest.fixture
+def shell() -> Iterator[subprocess.Popen[str]]:
+    """A job's topmost process, which starts what it is told to."""
+    program = (
+        "import subprocess, sys\nfor line in sys.stdin: print(subprocess.Popen(eval(line)).pid, flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.kill()
+    process.kill()
+    process.wait()
+
+
+def start(shell: subprocess.Popen[str], *command: str) -> psutil.Process:
+    assert shell.stdin and shell.stdout
+    print(list(command), file=shell.stdin, flush=True)
+    return psutil.Process(int(shell.stdout.readline()))
+
+
+def test_a_program_that_computes_counts_and_one_that_waits_does_not(shell: subprocess.Popen[str]) -> None:
+    start(shell, "sleep", "600")
+    processes = Processes(top=shell.pid)
+    assert processes.busy() is False
+    burning = start(shell, sys.executable, "-c", BURN)
+    while burning.cpu_times().user < 0.5:
+        pass
+    assert processes.busy() is True
+
+
+def test_a_launcher_counts_while_its_ranks_compute_elsewhere(
+    shell: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    launcher = tmp_path / "carme-run"
+    launcher.write_text("import time; time.sleep(600)")
+    processes = Processes(top=shell.pid)
+    process = start(shell, sys.executable, str(launcher), "train.py")
+    assert processes.busy() is True
+    process.kill()
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        pass
+    assert processes.busy() is False
+
+
+def test_what_cannot_be_known_is_said_so() -> None:
+    assert Processes(top=1).busy() is None
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert Processes(top=ended.pid).busy() is None
+
+
+def test_a_gpu_counts_while_it_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pynvml.py").write_text(NVML)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    gpus = Gpus()
+    library = sys.modules["pynvml"]
+    assert gpus.busy() is False
+    library.used[1] = 37
+    assert gpus.busy() is True
+    library.used[1] = None
+    assert gpus.busy() is None
+    monkeypatch.delitem(sys.modules, "pynvml")
+
+
+def test_without_the_drivers_library_nothing_is_known_of_gpus() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has GPUs")
+    assert Gpus().busy() is None
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-s", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+    )
+    return done.stdout.strip()
+
+
+def test_a_bundle_is_used_as_long_as_it_fits_what_is_installed(tmp_path: Path) -> None:
+    packages = tmp_path / "some-packages"
+    packages.mkdir()
+    (packages / "bundled.py").write_text("where = __file__\n")
+    file = tmp_path / "code"
+    path = os.pathsep.join([*sys.path, str(packages)])
+    begin = (
+        f"from pathlib import Path\nfrom carme_spawner.singleuser import bundle\nfile = Path({str(file)!r})\n"
+    )
+    run(begin + "import bundled; bundle.write(file)", PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+    use = (
+        begin
+        + "print(bundle.use(file)); import bundled; print(type(bundled.__loader__).__name__, bundled.where)"
+    )
+    where = packages / "bundled.py"
+    assert run(use, PYTHONPATH=path).splitlines() == ["True", f"_Loader {where}"]
+    # A package is added, or another one takes its place.
+    os.utime(packages, (1e9, 1e9))
+    assert run(use, PYTHONPATH=path).splitlines() == ["False", f"SourceFileLoader {where}"]
+    for content in (b"", b"nonsense", file.read_bytes()[:1000]):
+        file.write_bytes(content)
+        assert run(use, PYTHONPATH=path).splitlines()[0] == "False"

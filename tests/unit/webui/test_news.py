@@ -1,0 +1,169 @@
+"""Open pages learn of changes at once; the keeper follows the broker by itself."""
+
+import asyncio
+import threading
+from collections.abc import MutableMapping
+from typing import Any
+
+import httpx
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from carme_webui.accounts.models import User
+from carme_webui.asgi import application
+from carme_webui.errands import Errands
+from carme_webui.keeper import Keeper
+from carme_webui.news import News, news
+from carme_webui.sessions.models import Session
+
+from .conftest import PASSWORD, Browser
+from .fake_broker import FakeBroker, make_session
+from .fake_hub import FakeHub
+
+LONG = 30.0
+
+
+async def test_whoever_waits_is_woken_by_news_of_their_own() -> None:
+    told = News()
+    seen = told.version("alice")
+    waiting = asyncio.create_task(told.wait("alice", seen, LONG))
+    await asyncio.sleep(0)
+    told.tell(["bob"])
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    threading.Thread(target=told.tell, args=(["alice"],)).start()
+    assert await waiting != seen
+
+
+async def test_what_came_before_is_not_missed() -> None:
+    told = News()
+    seen = told.version("alice")
+    told.tell(["alice"])
+    assert await told.wait("alice", seen, LONG) != seen
+    assert await told.wait("alice", "", LONG) == told.version("alice"), "also after a restart"
+
+
+async def test_news_for_all_wake_all() -> None:
+    told = News()
+    waiting = [asyncio.create_task(told.wait(user, told.version(user), LONG)) for user in ("alice", "bob")]
+    await asyncio.sleep(0)
+    told.tell_all()
+    await asyncio.gather(*waiting)
+
+
+async def test_waiting_ends_and_leaves_nothing_behind() -> None:
+    told = News()
+    seen = told.version("alice")
+    assert await told.wait("alice", seen, 0.01) == seen
+    cancelled = asyncio.create_task(told.wait("alice", seen, LONG))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert not told._waiting
+
+
+def test_errands_of_one_key_never_overlap_and_a_failure_ends_only_itself() -> None:
+    errands, inside, go_on = Errands(), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        inside.set()
+        go_on.wait(LONG)
+        raise RuntimeError("this one fails")
+
+    assert errands.run("a", slow)
+    assert inside.wait(LONG)
+    assert not errands.run("a", slow)
+    other = threading.Event()
+    assert errands.run("b", other.set)
+    assert other.wait(LONG)
+    go_on.set()
+    again = threading.Event()
+    while not errands.run("a", again.set):
+        pass
+    assert again.wait(LONG)
+
+
+def sign_in() -> str:
+    found = Browser()
+    found.force_login(User.objects.create_user("alice", password=PASSWORD))
+    return "; ".join(f"{name}={cookie.value}" for name, cookie in found.cookies.items())
+
+
+async def first_event(cookies: str, seen: str, opened: asyncio.Event) -> str:
+    """The first event of a stream of news, read as a browser reads it: while it is open."""
+    found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    requests = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not requests:
+            await asyncio.wait([found])
+            return {"type": "http.disconnect"}
+        return requests.pop()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        text = message.get("body", b"").decode()
+        if "retry:" in text:
+            opened.set()
+        if "event: news" in text and not found.done():
+            found.set_result(text)
+
+    headers = {"host": "carme.example:8443", "x-forwarded-proto": "https", "cookie": cookies}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/news/",
+        "query_string": f"seen={seen}".encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    await asyncio.wait_for(application(scope, receive, send), LONG)
+    return found.result()
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_the_stream_tells_of_a_change() -> None:
+    cookies = await sync_to_async(sign_in)()
+    opened = asyncio.Event()
+    waiting = asyncio.create_task(first_event(cookies, news.version("alice"), opened))
+    await asyncio.wait_for(opened.wait(), LONG)
+    assert not waiting.done()
+    news.tell(["alice"])
+    event = await waiting
+    assert event.startswith(f"id: {news.version('alice')}\n") and event.endswith("\n\n")
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_the_stream_needs_a_login() -> None:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=application), base_url="http://carme.example:8443"
+    ) as client:
+        answer = await client.get("/news/", headers={"x-forwarded-proto": "https"})
+    assert answer.status_code == 302 and "/accounts/login/" in answer.headers["location"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_keeper_starts_what_was_asked_for_and_follows_it(broker: FakeBroker, hub: FakeHub) -> None:
+    """The whole path in the server's process: what an earlier process left undone, then the broker's news."""
+    alice = User.objects.create_user("alice", password=PASSWORD)
+    options = {"image": "torch", "minutes": 60, "title": "Left undone"}
+    Session.objects.create(name="s0123abcd", owner=alice, options=options)
+    keeper = Keeper()
+    keeper.start()
+    try:
+        until(lambda: ("alice", "s0123abcd") in hub.servers)
+        for state in ("queued", "starting", "ready", "ended"):
+            broker.tell(make_session("s0123abcd", state, ending="finished" if state == "ended" else None))
+            until(lambda state=state: Session.objects.get().state == state)
+    finally:
+        keeper.stop()
+        for thread in threading.enumerate():
+            if thread.name in ("follow", "tend"):
+                thread.join(LONG)
+        connection.close()
+    assert len([path for path, _ in hub.called("POST") if "servers" in path]) == 2, "404, then the start"
+
+
+def until(holds) -> None:
+    while not holds():
+        threading.Event().wait(0.01)

@@ -1,0 +1,66 @@
+"""How long a session still lasts, and when its owner is warned."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.utils.translation import gettext as _
+
+from carme.jobs import minutes_text
+from carme.sessions import Session, SessionState, Step
+
+__all__ = ["Remaining", "remaining"]
+
+# The owner is warned when so many minutes are left; the last ones are urgent.
+WARNING = timedelta(minutes=15)
+URGENT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """The time until a session is ended.
+
+    Attributes:
+        ends: When.
+        left: Until then; never less than nothing.
+        whole: From the start of its job until then; None when the start is not known.
+        idle: It ends because nothing runs in it, unless that changes.
+    """
+
+    ends: datetime
+    left: timedelta
+    whole: timedelta | None = None
+    idle: bool = False
+
+    @property
+    def minutes(self) -> int:
+        """The minutes left, the one that runs included."""
+        return -int(-self.left.total_seconds() // 60)
+
+    @property
+    def words(self) -> str:
+        """The time left: `1 hour 12 minutes`."""
+        return minutes_text(self.minutes) if self.minutes > 1 else _("less than a minute")
+
+    @property
+    def level(self) -> str:
+        """How near the end is: empty, `near` or `urgent`."""
+        return "urgent" if self.left <= URGENT else "near" if self.left <= WARNING else ""
+
+    @property
+    def percent(self) -> int:
+        """The part of the whole time that is left."""
+        return round(100 * self.left / self.whole) if self.whole else 0
+
+
+def remaining(session: Session, now: datetime) -> list[Remaining]:
+    """What will end a session that runs, the nearest first: its time limit, and its being idle."""
+    if session.state not in (SessionState.STARTING, SessionState.READY, SessionState.LOST):
+        return []
+    found = []
+    if session.ends is not None:
+        start = session.at(Step.ALLOCATED)
+        whole = session.ends - start if start else None
+        found.append(Remaining(session.ends, max(session.ends - now, timedelta()), whole))
+    if session.stops_idle is not None:
+        found.append(Remaining(session.stops_idle, max(session.stops_idle - now, timedelta()), idle=True))
+    return sorted(found, key=lambda end: end.ends)
