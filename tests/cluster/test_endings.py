@@ -29,6 +29,16 @@ print(json.dumps(to_jsonable_python(answer)))
 SLEEP = ["sleep", "600"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_hub(demo: DemoSite) -> Iterator[None]:
+    """The hub would end these sessions after a minute, for it knows no server of theirs."""
+    demo.run("head", "systemctl", "stop", "carme-hub")
+    yield
+    demo.run("head", "systemctl", "start", "carme-hub")
+    health = ["curl", "--fail", "--silent", "http://127.0.0.1:8000/jupyter/hub/health"]
+    wait_until("the hub answers", lambda: demo.run("head", *health, check=False).returncode == 0)
+
+
 class Refused(Exception):
     """The broker's refusal."""
 

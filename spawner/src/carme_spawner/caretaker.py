@@ -14,6 +14,10 @@ from carme_spawner.watcher import JobWatcher, has_ended
 SILENCE = 90.0
 #: Seconds for which a session may be unknown to the hub; a start is known when the broker has answered.
 STRAY = 60.0
+_UNKNOWN = (
+    "The hub did not know this session any more and could not lead anybody to it, so its job was ended; "
+    "start it again, and tell an administrator if that happens often."
+)
 #: Seconds between two rounds, and servers that are looked for at the same time.
 ROUND, AT_ONCE = 10.0, 32
 
@@ -83,5 +87,5 @@ class Caretaker:
             await spawner.look_for_server()
 
     async def _end(self, session: Session) -> None:
-        note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED)
+        note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.LOST, message=_UNKNOWN)
         await self._watcher.end(session.job_id, session.owner, note)

@@ -217,3 +217,11 @@ async def test_without_accounting_the_end_is_told_all_the_same(site: Any) -> Non
     await explained(site, "was cancelled")
     site.slurm.jobs = [OURS | {"A": 8, "T": "RUNNING"}]
     assert [known.id for known in await site.client.jobs()] in ([], [8])
+
+
+def test_what_the_hub_lost_is_told_in_its_own_words() -> None:
+    over = job(JobState.CANCELLED, cancelled_by="owner")
+    assert ending_of(over, Ending.LOST, True, "The hub did not know it.") == (
+        Ending.LOST,
+        "The hub did not know it.",
+    )

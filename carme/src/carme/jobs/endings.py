@@ -55,7 +55,7 @@ def ending_of(
 
     Args:
         job: A job that is over.
-        note_ending: What the hub noted before it cancelled the job (`stopped`, `idle`); it is the cause.
+        note_ending: What the hub noted before it cancelled the job (`stopped`, `idle`, `lost`); it is the cause.
         was_ready: Whether its server was ready; batch jobs count as ready.
         message: What the hub has to say about a failure, one sentence; it is the cause where Slurm merely
             says that the owner cancelled the job.
@@ -63,6 +63,8 @@ def ending_of(
     """
     if note_ending is Ending.STOPPED and message and not was_ready:
         note_ending = None  # it was stopped because its start had failed
+    if note_ending is Ending.LOST and message:
+        return note_ending, message
     ending = note_ending or _cause(job, was_ready, bool(message))
     if ending in (Ending.DIED, Ending.DIED_AT_START):
         own = job.exit_code in _BY_EXIT or job.state is JobState.LAUNCH_FAILED
