@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import subprocess
 import tempfile
@@ -14,16 +15,19 @@ from typing import Any
 from carme.jobs import Job, JobState
 from carme.validation import Visitor
 from carme_demo.podman import Podman, host_runtime
-from carme_demo.settings import Places, load, passwords
+from carme_demo.settings import DEFAULT_NAME, Places, load, passwords
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class DemoSite:
-    """The demo that `./demo up` left running. Raises `RuntimeError` when there is none."""
+    """The demo that `./demo up` left running, or the one that CARME_DEMO names.
+
+    Raises `RuntimeError` when there is none.
+    """
 
     def __init__(self) -> None:
-        places = Places()
+        places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
         settings = load(places)
         if settings is None:
             raise RuntimeError("There is no demo cluster. Run: sudo ./demo up --no-run")

@@ -55,7 +55,7 @@ def ending_of(
 
     Args:
         job: A job that is over.
-        note_ending: What the hub noted before it cancelled the job (`stopped`, `idle`, `lost`); it is the cause.
+        note_ending: What the hub noted before it cancelled the job (`stopped`, `idle`, `lost`): the cause.
         was_ready: Whether its server was ready; batch jobs count as ready.
         message: What the hub has to say about a failure, one sentence; it is the cause where Slurm merely
             says that the owner cancelled the job.
