@@ -51,11 +51,18 @@ def parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--port", type=int, help="port of the portal on 127.0.0.1 (default: 8443, or as before)")
     up.add_argument("--subnet", help="network of the nodes (default: 10.77.0.0/24, or as before)")
+    up.add_argument(
+        "--images",
+        metavar="NAMES",
+        type=lambda names: names.split(","),
+        help="job images, commas between them; vscode takes some minutes more (default: base,torch, or as before)",
+    )
 
     hosts = command("hosts", "set up the bare hosts only: nothing of Carme is installed")
     for option in ("--nodes", "--gpus", "--port"):
         hosts.add_argument(option, type=int, metavar="N", help="as for up")
     hosts.add_argument("--subnet", help="as for up")
+    hosts.set_defaults(images=None)
 
     show = command(
         "status", "show nodes, services and address; the exit status is 0 only when the demo is ready"
@@ -293,7 +300,7 @@ class Demo:
 
     def _hosts(self, options: argparse.Namespace) -> tuple[Settings, Nodes]:
         known = settings.load(self.places) or Settings()
-        given = {name: getattr(options, name) for name in ("nodes", "gpus", "port", "subnet")}
+        given = {name: getattr(options, name) for name in ("nodes", "gpus", "port", "subnet", "images")}
         chosen = dataclasses.replace(
             known, **{name: value for name, value in given.items() if value is not None}
         )

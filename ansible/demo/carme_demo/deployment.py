@@ -125,6 +125,7 @@ def variables(settings: Settings, words: dict[str, str]) -> dict[str, object]:
     return {
         "demo_gpus_per_node": settings.gpus,
         "site_url": settings.url,
+        "images_names": list(settings.images),
         "demo_users": [{**user, "password": words[user["name"]]} for user in USERS],
     }
 

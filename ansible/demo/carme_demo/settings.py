@@ -15,6 +15,8 @@ from .errors import DemoError
 DEFAULT_NAME = "carme"
 MAXIMUM_NODES = 16
 MAXIMUM_GPUS = 16
+#: Every demo has these: what is offered first, and what the main job trains with.
+IMAGES = ("base", "torch")
 USERS: tuple[dict[str, Any], ...] = (
     {"name": "user1", "uid": 2001, "admin": False},
     {"name": "user2", "uid": 2002, "admin": False},
@@ -44,12 +46,14 @@ class Settings:
         gpus: pretended GPUs per compute node.
         port: port on 127.0.0.1 under which the portal answers.
         subnet: the nodes' network, IPv4, a /24 or larger.
+        images: the job images that are built; those of every demo are added.
     """
 
     nodes: int = 2
     gpus: int = 4
     port: int = 8443
     subnet: str = "10.77.0.0/24"
+    images: tuple[str, ...] = IMAGES
 
     def __post_init__(self) -> None:
         _within("--nodes", self.nodes, 1, MAXIMUM_NODES)
@@ -67,6 +71,14 @@ class Settings:
                 f"--subnet {self.subnet} is too small: the demo needs a /24 or larger.",
                 "Give a network such as 10.77.0.0/24.",
             )
+        for name in self.images:
+            if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+                raise DemoError(
+                    f"--images names {name!r}, which cannot be an image's name.",
+                    "Give names of containers/images/NAME.def with commas between them: base,torch,vscode.",
+                )
+        # Frozen, and a list when it comes from the file.
+        object.__setattr__(self, "images", tuple(dict.fromkeys([*IMAGES, *self.images])))
 
     @property
     def url(self) -> str:

@@ -14,6 +14,8 @@ from carme.config import SessionSettings
 GAP = 90.0
 #: Seconds without use from which on a session is called idle.
 IDLE = 60.0
+#: Seconds of idleness before which nobody is warned, however short the limit: the time between two reports.
+QUIET = 30.0
 
 
 @dataclass
@@ -48,7 +50,7 @@ class IdleWatch:
         idle = now - used
         self.since = used if idle >= IDLE else None
         limit = 60.0 * policy.idle_minutes
-        warning = 60.0 * min(policy.idle_warning_minutes, policy.idle_minutes)
+        warning = min(60.0 * policy.idle_warning_minutes, limit - QUIET)
         if not limit or idle < limit - warning:
             self.stops = None
         elif self.stops is None:

@@ -82,6 +82,15 @@ def test_the_warning_is_never_longer_than_the_limit() -> None:
     assert watch.due
 
 
+def test_use_keeps_a_session_whose_warning_is_as_long_as_the_limit() -> None:
+    watch = IdleWatch()
+    policy = SessionSettings(idle_minutes=5, idle_warning_minutes=15)
+    for half in range(60):
+        now = START + 30 * half
+        watch.take((now,), policy, now)
+        assert (watch.stops, watch.due) == (None, False)
+
+
 def test_a_clock_that_is_ahead_does_not_keep_it() -> None:
     watch = IdleWatch()
     reports(watch, range(1), START + 1e6)

@@ -90,8 +90,8 @@ class SessionSettings(_Table):
     """`[sessions]`: limits of interactive sessions, and host paths bound into every job container.
 
     A session whose kernels, GPUs and ranks were all idle for `idle_minutes` (0: no limit) is stopped, having
-    been warned `idle_warning_minutes` before. `extend`: owners may prolong it, up to `maximum_minutes` since
-    its start.
+    been warned `idle_warning_minutes` before, or as soon as it is idle where that is longer than the limit.
+    `extend`: owners may prolong it, up to `maximum_minutes` since its start.
     """
 
     default_minutes: int = Field(default=60, ge=1)
