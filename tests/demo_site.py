@@ -99,6 +99,11 @@ class DemoSite:
             self.run("head", "scancel", f"--user={user}")
         wait_until("no job is left", lambda: not self.run("head", "squeue", "--noheader").stdout.strip())
 
+    def wait_for_hub(self) -> None:
+        """Wait until JupyterHub answers, after it was started."""
+        health = ("curl", "--fail", "--silent", "http://127.0.0.1:8000/jupyter/hub/health")
+        wait_until("the hub answers", lambda: self.run("head", *health, check=False).returncode == 0)
+
     def visitor(self, user: str | None = None) -> Visitor:
         """A browser, logged in as `user` when one is named. Close it, or use it as a context manager."""
         visitor = Visitor(self.url, str(self.certificate))

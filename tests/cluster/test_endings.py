@@ -35,8 +35,7 @@ def without_hub(demo: DemoSite) -> Iterator[None]:
     demo.run("head", "systemctl", "stop", "carme-hub")
     yield
     demo.run("head", "systemctl", "start", "carme-hub")
-    health = ["curl", "--fail", "--silent", "http://127.0.0.1:8000/jupyter/hub/health"]
-    wait_until("the hub answers", lambda: demo.run("head", *health, check=False).returncode == 0)
+    demo.wait_for_hub()
 
 
 class Refused(Exception):

@@ -45,7 +45,9 @@ def test_another_subnet_moves_all_addresses() -> None:
         ({"images": ["vscode", "../etc"]}, "--images"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_is_right(wrong: dict[str, int | str | list[str]], word: str) -> None:
+def test_a_wrong_setting_is_named_with_what_is_right(
+    wrong: dict[str, int | str | list[str]], word: str
+) -> None:
     with pytest.raises(DemoError) as refused:
         Settings(**wrong)  # type: ignore[arg-type]
     assert word in refused.value.message
