@@ -1,4 +1,4 @@
-"""Sessions in which nothing runs are stopped, as the partition's policy says; whatever computes keeps them."""
+"""Sessions in which nothing runs are stopped, as the partition's policy says; what computes keeps them."""
 
 import contextlib
 from collections.abc import Iterator

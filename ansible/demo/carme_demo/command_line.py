@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "--images",
         metavar="NAMES",
         type=lambda names: names.split(","),
-        help="job images, commas between them; vscode takes some minutes more (default: base,torch, or as before)",
+        help="job images with commas between them: vscode takes longer (default: base,torch, or as before)",
     )
 
     hosts = command("hosts", "set up the bare hosts only: nothing of Carme is installed")

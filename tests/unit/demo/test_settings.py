@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,11 +46,9 @@ def test_another_subnet_moves_all_addresses() -> None:
         ({"images": ["vscode", "../etc"]}, "--images"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_is_right(
-    wrong: dict[str, int | str | list[str]], word: str
-) -> None:
+def test_a_wrong_setting_is_named_with_what_is_right(wrong: dict[str, Any], word: str) -> None:
     with pytest.raises(DemoError) as refused:
-        Settings(**wrong)  # type: ignore[arg-type]
+        Settings(**wrong)
     assert word in refused.value.message
     assert refused.value.remedy
 
