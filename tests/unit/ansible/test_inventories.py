@@ -1,6 +1,8 @@
 """Both inventories make a complete site: what the roles write from them is what its readers accept."""
 
+import grp
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import carme.config
+from carme_monitoring.certificates import make
 
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 Playbook = Callable[..., subprocess.CompletedProcess[str]]
@@ -34,6 +37,7 @@ RENDER = """
           carme.toml: "{{ lookup('template', roles ~ '/base/templates/carme.toml.j2') }}"
           slurm.conf: "{{ lookup('template', roles ~ '/slurm_common/templates/slurm.conf.j2') }}"
           gres.conf: "{{ lookup('template', roles ~ '/slurm_common/templates/gres.conf.j2') }}"
+          authority.json: "{{ lookup('template', roles ~ '/monitoring_authority/templates/table.json.j2') }}"
           carme.conf: "{{ lookup('template', roles ~ '/reverse_proxy/templates/carme.conf.j2') }}"
 """
 DEMO_HOSTS = {
@@ -73,7 +77,15 @@ def demo_arguments(folder: Path) -> list[str]:
 def render(playbook: Playbook, folder: Path, arguments: list[str]) -> Rendered:
     play = folder / "render.yml"
     play.write_text(RENDER)
-    done = playbook(*arguments, "-e", f"output={folder}", "-e", f"roles={ANSIBLE / 'roles'}", play)
+    facts = [
+        "-e",
+        f"output={folder}",
+        "-e",
+        f"roles={ANSIBLE / 'roles'}",
+        "-e",
+        "node_exporter_address=10.1.0.11",
+    ]
+    done = playbook(*arguments, *facts, play)
     assert done.returncode == 0, done.stdout + done.stderr
     for name, text in json.loads((folder / "rendered.json").read_text()).items():
         (folder / name).write_text(text)
@@ -135,6 +147,19 @@ def test_the_demo_may_replace_a_setting_of_slurm_and_add_one(demo: Rendered) -> 
     assert settings["TaskPlugin"] == "task/cgroup"
     assert settings["SlurmdTimeout"] == "6"
     assert len([line for line in demo.lines("slurm.conf") if line.startswith("TaskPlugin=")]) == 1
+
+
+@pytest.mark.parametrize(("site", "count"), [("example", 10), ("demo", 2)])
+def test_every_compute_node_has_a_certificate_of_its_own(
+    site: str, count: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    table = json.loads((request.getfixturevalue(site).folder / "authority.json").read_text())
+    nodes = [entry for entry in table if entry["name"].startswith("node-")]
+    assert len(nodes) == count
+    assert all(entry["hosts"][-1] == "10.1.0.11" and "client" not in entry for entry in nodes)
+    group = grp.getgrgid(os.getgid()).gr_name
+    made = make(tmp_path / "monitoring", [{**entry, "group": group} for entry in table])
+    assert set(made) == {"authority", *(entry["name"] for entry in table)}
 
 
 def test_the_reverse_proxy_overwrites_what_clients_say_about_themselves(demo: Rendered) -> None:

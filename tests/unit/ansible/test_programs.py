@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import jinja2
 import pytest
+
+from carme_monitoring.jobs import Allocation, Allocations
 
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 PACK = ANSIBLE / "roles/base/files/pack_part.py"
@@ -95,3 +99,82 @@ def test_the_check_knows_the_same_secrets_as_the_role_that_makes_them() -> None:
     table = (ANSIBLE / "roles/secrets/vars/main.yml").read_text()
     assert all(f"name: {name}," in table for name in check_host.GROUPS)
     assert table.count("kind:") == len(check_host.GROUPS)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the prolog or the epilog as the role writes it, with the folders of a node below `tmp_path`."""
+    (tmp_path / "images").mkdir()
+    loader = jinja2.FileSystemLoader(ANSIBLE / "roles/slurm_node/templates")
+    templates = jinja2.Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
+    values = {
+        "slurm_node_required_mounts": [],
+        "carme_images_directory": tmp_path / "images",
+        "carme_allocations": tmp_path / "allocations",
+        "carme_minimum_uid": 2**31,  # spares all processes
+    }
+
+    def run(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / name
+        script.write_text(templates.get_template(f"{name}.j2").render(values))
+        return subprocess.run(
+            ["sh", str(script)], env=environment, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_USER": "user1",
+    "SLURM_JOB_ACCOUNT": "carme",
+    "SLURM_JOB_PARTITION": "gpu",
+    "SLURM_JOB_GPUS": "0,2",
+    "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+}
+
+
+def test_what_the_prolog_writes_is_what_the_exporter_reads(
+    node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "allocations").mkdir()
+    assert node("prolog.sh", **JOB).returncode == 0
+    records = Allocations(tmp_path / "allocations")
+    assert records.all() == {
+        7: Allocation(7, "user1", "carme", "gpu", gpus=frozenset({0, 2}), uuids=frozenset(), cpus=4)
+    }
+    assert [path.name for path in (tmp_path / "allocations").iterdir()] == ["7.json"]
+    assert node("epilog.sh", **JOB).returncode == 0
+    assert records.all() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"SLURM_JOB_GPUS": ""}, {"gpus": frozenset()}),
+        ({"SLURM_JOB_GPUS": "MIG-1a-2b,1"}, {"gpus": frozenset({1}), "uuids": frozenset({"MIG-1a-2b"})}),
+        ({"SLURM_JOB_CPUS_PER_NODE": "4,8"}, {"cpus": None}),
+        ({"SLURM_JOB_CPUS_PER_NODE": "16"}, {"cpus": 16}),
+        ({"SLURM_JOB_ACCOUNT": 'a"b\\c\n$(id)'}, {"account": "abc$(id)"}),
+    ],
+)
+def test_odd_allocations_are_written_as_json_too(
+    node: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    change: dict[str, str],
+    wanted: dict[str, object],
+) -> None:
+    (tmp_path / "allocations").mkdir()
+    assert node("prolog.sh", **JOB | change).returncode == 0
+    found = Allocations(tmp_path / "allocations").all()[7]
+    assert {name: getattr(found, name) for name in wanted} == wanted
+
+
+def test_no_job_fails_because_its_record_cannot_be_written(
+    node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    assert node("prolog.sh", **JOB).returncode == 0  # no exporter: no folder
+    assert not (tmp_path / "allocations").exists()
+    (tmp_path / "allocations/.7.new").mkdir(parents=True)
+    assert node("prolog.sh", **JOB).returncode == 0
+    assert not (tmp_path / "allocations/7.json").exists()

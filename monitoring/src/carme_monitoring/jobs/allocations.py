@@ -16,17 +16,26 @@ _log = logging.getLogger("carme.monitoring")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A job on this node; `gpus` are the numbers of device files (minors), None if nothing is known."""
+    """A job on this node.
+
+    Attributes:
+        gpus: Its GPUs: numbers of device files (minors); None if nothing is known.
+        uuids: Those that Slurm names otherwise, such as MIG instances.
+        cpus: Processors of this node that it was given; None if that is not known.
+    """
 
     job_id: int
     user: str
     account: str = ""
     partition: str = ""
     gpus: frozenset[int] | None = None
+    uuids: frozenset[str] = frozenset()
+    cpus: int | None = None
 
 
 class Allocations:
-    """The folder of these records, one `JOBID.json` for each job: `{"user", "account", "partition", "gpus"}`.
+    """The folder of these records, one `JOBID.json` for each job:
+    `{"user", "account", "partition", "gpus", "cpus"}`.
 
     Args:
         folder: Where the prolog writes and the epilog deletes; only root may write there.
@@ -60,10 +69,14 @@ class Allocations:
 
 def _allocation(job_id: int, file: Path) -> Allocation:
     values = json.loads(file.read_text(encoding="utf-8"))
+    gpus = [word.strip() for word in str(values.get("gpus", "")).split(",") if word.strip()]
+    cpus = values.get("cpus")
     return Allocation(
         job_id=job_id,
         user=str(values["user"]),
         account=str(values.get("account", "")),
         partition=str(values.get("partition", "")),
-        gpus=frozenset(int(word) for word in str(values.get("gpus", "")).split(",") if word.strip()),
+        gpus=frozenset(int(word) for word in gpus if word.isdecimal()),
+        uuids=frozenset(word for word in gpus if not word.isdecimal()),
+        cpus=int(cpus) if cpus is not None else None,
     )

@@ -4,11 +4,9 @@ Names follow Prometheus' conventions (base units, `_total` for counters, ratios 
 carry `job` (its Slurm id) and `user`; they vanish with the job, so that their number is bounded by what runs.
 """
 
-import logging
 import pwd
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -19,18 +17,8 @@ from carme_monitoring.jobs import Allocation, Allocations, Cgroups, Usage
 
 __all__ = ["NodeCollector"]
 
-_log = logging.getLogger("carme.monitoring")
-
 _GPU = ("gpu", "uuid")
 _JOB = ("job", "user")
-
-
-@dataclass(frozen=True, slots=True)
-class _Owner:
-    """The job that a GPU belongs to now."""
-
-    job_id: int
-    user: str
 
 
 class NodeCollector(Collector):
@@ -96,10 +84,12 @@ class NodeCollector(Collector):
     ) -> Iterator[Metric]:
         """What the GPUs of each job do: the same readings, under the job's and the user's name."""
         allotted: dict[int, int] = {}
+        named: dict[str, int] = {}
         for usage in usages:
             known = allocations.get(usage.job_id)
             minors = known.gpus if known and known.gpus is not None else usage.devices
             allotted |= dict.fromkeys(minors or (), usage.job_id)
+            named |= dict.fromkeys(known.uuids if known else (), usage.job_id)
         labels = (*_JOB, *_GPU)
         busy = GaugeMetricFamily(
             "carme_job_gpu_utilization_ratio",
@@ -128,8 +118,8 @@ class NodeCollector(Collector):
         for reading in readings:
             gpu = reading.gpu
             jobs = {process.pid: self._cgroups.job_of(process.pid) for process in reading.processes}
-            job_id = allotted.get(gpu.minor) if gpu.minor is not None else None
-            if job_id is None and not allotted:
+            job_id = named.get(gpu.uuid) or (allotted.get(gpu.minor) if gpu.minor is not None else None)
+            if job_id is None and not allotted and not named:
                 # Nobody says what was handed out: who is on the GPU has it.
                 job_id = next((number for number in jobs.values() if number), None)
             place = (_name(reading), gpu.uuid)
@@ -257,6 +247,7 @@ def _job_metrics(
             "memory_peak_bytes": "Highest use of memory, with page cache.",
             "memory_limit_bytes": "Memory that it may use.",
             "threads": "Threads at this moment.",
+            "cpus": "Processors of this node that it was given.",
         }.items()
     }
     counters = {
@@ -285,6 +276,7 @@ def _job_metrics(
             ("memory_peak_bytes", usage.memory_peak_bytes),
             ("memory_limit_bytes", usage.memory_limit_bytes),
             ("threads", usage.threads),
+            ("cpus", known.cpus if known else None),
         ):
             if value is not None:
                 gauges[name].add_metric(whose, value)

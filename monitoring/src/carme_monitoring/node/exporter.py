@@ -7,11 +7,12 @@ import sys
 import threading
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from carme_monitoring.gpus import GpuWatch, NvidiaLibrary
 from carme_monitoring.jobs import Allocations, Cgroups
 from carme_monitoring.node.collector import NodeCollector
+from carme_monitoring.serving import MetricsServer, ServingFailed
 
 __all__ = ["main"]
 
@@ -26,6 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--listen", default="127.0.0.1:9750", metavar="ADDRESS:PORT", help="default: %(default)s"
     )
     parser.add_argument(
+        "--certificates", type=Path, metavar="FOLDER",
+        help="tls.pem and ca.crt: serve by TLS to those alone whose certificate is of the same authority; "
+        "without it only loopback can be listened on",
+    )  # fmt: skip
+    parser.add_argument(
         "--allocations", type=Path, default=Path("/run/carme/allocations"), metavar="FOLDER",
         help="where Slurm's prolog writes what it gave to whom (default: %(default)s)",
     )  # fmt: skip
@@ -38,9 +44,6 @@ def main(arguments: list[str] | None = None) -> int:
         help="time between two looks for a GPU that was lost (default: %(default)s)",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    address, _, port = options.listen.rpartition(":")
-    if not address or not port.isdecimal():
-        parser.error(f"--listen must be like 127.0.0.1:9750, not {options.listen!r}")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     registry = CollectorRegistry()
     registry.register(
@@ -51,18 +54,16 @@ def main(arguments: list[str] | None = None) -> int:
         )
     )
     try:
-        server, _ = start_http_server(int(port), address.strip("[]"), registry)
-    except OSError as error:
-        print(
-            f"carme-node-exporter: {options.listen} cannot be used: {error.strerror}. "
-            "Choose another address with --listen.",
-            file=sys.stderr,
-        )
+        server = MetricsServer(options.listen, registry, options.certificates)
+    except ServingFailed as error:
+        print(f"carme-node-exporter: {error}", file=sys.stderr)
         return 1
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    print(f"Serving metrics at http://{options.listen}/metrics", flush=True)
+    scheme = "https" if options.certificates else "http"
+    print(f"Serving metrics at {scheme}://{options.listen}/metrics", flush=True)
     ended.wait()
     server.shutdown()
     return 0

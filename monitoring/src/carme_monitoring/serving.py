@@ -1,0 +1,133 @@
+"""Serves metrics over HTTP: on loopback to everybody, else by mutual TLS to those who hold a certificate.
+
+What users' jobs do is private to them. So beyond loopback a scrape must show a certificate that the site's
+monitoring authority made for clients; see `carme_monitoring.certificates`.
+"""
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+import threading
+from collections import Counter
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+__all__ = ["MetricsServer", "ServingFailed", "is_loopback"]
+
+PATIENCE = 5.0  # seconds for a handshake, and for each part of a request
+CONNECTIONS = 4  # of one address at a time: who stalls keeps nobody else from scraping
+CONNECTIONS_OF_ALL = 64
+
+
+class ServingFailed(Exception):
+    """Metrics cannot be served as asked; the text says why and what to do."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = PATIENCE
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a scrape every few seconds is not news."""
+
+
+class MetricsServer(ThreadingMixIn, WSGIServer):
+    """Serves a registry until `shutdown`.
+
+    Args:
+        listen: `ADDRESS:PORT`.
+        registry: What a scrape returns.
+        certificates: The folder with `tls.pem` (key and certificate) and `ca.crt`; None: plain HTTP, which is
+            for loopback alone.
+
+    Raises:
+        ServingFailed: The address or the certificates cannot be used.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, listen: str, registry: CollectorRegistry, certificates: Path | None) -> None:
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        if not host or not port.isdecimal():
+            raise ServingFailed(f"--listen must be like 127.0.0.1:9750, not {listen!r}.")
+        if certificates is None and not is_loopback(host):
+            raise ServingFailed(
+                f"{listen} is open to others, and what jobs do is private. "
+                "Name the folder of certificates with --certificates, or listen on 127.0.0.1."
+            )
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._context = _context(certificates) if certificates else None
+        self._open: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        try:
+            super().__init__((host, int(port)), _Handler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise ServingFailed(
+                f"{listen} cannot be used: {why}. Choose another address with --listen."
+            ) from None
+        self.set_app(make_wsgi_app(registry))
+
+    def server_bind(self) -> None:
+        # WSGIServer would look its own name up, which takes seconds where no name server answers.
+        if self.allow_reuse_address:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether the address has a connection left."""
+        with self._lock:
+            who = str(client_address[0])
+            if self._open[who] >= CONNECTIONS or self._open.total() >= CONNECTIONS_OF_ALL:
+                return False
+            self._open[who] += 1
+            return True
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection in its own thread, handshake included: a client that stalls holds up none."""
+        try:
+            with contextlib.suppress(OSError):  # TLS errors are among them: a client without a certificate
+                request.settimeout(PATIENCE)
+                if self._context:
+                    request = self._context.wrap_socket(request, server_side=True)
+                self.finish_request(request, client_address)
+        finally:
+            with self._lock:
+                self._open[str(client_address[0])] -= 1
+                self._open += Counter()  # forget addresses without connections
+            self.shutdown_request(request)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _context(folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(folder / "tls.pem")
+        context.load_verify_locations(folder / "ca.crt")
+    except OSError as error:
+        raise ServingFailed(
+            f"The certificates in {folder} cannot be used: {error.strerror or error}. "
+            "There must be tls.pem (key and certificate) and ca.crt, readable by this account; "
+            "the Ansible playbook makes them."
+        ) from None
+    return context
