@@ -174,8 +174,8 @@ def test_the_owner_who_cancels_has_stopped_it(demo: DemoSite) -> None:
     assert ended(demo, "e7").ending is Ending.STOPPED
 
 
-def test_preemption_is_told(demo: DemoSite) -> None:
-    """An urgent partition over the same nodes ends what runs there."""
+def test_preemption_is_told_and_by_what_as_far_as_slurm_shows_it(demo: DemoSite) -> None:
+    """An urgent partition over the same nodes ends what runs there; users see no jobs of others."""
     settings = "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL\n"
     urgent = "PartitionName=urgent Nodes=n1,n2 PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP\n"
     with slurm_settings(demo, settings + urgent):
@@ -183,16 +183,27 @@ def test_preemption_is_told(demo: DemoSite) -> None:
             running(demo, start(demo, f"p{number}", gpus_per_node=4))
         request = {"name": "urgent", "kind": "batch", "command": SLEEP, "minutes": 5, "partition": "urgent"}
         wait_until("the broker knows the partition", lambda: "urgent" in str(ask(demo, "cluster")))
-        job_id = ask(demo, "submit", request=request | {"gpus_per_node": 4, "image": None}, user="user2")
-        running(demo, job_id)
 
-        def preempted() -> Session | None:
-            both = [session(demo, "p1"), session(demo, "p2")]
-            return next((one for one in both if one.is_over), None)
+        def gives_way(to: str) -> tuple[int, Session]:
+            """An urgent job of a user, and the one of the sessions that it ends."""
+            before = [one for one in ("p1", "p2") if not session(demo, one).is_over]
+            job_id = ask(demo, "submit", request=request | {"gpus_per_node": 4, "image": None}, user=to)
+            running(demo, job_id)
 
-        over = wait_until("one of the sessions gave way", preempted)
-        assert over.ending is Ending.PREEMPTED
-        assert "in favour of one with a higher priority; start it again" in over.sentence
+            def preempted() -> Session | None:
+                both = [session(demo, name) for name in before]
+                told = "in partition urgent, which has a higher priority; start it again"
+                return next((one for one in both if one.is_over and told in one.sentence), None)
+
+            over = wait_until("one of the sessions gave way, and to what", preempted)
+            assert over.ending is Ending.PREEMPTED
+            return job_id, over
+
+        job_id, over = gives_way("user2")
+        assert "ended the session in favour of a job in partition urgent" in over.sentence
+        assert str(job_id) not in over.sentence
+        job_id, over = gives_way("user1")
+        assert f"ended the session in favour of job {job_id} in partition urgent" in over.sentence
         demo.end_all_jobs()
 
 

@@ -1,8 +1,9 @@
-"""Stands in for squeue, sbatch, sacct, scontrol and scancel: one file under five names.
+"""Stands in for squeue, sbatch, sacct, scontrol, scancel and sinfo: one file under six names.
 
 The folder beside it, `state`, holds what it knows: `jobs.json` (records by field), `accounting.json`,
-`nodes`, `partitions`, `reservations` and `limits` if there are any, and, to make a program fail, `fail-NAME`
-with what it writes to standard error.
+`nodes`, `partitions`, `reservations` and `limits` if there are any, `private` if users may see no job but
+their own, with the partitions that are hidden, and, to make a program fail, `fail-NAME` with what it writes
+to standard error.
 Every call is written to `calls.jsonl`.
 """
 
@@ -39,8 +40,9 @@ if name == "squeue" and "format" in options:
     fields = [part[0] for part in options["format"].split("%")[1:]]
     sys.stdout.write(records("jobs.json", fields, separator))
 elif name == "squeue":
+    private = "exit_code" not in options["Format"] and (state / "private").exists()
     for job in jobs:
-        if str(job["A"]) in options["jobs"].split(","):
+        if str(job["A"]) in options["jobs"].split(",") and (not private or job["u"] == os.environ["USER"]):
             print(f"{job['A']:<20}{job.get('exit', 0):<20}")
 elif name == "sacct":
     sys.stdout.write(records("accounting.json", options["format"].split(","), options["delimiter"]))
@@ -68,6 +70,9 @@ elif name == "sbatch":
     job |= {"C": options["cpus-per-task"], "m": options["mem"], "l": "1:00:00", "V": "1795181538"}
     (state / "jobs.json").write_text(json.dumps([*jobs, job | {"k": options["comment"]}]))
     print(f"{number};carme")
+elif name == "sinfo":
+    hidden = (state / "private").read_text().split() if (state / "private").exists() else []
+    print("\n".join({job["P"] for job in jobs} - set(hidden)))
 elif name == "scancel":
     for job in jobs:
         if str(job["A"]) == sys.argv[1]:

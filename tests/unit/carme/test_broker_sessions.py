@@ -233,6 +233,73 @@ async def test_whoever_cancels_is_told_apart(site: Any) -> None:
     assert (await reaches(site, SessionState.ENDED, "s2")).ending is Ending.CANCELLED_BY_ADMIN
 
 
+ENDED = STARTED + 100
+URGENT: dict[str, Any] = JOB | {
+    "A": 17, "j": "urgent", "u": "bob", "P": "urgent", "k": "", "V": ENDED - 5, "S": ENDED + 1
+}  # fmt: skip
+
+
+async def told(site: Any, job_id: int, words: str) -> str:
+    """The sentence of a job, once it has the words."""
+    cursor = None
+    while words not in (sentence := (await site.client.job(job_id)).explanation):
+        cursor = (await site.client.events(cursor, wait=30)).cursor
+    return sentence
+
+
+async def test_what_took_the_place_of_a_preempted_session_is_named(site: Any) -> None:
+    preempted = JOB | {"T": "PREEMPTED", "e": ENDED}
+    site.slurm.jobs = [preempted]
+    assert "in favour of one with a higher priority" in (await reaches(site, SessionState.ENDED)).sentence
+    # It starts when the place is free: later than the end is seen.
+    site.slurm.jobs = [preempted, URGENT]
+    await told(site, 7, "in favour of job 17 in partition urgent, which has a higher priority; start")
+    assert "job 17 in partition urgent" in (await site.client.session("s1")).sentence
+    (asked,) = [call for call in site.slurm.calls("squeue") if "--Format=JobID:20" in call["arguments"]]
+    assert asked["environment"]["USER"] == "ada"
+    # What is known stays when Slurm has forgotten that job.
+    site.slurm.jobs = [preempted, JOB | {"A": 9, "j": "session-s9"}]
+    await reaches(site, SessionState.STARTING, "s9")
+    assert "job 17" in (await site.client.session("s1")).sentence
+
+
+@pytest.mark.parametrize(
+    ("hidden", "words"),
+    [("", "a job in partition urgent, which has a higher"), ("urgent", "one with a higher priority")],
+)
+async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_told(
+    site: Any, hidden: str, words: str
+) -> None:
+    (site.slurm.state / "private").write_text(hidden)
+    site.slurm.jobs = [
+        JOB | {"T": "PREEMPTED", "e": ENDED},
+        JOB | {"A": 8, "j": "session-s2", "N": "n2", "T": "PREEMPTED", "e": ENDED},
+        URGENT,
+        URGENT | {"A": 18, "u": "ada", "N": "n2", "q": "rush"},
+    ]
+    await reaches(site, SessionState.ENDED, "s2")
+    await told(site, 8, "job 18 in partition urgent with quality of service rush, which has")
+    assert f"in favour of {words}" in (await site.client.session("s1")).sentence
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"P": "gpu"},  # of equal rank
+        {"N": "n2"},
+        {"S": ENDED - 1},
+        {"V": ENDED + 5, "S": ENDED + 6},
+        {"T": "PENDING"},
+    ],
+)
+async def test_what_did_not_take_the_place_is_not_blamed(site: Any, other: dict[str, Any]) -> None:
+    site.slurm.jobs = [JOB | {"T": "PREEMPTED", "e": ENDED}, URGENT | other]
+    await reaches(site, SessionState.ENDED)
+    site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 9, "j": "session-s9"}]
+    await reaches(site, SessionState.STARTING, "s9")
+    assert "in favour of one with a higher priority" in (await site.client.session("s1")).sentence
+
+
 # What is kept
 
 

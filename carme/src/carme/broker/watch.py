@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from carme.broker.aftermath import Aftermaths
 from carme.broker.feed import Feed
+from carme.broker.preemptions import Preemptions
 from carme.broker.sessions import SessionBook
 from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
@@ -53,6 +54,7 @@ class Watch:
         self._book = book
         self._entries: dict[int, _Entry] = {}
         self._aftermaths = Aftermaths(slurm)
+        self._preemptions = Preemptions(slurm)
         self._waiting = Waiting(slurm)
         self._cluster: Cluster | None = None
         self._polls = 0
@@ -202,6 +204,7 @@ class Watch:
                     update={"exit_code": old.job.exit_code, "signal": old.job.signal}
                 )
         jobs |= await self._aftermaths.complete(jobs.values())
+        jobs |= await self._preemptions.complete(jobs.values())
         jobs |= await self._waiting.complete(jobs.values(), self._cluster)
         for job_id in [
             key for key, entry in self._entries.items() if key not in jobs and entry.poll < number

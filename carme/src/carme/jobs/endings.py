@@ -125,10 +125,8 @@ def ending_sentence(job: "Job", ending: Ending) -> str:
             node = f"Node {job.failed_node}" if job.failed_node else where.capitalize()
             return f"{node} failed and the {what} ended with it; {again}, it goes to nodes that work."
         case Ending.PREEMPTED:
-            return (
-                f"Slurm ended the {what} in favour of one with a higher priority; "
-                f"{again} and it waits for its turn."
-            )
+            other = job.preempted_by or "one with a higher priority"
+            return f"Slurm ended the {what} in favour of {other}; {again} and it waits for its turn."
         case Ending.CANCELLED_BY_ADMIN:
             return f"An administrator cancelled the {what}; ask them for the reason before you {again}."
         case Ending.IMAGE_MISSING:

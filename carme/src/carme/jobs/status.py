@@ -23,6 +23,8 @@ class Job(BaseModel):
         cancelled_by: Who cancelled it; None when it was not, or that is not known (yet).
         peak_memory_mb: The most memory (MiB) that it had on one node, known for jobs that ran out of it.
         failed_node: The node whose failure ended it.
+        preempted_by: What took its place when Slurm preempted it, in words; empty when that is not known, or
+            not its owner's to know.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -58,6 +60,7 @@ class Job(BaseModel):
     cancelled_by: Literal["owner", "other"] | None = None
     peak_memory_mb: int | None = None
     failed_node: str = ""
+    preempted_by: str = ""
 
     @computed_field
     @property

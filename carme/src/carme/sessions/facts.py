@@ -65,6 +65,9 @@ def seen(facts: Facts, job: Job, now: datetime) -> Facts:
         job: The session's job as Slurm shows it now.
         now: When that was.
     """
+    if facts.job.preempted_by and not job.preempted_by:
+        # A broker that was started again may see what took the place no more.
+        job = job.model_copy(update={"preempted_by": facts.job.preempted_by})
     known: dict[str, object] = {"job": job}
     if _waits(job.state) and not _waits(facts.job.state):
         # Slurm put it back into the queue: the server that there was is gone.

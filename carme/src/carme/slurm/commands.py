@@ -71,6 +71,18 @@ class SlurmCommands:
                     found[job_id] = found.get(job_id, Aftermath())._replace(failed_node=name)
         return found
 
+    async def visible_jobs(self, ids: Iterable[int], account: UnixAccount) -> set[int]:
+        jobs = ",".join(map(str, ids))
+        done = await run(
+            "squeue", "--states=all", "--noheader", f"--jobs={jobs}", "--Format=JobID:20", owner=account
+        )
+        words = done.output.decode(errors="replace").split() if done.code == 0 else []
+        return {int(word) for word in words if word.isdecimal()}
+
+    async def visible_partitions(self, account: UnixAccount) -> set[str]:
+        done = await run("sinfo", "--noheader", "--format=%R", owner=account)
+        return set(_succeeded("sinfo", done).split())
+
     async def reservations(self) -> list[Reservation]:
         return parsing.reservations(await _ask("scontrol", "--oneliner", "show", "reservation"))
 

@@ -63,6 +63,14 @@ class Slurm(Protocol):
         """Who cancelled these jobs, their peak memory, the node that failed; left out: not accounted yet."""
         ...
 
+    async def visible_jobs(self, ids: Iterable[int], account: UnixAccount) -> set[int]:
+        """Those of these jobs that Slurm shows to an account (PrivateData) and has not forgotten."""
+        ...
+
+    async def visible_partitions(self, account: UnixAccount) -> set[str]:
+        """The partitions that Slurm shows to an account."""
+        ...
+
     async def reservations(self) -> list[Reservation]:
         """Reservations that have not ended."""
         ...
