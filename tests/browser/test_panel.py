@@ -1,0 +1,69 @@
+"""The session's time in JupyterLab: what is left, warnings, more of it, and documents saved at the end."""
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import Locator, Page, expect
+
+from demo_site import DemoSite, wait_until
+
+from .conftest import log_in, start
+
+FILE = "/home/user1/unsaved.txt"
+
+
+def toast(page: Page, words: str) -> Locator:
+    """A message of JupyterLab."""
+    return page.locator(".jp-Notification-Toast, .Toastify__toast").filter(has_text=re.compile(words)).first
+
+
+def ask_for(page: Page, minutes: int) -> None:
+    """Answer the question for how many minutes."""
+    dialog = page.get_by_role("dialog").filter(has_text="More time for this session")
+    dialog.locator("input").fill(str(minutes))
+    dialog.get_by_role("button", name="Extend").click()
+
+
+def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_end(
+    page: Page, demo: DemoSite, keep: Callable[[str], None]
+) -> None:
+    demo.run("head", "rm", "-rf", "/home/user1/.jupyter/lab/workspaces")
+    demo.run("head", "tee", FILE, user="user1", data="first line\n")
+    log_in(page, demo)
+    start(page, "A few minutes", gpus_per_node=0, minutes=4)
+    expect(page.locator(".status .state")).to_have_text("Ready", timeout=120_000)
+    lab = page.get_by_role("link", name="Open JupyterLab").get_attribute("href") or ""
+    name = lab.split("/")[4]
+    page.goto(f"/jupyter/user/user1/{name}/lab/tree/unsaved.txt")
+
+    # Less than five minutes: said at once, and always in sight.
+    left = page.locator("#carme-session-time button")
+    expect(left).to_have_text(re.compile(r"^[123] min left$"), timeout=120_000)
+    warning = toast(page, r"This session ends in [123] min, at .* All documents are saved now\.")
+    expect(warning).to_be_visible()
+    keep("jupyterlab-near-the-end")
+
+    # More time from the warning itself; then less than fifteen minutes are left, which is said as well.
+    warning.get_by_role("button", name="Extend").click()
+    ask_for(page, 8)
+    expect(toast(page, "This session now ends at")).to_be_visible()
+    expect(left).to_have_text(re.compile(r"^(9|1[01]) min left$"))
+    expect(toast(page, r"This session ends in (9|1[01]) min")).to_be_visible()
+
+    # What is not allowed is refused, with the reason.
+    left.click()
+    ask_for(page, 5000)
+    expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible()
+    keep("jupyterlab-not-extended")
+
+    # A document that nobody saved, when the session is told to end.
+    page.locator(".jp-FileEditor .cm-content").click()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("never saved by hand")
+    expect(page.locator(".jp-Document .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty").first).to_be_attached()
+    assert "never saved" not in demo.run("head", "cat", FILE).stdout
+    demo.carme("session", "stop", name)
+    expect(toast(page, "This session is ending")).to_be_visible()
+    shown = ("session", "show", name)
+    wait_until("the session is over", lambda: demo.carme_json(*shown)["state"] == "ended")
+    assert demo.run("head", "cat", FILE).stdout == "first line\nnever saved by hand"
