@@ -4,10 +4,14 @@ What users' jobs do is private to them. So beyond loopback a scrape must show a 
 monitoring authority made for clients; see `carme_monitoring.certificates`.
 """
 
+import argparse
 import contextlib
 import ipaddress
+import logging
+import signal
 import socket
 import ssl
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -16,8 +20,9 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.registry import Collector
 
-__all__ = ["MetricsServer", "ServingFailed", "is_loopback"]
+__all__ = ["MetricsServer", "ServingFailed", "add_options", "serve"]
 
 PATIENCE = 5.0  # seconds for a handshake, and for each part of a request
 CONNECTIONS = 4  # of one address at a time: who stalls keeps nobody else from scraping
@@ -26,6 +31,37 @@ CONNECTIONS_OF_ALL = 64
 
 class ServingFailed(Exception):
     """Metrics cannot be served as asked; the text says why and what to do."""
+
+
+def add_options(parser: argparse.ArgumentParser, listen: str) -> None:
+    """The options of every exporter; `listen` is the default address."""
+    parser.add_argument("--listen", default=listen, metavar="ADDRESS:PORT", help="default: %(default)s")
+    parser.add_argument(
+        "--certificates", type=Path, metavar="FOLDER",
+        help="tls.pem and ca.crt: serve by TLS to those alone whose certificate is of the same authority; "
+        "without it only loopback can be listened on",
+    )  # fmt: skip
+
+
+def serve(program: str, options: argparse.Namespace, collector: Collector) -> int:
+    """Serve what the collector finds until SIGTERM or SIGINT; the program's exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        server = MetricsServer(options.listen, registry, options.certificates)
+    except ServingFailed as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    scheme = "https" if options.certificates else "http"
+    print(f"Serving metrics at {scheme}://{options.listen}/metrics", flush=True)
+    ended.wait()
+    server.shutdown()
+    return 0
 
 
 class _Handler(WSGIRequestHandler):
@@ -56,7 +92,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         host = host.strip("[]")
         if not host or not port.isdecimal():
             raise ServingFailed(f"--listen must be like 127.0.0.1:9750, not {listen!r}.")
-        if certificates is None and not is_loopback(host):
+        if certificates is None and not _is_loopback(host):
             raise ServingFailed(
                 f"{listen} is open to others, and what jobs do is private. "
                 "Name the folder of certificates with --certificates, or listen on 127.0.0.1."
@@ -107,7 +143,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
 
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     """Whether only this host can reach the address."""
     if host == "localhost":
         return True

@@ -1,9 +1,9 @@
 """Stands in for squeue, sbatch, sacct, scontrol, scancel and sinfo: one file under six names.
 
 The folder beside it, `state`, holds what it knows: `jobs.json` (records by field), `accounting.json`,
-`nodes`, `partitions`, `reservations` and `limits` if there are any, `private` if users may see no job but
-their own, with the partitions that are hidden, and, to make a program fail, `fail-NAME` with what it writes
-to standard error.
+`nodes`, `partitions`, `reservations`, `licenses` and `limits` if there are any, `private` if users may see no
+job but their own, with the partitions that are hidden, and, to make a program fail, `fail-NAME` with what it
+writes to standard error.
 Every call is written to `calls.jsonl`.
 """
 
@@ -51,8 +51,8 @@ elif name == "scontrol" and sys.argv[1] == "update":
     (job,) = [job for job in jobs if str(job["A"]) == values["JobId"]]
     job["l"] = f"{values['TimeLimit']}:00"
     (state / "jobs.json").write_text(json.dumps(jobs))
-elif name == "scontrol" and {"reservation", "assoc_mgr"} & set(sys.argv):
-    known = state / ("reservations" if "reservation" in sys.argv else "limits")
+elif name == "scontrol" and (asked := {"reservation", "assoc_mgr", "licenses"} & set(sys.argv)):
+    known = state / {"reservation": "reservations", "assoc_mgr": "limits"}.get(word := asked.pop(), word)
     sys.stdout.write(known.read_text() if known.exists() else "No reservations in the system\n")
 elif name == "scontrol" and "job" in sys.argv:
     print(json.dumps(jobs))

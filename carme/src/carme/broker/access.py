@@ -20,11 +20,17 @@ _CLOSED_SHELLS = ("nologin", "false")
 
 @dataclass(frozen=True)
 class Peer:
-    """A process that has connected; `trusted`: root, or a service that may act for users."""
+    """A process that has connected.
+
+    Attributes:
+        trusted: Root, or a service that may act for users.
+        observer: It may ask for the overview.
+    """
 
     pid: int
     account: UnixAccount
     trusted: bool
+    observer: bool = False
 
 
 async def identify(connection: socket.socket, settings: Settings) -> Peer:
@@ -32,12 +38,13 @@ async def identify(connection: socket.socket, settings: Settings) -> Peer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     account = await asyncio.to_thread(UnixAccount.numbered, uid)  # may ask a directory server
-    return Peer(pid, account, trusted=uid == 0 or await _is_service(account, settings))
+    trusted = uid == 0 or await _is_one_of(account, settings.broker.services)
+    return Peer(pid, account, trusted, trusted or await _is_one_of(account, settings.broker.observers))
 
 
-async def _is_service(account: UnixAccount, settings: Settings) -> bool:
+async def _is_one_of(account: UnixAccount, names: list[str]) -> bool:
     """Whether the account is one of the configured ones, and not another number under the same name."""
-    if account.name not in settings.broker.services:
+    if account.name not in names:
         return False
     return (await asyncio.to_thread(UnixAccount.named, account.name)).uid == account.uid
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from carme.broker import protocol
-from carme.broker.protocol import EventBatch, LogPart, StartEstimate
+from carme.broker.protocol import EventBatch, LogPart, Overview, StartEstimate
 from carme.config import load
 from carme.errors import BrokerUnavailable, InvalidRequest
 from carme.jobs import Cluster, Job, JobRequest, refusal
@@ -119,6 +119,10 @@ class BrokerClient:
         """Partitions and nodes, and when they were last seen."""
         return self._ask(protocol.GetCluster)
 
+    def overview(self) -> Overview:
+        """For observers and services: figures of the whole site, of all users."""
+        return self._ask(protocol.GetOverview)
+
     def events(self, cursor: str | None = None, wait: float = 0.0) -> EventBatch:
         """Jobs and sessions that changed since `cursor`; waits up to `wait` seconds (at most 60) for one."""
         return self._ask(protocol.GetEvents, cursor=cursor, wait=wait)
@@ -196,6 +200,10 @@ class AsyncBrokerClient:
     async def cluster(self) -> Cluster:
         """Partitions and nodes, and when they were last seen."""
         return await self._ask(protocol.GetCluster)
+
+    async def overview(self) -> Overview:
+        """For observers and services: figures of the whole site, of all users."""
+        return await self._ask(protocol.GetOverview)
 
     async def events(self, cursor: str | None = None, wait: float = 0.0) -> EventBatch:
         """Jobs and sessions that changed since `cursor`; waits up to `wait` seconds (at most 60) for one."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Cluster, Job, JobRequest, StartEstimate
 from carme.sessions import Extension, Session, SessionNote
@@ -26,10 +27,12 @@ __all__ = [
     "GetJob",
     "GetJobs",
     "GetLog",
+    "GetOverview",
     "GetSession",
     "GetSessions",
     "LogPart",
     "Note",
+    "Overview",
     "Request",
     "StartEstimate",
     "Submit",
@@ -138,6 +141,11 @@ class GetCluster(_Asked):
     result = TypeAdapter(Cluster)
 
 
+class GetOverview(_Asked):
+    method: Literal["overview"] = "overview"
+    result = TypeAdapter(Overview)
+
+
 class GetEvents(_Asked):
     method: Literal["events"] = "events"
     cursor: str | None = Field(default=None, max_length=128)
@@ -176,6 +184,7 @@ Request = (
     | GetHistory
     | GetLog
     | GetCluster
+    | GetOverview
     | GetEvents
     | GetSessions
     | GetSession

@@ -15,6 +15,7 @@ from carme.broker.access import Peer, acting_for, owner_of_job
 from carme.broker.audit import AuditLog
 from carme.broker.extensions import Extensions
 from carme.broker.feed import Feed
+from carme.broker.overview import Overview, SessionFigures
 from carme.broker.protocol import EventBatch, LogPart
 from carme.broker.sessions import SessionBook
 from carme.broker.shares import Shares
@@ -145,6 +146,8 @@ class Broker:
                 return await self._log(peer, request)
             case protocol.GetCluster():
                 return self._watch.cluster()
+            case protocol.GetOverview():
+                return self._overview(peer)
             case protocol.GetEvents():
                 return await self._events(peer, request)
             case protocol.GetSessions():
@@ -342,6 +345,17 @@ class Broker:
             self._audit.record(
                 peer, "note", request.user, "ok", job_id=request.job_id, ending=request.note.ending
             )
+
+    def _overview(self, peer: Peer) -> Overview:
+        if not peer.observer:
+            raise Denied(
+                f"{peer.account.name} may not see figures of all users; the site's monitoring does.",
+                "See your own jobs with 'carme jobs'.",
+            )
+        view = self._watch.overview()
+        return view.model_copy(
+            update={"sessions": [SessionFigures.of(session) for session in self._book.after(None, None)]}
+        )
 
     async def _events(self, peer: Peer, request: protocol.GetEvents) -> EventBatch:
         user = None if peer.trusted else peer.account.name

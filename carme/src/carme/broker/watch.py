@@ -6,14 +6,16 @@ import logging
 import math
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from carme.broker.aftermath import Aftermaths
 from carme.broker.feed import Feed
+from carme.broker.overview import JobFigures, Overview
 from carme.broker.preemptions import Preemptions
 from carme.broker.sessions import SessionBook
 from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
-from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Phase
+from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Licence, Phase, Reservation
 from carme.slurm import Slurm, UnixAccount
 
 _log = logging.getLogger("carme.broker")
@@ -22,6 +24,8 @@ _log = logging.getLogger("carme.broker")
 CLUSTER_EVERY = 30.0
 CLUSTER_AT_MOST_EVERY = 5.0  # however often jobs change
 QUEUE_EVERY = 60.0
+# Reservations and licences are for observers alone, and looked at so long after one has asked.
+OBSERVED_SECONDS = 120.0
 
 # A job whose processes have ended is over within moments; for so many seconds it is looked at more often.
 ENDING_SECONDS = 1.5
@@ -61,6 +65,10 @@ class Watch:
         self._found: list[Job] = []
         self._pulse = ""
         self._queue_due = self._cluster_due = self._cluster_seen = self._ending_until = -math.inf
+        self._observed_until = self._extras_due = -math.inf
+        self._reservations: list[Reservation] | None = None
+        self._licences: list[Licence] | None = None
+        self._answered: datetime | None = None
         self._failure: CarmeError | None = None
         self._seen = False
         self._abandoned: dict[str, UnixAccount] = {}
@@ -86,6 +94,18 @@ class Watch:
         if self._cluster is None:
             raise self._failure or _not_yet()
         return self._cluster
+
+    def overview(self) -> Overview:
+        """What is known, for an observer. While Slurm is away it is what was known last."""
+        self._observed_until = time.monotonic() + OBSERVED_SECONDS
+        return Overview(
+            answered=self._answered,
+            failure=str(self._failure or "") if self._seen else str(self._failure or _not_yet()),
+            jobs=[JobFigures.of(entry.job) for entry in self._entries.values()],
+            cluster=self._cluster,
+            reservations=self._reservations,
+            licences=self._licences,
+        )
 
     def remember(self, jobs: list[Job]) -> None:
         """Jobs that were not over when the broker ended: the first look says what became of them."""
@@ -136,6 +156,7 @@ class Watch:
             if self._failure:
                 _log.info("Slurm answers again.")
             self._failure = None
+            self._answered = datetime.now(UTC)
         except CarmeError as error:
             if self._failure is None:
                 _log.warning("%s", error)
@@ -161,6 +182,10 @@ class Watch:
             self._cluster_seen = time.monotonic()
             self._cluster_due = self._cluster_seen + CLUSTER_EVERY
             await self._show()
+        if self._extras_due <= time.monotonic() < self._observed_until:
+            self._extras_due = time.monotonic() + CLUSTER_EVERY
+            self._reservations = await self._slurm.reservations()
+            self._licences = await self._slurm.licences()
 
     async def _queue(self) -> list[Job]:
         """The queue as it is; the pulse comes first, so that what it has seen is in the queue for certain."""

@@ -70,10 +70,14 @@ class SlurmSettings(_Table):
 
 
 class BrokerSettings(_Table):
-    """`[broker]`: its socket, who may act for users, and where it keeps what it knows about sessions."""
+    """`[broker]`: its socket, who may act for users, and where it keeps what it knows about sessions.
+
+    `observers` are accounts that may ask for figures of all users, and for nothing else.
+    """
 
     socket: AbsolutePath = Path("/run/carme/broker.sock")
     services: list[Word] = ["carme-hub", "carme-portal"]
+    observers: list[Word] = ["carme-exporter"]
     minimum_uid: int = Field(default=1000, ge=1)
     audit_log: AbsolutePath = Path("/var/log/carme/audit.jsonl")
     state_directory: AbsolutePath = Path("/var/lib/carme/broker")

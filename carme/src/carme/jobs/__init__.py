@@ -1,7 +1,7 @@
 """Jobs: what a user may ask for, what Slurm knows, and the words for it."""
 
 from carme.jobs.checks import Share, check, partition_of, share
-from carme.jobs.cluster import Cluster, Node, Partition, Reservation
+from carme.jobs.cluster import Cluster, Licence, Node, Partition, Reservation
 from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, ending_of, last_lines
 from carme.jobs.explanations import waiting_for
 from carme.jobs.requests import MAXIMUM_MINUTES, JobRequest, SessionOptions, refusal
@@ -18,6 +18,7 @@ __all__ = [
     "Job",
     "JobRequest",
     "JobState",
+    "Licence",
     "Node",
     "Partition",
     "Phase",

@@ -42,6 +42,15 @@ class Cluster(_Seen):
     nodes: list[Node] = []
 
 
+class Licence(_Seen):
+    """So many places of a licence that Slurm hands out."""
+
+    name: str
+    total: int
+    used: int = 0
+    reserved: int = 0
+
+
 class Reservation(_Seen):
     """Nodes kept for somebody from `start` to `end` (UTC); processors and GPUs are over all of its nodes."""
 

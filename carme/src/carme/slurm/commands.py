@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from carme.errors import CarmeError, SlurmError
-from carme.jobs import Cluster, Job, JobState, Reservation, StartEstimate, submission
+from carme.jobs import Cluster, Job, JobState, Licence, Reservation, StartEstimate, submission
 from carme.jobs.certificate import make_certificate
 from carme.jobs.limits import Limits
 from carme.slurm import parsing
@@ -85,6 +85,9 @@ class SlurmCommands:
 
     async def reservations(self) -> list[Reservation]:
         return parsing.reservations(await _ask("scontrol", "--oneliner", "show", "reservation"))
+
+    async def licences(self) -> list[Licence]:
+        return parsing.licences(await _ask("scontrol", "--oneliner", "show", "licenses"))
 
     async def limits(self, users: Iterable[str]) -> list[Limits]:
         which = f"users={','.join(sorted(set(users)))}"

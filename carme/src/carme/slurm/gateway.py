@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
-from carme.jobs import Cluster, Job, JobRequest, Reservation, Share, StartEstimate
+from carme.jobs import Cluster, Job, JobRequest, Licence, Reservation, Share, StartEstimate
 from carme.jobs.limits import Limits
 from carme.slurm.account import UnixAccount
 
@@ -73,6 +73,10 @@ class Slurm(Protocol):
 
     async def reservations(self) -> list[Reservation]:
         """Reservations that have not ended."""
+        ...
+
+    async def licences(self) -> list[Licence]:
+        """The licences that Slurm hands out."""
         ...
 
     async def limits(self, users: Iterable[str]) -> list[Limits]:

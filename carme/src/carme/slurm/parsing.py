@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Literal
 
-from carme.jobs import Cluster, Job, JobState, Node, Partition, Phase, Reservation
+from carme.jobs import Cluster, Job, JobState, Licence, Node, Partition, Phase, Reservation
 from carme.jobs.limits import Limits
 from carme.jobs.nodes import expand
 from carme.slurm.gateway import Aftermath, ExitStatus
@@ -235,6 +235,20 @@ def reservations(output: str) -> list[Reservation]:
             )
         )
     return found
+
+
+def licences(output: str) -> list[Licence]:
+    """`scontrol -o show licenses`; without any it is one line that says so."""
+    return [
+        Licence(
+            name=_value(line, "LicenseName"),
+            total=_count(_value(line, "Total")),
+            used=_count(_value(line, "Used")),
+            reserved=_count(_value(line, "Reserved")),
+        )
+        for line in output.splitlines()
+        if line.startswith("LicenseName=")
+    ]
 
 
 def limits(output: str) -> list[Limits]:

@@ -1,0 +1,81 @@
+"""The whole site in one answer, for those who watch it.
+
+Figures of all users' jobs, but no words of their own choosing, no keys, and nothing that lets one act.
+"""
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+from carme.jobs import Cluster, Job, JobState, Licence, Reservation
+from carme.sessions import Ending, Session, SessionState, Step
+
+__all__ = ["JobFigures", "Overview", "SessionFigures"]
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class JobFigures(_Told):
+    """One job in Slurm's queue; fields as in `Job`."""
+
+    id: int
+    user: str
+    account: str
+    partition: str
+    state: JobState
+    reason: str
+    kind: str
+    nodes: int
+    cpus: int
+    memory_mb: int
+    gpus: int
+    gpu_type: str | None
+    submitted: datetime | None
+    started: datetime | None
+
+    @classmethod
+    def of(cls, job: Job) -> "JobFigures":
+        """What may be told of a job."""
+        return cls(**{name: getattr(job, name) for name in cls.model_fields})
+
+
+class SessionFigures(_Told):
+    """One session that is active or ended within the last day; `marks` are the steps of its start."""
+
+    job_id: int
+    image: str | None
+    state: SessionState
+    ending: Ending | None
+    marks: dict[Step, datetime]
+
+    @classmethod
+    def of(cls, session: Session) -> "SessionFigures":
+        """What may be told of a session."""
+        return cls(
+            job_id=session.job_id,
+            image=session.image,
+            state=session.state,
+            ending=session.ending,
+            marks={mark.step: mark.at for mark in session.marks},
+        )
+
+
+class Overview(_Told):
+    """What the broker knows about the site. Nothing in it is asked of Slurm for this answer.
+
+    Attributes:
+        answered: When Slurm answered last; while it is away the pictures stay as they were.
+        failure: Why Slurm does not answer; empty while it does.
+        reservations, licences: None until they have been seen: the broker looks for them, every half minute,
+            only while somebody asks for overviews.
+    """
+
+    answered: datetime | None
+    failure: str = ""
+    jobs: list[JobFigures] = []
+    cluster: Cluster | None = None
+    reservations: list[Reservation] | None = None
+    licences: list[Licence] | None = None
+    sessions: list[SessionFigures] = []

@@ -1,0 +1,104 @@
+"""What one scrape of a large site costs: 2,000 nodes, 10,000 jobs of 500 users, 1,000 sessions.
+
+The real way but for the socket: the broker makes its answer, the exporter reads it and writes metrics.
+Times are the process's own processor time, so that what else the machine does is not counted.
+Prints a JSON line for each part; `--nodes` and `--jobs` change the size.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from pydantic_core import to_jsonable_python
+
+from carme.broker import protocol
+from carme.broker.overview import JobFigures, Overview, SessionFigures
+from carme.jobs import Cluster, JobState, Node, Partition
+from carme.sessions import SessionState, Step
+from carme_monitoring.cluster.collector import ClusterCollector
+
+ROUNDS = 7
+
+
+def site(nodes: int, jobs: int) -> Overview:
+    """A busy site of that size."""
+    now = datetime.now(UTC)
+    return Overview(
+        answered=now,
+        cluster=Cluster(
+            taken=now,
+            partitions=[Partition(name="gpu", node_names=[f"n{number}" for number in range(nodes)])],
+            nodes=[
+                Node(
+                    name=f"n{number}", state="MIXED", cpus=128, cpus_used=64, memory_mb=1_000_000,
+                    gpus={"a100": 8}, gpus_used={"a100": 4},
+                )
+                for number in range(nodes)
+            ],
+        ),
+        jobs=[
+            JobFigures(
+                id=number, user=f"user{number % 500}", account=f"account{number % 50}", partition="gpu",
+                state=JobState.PENDING if number % 2 else JobState.RUNNING, reason="Priority", kind="batch",
+                nodes=1, cpus=8, memory_mb=64_000, gpus=2, gpu_type="a100",
+                submitted=now - timedelta(hours=1), started=None if number % 2 else now,
+            )
+            for number in range(jobs)
+        ],
+        sessions=[
+            SessionFigures(
+                job_id=number, image="torch", state=SessionState.READY, ending=None,
+                marks={Step.ALLOCATED: now},
+            )
+            for number in range(jobs // 10)
+        ],
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=2000)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    options = parser.parse_args()
+    overview = site(options.nodes, options.jobs)
+    registry = CollectorRegistry()
+    registry.register(ClusterCollector(lambda: overview, dict))
+    line = _answer(overview)
+    parts: dict[str, Callable[[], Any]] = {
+        "broker_answers": lambda: _answer(overview),
+        "exporter_reads": lambda: protocol.GetOverview.result.validate_python(
+            protocol.Answer.model_validate_json(line).result
+        ),
+        "exporter_writes": lambda: generate_latest(registry),
+    }
+    medians = {name: _median(part) for name, part in parts.items()}
+    for name, seconds in {**medians, "scrape": sum(medians.values())}.items():
+        print(json.dumps({"name": name, "median_ms": round(seconds * 1000, 1)}))
+    text = generate_latest(registry).decode()
+    series = sum(not row.startswith("#") for row in text.splitlines())
+    print(json.dumps({"name": "size", "answer_bytes": len(line), "series": series}))
+    return 0
+
+
+def _answer(overview: Overview) -> bytes:
+    return protocol.Answer(result=to_jsonable_python(overview)).model_dump_json().encode()
+
+
+def _median(part: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        part()
+        times.append(time.process_time() - begun)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
