@@ -58,11 +58,15 @@ def parser() -> argparse.ArgumentParser:
         help="job images with commas between them: vscode takes longer (default: base,torch, or as before)",
     )
 
+    up.add_argument(
+        "--monitoring", action="store_const", const=True, help="also Prometheus and its alerts, from now on"
+    )
+
     hosts = command("hosts", "set up the bare hosts only: nothing of Carme is installed")
     for option in ("--nodes", "--gpus", "--port"):
         hosts.add_argument(option, type=int, metavar="N", help="as for up")
     hosts.add_argument("--subnet", help="as for up")
-    hosts.set_defaults(images=None)
+    hosts.set_defaults(images=None, monitoring=None)
 
     show = command(
         "status", "show nodes, services and address; the exit status is 0 only when the demo is ready"
@@ -300,7 +304,10 @@ class Demo:
 
     def _hosts(self, options: argparse.Namespace) -> tuple[Settings, Nodes]:
         known = settings.load(self.places) or Settings()
-        given = {name: getattr(options, name) for name in ("nodes", "gpus", "port", "subnet", "images")}
+        given = {
+            name: getattr(options, name)
+            for name in ("nodes", "gpus", "port", "subnet", "images", "monitoring")
+        }
         chosen = dataclasses.replace(
             known, **{name: value for name, value in given.items() if value is not None}
         )

@@ -113,6 +113,8 @@ def inventory(settings: Settings) -> dict[str, object]:
         if node.is_head:
             facts["ansible_connection"] = "local"
         groups["head" if node.is_head else "compute"]["hosts"][node.name] = facts
+    if settings.monitoring:
+        groups["monitoring"] = {"hosts": {node.name: {} for node in settings.machines() if node.is_head}}
     return dict(groups)
 
 

@@ -47,6 +47,7 @@ class Settings:
         port: port on 127.0.0.1 under which the portal answers.
         subnet: the nodes' network, IPv4, a /24 or larger.
         images: the job images that are built; those of every demo are added.
+        monitoring: Prometheus and its alerts on the head. Once there it stays.
     """
 
     nodes: int = 2
@@ -54,6 +55,7 @@ class Settings:
     port: int = 8443
     subnet: str = "10.77.0.0/24"
     images: tuple[str, ...] = IMAGES
+    monitoring: bool = False
 
     def __post_init__(self) -> None:
         _within("--nodes", self.nodes, 1, MAXIMUM_NODES)

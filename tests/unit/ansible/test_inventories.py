@@ -3,12 +3,15 @@
 import grp
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import carme.config
 from carme_monitoring.certificates import make
@@ -27,6 +30,7 @@ RENDER = """
     - carme
     - {role: slurm_common, when: false}
     - {role: reverse_proxy, when: false}
+    - {role: prometheus, when: false}
   tasks:
     - ansible.builtin.copy:
         dest: "{{ output }}/rendered.json"
@@ -38,6 +42,11 @@ RENDER = """
           slurm.conf: "{{ lookup('template', roles ~ '/slurm_common/templates/slurm.conf.j2') }}"
           gres.conf: "{{ lookup('template', roles ~ '/slurm_common/templates/gres.conf.j2') }}"
           authority.json: "{{ lookup('template', roles ~ '/monitoring_authority/templates/table.json.j2') }}"
+          prometheus.yml: "{{ lookup('template', roles ~ '/prometheus/templates/prometheus.yml.j2') }}"
+          alertmanager.yml: "{{ lookup('template', roles ~ '/prometheus/templates/alertmanager.yml.j2') }}"
+          carme-nodes.json: "{{ lookup('template', roles ~ '/prometheus/templates/nodes.json.j2') }}"
+          exempt.yml: "{{ lookup('template', roles ~ '/prometheus/templates/exempt.yml.j2') }}"
+          web.yml: "{{ lookup('template', roles ~ '/prometheus/templates/web.yml.j2') }}"
           carme.conf: "{{ lookup('template', roles ~ '/reverse_proxy/templates/carme.conf.j2') }}"
 """
 DEMO_HOSTS = {
@@ -153,13 +162,50 @@ def test_the_demo_may_replace_a_setting_of_slurm_and_add_one(demo: Rendered) -> 
 def test_every_compute_node_has_a_certificate_of_its_own(
     site: str, count: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    table = json.loads((request.getfixturevalue(site).folder / "authority.json").read_text())
+    table: list[Any] = json.loads((request.getfixturevalue(site).folder / "authority.json").read_text())
     nodes = [entry for entry in table if entry["name"].startswith("node-")]
     assert len(nodes) == count
     assert all(entry["hosts"][-1] == "10.1.0.11" and "client" not in entry for entry in nodes)
     group = grp.getgrgid(os.getgid()).gr_name
     made = make(tmp_path / "monitoring", [{**entry, "group": group} for entry in table])
     assert set(made) == {"authority", *(entry["name"] for entry in table)}
+
+
+@pytest.mark.parametrize("site", ["example", "demo"])
+def test_prometheus_accepts_its_configuration(
+    site: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    rendered = request.getfixturevalue(site)
+    text = (rendered.folder / "prometheus.yml").read_text()
+    assert {job["job_name"] for job in yaml.safe_load(text)["scrape_configs"]} == {
+        "carme-nodes",
+        "carme-cluster",
+        "prometheus",
+    }
+    nodes = json.loads((rendered.folder / "carme-nodes.json").read_text())
+    assert nodes[0]["targets"] == ["10.1.0.11:9750"]
+    alerts = yaml.safe_load((rendered.folder / "alertmanager.yml").read_text())
+    wanted = {alerts["route"]["receiver"], *(route["receiver"] for route in alerts["route"]["routes"])}
+    assert wanted <= {receiver["name"] for receiver in alerts["receivers"]}
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed; ./test unit fetches it")
+    # The files that it names, here instead of on the head.
+    place = tmp_path / "monitoring"
+    group = grp.getgrgid(os.getgid()).gr_name
+    make(place, [{"name": "prometheus", "group": group, "hosts": ["127.0.0.1"], "client": True}])
+    (tmp_path / "carme-rules").mkdir()
+    for file in (ANSIBLE / "roles/prometheus/files/rules").glob("*.yml"):
+        shutil.copy(file, tmp_path / "carme-rules")
+    shutil.copy(rendered.folder / "exempt.yml", tmp_path / "carme-rules")
+    shutil.copy(rendered.folder / "carme-nodes.json", tmp_path)
+    for what, name in (("config", "prometheus.yml"), ("web-config", "web.yml")):
+        text = (rendered.folder / name).read_text()
+        text = text.replace("/etc/carme/monitoring", str(place)).replace("/etc/prometheus", str(tmp_path))
+        (tmp_path / name).write_text(text)
+        done = subprocess.run(
+            [promtool, "check", what, tmp_path / name], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_reverse_proxy_overwrites_what_clients_say_about_themselves(demo: Rendered) -> None:

@@ -1,7 +1,7 @@
 """One pass over GPUs and jobs for each scrape, as Prometheus metrics.
 
 Names follow Prometheus' conventions (base units, `_total` for counters, ratios from 0 to 1). Series of a job
-carry `job` (its Slurm id) and `user`; they vanish with the job, so that their number is bounded by what runs.
+carry `jobid` (Slurm's) and `user`; they vanish with the job, so that their number is bounded by what runs.
 """
 
 import pwd
@@ -18,7 +18,7 @@ from carme_monitoring.jobs import Allocation, Allocations, Cgroups, Usage
 __all__ = ["NodeCollector"]
 
 _GPU = ("gpu", "uuid")
-_JOB = ("job", "user")
+_JOB = ("jobid", "user")
 
 
 class NodeCollector(Collector):

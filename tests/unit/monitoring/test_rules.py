@@ -1,0 +1,220 @@
+"""The rules that raise alerts, with cases in which each fires and in which it must not: by promtool."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .conftest import ROOT, Starts
+from .metrics import exported
+
+RULES = ROOT / "ansible/roles/prometheus/files/rules"
+FILES = sorted(RULES.glob("*.yml"))
+PROMTOOL = shutil.which("promtool")
+
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed; ./test unit fetches it")
+
+GPU = 'jobid="7",user="ada",node="n1",gpu="{}",uuid="GPU-{}"'
+GPU_0, GPU_1 = GPU.format(0, 0), GPU.format(1, 1)
+JOB = 'jobid="7",user="ada",node="n1"'
+BUSY = f"carme_job_gpu_utilization_ratio{{{GPU_0}}}"
+OTHER = f"carme_job_gpu_utilization_ratio{{{GPU_1}}}"
+CPU = f'carme_job_cpu_seconds_total{{{JOB},mode="user"}}'
+CPUS = f"carme_job_cpus{{{JOB}}}"
+PEAK, LIMIT = f"carme_job_memory_peak_bytes{{{JOB}}}", f"carme_job_memory_limit_bytes{{{JOB}}}"
+CARD = 'node="n1",gpu="0",uuid="GPU-0"'
+XID_79, XID_31 = (f'carme_gpu_xid_errors_total{{{CARD},xid="{number}"}}' for number in (79, 31))
+ECC = f'carme_gpu_ecc_errors_total{{{CARD},kind="uncorrected"}}'
+ROWS = f'carme_gpu_remapped_rows{{{CARD},kind="failure"}}'
+LIBRARY = 'carme_gpu_library_state{node="n1",state="hanging",vendor="nvidia"}'
+OOM = f"carme_job_oom_kills_total{{{JOB}}}"
+STARTS_FAIL = 'carme_sessions_ended_total{ending="died_at_start"}'
+BOB = 'carme:exempt_user{user="bob"}'
+HEAT = f'carme_gpu_throttled{{{CARD},reason="hardware_thermal"}}'
+NODE = 'carme_node_available{node="n1"}'
+UP = 'up{job="carme-nodes",node="n1"}'
+FREE = 'carme_cluster_gpus_usable{gpu_type="a100"}'
+HELD = 'carme_cluster_gpus_allocated{gpu_type="a100"}'
+WANTED = 'carme_queue_pending_gpus{gpu_type="a100",partition="gpu"}'
+EXEMPT = 'carme:exempt_user{user="ada"}'
+GIB = 1 << 30
+
+# A burst of half an hour a day, in samples five minutes apart.
+BURSTS = " ".join(["1x5 0x281"] * 3)
+# Five hours a day: enough for each day, too little for a week.
+MORNINGS = " ".join(["1x59 0x227"] * 10)
+Case = tuple[str, dict[str, str], str, set[str]]
+
+# What it shows; series in samples one minute apart ("5m:" before a series: five); when; what fires then.
+CASES: list[Case] = [
+    ("never used", {BUSY: "0x90"}, "70m", {"CarmeGpuNeverUsed"}),
+    ("not yet an hour", {BUSY: "0x90"}, "50m", set()),
+    ("used at the beginning", {BUSY: "1x20 0x70"}, "60m", set()),
+    ("one of two idle", {BUSY: "0.9x90", OTHER: "0x90"}, "70m", {"CarmeGpuNeverUsed", "CarmeGpusUneven"}),
+    ("exempt", {BUSY: "0x90", EXEMPT: "1x90"}, "70m", set()),
+    ("another is exempt", {BUSY: "0x90", BOB: "1x90"}, "70m", {"CarmeGpuNeverUsed"}),
+    ("a burst a day", {f"5m:{BUSY}": BURSTS}, "47h", {"CarmeGpuIdle", "CarmeGpuNeverUsed"}),
+    ("an idle week", {f"5m:{BUSY}": MORNINGS}, "194h", {"CarmeGpuIdle"}),
+    ("a day of work with pauses", {f"5m:{BUSY}": " ".join(["0.8x5 0x5"] * 40)}, "30h", set()),
+    ("even ranks", {BUSY: "0.9x90", OTHER: "0.8x90"}, "70m", set()),
+    ("uneven ranks", {BUSY: "0.95x90", OTHER: "0.2x90"}, "70m", {"CarmeGpusUneven"}),
+    ("loader", {BUSY: "0.3x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", {"CarmeLoaderBound"}),
+    ("busy GPUs and processors", {BUSY: "0.9x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", set()),
+    ("idle processors", {BUSY: "0.3x90", CPU: "0+60x90", CPUS: "4x90"}, "70m", set()),
+    ("a shell left open", {CPU: "0+1x400", CPUS: "8x400"}, "365m", {"CarmeCpusIdle"}),
+    ("a job at work", {CPU: "0+400x400", CPUS: "8x400"}, "365m", set()),
+    ("memory far below", {PEAK: f"{2 * GIB}x150", LIMIT: f"{64 * GIB}x150"}, "130m", {"CarmeMemoryUnused"}),
+    ("memory well used", {PEAK: f"{40 * GIB}x150", LIMIT: f"{64 * GIB}x150"}, "130m", set()),
+    ("little memory anyway", {PEAK: f"{GIB}x150", LIMIT: f"{8 * GIB}x150"}, "130m", set()),
+    ("memory of a young job", {PEAK: f"{2 * GIB}x150", LIMIT: f"{64 * GIB}x150"}, "110m", set()),
+    ("killed", {OOM: "0x5 1x5"}, "7m", {"CarmeOutOfMemory"}),
+    ("killed at once", {OOM: "1x30"}, "3m", {"CarmeOutOfMemory"}),
+    ("killed long ago", {OOM: "1x60"}, "50m", set()),
+    ("lost", {f"carme_gpu_up{{{CARD}}}": "1x5 0x20"}, "10m", {"CarmeGpuLost"}),
+    ("lost for a moment", {f"carme_gpu_up{{{CARD}}}": "1x5 0 1x20"}, "10m", set()),
+    ("hanging", {LIBRARY: "1x20"}, "10m", {"CarmeGpuLibraryFailed"}),
+    ("no such library", {LIBRARY.replace("hanging", "missing"): "1x20"}, "10m", set()),
+    ("fallen off the bus", {XID_79: "_x5 1x5"}, "7m", {"CarmeGpuXid"}),
+    ("once more", {XID_79: "1x40 2x5"}, "43m", {"CarmeGpuXid"}),
+    ("an old one", {XID_79: "1x60"}, "50m", set()),
+    ("a program's mistake", {XID_31: "_x5 1x5"}, "7m", {"CarmeGpuXidOfAProgram"}),
+    ("uncorrected", {ECC: "0x5 2x9"}, "10m", {"CarmeGpuMemoryErrors"}),
+    ("corrected", {f'carme_gpu_ecc_errors_total{{{CARD},kind="corrected"}}': "0x5 2x9"}, "10m", set()),
+    ("no spare rows", {ROWS: "1x9"}, "8m", {"CarmeGpuMemoryWearsOut"}),
+    ("replaced rows", {f'carme_gpu_remapped_rows{{{CARD},kind="corrected"}}': "3x9"}, "8m", set()),
+    ("throttled by heat", {HEAT: "1x20"}, "10m", {"CarmeGpuTooHot"}),
+    ("now and then", {HEAT: "1 0 0 0 1 0 0 0 1 0 0 0 1 0 0 0"}, "12m", set()),
+    ("hot", {f'carme_gpu_temperature_celsius{{{CARD},sensor="gpu"}}': "96x20"}, "10m", {"CarmeGpuTooHot"}),
+    ("left behind", {f"carme_gpu_foreign_processes{{{CARD}}}": "2x20"}, "15m", {"CarmeGpuForeignProcesses"}),
+    ("drained", {NODE: "0x20"}, "15m", {"CarmeNodeUnavailable"}),
+    ("exporter away", {NODE: "1x20", UP: "0x20"}, "10m", {"CarmeNodeExporterDown"}),
+    ("node and exporter away", {NODE: "0x20", UP: "0x20"}, "8m", set()),
+    ("portal away", {'carme_service_up{service="portal"}': "0x5"}, "4m", {"CarmeServiceDown"}),
+    ("portal restarts", {'carme_service_up{service="portal"}': "1 0 1 1 1"}, "4m", set()),
+    ("cluster exporter away", {'up{job="carme-cluster"}': "0x9"}, "8m", {"CarmeClusterExporterDown"}),
+    ("Slurm away", {"carme_slurm_up": "0x5"}, "4m", {"CarmeSlurmAway"}),
+    ("sessions fail", {STARTS_FAIL: "0+1x20"}, "16m", {"CarmeSessionsFail"}),
+    ("sessions end", {STARTS_FAIL.replace("died_at_start", "stopped"): "0+9x20"}, "16m", set()),
+    ("free", {FREE: "8x90", HELD: "2x90", WANTED: "4x90"}, "70m", {"CarmeGpusFreeWhileJobsWait"}),
+    ("full", {FREE: "8x90", HELD: "8x90", WANTED: "4x90"}, "70m", set()),
+    (
+        "slow starts",
+        {
+            'carme_session_start_seconds_bucket{le="60"}': "0+1x90",
+            'carme_session_start_seconds_bucket{le="120"}': "0+9x90",
+            'carme_session_start_seconds_bucket{le="+Inf"}': "0+9x90",
+            "carme_session_start_seconds_count": "0+9x90",
+        },
+        "70m",
+        {"CarmeSessionsStartSlowly"},
+    ),
+    ("slow exporter", {'carme_exporter_pass_seconds{node="n1"}': "9x20"}, "15m", {"CarmeExporterSlow"}),
+]  # fmt: skip
+
+
+@pytest.fixture
+def promtool(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `promtool test rules` over all rules with these tests."""
+
+    def run(test: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        assert PROMTOOL is not None
+        file = tmp_path / "test.yml"
+        every = "15m" if test["interval"] == "5m" else "1m"
+        content = {"rule_files": [str(one) for one in FILES], "evaluation_interval": every, "tests": [test]}
+        file.write_text(json.dumps(content))
+        return subprocess.run(
+            [PROMTOOL, "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=100
+        )
+
+    return run
+
+
+def as_test(case: Case) -> dict[str, Any]:
+    _, series, at, fires = case
+    step = "5m" if any(name.startswith("5m:") for name in series) else "1m"
+    return {
+        "interval": step,
+        "input_series": [
+            {"series": name.removeprefix("5m:"), "values": text} for name, text in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname) (count by (alertname) (ALERTS{alertstate="firing"}))',
+                "eval_time": at,
+                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(fires)],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_what_fires(promtool: Callable[..., subprocess.CompletedProcess[str]], case: Case) -> None:
+    done = promtool(as_test(case))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def all_rules() -> list[dict[str, Any]]:
+    groups = [group for file in FILES for group in yaml.safe_load(file.read_text())["groups"]]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    assert {rule["alert"] for rule in all_rules() if "alert" in rule} == set().union(
+        *(case[3] for case in CASES)
+    )
+
+
+def test_a_case_that_is_not_so_is_noticed(promtool: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    assert promtool(as_test(("", {BUSY: "0x90"}, "70m", set()))).returncode != 0
+
+
+def test_what_the_user_reads(promtool: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Labels and texts are filled in."""
+    labels = {"jobid": "7", "user": "ada", "node": "n1", "gpu": "0", "uuid": "GPU-0"}
+    done = promtool(
+        {
+            "interval": "1m",
+            "input_series": [{"series": BUSY, "values": "0x90"}],
+            "alert_rule_test": [
+                {
+                    "eval_time": "70m",
+                    "alertname": "CarmeGpuNeverUsed",
+                    "exp_alerts": [
+                        {
+                            "exp_labels": labels | {"severity": "warning", "audience": "user"},
+                            "exp_annotations": {
+                                "summary": "Job 7: GPU 0 of n1 has not been used for an hour.",
+                                "advice": "Ask for fewer GPUs next time, or start one process for each: "
+                                "carme-run does. End the job if it waits for you: carme cancel 7",
+                            },
+                        }
+                    ],
+                }
+            ],
+        }
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_says_whom_it_concerns_how_bad_it_is_and_what_to_do() -> None:
+    for rule in all_rules():
+        if "alert" in rule:
+            assert rule["labels"]["audience"] in ("user", "admin"), rule["alert"]
+            assert rule["labels"]["severity"] in ("info", "warning", "critical"), rule["alert"]
+            assert set(rule["annotations"]) == {"summary", "advice"}, rule["alert"]
+
+
+def test_rules_use_only_what_is_exported(start: Starts, tmp_path: Path) -> None:
+    """A series with another name would never be there, and its alert never fire."""
+    known = exported(start, tmp_path)
+    for rule in all_rules():
+        names = set(re.findall(r"\b(?<!:)carme_\w+", rule["expr"]))
+        assert names <= known, f"{rule.get('alert') or rule['record']}: {sorted(names - known)}"
