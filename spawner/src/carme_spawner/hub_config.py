@@ -66,7 +66,13 @@ def hub_config(settings: Settings) -> Config:
     # here, else a full cluster would lock everybody out. Failed jobs are no reason to end the hub either.
     c.JupyterHub.concurrent_spawn_limit = 0
     c.JupyterHub.active_server_limit = 0
-    c.JupyterHub.tornado_settings = {"slow_spawn_timeout": ANSWER_AFTER, "slow_stop_timeout": ANSWER_AFTER}
+    c.JupyterHub.tornado_settings = {
+        "slow_spawn_timeout": ANSWER_AFTER,
+        "slow_stop_timeout": ANSWER_AFTER,
+        # Of the hub and, through it, of all servers. The prefix __Host- would need the path "/", and with it
+        # every server would be sent the cookies of the hub and of all others.
+        "cookie_options": {"samesite": "Lax"},
+    }
     c.Spawner.consecutive_failure_limit = 0
 
     c.GenericOAuthenticator.client_id = "jupyterhub"

@@ -1,13 +1,22 @@
 """`DELETE /api/carme/logins/NAME`: the portal signs a user out of the hub."""
 
+import asyncio
+from typing import TYPE_CHECKING, cast
+
 from jupyterhub.apihandlers import APIHandler
 from jupyterhub.orm import new_token
 from jupyterhub.scopes import needs_scope
 from tornado import web
 
+if TYPE_CHECKING:
+    from carme_spawner.spawner import CarmeSpawner
+
 
 class LoginsHandler(APIHandler):
-    """Ends a user's logins at the hub and at their servers; sessions and their own keys live on."""
+    """Ends a user's logins at the hub and at their servers; sessions and their own keys live on.
+
+    What these logins have open at servers (kernels, terminals, apps) is closed.
+    """
 
     @needs_scope("admin:users")
     async def delete(self, user_name: str) -> None:
@@ -21,4 +30,6 @@ class LoginsHandler(APIHandler):
             if token.session_id:
                 self.db.delete(token)
         self.db.commit()
+        spawners = [cast("CarmeSpawner", spawner) for spawner in user.spawners.values() if spawner.ready]
+        await asyncio.gather(*(spawner.tell_of_sign_out() for spawner in spawners))
         self.set_status(204)

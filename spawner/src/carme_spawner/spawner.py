@@ -451,6 +451,21 @@ class CarmeSpawner(SlurmSpawner):
             if not self.reachable:
                 self.found()
 
+    async def tell_of_sign_out(self) -> None:
+        """Let the server close the connections of those who have just signed out."""
+        server = self.server
+        assert server is not None
+        try:
+            async with asyncio.timeout(ANSWER):
+                await fetch(server.url + "carme/logins", method="POST", allow_redirects=False)
+        except Exception as error:  # whatever is wrong with the way to it
+            self.log.warning(
+                "%s could not be told that %s signed out: %s",
+                self._log_name,
+                self.user.name,
+                error or type(error).__name__,
+            )
+
     def found(self) -> None:
         """The server answers again."""
         self.reachable = True

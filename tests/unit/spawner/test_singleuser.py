@@ -115,6 +115,36 @@ async def test_more_time_is_asked_of_the_hub(server: Site) -> None:
     assert (await server.visit("/carme/extend", post={"minutes": 30}))[0] == 403
 
 
+async def test_signing_out_closes_what_a_browser_has_open_and_nothing_else(server: Site) -> None:
+    ada = next(user for user in server.hub.users.values() if user.name == "ada")
+    browser, key = ada.new_api_token(session_id="a-browser"), ada.new_api_token()
+    _, body = await server.visit("/api/terminals", key, post={})
+    path = f"terminals/websocket/{json.loads(body)['name']}"
+    target = server.routes["/jupyter/user/ada/s1/"]["target"].replace("https", "wss")
+    connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
+    async with aiohttp.ClientSession(connector=connector) as client:
+
+        async def connect(token: str) -> aiohttp.ClientWebSocketResponse:
+            url = f"{target}/jupyter/user/ada/s1/{path}"
+            return await client.ws_connect(url, headers={"Authorization": f"token {token}"})
+
+        sockets = [await connect(browser), await connect(browser), await connect(key)]
+        assert (await server.api("DELETE", "carme/logins/ada")).status_code == 204
+        for socket in sockets[:2]:
+            async with asyncio.timeout(10):
+                while (await socket.receive()).type is not aiohttp.WSMsgType.CLOSE:
+                    pass
+            assert socket.close_code == 1008
+        await sockets[2].send_json(["stdin", "echo $((6 * 7))\r"])
+        async with asyncio.timeout(10):
+            while "42" not in str((await sockets[2].receive()).data):
+                pass
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await connect(browser)
+    # What the server had remembered about that login is forgotten.
+    assert (await server.visit("/api/contents", browser))[0] == 403
+
+
 async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
     token = server.token(100)
     _, body = await server.visit("/api/kernels", token, post={"name": "python3"})

@@ -13,7 +13,7 @@ from typing import Any
 from jupyter_server.serverapp import ServerApp
 from jupyterhub.singleuser.extension import JupyterHubSingleUser
 
-from carme_spawner.singleuser import STARTED, apps, folders, panel
+from carme_spawner.singleuser import STARTED, apps, connections, folders, panel
 from carme_spawner.singleuser.address import service_url
 from carme_spawner.singleuser.certificates import Certificates
 from carme_spawner.singleuser.hub import Hub, Refused, Unanswered
@@ -67,6 +67,7 @@ class SessionServer(JupyterHubSingleUser):
         self.hub = Hub(self.certificates)
         self.time_left = TimeLeft(self.hub, self.app)
         panel.install(self.app, self.time_left)
+        connections.install(self.app, self.app.identity_provider.hub_auth)
         self.programs = apps.install(self.app)
         # Nothing can be built in an image; asking whether it should be takes longer than the rest of a page.
         page = self.app.web_app.settings.setdefault("page_config_data", {})
