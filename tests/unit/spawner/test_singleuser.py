@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -116,7 +117,8 @@ async def test_more_time_is_asked_of_the_hub(server: Site) -> None:
 
 
 async def test_signing_out_closes_what_a_browser_has_open_and_nothing_else(server: Site) -> None:
-    ada = next(user for user in server.hub.users.values() if user.name == "ada")
+    hub: Any = server.hub
+    ada = next(user for user in hub.users.values() if user.name == "ada")
     browser, key = ada.new_api_token(session_id="a-browser"), ada.new_api_token()
     _, body = await server.visit("/api/terminals", key, post={})
     path = f"terminals/websocket/{json.loads(body)['name']}"

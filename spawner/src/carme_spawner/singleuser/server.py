@@ -67,7 +67,8 @@ class SessionServer(JupyterHubSingleUser):
         self.hub = Hub(self.certificates)
         self.time_left = TimeLeft(self.hub, self.app)
         panel.install(self.app, self.time_left)
-        connections.install(self.app, self.app.identity_provider.hub_auth)
+        provider: Any = self.app.identity_provider  # JupyterHub's; our own `hub_auth` decides nothing
+        connections.install(self.app, provider.hub_auth)
         self.programs = apps.install(self.app)
         # Nothing can be built in an image; asking whether it should be takes longer than the rest of a page.
         page = self.app.web_app.settings.setdefault("page_config_data", {})
