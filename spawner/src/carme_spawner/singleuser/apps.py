@@ -169,7 +169,8 @@ class _Apps(Router):
 
 
 def install(server: ServerApp) -> Programs:
-    """Add the apps' addresses to the server."""
+    """Add the apps' addresses to the server, and make the folder where users' own web apps listen."""
+    folders.private("apps")
     programs = Programs()
     base = re.escape(server.base_url)
     pattern = rf"{base}(?:(?P<top>{'|'.join(AT_TOP)})|app/(?P<name>{NAME}))(?P<rest>/.*)?"

@@ -233,12 +233,17 @@ class Scene:
         return visitor
 
     def sign_out(self, visitor: Visitor) -> None:
-        """Sign out at the portal."""
+        """The victim signs out at the portal in this browser, and after a while it is done everywhere.
+
+        The victim's first browser, which stays signed in at the portal, opens its session again.
+        """
         page = visitor.http.get(self.settings.site.url)
         form = BeautifulSoup(page.text, "html.parser").select_one('form[action*="logout"]')
         if form is None:
             raise CarmeError("The portal's page has no form to sign out.")
         visitor.send(page, form, {})
+        time.sleep(4)  # what nginx remembers is three seconds old at most
+        self.victim.visitor.open(self.victim.session)
 
 
 def evidence(scene: Scene) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
+
+from websockets.exceptions import ConnectionClosed
 
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
@@ -680,8 +682,30 @@ def signed_out(scene: Scene, leave: bool) -> Outcome:
         by_door(scene, api(scene), headers=headers)  # so that nginx may remember the yes
         if leave:
             scene.sign_out(visitor)
-            time.sleep(4)  # what nginx remembers is three seconds old at most
         return by_door(scene, api(scene), headers=headers, text='"path"')
+
+
+add(
+    AREA,
+    "signed out, kernel open",
+    "goes on computing over a connection to a kernel that was opened before the victim signed out",
+    lambda s: kernel_after(s, leave=True),
+    lambda s: kernel_after(s, leave=False),
+)
+
+
+def kernel_after(scene: Scene, leave: bool) -> Outcome:
+    """Run a cell over an open connection, after its owner has signed out there or not."""
+    server = urljoin(scene.settings.site.url, scene.victim.base)
+    with scene.another_browser(scene.victim) as visitor, visitor.kernel(server) as kernel:
+        kernel.run("40 + 1", timeout=60)
+        if leave:
+            scene.sign_out(visitor)
+        try:
+            said = kernel.run("40 + 2", timeout=30).output
+        except ConnectionClosed as closed:
+            said = f"the connection was closed: {closed}"
+    return "42" in said, said
 
 
 AREA = "The victim's origin"
@@ -765,10 +789,9 @@ def loose_cookies(scene: Scene) -> Outcome:
     for name, cookie in sign_in_cookies(scene).items():
         if not cookie.has_nonstandard_attr("HttpOnly") or not cookie.secure:
             loose.append(name)
-        # JupyterHub's own cookies leave it to the browser, for which no word means Lax.
-        if name.startswith("__Host-") and cookie.get_nonstandard_attr("SameSite") not in ("Lax", "Strict"):
+        if cookie.get_nonstandard_attr("SameSite") not in ("Lax", "Strict"):
             loose.append(name)
-    return bool(loose), f"not closed: {', '.join(loose)}" if loose else "HttpOnly, Secure"
+    return bool(loose), f"not closed: {', '.join(loose)}" if loose else "HttpOnly, Secure, SameSite"
 
 
 AREA = "The hub"
