@@ -8,7 +8,8 @@ import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,22 @@ class DemoSite:
         for user in ("user1", "user2"):
             self.run("head", "scancel", f"--user={user}")
         wait_until("no job is left", lambda: not self.run("head", "squeue", "--noheader").stdout.strip())
+
+    @contextmanager
+    def slurm_settings(self, lines: str) -> Iterator[None]:
+        """Further lines of slurm.conf on every host for a while; no job may be left afterwards."""
+        hosts = [machine.name for machine in self.settings.machines()]
+        for host in hosts:
+            self.run(host, "cp", "--preserve=all", "/etc/slurm/slurm.conf", "/etc/slurm/slurm.conf.kept")
+            self.run(host, "tee", "--append", "/etc/slurm/slurm.conf", data=lines)
+        self.run("head", "scontrol", "reconfigure")
+        try:
+            yield
+        finally:
+            self.end_all_jobs()
+            for host in hosts:
+                self.run(host, "mv", "/etc/slurm/slurm.conf.kept", "/etc/slurm/slurm.conf")
+            self.run("head", "scontrol", "reconfigure")
 
     def wait_for_hub(self) -> None:
         """Wait until JupyterHub answers, after it was started."""

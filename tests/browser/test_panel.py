@@ -40,11 +40,13 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     left = page.locator("#carme-session-time button")
     expect(left).to_have_text(re.compile(r"^[123] min left$"), timeout=120_000)
     warning = toast(page, r"This session ends in [123] min, at .* All documents are saved now\.")
-    expect(warning).to_be_visible()
+    expect(page.locator(".jp-FileEditor .cm-content")).to_contain_text("first line")
+    more = warning.get_by_role("button", name="Extend")
+    more.hover()  # when it has come to rest
     keep("jupyterlab-near-the-end")
 
     # More time from the warning itself; then less than fifteen minutes are left, which is said as well.
-    warning.get_by_role("button", name="Extend").click()
+    more.click()
     ask_for(page, 8)
     expect(toast(page, "This session now ends at")).to_be_visible()
     expect(left).to_have_text(re.compile(r"^(9|1[01]) min left$"))

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from carme.jobs import Job
-from carme.sessions import Ending, Session
+from carme.sessions import Ending, Outlook, Session
 from demo_site import DemoSite, wait_until
 
 ASK = """
@@ -178,7 +179,7 @@ def test_preemption_is_told_and_by_what_as_far_as_slurm_shows_it(demo: DemoSite)
     """An urgent partition over the same nodes ends what runs there; users see no jobs of others."""
     settings = "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL\n"
     urgent = "PartitionName=urgent Nodes=n1,n2 PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP\n"
-    with slurm_settings(demo, settings + urgent):
+    with demo.slurm_settings(settings + urgent):
         for number in (1, 2):
             running(demo, start(demo, f"p{number}", gpus_per_node=4))
         request = {"name": "urgent", "kind": "batch", "command": SLEEP, "minutes": 5, "partition": "urgent"}
@@ -205,23 +206,6 @@ def test_preemption_is_told_and_by_what_as_far_as_slurm_shows_it(demo: DemoSite)
         job_id, over = gives_way("user1")
         assert f"ended the session in favour of job {job_id} in partition urgent" in over.sentence
         demo.end_all_jobs()
-
-
-@contextmanager
-def slurm_settings(demo: DemoSite, lines: str) -> Iterator[None]:
-    """Further lines of slurm.conf on every host for a while."""
-    hosts = ("head", "n1", "n2")
-    for host in hosts:
-        demo.run(host, "cp", "--preserve=all", "/etc/slurm/slurm.conf", "/etc/slurm/slurm.conf.kept")
-        demo.run(host, "tee", "--append", "/etc/slurm/slurm.conf", data=lines)
-    demo.run("head", "scontrol", "reconfigure")
-    try:
-        yield
-    finally:
-        demo.end_all_jobs()
-        for host in hosts:
-            demo.run(host, "mv", "/etc/slurm/slurm.conf.kept", "/etc/slurm/slurm.conf")
-        demo.run("head", "scontrol", "reconfigure")
 
 
 def test_an_image_that_is_missing_on_the_node(demo: DemoSite) -> None:
@@ -362,6 +346,60 @@ def test_the_queue_has_places_and_expected_starts(demo: DemoSite) -> None:
     assert told.outlook.earliest <= told.outlook.latest
     other = session(demo, "q4").outlook
     assert other is not None and other.place == 2
+
+
+JUDGED = """
+import json, sqlite3, sys
+store = sqlite3.connect("file:/var/lib/carme/broker/sessions.sqlite?mode=ro", uri=True)
+rows = store.execute("select job_id, kept from estimates where kept is not null").fetchall()
+print(json.dumps(dict(rows)))
+"""
+
+
+def test_expected_starts_are_told_and_judged_afterwards(demo: DemoSite) -> None:
+    def judged(job_id: int) -> bool | None:
+        """Whether the range that was told for a job was right, as the broker keeps it; None: not judged."""
+        found = json.loads(demo.run("head", "/usr/bin/python3", "-c", JUDGED).stdout)
+        return bool(found[str(job_id)]) if str(job_id) in found else None
+
+    def told(name: str) -> Outlook:
+        """The expected range of a session that waits, once Slurm has a plan."""
+
+        def outlook() -> Outlook | None:
+            found = session(demo, name).outlook
+            return found if found and found.latest else None
+
+        return wait_until(f"a start is foretold for {name}", outlook)
+
+    def starts_once_ended(waiting: int, other: int, right: bool) -> None:
+        ask(demo, "cancel", job_id=other, user="user1")
+        running(demo, waiting)
+        assert wait_until("it is judged", lambda: judged(waiting) in (True, False))
+        assert judged(waiting) is right
+
+    # Both nodes are taken for hours, so nobody expects the end of one right now.
+    long = [start(demo, f"j{number}", gpus_per_node=4, minutes=1200) for number in (1, 2)]
+    for job_id in long:
+        running(demo, job_id)
+    surprised = start(demo, "j3", gpus_per_node=4, minutes=1)
+    range_ = told("j3")
+    assert range_.earliest and range_.latest
+    assert range_.earliest <= range_.latest
+    assert range_.earliest - datetime.now(UTC) > timedelta(minutes=3)
+    starts_once_ended(surprised, long[0], right=False)
+
+    # This one ends within a minute in any case.
+    foreseen = start(demo, "j4", gpus_per_node=4, minutes=1)
+    range_ = told("j4")
+    assert range_.latest and range_.latest - datetime.now(UTC) < timedelta(minutes=3)
+    starts_once_ended(foreseen, surprised, right=True)
+
+    # Who waits next is told how such ranges have held.
+    start(demo, "j5", gpus_per_node=4, minutes=1)
+    record = told("j5")
+    assert 1 <= record.kept < record.judged
+    shown = demo.carme("session", "show", "j5").stdout
+    assert f"{record.kept} of the last {record.judged} such estimates" in shown
 
 
 # More time

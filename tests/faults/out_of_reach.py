@@ -1,0 +1,48 @@
+"""A session whose node does not answer while Slurm still thinks that it runs; part of `./test faults`."""
+
+from demo_site import DemoSite, wait_until
+
+START = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Out of reach"}
+
+
+def test_a_session_whose_node_does_not_answer_is_out_of_reach_until_it_is_back(demo: DemoSite) -> None:
+    """Slurm gives the demo's nodes up within seconds; here it waits longer, as it does on a real site."""
+
+    def look_at_nodes(node_answers: bool) -> None:
+        """Wait until Slurm knows how the node stands; any new job then makes the broker look at nodes too."""
+        listing = ("sinfo", "--noheader", f"--nodes={node}", "--format=%T")
+        wait_until(
+            f"Slurm says how {node} stands",
+            lambda: demo.run("head", *listing).stdout.strip().endswith("*") is not node_answers,
+        )
+        demo.carme("submit", "--time", "1", "--", "true")
+
+    with demo.slurm_settings("SlurmdTimeout=40\n"), demo.visitor("user1") as visitor:
+        name = visitor.start(START)
+        visitor.wait(name, "ready", timeout=120)
+        node = demo.carme_json("session", "show", name)["node_list"]
+        with visitor.kernel(visitor.open(name)) as kernel:
+            kernel.run("kept = 42", timeout=60)
+            container = demo.podman.container(node)
+            demo.podman.run("pause", container, timeout=60)
+            try:
+                look_at_nodes(node_answers=False)
+                page = visitor.wait(name, "lost", timeout=60)
+                assert page.label == "Out of reach"
+                assert (
+                    f"The node of the session ({node}) does not answer; wait: the session comes" in page.text
+                )
+                listed = demo.carme("session", "list").stdout
+                assert "Out of reach" in listed
+                running = demo.run(
+                    "head", "squeue", "--noheader", f"--name=session-{name}", "--format=%T"
+                ).stdout
+                assert running.strip() == "RUNNING"
+            finally:
+                demo.podman.run("unpause", container, timeout=60)
+            look_at_nodes(node_answers=True)
+            visitor.wait(name, "ready", timeout=60)
+            kernel.connect()
+            assert kernel.run("print(kept)", timeout=60).output.strip() == "42"
+        visitor.stop(name)
+        visitor.wait(name, "ended", timeout=60)
