@@ -19,6 +19,7 @@ import http.server, os, socketserver
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
+        self.send_header("Content-Type", "text/html")
         self.end_headers()
         self.wfile.write(f"<h1>My own page at {self.path}</h1>".encode())
 
@@ -74,10 +75,10 @@ def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
     own = f"/jupyter/user/user1/{name}/app/mine/"
     wait_until("the web app answers", lambda: page.request.get(own).status == 200)
     page.goto(own + "some/place")
-    expect(page.get_by_role("heading")).to_have_text("My own page at /some/place")
+    expect(page.get_by_role("heading")).to_have_text("My own page at /some/place", timeout=30_000)
 
     page.goto(address(demo, name, "tensorboard"))
-    expect(page).to_have_title("TensorBoard")
+    expect(page).to_have_title("TensorBoard", timeout=60_000)
     expect(page.get_by_text("No dashboards are active for the current data set")).to_be_visible(
         timeout=60_000
     )
@@ -97,8 +98,9 @@ def test_vs_code_and_its_terminal(
     if trust.is_visible():
         trust.click()
     page.keyboard.press("Control+`")
-    expect(page.locator(".terminal-wrapper.active .xterm-screen")).to_be_visible()
-    page.locator(".terminal-wrapper.active .xterm-screen").click()
+    terminal = page.locator(".terminal-wrapper .xterm-screen").first
+    expect(terminal).to_be_visible(timeout=60_000)
+    terminal.click()
     page.keyboard.type("echo job $SLURM_JOB_ID >~/from-vscode\n")
     assert re.fullmatch(r"job \d+", written("from-vscode"))
     keep("app-vscode")

@@ -40,7 +40,7 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     left = page.locator("#carme-session-time button")
     expect(left).to_have_text(re.compile(r"^[123] min left$"), timeout=120_000)
     warning = toast(page, r"This session ends in [123] min, at .* All documents are saved now\.")
-    expect(page.locator(".jp-FileEditor .cm-content")).to_contain_text("first line")
+    expect(page.locator(".jp-FileEditor .cm-content")).to_contain_text("first line", timeout=60_000)
     more = warning.get_by_role("button", name="Extend")
     more.hover()  # when it has come to rest
     keep("jupyterlab-near-the-end")
@@ -48,14 +48,14 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     # More time from the warning itself; then less than fifteen minutes are left, which is said as well.
     more.click()
     ask_for(page, 8)
-    expect(toast(page, "This session now ends at")).to_be_visible()
+    expect(toast(page, "This session now ends at")).to_be_visible(timeout=30_000)
     expect(left).to_have_text(re.compile(r"^(9|1[01]) min left$"))
     expect(toast(page, r"This session ends in (9|1[01]) min")).to_be_visible()
 
     # What is not allowed is refused, with the reason.
     left.click()
     ask_for(page, 5000)
-    expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible()
+    expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible(timeout=30_000)
     keep("jupyterlab-not-extended")
 
     # A document that nobody saved, when the session is told to end.
@@ -65,7 +65,7 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     expect(page.locator(".jp-Document .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty").first).to_be_attached()
     assert "never saved" not in demo.run("head", "cat", FILE).stdout
     demo.carme("session", "stop", name)
-    expect(toast(page, "This session is ending")).to_be_visible()
+    expect(toast(page, "This session is ending")).to_be_visible(timeout=30_000)
     shown = ("session", "show", name)
     wait_until("the session is over", lambda: demo.carme_json(*shown)["state"] == "ended")
     assert demo.run("head", "cat", FILE).stdout == "first line\nnever saved by hand"
