@@ -178,6 +178,33 @@ async def test_notes_cost_slurm_nothing(site: Any) -> None:
     assert looks("show", "node") == nodes
 
 
+async def test_without_jobs_of_ours_the_broker_rarely_looks(
+    site: Any, order: JobRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pulses() -> int:
+        return sum({"show", "job"} <= set(call["arguments"]) for call in site.slurm.calls("scontrol"))
+
+    async def looked(times: int) -> None:
+        before = pulses()
+        while pulses() < before + times:
+            await site.client.jobs()
+
+    site.slurm.jobs = [JOB | {"A": 6, "j": "theirs", "k": ""}]
+    site.act("hub", trusted=True)
+    await looked(3)
+    assert [job.id for job in await site.client.jobs()] == [6]
+    monkeypatch.setattr("carme.broker.watch.CALM_AFTER", 0.0)
+    monkeypatch.setattr("carme.broker.watch.CALM_TIMES", 100_000)
+    before = pulses()
+    await asyncio.sleep(0.5)  # five looks, were it not calm
+    assert pulses() <= before + 1  # one pause had begun
+    # A submission wakes it, and as long as that job is active it goes on looking.
+    job_id = await site.client.submit(order, user="ada")
+    await looked(3)
+    site.slurm.jobs = [one | {"T": "COMPLETED"} for one in site.slurm.jobs if one["A"] == job_id]
+    await reaches(site, SessionState.ENDED)
+
+
 async def test_a_silent_node_loses_its_sessions_until_it_is_back(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -581,6 +581,9 @@ def test_while_slurm_is_silent_nothing_is_shown_as_certain(
     for page in (PAGE, "/"):
         assert "Slurm has not answered for 3 minutes." in shown(browser, page)
         assert "state ready uncertain" in shown(browser, page)
+    # The broker looks at the nodes every half minute, so that much age is no sign of anything.
+    broker.cluster = CLUSTER.model_copy(update={"taken": timezone.now() - timedelta(seconds=35)})
+    assert "has not answered" not in shown(browser, "/")
 
 
 # --- time ------------------------------------------------------------------------------------------------

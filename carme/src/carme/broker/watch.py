@@ -27,6 +27,11 @@ QUEUE_EVERY = 60.0
 # Reservations and licences are for observers alone, and looked at so long after one has asked.
 OBSERVED_SECONDS = 120.0
 
+# While no job of ours is active none can end: so many seconds after the last change of any job, looks become
+# that many times rarer, until somebody submits one.
+CALM_AFTER = 60.0
+CALM_TIMES = 4
+
 # A job whose processes have ended is over within moments; for so many seconds it is looked at more often.
 ENDING_SECONDS = 1.5
 POLL_SECONDS_ENDING = 0.3
@@ -69,6 +74,7 @@ class Watch:
         self._reservations: list[Reservation] | None = None
         self._licences: list[Licence] | None = None
         self._answered: datetime | None = None
+        self._changed = time.monotonic()
         self._failure: CarmeError | None = None
         self._seen = False
         self._abandoned: dict[str, UnixAccount] = {}
@@ -210,8 +216,13 @@ class Watch:
 
     def _pause(self) -> float:
         """Seconds until the next poll."""
-        ending = time.monotonic() < self._ending_until
-        return min(self._seconds, POLL_SECONDS_ENDING) if ending else self._seconds
+        now = time.monotonic()
+        if now < self._ending_until:
+            return min(self._seconds, POLL_SECONDS_ENDING)
+        calm = now >= self._changed + CALM_AFTER and self._failure is None
+        if calm and not any(entry.job.key and entry.job.is_active for entry in self._entries.values()):
+            return CALM_TIMES * self._seconds
+        return self._seconds
 
     async def _take(self, found: list[Job], number: int) -> bool:
         """Put what was found into the picture; whether a job is another than before."""
@@ -251,6 +262,8 @@ class Watch:
             if job.key and job.state.phase is Phase.ENDING and (old is None or old.job.state != job.state):
                 self._ending_until = time.monotonic() + ENDING_SECONDS
         self._seen = True
+        if changed:
+            self._changed = time.monotonic()
         return changed
 
     def _exit_code(self, job: Job) -> int | None:

@@ -66,7 +66,7 @@ class SlurmSettings(_Table):
     cluster: Word
     default_partition: Word | None = None
     default_account: Word | None = None
-    poll_seconds: float = Field(default=1.0, ge=0.1, le=60)
+    poll_seconds: float = Field(default=1.25, ge=0.1, le=60)
 
 
 class BrokerSettings(_Table):

@@ -48,9 +48,9 @@ RECENT = timedelta(days=2)
 RECENT_COUNT = 5
 # Minutes that the page offers to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
-# A picture of the cluster that is older, in looks at the queue, says that Slurm does not answer: the broker
-# looks at the nodes at every sixth at least.
-FRESH = 30
+# A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
+# answer: the broker looks at the nodes at the first look after half a minute, and when calm makes every fourth.
+FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
 # Seconds between two signs of life on a stream of news, and after which the browser opens a new one: then its
 # login is looked at again.
 HEARTBEAT = 15.0
@@ -256,7 +256,7 @@ def _look() -> tuple[Cluster | None, str]:
 def _silence(taken: datetime) -> str:
     """A sentence when what is known of the cluster is old."""
     age = timezone.now() - taken
-    if age.total_seconds() < FRESH * settings.SITE.slurm.poll_seconds:
+    if age.total_seconds() < FRESH_SECONDS + FRESH_LOOKS * settings.SITE.slurm.poll_seconds:
         return ""
     return _(
         "Slurm has not answered for %s. What is shown is as old; running sessions go on."
