@@ -189,6 +189,8 @@ def engine_configuration(places: Places, runtime: Runtime) -> str:
     return f"""[containers]
 log_driver = "k8s-file"
 log_size_max = 10000000
+# A host has no such limit; podman's own (2048) is 120 jobs on a node, and then slurmd ends.
+pids_limit = 0
 
 [engine]
 runtime = "{runtime.name}"

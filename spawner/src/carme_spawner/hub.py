@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from jupyterhub.metrics import RUNNING_SERVERS
 from jupyterhub.objects import Server
 from jupyterhub.user import User
 from jupyterhub.utils import url_escape_path, url_path_join
+from tornado.web import RequestHandler
 
 from carme.config import load
 from carme.errors import CarmeError
@@ -24,6 +26,12 @@ from carme_spawner.hub_config import hub_config
 from carme_spawner.names import ServerResolver
 from carme_spawner.spawner import CarmeSpawner, refusal
 from carme_spawner.watcher import JobWatcher
+
+#: Seconds that a hub which is being ended has for its last answers, beyond those after which it answers a start
+#: even if the server is not ready.
+LAST_ANSWERS = 0.5
+#: Connections to the hub that may wait to be taken, if the kernel allows so many.
+BACKLOG = 4096
 
 
 class CarmeHub(JupyterHub):
@@ -50,10 +58,33 @@ class CarmeHub(JupyterHub):
     async def start(self) -> None:
         """Listen, then look after the servers."""
         await super().start()
+        # While the hub is busy for a moment, hundreds of servers may report. Tornado lets 128 wait; the kernel
+        # forgets those beyond, and they come again only seconds later.
+        assert self.http_server
+        for listening in self.http_server._sockets.values():
+            listening.listen(BACKLOG)
         settings = self.config.CarmeSpawner.settings
         watcher = JobWatcher.shared(str(settings.broker.socket), self.log)
         self.caretaker = Caretaker(self.users, watcher)
         self.caretaking = asyncio.create_task(self.caretaker.watch())
+
+    async def shutdown_cancel_tasks(self, sig: signal.Signals | None = None) -> None:
+        """Answer what has been asked, then end.
+
+        A start or stop that was cut off here would be a failure to who asked for it, although the job runs and
+        the next hub leads to it.
+        """
+        await self.finish_requests()
+        await super().shutdown_cancel_tasks(sig)
+
+    async def finish_requests(self) -> None:
+        """Take no more requests, and wait until those that were taken have been answered."""
+        if self.http_server:
+            self.http_server.stop()
+            # On connections that are open already; the proxy keeps some.
+            self.tornado_application.add_handlers(".*", [(".*", Restarting)])
+            answer_after = self.tornado_application.settings["slow_spawn_timeout"]
+            await asyncio.sleep(answer_after + LAST_ANSWERS)
 
     async def update_last_activity(self) -> None:
         """Put back routes that the proxy has lost.
@@ -126,6 +157,18 @@ class CarmeHub(JupyterHub):
         await user._wait_up(spawner)
         await self.proxy.add_user(user, name)
         spawner.add_poll_callback(self.stopped(user, spawner))
+
+
+class Restarting(RequestHandler):
+    """Answers requests that come too late: nothing was done, and in a moment the next hub is there."""
+
+    def check_xsrf_cookie(self) -> None:
+        """Not asked for: whoever asks, nothing is done."""
+
+    def prepare(self) -> None:
+        self.set_header("Retry-After", "5")
+        self.set_status(503, "The hub restarts")
+        self.finish()
 
 
 def settle(future: "asyncio.Future[None]", spawner: CarmeSpawner) -> None:

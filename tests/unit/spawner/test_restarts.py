@@ -3,12 +3,13 @@
 import asyncio
 import sys
 
+import httpx
 import pytest
 
 from carme.jobs import JobState
 from carme_spawner import caretaker
 
-from .conftest import FAKE_SESSION, Site, eventually
+from .conftest import FAKE_SESSION, TOKEN, Site, eventually
 
 
 async def test_a_running_session_is_found_again(site: Site) -> None:
@@ -88,6 +89,36 @@ async def test_a_job_whose_submission_the_hub_did_not_see_gets_no_key_and_ends(
     monkeypatch.setattr(caretaker, "STRAY", 0.0)
     await site.hub.caretaker.round()
     assert site.broker.cancelled == [100]
+
+
+async def test_a_hub_that_is_ended_answers_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.broker.answering.clear()
+    await site.api("POST", "users/ada")
+    cut_off = []
+
+    async def end(*_: object) -> None:
+        cut_off.append(not starting.done())
+
+    monkeypatch.setattr("jupyterhub.app.JupyterHub.shutdown_cancel_tasks", end)
+    address = f"{site.settings.hub.listen}{site.settings.hub.base_path}hub/api/"
+    headers = {"Authorization": f"token {TOKEN}"}
+    async with httpx.AsyncClient(
+        base_url=address, headers=headers, verify=site.proxys_certificate()
+    ) as proxy:
+        assert (await proxy.get("users/ada")).status_code == 200
+        starting = asyncio.create_task(site.api("POST", "users/ada/servers/s1", json={"image": "torch"}))
+        await eventually(lambda: site.broker.requests, "the start has been taken")
+        assert site.hub
+        ending = asyncio.create_task(site.hub.shutdown_cancel_tasks())
+        await asyncio.sleep(0)
+        # What comes now is not begun, also on a connection that is open already.
+        late = await proxy.post("users/ada/servers/s2", json={})
+    assert (late.status_code, late.content) == (503, b"")
+    await ending
+    assert cut_off == [False] and (await starting).status_code == 202
+    site.broker.answering.set()
+    await site.down()
+    assert len(site.broker.requests) == 1
 
 
 async def test_a_hub_that_ends_between_report_and_route_opens_the_route_later(site: Site) -> None:

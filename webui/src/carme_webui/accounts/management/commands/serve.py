@@ -21,6 +21,9 @@ class Command(BaseCommand):
             forwarded_allow_ips="127.0.0.1",
             server_header=False,
             access_log=False,
+            # Longer than nginx keeps an idle connection (60 s): if both closed it after the same time, a form
+            # could be sent into a connection that is just being closed, and nobody may send it again.
+            timeout_keep_alive=75,
             # Streams of news end with the server; pages open new ones.
             timeout_graceful_shutdown=1,
             log_config=None,
