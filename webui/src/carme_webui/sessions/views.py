@@ -49,7 +49,7 @@ RECENT_COUNT = 5
 # Minutes that the page offers to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
 # A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
-# answer: the broker looks at the nodes at the first look after half a minute, and when calm makes every fourth.
+# answer: the broker looks at the nodes at the first look after half a minute, and if calm makes every fourth.
 FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
 # Seconds between two signs of life on a stream of news, and after which the browser opens a new one: then its
 # login is looked at again.
