@@ -74,7 +74,7 @@ async def test_submission(site: Any, order: JobRequest) -> None:
     assert options | {"output": "", "error": "", "chdir": ""} == {
         "parsable": "",
         "no-requeue": "",
-        "export": "NONE",
+        "export": "ALL",
         "job-name": "train 1",
         "comment": f"carme/1 kind=session image=torch key={key}",
         "partition": "gpu",

@@ -78,7 +78,7 @@ class Node:
         program = (
             "import sys; from carme.launch import job as launch; "
             "launch.address_of = lambda node: '10.0.0.1'; "
-            "launch.GRACE_SECONDS = 0.2; "
+            "launch.GRACE_SECONDS = 0.2; launch.STOP_SECONDS = 1; "
             f"sys.exit(launch.main([{str(self.key)!r}]))"
         )
         return subprocess.Popen(
@@ -204,6 +204,15 @@ def test_sigterm_is_passed_on(node: Node) -> None:
     assert (process.returncode, output) == (6, "bye\n")
 
 
+def test_who_does_not_heed_sigterm_is_killed(node: Node) -> None:
+    node.spec(command=["/bin/sh", "-c", "trap 'echo no' TERM; echo up; while :; do sleep 0.05; done"])
+    process = node.start()
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate()
+    assert (process.returncode, output) == (137, "no\n")
+
+
 def test_a_child_that_a_signal_ends(node: Node) -> None:
     node.spec(command=["/bin/sh", "-c", "kill -9 $$"])
     assert node.run()[0] == 137
@@ -257,15 +266,15 @@ def test_no_folder_and_no_job(node: Node) -> None:
 
 def test_a_private_folder_that_somebody_else_made(tmp_path: Path) -> None:
     folder = tmp_path / "private"
-    launch.make_private(folder)
-    launch.make_private(folder)
+    launch.make_private(str(folder))
+    launch.make_private(str(folder))
     folder.chmod(0o755)
     with pytest.raises(CarmeError, match="is in the way"):
-        launch.make_private(folder)
+        launch.make_private(str(folder))
     folder.rmdir()
     folder.symlink_to(tmp_path)
     with pytest.raises(CarmeError, match="is in the way"):
-        launch.make_private(folder)
+        launch.make_private(str(folder))
 
 
 def test_a_node_is_never_known_by_a_loopback_address() -> None:
@@ -279,9 +288,10 @@ def test_allotted_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl"):
         (tmp_path / name).touch()
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,2")
-    assert [device.name for device in launch.devices(tmp_path)] == ["nvidia0", "nvidia2", "nvidiactl"]
+    folder = str(tmp_path)
+    assert launch.devices(folder) == [f"{folder}/{name}" for name in ("nvidia0", "nvidia2", "nvidiactl")]
     monkeypatch.setenv("SLURM_STEP_GPUS", "1")
-    assert [device.name for device in launch.devices(tmp_path)] == ["nvidia1", "nvidiactl"]
+    assert launch.devices(folder) == [f"{folder}/{name}" for name in ("nvidia1", "nvidiactl")]
     monkeypatch.delenv("SLURM_STEP_GPUS")
     monkeypatch.delenv("SLURM_JOB_GPUS")
-    assert launch.devices(tmp_path) == []
+    assert launch.devices(folder) == []

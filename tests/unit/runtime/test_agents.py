@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.fabric import Member, Members, local_socket
+from carme_runtime.fabric import local_socket
+from carme_runtime.fabric.members import Member, Members
 from carme_runtime.fabric.tls import read_certificate
 from carme_runtime.key import read_key
 
@@ -302,7 +303,10 @@ def test_what_the_agent_cannot_do_is_said_in_one_sentence(tmp_path: Path) -> Non
         ([*first, *elsewhere, "--unencrypted", "--", "true"], "The agent cannot listen at 192.0.2.1"),
         ([*first, *elsewhere, "--", "true"], "at 192.0.2.1 could be read on the way. Give --certificate"),
         (["--key-file", "key", "--join", "192.0.2.1:1"], "at 192.0.2.1 could be read on the way."),
-        ([*first, *elsewhere, "--certificate", "key", "--", "true"], "The certificate key cannot be used: "),
+        (
+            [*first, "--listen", "127.0.0.1", "--certificate", "key", "--", "sleep", "600"],
+            "The certificate key cannot be used: ",
+        ),
         ([*first, *elsewhere, "--certificate", "no", "--", "true"], "The certificate no cannot be read: "),
         (
             [*first, "--listen", "127.0.0.1", "--environment-file", str(environment), "--", "true"],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carme_runtime import CarmeRuntimeError
-from carme_runtime.fabric import Member, Members
+from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import place
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from carme_runtime import CarmeRuntimeError
-from carme_runtime.fabric import Member, Members
+from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import hostfile, place
 
 from .conftest import Job, Process

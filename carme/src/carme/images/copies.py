@@ -65,7 +65,7 @@ def refresh(catalogue: ImageCatalogue, copies: Path, limit_bytes: int) -> list[s
             file.unlink(missing_ok=True)
     for image in kept:
         copy = copies / image.file.name
-        if not copy.is_file() or digest_of(copy) != image.digest:
+        if not copy.is_file() or digest_of(str(copy)) != image.digest:
             done.append(f"{image.name}: {_copy(image, copy)}")
     return done
 
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="carme-images",
         description="Bring this node's copies of the job images up to date. Run it as root.",
     )
-    parser.add_argument("--copies", type=Path, default=COPIES, help="default: %(default)s")
+    parser.add_argument("--copies", type=Path, default=Path(COPIES), help="default: %(default)s")
     parser.add_argument("--limit-gb", type=float, default=0.0, help="0: up to half of what is free there")
     options = parser.parse_args(arguments)
     try:

@@ -1,13 +1,13 @@
 """The small program that makes a job's private folder and submits the job, run as the job's owner.
 
-It imports nothing outside the standard library, so that it starts at once. It reads one JSON object from
-standard input: `folder`, `arguments` (of sbatch), `script`, `spec`, `environment`, `files`, `certificate`.
+A session's user waits for it, so it imports next to nothing. It reads one dictionary from standard input, in
+Python's own form (marshal): `folder`, `arguments` (of sbatch), `script`, and `files` (name to text; in the
+folder, or in `files/` in it).
 """
 
 import errno
-import json
+import marshal
 import os
-import secrets
 import sys
 
 NO_FOLDER = 75  # exit code: the folder could not be made; standard error says why
@@ -15,14 +15,8 @@ NO_FOLDER = 75  # exit code: the folder could not be made; standard error says w
 
 def main() -> int:
     """Submit; prints what sbatch prints and returns its exit code."""
-    order = json.load(sys.stdin)
-    folder = order["folder"]
-    files = {
-        "spec.json": json.dumps(order["spec"]),
-        "environment.json": json.dumps(order["environment"]),
-        "fabric.key": secrets.token_hex(32),
-        "fabric.pem": order["certificate"],
-    } | {f"files/{name}": text for name, text in order["files"].items()}
+    order = marshal.load(sys.stdin.buffer)
+    folder, files = order["folder"], order["files"]
     try:
         home = os.environ["HOME"]
         if not os.path.isdir(home):  # noqa: PTH112 - pathlib takes longer to import than this program to run

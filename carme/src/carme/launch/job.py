@@ -2,24 +2,19 @@
 
 It runs on the first node, starts the command there (in the job's container, under the node agent) and, in
 a job of several nodes, joining agents on the others. Whatever fails is one sentence in the job's log.
+
+A session's user waits for what happens here. So it imports little: no asyncio, no subprocess, no pathlib.
 """
 
-import argparse
-import asyncio
-import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from ctypes.util import find_library
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from carme.errors import CarmeError
@@ -28,136 +23,217 @@ from carme.launch.images import local_copy
 
 ANNOUNCE_SECONDS = 120.0  # for the first agent to listen; images on a busy file system start slowly
 BEGAN = time.time()  # the allocation's own preparations are over
-STOP_SECONDS = 25.0  # between passing SIGTERM on and SIGKILL; less than Slurm's KillWait, so that we clean up
+STOP_SECONDS = 25  # between passing SIGTERM on and SIGKILL; less than Slurm's KillWait, so that we clean up
 GRACE_SECONDS = 5.0  # between the end of the agents here and there; each hears of the other's
+LOOK_SECONDS = 0.02  # between two looks at something that cannot be waited for
 CONTROL_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+#: What Python ignores, and a program that it starts should not.
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+USAGE = "Usage: carme-job [--join HOST:PORT] KEYFOLDER. Slurm starts this, inside a job of Carme."
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the job; its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="carme-job", description="Run a job of Carme inside its Slurm allocation. Slurm starts it."
-    )
-    parser.add_argument("folder", type=Path, metavar="KEYFOLDER", help="the job's private folder")
-    parser.add_argument("--join", metavar="HOST:PORT", help="only join the agent of the first node")
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    where = ""
+    if len(words) == 3 and words[0] == "--join":
+        where = words[1]
+        words = words[2:]
+    if len(words) != 1 or words[0].startswith("-"):
+        print(USAGE, file=sys.stderr)
+        return 2
     try:
-        return asyncio.run(_join(options.folder, options.join) if options.join else _run(options.folder))
+        return _join(words[0], where) if where else _run(words[0])
     except CarmeError as error:
         print(f"carme-job: {error}", file=sys.stderr, flush=True)
         return error.exit_code if isinstance(error, LaunchError) else Exit.FAILED
 
 
-@dataclass(frozen=True)
 class Allocation:
-    """What Slurm gave the job, from the environment of its first node."""
+    """What Slurm gave the job, from the environment of its first node. Raises CarmeError outside of one."""
 
-    job_id: str
-    node: str
-    nodes: int
-    private: Path  # the job's own folder on this node
-
-    @classmethod
-    def current(cls) -> "Allocation":
-        """The allocation that this process runs in. Raises CarmeError outside of one."""
-        job_id = os.environ.get("SLURM_JOB_ID", "")
-        if not job_id.isdecimal():
+    def __init__(self) -> None:
+        self.job_id = os.environ.get("SLURM_JOB_ID", "")
+        if not self.job_id.isdecimal():
             raise CarmeError("This is not inside a Slurm job.", "Start jobs with 'carme submit'.")
-        return cls(
-            job_id=job_id,
-            node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-            nodes=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")),
-            private=Path(f"/tmp/carme-{job_id}"),
-        )
+        self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self.nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+        #: The job's own folder on this node.
+        self.private = f"/tmp/carme-{self.job_id}"
 
 
-async def _run(folder: Path) -> int:
-    allocation = Allocation.current()
-    spec = _read(folder / "spec.json")
-    workdir = Path(spec["workdir"] or Path.home())
-    check_home(Path.home())
+class Programs:
+    """What was started here. SIGTERM, SIGINT and SIGHUP are passed on; who does not heed them is killed.
+
+    An ended program stays a zombie until it is waited for, so its number never belongs to somebody else.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[int] = []
+        self._codes: dict[int, int] = {}
+        self._stopped = 0
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGALRM, lambda number, frame: self._send(signal.SIGKILL))
+
+    def start(self, arguments: list[str], environment: Mapping[str, str]) -> int:
+        """Start a program in the current folder; its number. Raises LaunchError."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+        try:
+            program = spawn(arguments, environment)
+            self._running.append(program)
+        except OSError as error:
+            raise LaunchError(
+                Exit.NO_COMMAND,
+                f"{arguments[0]!r} cannot be run on {socket.gethostname()}: {error.strerror}.",
+                "Check the command's name and that it is executable, or tell an administrator.",
+            ) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+        return program
+
+    def wait(self, program: int) -> int:
+        """Wait for its end; its exit code, in a shell's manner 128 more than the signal that killed it."""
+        if program not in self._codes:
+            self._reap(program, 0)
+        return self._codes[program]
+
+    def wait_for_any(self) -> None:
+        """Wait until one of those that run has ended."""
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+
+    def has_ended(self, program: int, within: float = 0.0) -> bool:
+        """Whether it is over, or will be in so many seconds."""
+        end = time.monotonic() + within
+        while program not in self._codes:
+            self._reap(program, os.WNOHANG)
+            if program in self._codes or time.monotonic() >= end:
+                break
+            time.sleep(LOOK_SECONDS)
+        return program in self._codes
+
+    def end(self, program: int) -> None:
+        """See that it is over: SIGTERM, and SIGKILL for who does not heed it."""
+        if not self.has_ended(program):
+            os.kill(program, signal.SIGTERM)
+            if not self.has_ended(program, STOP_SECONDS):
+                os.kill(program, signal.SIGKILL)
+                self.wait(program)
+
+    def _reap(self, program: int, how: int) -> None:
+        if os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT | how):
+            self._running.remove(program)
+            code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+            self._codes[program] = code if code >= 0 else 128 - code
+
+    def _send(self, number: int) -> None:
+        for program in self._running:
+            os.kill(program, number)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if not self._running and not self._codes:
+            raise SystemExit(128 + number)  # nothing has been started yet
+        self._send(number)
+        signal.alarm(STOP_SECONDS)
+
+
+def spawn(arguments: list[str], environment: Mapping[str, str]) -> int:
+    """Start a program that is found by the PATH of its own environment; its number. Raises OSError."""
+    missing: OSError = FileNotFoundError(2, os.strerror(2), arguments[0])
+    for place in places(arguments[0], environment):
+        try:
+            return os.posix_spawn(place, arguments, environment, setsigmask=[], setsigdef=IGNORED_BY_PYTHON)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            missing = error
+    raise missing
+
+
+def places(program: str, environment: Mapping[str, str]) -> list[str]:
+    """Where a program may lie."""
+    if "/" in program:
+        return [program]
+    return [os.path.join(folder, program) for folder in os.get_exec_path(environment)]
+
+
+def _run(folder: str) -> int:
+    allocation = Allocation()
+    spec = _read(f"{folder}/spec.json")
+    check_home(home())
+    programs = Programs()
     if spec["image"] is None:
-        return await _directly(folder, spec, workdir)
+        return _directly(programs, folder, spec)
     make_private(allocation.private)
-    agent = [
-        *["carme-agent", "--nodes", str(allocation.nodes)],
-        *credentials(folder),
-        *["--announce", str(allocation.private / "fabric.json")],
-        *["--announce", str(folder / "fabric.json")],
-        *["--listen", address_of(allocation.node)],
-        *["--environment-file", str(folder / "environment.json")],
-        *["--", *spec["command"]],
-    ]
     try:
-        with _passing_signals() as running:
-            first = await _start([*container(spec, workdir), *agent], Path("/"), forwarded(folder))
-            running.append(first)
-            ended = asyncio.create_task(first.wait())
-            if allocation.nodes > 1:
-                await _with_others(first, ended, running, folder, spec, allocation)
-            return _code(await ended)
+        os.chdir("/")
+        agent = [
+            *["carme-agent", "--nodes", str(allocation.nodes)],
+            *credentials(folder),
+            *["--announce", f"{allocation.private}/fabric.json"],
+            *["--announce", f"{folder}/fabric.json"],
+            *["--listen", address_of(allocation.node)],
+            *["--environment-file", f"{folder}/environment.json"],
+            *["--", *spec["command"]],
+        ]
+        first = programs.start([*container(spec), *agent], forwarded(folder))
+        if allocation.nodes > 1:
+            _with_others(programs, first, folder, spec, allocation)
+        return programs.wait(first)
     finally:
-        shutil.rmtree(allocation.private, ignore_errors=True)
+        _remove(allocation.private)
 
 
-async def _join(folder: Path, where: str) -> int:
+def _join(folder: str, where: str) -> int:
     """What a node other than the first does."""
-    allocation = Allocation.current()
-    spec = _read(folder / "spec.json")
+    allocation = Allocation()
+    spec = _read(f"{folder}/spec.json")
+    programs = Programs()
     make_private(allocation.private)
-    agent = ["carme-agent", *credentials(folder), "--join", where]
     try:
-        arguments = [*container(spec, Path(spec["workdir"] or Path.home())), *agent]
-        return await _only(arguments, Path("/"), forwarded(folder))
+        os.chdir("/")
+        agent = ["carme-agent", *credentials(folder), "--join", where]
+        return programs.wait(programs.start([*container(spec), *agent], forwarded(folder)))
     finally:
-        shutil.rmtree(allocation.private, ignore_errors=True)
+        _remove(allocation.private)
 
 
-async def _directly(folder: Path, spec: dict[str, Any], workdir: Path) -> int:
-    environment = os.environ | {"CARME_JOB_FOLDER": str(folder)} | _read(folder / "environment.json")
-    return await _only(spec["command"], workdir, _without_export(environment))
+def _directly(programs: Programs, folder: str, spec: dict[str, Any]) -> int:
+    environment = os.environ | {"CARME_JOB_FOLDER": folder} | _read(f"{folder}/environment.json")
+    workdir = spec["workdir"] or home()
+    try:
+        os.chdir(workdir)
+    except OSError as error:
+        raise LaunchError(
+            Exit.NO_WORKDIR,
+            f"The folder {workdir} cannot be entered on {socket.gethostname()}: {error.strerror}.",
+            "Choose another working directory.",
+        ) from None
+    return programs.wait(programs.start(spec["command"], _without_export(environment)))
 
 
-async def _only(arguments: list[str], cwd: Path, environment: dict[str, str]) -> int:
-    """Run one program; its exit code."""
-    with _passing_signals() as running:
-        process = await _start(arguments, cwd, environment)
-        running.append(process)
-        return _code(await process.wait())
-
-
-async def _with_others(
-    first: asyncio.subprocess.Process,
-    ended: asyncio.Task[int],
-    running: list[asyncio.subprocess.Process],
-    folder: Path,
-    spec: dict[str, Any],
-    allocation: Allocation,
+def _with_others(
+    programs: Programs, first: int, folder: str, spec: dict[str, Any], allocation: Allocation
 ) -> None:
     """Start the agents of the other nodes; returns when both the first and they have ended."""
-    where = await _announced(allocation.private / "fabric.json", first, ended)
+    where = _announced(programs, first, f"{allocation.private}/fabric.json")
     if where is None:
         return
-    program = [sys.executable, "-m", "carme.launch.job", "--join", where, str(folder)]
-    others = await _start([*step(spec, allocation.nodes), *program], Path("/"), _without_export(os.environ))
-    running.append(others)
-    left = asyncio.create_task(others.wait())
-    await asyncio.wait({ended, left}, return_when=asyncio.FIRST_COMPLETED)
-    if not ended.done():
-        # When the first agent ends, the others may hear of it before we do.
-        await asyncio.wait({ended}, timeout=GRACE_SECONDS)
-    if not ended.done():
-        await _end(first, ended)
-        code = _code(left.result())
+    program = [sys.executable, "-m", "carme.launch.job", "--join", where, folder]
+    others = programs.start([*step(spec, allocation.nodes), *program], _without_export(os.environ))
+    programs.wait_for_any()
+    # When the first agent ends, the others may hear of it before we do.
+    if not programs.has_ended(first, GRACE_SECONDS):
+        programs.end(first)
+        code = programs.wait(others)
         raise LaunchError(
             Exit(code) if code in list(Exit) else Exit.FAILED,
             f"The agents on the other nodes ended with exit code {code}; the job was ended.",
             "See the lines above; if there are none, start the job again.",
         )
     # Agents leave by themselves when the first one does.
-    await asyncio.wait({left}, timeout=GRACE_SECONDS)
-    if not left.done():
-        await _end(others, left)
+    if not programs.has_ended(others, GRACE_SECONDS):
+        programs.end(others)
 
 
 def _without_export(environment: Mapping[str, str]) -> dict[str, str]:
@@ -165,86 +241,29 @@ def _without_export(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != "SLURM_EXPORT_ENV"}
 
 
-async def _announced(file: Path, first: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> str | None:
+def _announced(programs: Programs, first: int, file: str) -> str | None:
     """`HOST:PORT` of the first agent; None when it has ended instead."""
-    end = asyncio.get_running_loop().time() + ANNOUNCE_SECONDS
-    while not ended.done():
-        with contextlib.suppress(OSError, ValueError):  # not there, or not whole yet
-            where = json.loads(await asyncio.to_thread(file.read_text))
+    end = time.monotonic() + ANNOUNCE_SECONDS
+    while not programs.has_ended(first, LOOK_SECONDS):
+        try:
+            with open(file, encoding="utf-8") as opened:
+                where = json.load(opened)
             return f"{where['host']}:{where['port']}"
-        if asyncio.get_running_loop().time() > end:
-            await _end(first, ended)
+        except (OSError, ValueError):  # not there, or not whole yet
+            pass
+        if time.monotonic() > end:
+            programs.end(first)
             raise CarmeError(
                 f"The agent on the first node did not listen within {ANNOUNCE_SECONDS:.0f} seconds.",
                 "See the lines above, and try again.",
             )
-        await asyncio.wait({ended}, timeout=0.02)
     return None
 
 
-async def _start(arguments: list[str], cwd: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:
+def _read(file: str) -> Any:
     try:
-        return await asyncio.create_subprocess_exec(*arguments, cwd=cwd, env=environment)
-    except OSError as error:
-        if str(error.filename) == str(cwd):
-            raise LaunchError(
-                Exit.NO_WORKDIR,
-                f"The folder {cwd} cannot be entered on {socket.gethostname()}: {error.strerror}.",
-                "Choose another working directory.",
-            ) from None
-        raise LaunchError(
-            Exit.NO_COMMAND,
-            f"{arguments[0]!r} cannot be run on {socket.gethostname()}: {error.strerror}.",
-            "Check the command's name and that it is executable, or tell an administrator.",
-        ) from None
-
-
-async def _end(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(ended), STOP_SECONDS)
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await ended
-
-
-@contextlib.contextmanager
-def _passing_signals() -> Iterator[list[asyncio.subprocess.Process]]:
-    """Hand SIGTERM, SIGINT and SIGHUP on to the processes in the list, and kill those that do not heed it."""
-    loop = asyncio.get_running_loop()
-    processes: list[asyncio.subprocess.Process] = []
-
-    def send(number: int) -> None:
-        for process in processes:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(number)
-
-    def stop(number: int) -> None:
-        if not processes:
-            raise SystemExit(128 + number)  # nothing has been started yet
-        send(number)
-        loop.call_later(STOP_SECONDS, send, signal.SIGKILL)
-
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        yield processes
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-def _code(code: int) -> int:
-    return code if code >= 0 else 128 - code
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        with open(file, encoding="utf-8") as opened:
+            return json.load(opened)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise LaunchError(
@@ -254,11 +273,21 @@ def _read(file: Path) -> Any:
         ) from None
 
 
-def check_home(home: Path) -> None:
+def home() -> str:
+    """The home directory of the job's owner."""
+    return os.path.expanduser("~")
+
+
+def check_home(home: str) -> None:
     """Refuse a home directory into which nothing can be written: few programs would say so themselves."""
+    name = f"{home}/.carme-{os.urandom(8).hex()}"
     try:
-        with tempfile.TemporaryFile(dir=home) as file:
-            file.write(b"\0" * 4096)
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.unlink(name)
+            os.write(file, b"\0" * 4096)
+        finally:
+            os.close(file)
     except OSError as error:
         raise LaunchError(
             Exit.HOME_NOT_WRITABLE,
@@ -267,12 +296,12 @@ def check_home(home: Path) -> None:
         ) from None
 
 
-def make_private(path: Path) -> None:
+def make_private(path: str) -> None:
     """Make a folder that only we can enter; in /tmp others may have been there before us."""
     try:
-        path.mkdir(mode=0o700)
+        os.mkdir(path, mode=0o700)
     except FileExistsError:
-        status = path.lstat()
+        status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise CarmeError(
                 f"{path} on {socket.gethostname()} is in the way and is not a private folder of yours.",
@@ -284,9 +313,15 @@ def make_private(path: Path) -> None:
         ) from None
 
 
-def credentials(folder: Path) -> list[str]:
+def _remove(folder: str) -> None:
+    import shutil  # the job is over: now there is time
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def credentials(folder: str) -> list[str]:
     """The options by which the job's agents know each other."""
-    return ["--key-file", str(folder / "fabric.key"), "--certificate", str(folder / "fabric.pem")]
+    return ["--key-file", f"{folder}/fabric.key", "--certificate", f"{folder}/fabric.pem"]
 
 
 def address_of(node: str) -> str:
@@ -304,7 +339,7 @@ def address_of(node: str) -> str:
     )
 
 
-def forwarded(folder: Path) -> dict[str, str]:
+def forwarded(folder: str) -> dict[str, str]:
     """The environment for apptainer, which carries Slurm's and the job's variables on into the container."""
     inside = {
         name: value
@@ -312,7 +347,7 @@ def forwarded(folder: Path) -> dict[str, str]:
         if name.startswith(("SLURM_", "SLURMD_", "CUDA_", "NVIDIA_", "ROCR_", "GPU_DEVICE_"))
         or name in ("USER", "LOGNAME")
     }
-    inside |= {"LANG": "C.UTF-8", "CARME_JOB_FOLDER": str(folder), "CARME_STEP_PROLOG": str(BEGAN)}
+    inside |= {"LANG": "C.UTF-8", "CARME_JOB_FOLDER": folder, "CARME_STEP_PROLOG": str(BEGAN)}
     return os.environ | {f"APPTAINERENV_{name}": value for name, value in inside.items()}
 
 
@@ -329,39 +364,50 @@ def step(spec: dict[str, Any], nodes: int) -> list[str]:
     return arguments
 
 
-def container(spec: dict[str, Any], workdir: Path) -> list[str]:
+def container(spec: dict[str, Any]) -> list[str]:
     """The beginning of the command line that runs something in the job's container on this node."""
-    image = Path(spec["image"])
-    if not image.is_file():
+    image = spec["image"]
+    if not os.path.isfile(image):
         raise LaunchError(
             Exit.IMAGE_MISSING,
             f"The image file {image} is missing on {socket.gethostname()}.",
             "Choose another image, or ask an administrator to build or distribute it.",
         )
-    if shutil.which("apptainer") is None:
+    if not any(os.access(place, os.X_OK) for place in places("apptainer", os.environ)):
         raise LaunchError(
             Exit.NO_APPTAINER,
             f"Apptainer is not installed on {socket.gethostname()}.",
             "Tell an administrator, or start the job without an image.",
         )
-    arguments = ["apptainer", "-q", "exec", "--contain", "--cleanenv", "--home", str(Path.home())]
-    binds = ["/tmp", "/dev/shm", *(path for path in spec["binds"] if Path(path).exists())]
+    arguments = ["apptainer", "-q", "exec", "--contain", "--cleanenv", "--home", home()]
+    binds = ["/tmp", "/dev/shm", *(path for path in spec["binds"] if os.path.exists(path))]
     if spec["gpus"]:
-        if find_library("nvidia-ml"):
+        if has_driver():
             arguments.append("--nv")
         else:
-            binds += [str(device) for device in devices(Path("/dev"))]
+            binds += devices("/dev")
     for path in binds:
         arguments += ["--bind", f"{path}:{path}"]
-    return [*arguments, "--pwd", str(workdir), str(local_copy(image))]
+    return [*arguments, "--pwd", spec["workdir"] or home(), local_copy(image)]
 
 
-def devices(folder: Path) -> list[Path]:
+def has_driver() -> bool:
+    """Whether the libraries of NVIDIA's driver are installed here."""
+    import ctypes  # asking the linker's cache for them would start a program
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def devices(folder: str) -> list[str]:
     """The GPU devices in `folder` that the job was allotted on this node, and those that all of them need."""
     allotted = os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS") or ""
     numbers = [number for number in allotted.split(",") if number.isdecimal()]
     names = [*(f"nvidia{number}" for number in numbers), *CONTROL_DEVICES] if numbers else []
-    return [folder / name for name in names if (folder / name).exists()]
+    return [path for name in names if os.path.exists(path := f"{folder}/{name}")]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import marshal
 import re
 import secrets
 import sys
@@ -137,15 +138,18 @@ class SlurmCommands:
                 *[f"--output={log}", f"--error={log}", "--open-mode=append", f"--chdir={folder}"],
             ],
             "script": _script(),
-            "spec": order.spec,
-            "environment": order.request.environment,
-            "certificate": make_certificate(),
-            "files": order.request.files,
+            "files": {
+                "spec.json": json.dumps(order.spec),
+                "environment.json": json.dumps(order.request.environment),
+                "fabric.key": secrets.token_hex(32),
+                "fabric.pem": make_certificate(),
+                **{f"files/{name}": text for name, text in order.request.files.items()},
+            },
         }
         done = await run(
             *[self._python, "-I", "-S", str(submission.__file__)],
             owner=owner,
-            stdin=json.dumps(message).encode(),
+            stdin=marshal.dumps(message, 4),  # every Python reads this version
         )
         if done.code == submission.NO_FOLDER:
             raise SlurmError(
@@ -189,7 +193,9 @@ def _arguments(order: Order) -> list[str]:
     gres = ":".join(filter(None, ["gpu", request.gpu_type, str(request.gpus_per_node)]))
     arguments = [
         "--no-requeue",  # a second start could make a second server
-        "--export=NONE",
+        # With NONE Slurm starts the user's login shell first, which takes up to a second. A container sees
+        # nothing of what that sets; a job without one shall find what its user is used to.
+        "--export=ALL" if request.image else "--export=NONE",
         f"--job-name={request.name}",
         f"--comment={Label(request.kind, request.image, order.key)}",
         f"--partition={order.partition}",

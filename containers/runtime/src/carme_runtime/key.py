@@ -4,8 +4,6 @@ Both sides send a random challenge; each answers with an HMAC-SHA256 over both c
 The role in the MAC makes a mirrored answer worthless, the protocol's name one from another conversation.
 """
 
-import hashlib
-import hmac
 import stat
 from pathlib import Path
 
@@ -40,4 +38,7 @@ def read_private(path: Path, kind: str, remedy: str) -> bytes:
 
 def proof(key: bytes, protocol: str, role: str, challenges: bytes) -> bytes:
     """What only a holder of `key` in this `role` of this `protocol` can answer to `challenges`."""
+    import hashlib  # here, because an agent reads its key long before it proves anything
+    import hmac
+
     return hmac.new(key, f"{protocol}\0{role}\0".encode() + challenges, hashlib.sha256).digest()

@@ -23,6 +23,8 @@ from carme_spawner.singleuser.time_left import TimeLeft
 LABEXTENSIONS = Path(__file__).with_name("labextensions")
 #: Seconds that open pages get to save their documents when the session is told to end.
 SAVE_SECONDS = 1.0
+#: Seconds for which a hub that knows this server may take to look for it.
+LOOK_SECONDS = 2.0
 
 
 class SessionServer(JupyterHubSingleUser):
@@ -54,6 +56,8 @@ class SessionServer(JupyterHubSingleUser):
 
     def initialize(self, args: Any = None) -> None:
         """JupyterHub's part, then ours; without either there is no session."""
+        #: Set by the first answer: the hub has looked for this server.
+        self.found = asyncio.Event()
         super().initialize(args)
         try:
             self.add_session()
@@ -77,6 +81,7 @@ class SessionServer(JupyterHubSingleUser):
 
         def log_function(handler: Any) -> None:
             log(handler)
+            self.found.set()
             if not self.first_page and is_page(handler):
                 self.first_page = True
                 self.time_left.tell_soon(first_page=time.time())
@@ -85,6 +90,11 @@ class SessionServer(JupyterHubSingleUser):
 
     async def check_hub_version(self) -> None:
         """Nothing: a hub that restarts just now is no reason to end; `report` waits for it."""
+
+    async def keep_activity_updated(self) -> None:
+        """JupyterHub's own report, with all that it imports: when it delays nobody any more."""
+        await self.found.wait()
+        await super().keep_activity_updated()
 
     async def _start_jupyter_server_extension(self, serverapp: Any) -> None:
         """Called by Jupyter Server as soon as it listens."""
@@ -113,8 +123,13 @@ class SessionServer(JupyterHubSingleUser):
             )
             return self.give_up()
         self.log.info("The hub knows that this server listens at %s port %s.", self.app.ip, self.app.port)
+        # It looks at this moment whether the server answers, before it leads anybody here.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self.found.wait()
+        self.found.set()
         self.time_left.start()
-        # In a thread, because the hub looks at this moment whether the server answers.
+        # In a thread, because the browser is on its way.
         await asyncio.to_thread(prepare_for_pages)
         gc.collect()
         gc.freeze()

@@ -1,6 +1,4 @@
-"""The job fabric: one agent per node, all connected to the first node's agent, and clients of them."""
+"""The job fabric: one agent per node, all connected to the first node's agent, and clients of them.
 
-from carme_runtime.fabric.client import AgentConnection, Fabric, LocalFabric, connect
-from carme_runtime.fabric.members import Member, Members
-
-__all__ = ["AgentConnection", "Fabric", "LocalFabric", "Member", "Members", "connect"]
+Nothing is imported here: an agent starts its job's command before it imports most of this package.
+"""

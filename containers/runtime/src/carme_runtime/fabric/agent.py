@@ -68,16 +68,12 @@ class Agent:
         """Accept clients of this node at a Unix socket."""
         return await asyncio.start_unix_server(self._serve_client, sock=listener)
 
-    def serve_network(self, host: str, key: bytes, certificate: Certificate | None) -> int:
-        """Accept other nodes' agents, and clients, at a free port of `host`; the port. Raises OSError.
+    def serve_network(self, listener: socket.socket, key: bytes, certificate: Certificate | None) -> None:
+        """Accept other nodes' agents, and clients, at a listening socket that does not block.
 
         Without a `certificate` nothing is encrypted.
         """
-        family, *_, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(where[:2], family=family, backlog=128)
-        listener.setblocking(False)
         self._spawn(self._accept(listener, key, certificate))
-        return listener.getsockname()[1]
 
     async def follow(self) -> bool:
         """Serve the first node's agent until the job is over (True) or that agent is lost (False)."""

@@ -1,41 +1,39 @@
-"""The command `carme-agent`."""
+"""The command `carme-agent`.
+
+A session's user waits for the job's command. So it is started as soon as all is there that it can ask for:
+sockets that listen, and what names them. Who connects to them waits until the rest of the agent (asyncio,
+TLS) is imported, which begins with the first who connects, or when the command's own start is over.
+"""
 
 import argparse
-import asyncio
-import contextlib
 import json
-import logging
 import os
+import select
 import signal
-import ssl
+import socket
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 from carme_runtime import __version__
 from carme_runtime.addresses import is_loopback
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.fabric import handshake, local_socket
-from carme_runtime.fabric.agent import Agent
-from carme_runtime.fabric.frames import UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed
-from carme_runtime.fabric.members import Member, Members
-from carme_runtime.fabric.tls import Certificate, read_certificate
+from carme_runtime.fabric import local_socket
+from carme_runtime.fabric.child import Child
 from carme_runtime.key import read_key, read_private
-from carme_runtime.ranks import Node
 
-CONNECT_SECONDS = 10.0
-
-log = logging.getLogger("carme-agent")
+QUIET_SECONDS = 3.0  # in which a command starts undisturbed, unless somebody asks for the agent
+STOP_SECONDS = 5.0  # for a command whose agent cannot go on, between SIGTERM and SIGKILL
 
 
 def main() -> None:
     """Run one node's agent; see `carme-agent --help`."""
-    logging.basicConfig(format="carme-agent: %(message)s", level=logging.INFO, stream=sys.stderr)
     options = _parse(sys.argv[1:])
     try:
-        code = asyncio.run(_join(options) if options.join else _serve_first(options))
+        _check(options)
+        code = _join(options) if options.join else _serve_first(options)
     except CarmeRuntimeError as error:
-        log.error("%s", error)
+        print(f"carme-agent: {error}", file=sys.stderr)
         code = 1
     sys.exit(code)
 
@@ -87,125 +85,118 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-async def _serve_first(options: argparse.Namespace) -> int:
-    key = read_key(options.key_file)
-    certificate = _certificate(options, options.listen)
+def _check(options: argparse.Namespace) -> None:
+    """Refuse files and addresses that cannot be right, before anything is started."""
+    read_key(options.key_file)
+    host = options.listen or ""
+    if options.join:
+        host, _, port = options.join.rpartition(":")
+        if not host or not port.isdecimal():
+            raise CarmeRuntimeError(
+                f"'{options.join}' is no HOST:PORT.", "Give --join what the first agent announced."
+            )
+    if options.certificate:
+        read_private(options.certificate, "certificate", "Name the file with the job's certificate.")
+    elif not options.unencrypted and not is_loopback(host.strip("[]")):
+        raise CarmeRuntimeError(
+            f"Without --certificate, what the job's nodes say to each other at {host} could be read "
+            "on the way.",
+            "Give --certificate the job's certificate, or --unencrypted where everybody there is trusted.",
+        )
+
+
+def _join(options: argparse.Namespace) -> int:
+    from carme_runtime.fabric import service
+
+    return service.join(options)
+
+
+def _serve_first(options: argparse.Namespace) -> int:
     environment = dict(os.environ)
     if options.environment_file:
         environment |= _read_environment(options.environment_file)
-    node = Node(environment, options.listen, options.key_file)
-    me = Member(number=0, **node.about())
-    agent = Agent(node, Members.of([me], [], options.nodes), 0)
-    bound = None
+    made: list[Path] = []
     try:
+        with (
+            _listen(options.listen) as network,
+            local_socket.listen(options.socket or local_socket.default_path(os.environ)) as local,
+        ):
+            made.append(Path(local.getsockname()))
+            environment["CARME_AGENT"] = str(made[0])
+            for path in options.announce:
+                made.append(path)
+                _announce(path, {"host": options.listen, "port": network.getsockname()[1]})
+            return _run_command(options, environment, network, local)
+    finally:
+        _remove(made)
+
+
+def _run_command(
+    options: argparse.Namespace, environment: dict[str, str], network: socket.socket, local: socket.socket
+) -> int:
+    with _Bell() as bell:
         try:
-            port = agent.serve_network(options.listen, key, certificate)
+            command = Child(options.command, environment)
         except OSError as error:
             raise CarmeRuntimeError(
-                f"The agent cannot listen at {options.listen}: {error.strerror}.",
-                "Give --listen an address of this node.",
+                f"The command {options.command[0]} cannot be started: {error.strerror}.",
+                "See whether the job's image has it.",
             ) from None
-        bound = await _open_socket(agent, node, options.socket)
-        environment["CARME_AGENT"] = bound
-        for path in options.announce:
-            _announce(path, {"host": options.listen, "port": port})
-        return await _run_command(options.command, environment)
-    finally:
-        await agent.close()
-        _remove(*options.announce, bound)
-
-
-async def _join(options: argparse.Namespace) -> int:
-    key = read_key(options.key_file)
-    host, _, port = options.join.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdecimal():
-        raise CarmeRuntimeError(
-            f"'{options.join}' is no HOST:PORT.", "Give --join what the first agent announced."
-        )
-    certificate = _certificate(options, host)
-    connecting = Link.connect(host, int(port), UNKNOWN_PEER_LIMIT, certificate and certificate.connecting)
+        bell.wait(command, [network, local], QUIET_SECONDS)
+    if command.has_ended():
+        return command.wait()
     try:
-        link = await asyncio.wait_for(connecting, CONNECT_SECONDS)
-    except ssl.SSLError as error:
-        raise CarmeRuntimeError(
-            f"What listens at {options.join} does not use this job's certificate ({error.reason}).",
-            "Give --key-file, --certificate and --join of the same job.",
-        ) from None
-    except (OSError, asyncio.TimeoutError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or "no answer"
-        raise CarmeRuntimeError(
-            f"The first node's agent does not answer at {options.join}: {reason}.",
-            "See whether the job still runs, and whether the nodes reach each other.",
-        ) from None
-    node = Node(os.environ, link.local_address(), options.key_file)
+        from carme_runtime.fabric import service
+
+        return service.serve(options, command, environment, network, local)
+    except BaseException:
+        command.send(signal.SIGTERM)
+        with _Bell() as bell:
+            bell.wait(command, [], STOP_SECONDS)
+        command.send(signal.SIGKILL)
+        command.wait()
+        raise
+
+
+class _Bell:
+    """Wakes this process, which has no event loop yet, when its child has ended."""
+
+    def __enter__(self) -> "_Bell":
+        self._receiver, self._sender = os.pipe()
+        os.set_blocking(self._sender, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._receiver)
+        os.close(self._sender)
+
+    def wait(self, child: Child, listening: list[socket.socket], seconds: float) -> None:
+        """Return when the child has ended, somebody connects, or the time is over."""
+        end = time.monotonic() + seconds
+        while not child.has_ended() and (left := end - time.monotonic()) > 0:
+            ready, _, _ = select.select([*listening, self._receiver], [], [], left)
+            if any(each in ready for each in listening):
+                return
+            if ready:
+                os.read(self._receiver, 1024)
+
+
+def _listen(host: str) -> socket.socket:
+    """A listening socket at a free port of an address of this node."""
     try:
-        await asyncio.wait_for(handshake.join(link, key), CONNECT_SECONDS)
-        link.send({"node": node.about()})
-        number = int((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["number"])
-        members = Members.from_json((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["members"])
-    except handshake.WrongKey:
-        raise CarmeRuntimeError(
-            f"What listens at {options.join} does not hold this job's key.",
-            "Give --key-file and --join of the same job.",
-        ) from None
-    except (FrameError, LinkClosed, KeyError, asyncio.TimeoutError):
-        raise CarmeRuntimeError(
-            f"The agent at {options.join} did not let this node in.", "Its log, the job's output, says why."
-        ) from None
-    agent = Agent(node, members, number, link)
-    bound = await _open_socket(agent, node, options.socket)
-    log.info("%s joined the job of %s", node.host, members.present[0].host)
-    following = asyncio.ensure_future(agent.follow())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, following.cancel)
-    try:
-        return 0 if await following else 1
-    except asyncio.CancelledError:
-        return 128 + signal.SIGTERM
-    finally:
-        await agent.close()
-        _remove(bound)
-
-
-def _certificate(options: argparse.Namespace, host: str) -> Certificate | None:
-    """None where nothing is to be encrypted."""
-    if options.certificate:
-        return read_certificate(options.certificate)
-    if options.unencrypted or is_loopback(host):
-        return None
-    raise CarmeRuntimeError(
-        f"Without --certificate, what the job's nodes say to each other at {host} could be read on the way.",
-        "Give --certificate the job's certificate, or --unencrypted where everybody there is trusted.",
-    )
-
-
-async def _open_socket(agent: Agent, node: Node, path: Path | None) -> str:
-    listener = local_socket.listen(path or local_socket.default_path(os.environ))
-    await agent.serve_clients(listener)
-    bound = listener.getsockname()
-    node.announce_agent(Path(bound))
-    return bound
-
-
-async def _run_command(command: list[str], environment: dict[str, str]) -> int:
-    try:
-        process = await asyncio.create_subprocess_exec(*command, env=environment)
+        family, *_, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(where[:2], family=family, backlog=128)
     except OSError as error:
         raise CarmeRuntimeError(
-            f"The command {command[0]} cannot be started: {error.strerror}.",
-            "See whether the job's image has it.",
+            f"The agent cannot listen at {host}: {error.strerror}.",
+            "Give --listen an address of this node.",
         ) from None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _pass_on, process, number)
-    code = await process.wait()
-    return code if code >= 0 else 128 - code
-
-
-def _pass_on(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
+    listener.setblocking(False)
+    return listener
 
 
 def _read_environment(path: Path) -> dict[str, str]:
@@ -221,22 +212,26 @@ def _read_environment(path: Path) -> dict[str, str]:
 
 def _announce(path: Path, where: dict[str, str | int]) -> None:
     """Write the file in one step, so that no reader sees half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         local_socket.make_private_directory(path.parent)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:  # 0600
-            json.dump(where, draft)
-        Path(draft.name).replace(path)
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(where, file)
+        draft.replace(path)
     except OSError as error:
         raise CarmeRuntimeError(
             f"The file {path} cannot be written: {error.strerror}.", "Name another with --announce."
         ) from None
 
 
-def _remove(*paths: Path | str | None) -> None:
+def _remove(paths: list[Path]) -> None:
     """Leave nothing behind that names an agent which is gone."""
-    for path in filter(None, paths):
-        with contextlib.suppress(OSError):
-            Path(path).unlink()
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            continue
 
 
 if __name__ == "__main__":

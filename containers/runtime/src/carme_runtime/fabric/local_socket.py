@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 import struct
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,6 +33,8 @@ def make_private_directory(path: Path) -> None:
 def listen(path: Path | None) -> socket.socket:
     """A listening socket at `path` (None: in a new private folder) that its owner alone can open."""
     if path is None:
+        import tempfile  # not for jobs, and an agent's start is to be short
+
         path = Path(tempfile.mkdtemp(prefix="carme-")) / "agent.sock"
     make_private_directory(path.parent)
     if _answers(path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from carme_runtime import __version__
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.fabric import Fabric, connect
+from carme_runtime.fabric.client import Fabric, connect
 from carme_runtime.launcher import hostfile
 from carme_runtime.launcher.placement import place
 from carme_runtime.launcher.run import Run

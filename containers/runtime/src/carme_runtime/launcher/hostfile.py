@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.fabric import Member, Members
+from carme_runtime.fabric.members import Member, Members
 
 _LINE = re.compile(r"(?P<host>[^\s:=]+)(?:\s*:\s*(?P<after>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?")
 

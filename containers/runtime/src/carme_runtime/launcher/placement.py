@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.fabric import Member, Members
+from carme_runtime.fabric.members import Member, Members
 
 
 @dataclass(frozen=True)

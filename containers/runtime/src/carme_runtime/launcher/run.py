@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.fabric import Fabric
+from carme_runtime.fabric.client import Fabric
 from carme_runtime.launcher.output import Lines, Printer, Tail
 from carme_runtime.launcher.placement import Place, rank_environment
 from carme_runtime.launcher.wishes import Wishes

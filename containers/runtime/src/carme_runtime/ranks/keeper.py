@@ -12,15 +12,20 @@ import sys
 
 
 class Keeper:
-    """The agent's side."""
+    """The agent's side. The process is started with the first group: most sessions never have one."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
+        self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self, group: int) -> None:
         """Kill `group` should this process die."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__],
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
@@ -29,12 +34,13 @@ class Keeper:
 
     def close(self) -> None:
         """End the keeper."""
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
+        if self._process is not None:
+            assert self._process.stdin
+            self._process.stdin.close()
+            self._process.wait()
 
     def _tell(self, line: str) -> None:
-        assert self._process.stdin
+        assert self._process and self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # somebody killed the keeper: the run itself can go on
             self._process.stdin.write(line.encode())
 

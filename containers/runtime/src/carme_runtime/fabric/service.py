@@ -1,0 +1,145 @@
+"""What an agent does once the job's command runs, or on a node that joins."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.fabric import handshake, local_socket
+from carme_runtime.fabric.agent import Agent
+from carme_runtime.fabric.child import Child
+from carme_runtime.fabric.frames import UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed
+from carme_runtime.fabric.members import Member, Members
+from carme_runtime.fabric.tls import Certificate, read_certificate
+from carme_runtime.key import read_key
+from carme_runtime.ranks import Node
+from carme_runtime.ranks.waiting import when_ended
+
+CONNECT_SECONDS = 10.0
+
+log = logging.getLogger("carme-agent")
+
+
+def serve(
+    options: Namespace,
+    command: Child,
+    environment: Mapping[str, str],
+    network: socket.socket,
+    local: socket.socket,
+) -> int:
+    """Serve the job as the agent of its first node until its command ends; the command's exit code.
+
+    Args:
+        options: The program's, see `command.py`.
+        command: Runs already.
+        environment: The command's.
+        network, local: Sockets that listen for other nodes and for clients on this one; closed afterwards.
+
+    Raises:
+        CarmeRuntimeError: The key or the certificate cannot be used.
+    """
+    _log_to_stderr()
+    key, certificate = read_key(options.key_file), _certificate(options)
+    return asyncio.run(_serve(options, command, environment, network, local, key, certificate))
+
+
+async def _serve(
+    options: Namespace,
+    command: Child,
+    environment: Mapping[str, str],
+    network: socket.socket,
+    local: socket.socket,
+    key: bytes,
+    certificate: Certificate | None,
+) -> int:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, command.send, number)
+    when_ended(command.pid, ended.set_result)
+    node = Node(environment, options.listen, options.key_file)
+    node.announce_agent(Path(local.getsockname()))
+    agent = Agent(node, Members.of([Member(number=0, **node.about())], [], options.nodes), 0)
+    try:
+        agent.serve_network(network, key, certificate)
+        await agent.serve_clients(local)
+        await ended
+        return command.wait()
+    finally:
+        await agent.close()
+
+
+def join(options: Namespace) -> int:
+    """Be the agent of another node until the job is over; the exit code. Raises CarmeRuntimeError."""
+    _log_to_stderr()
+    local = local_socket.listen(options.socket or local_socket.default_path(os.environ))
+    bound = Path(local.getsockname())
+    try:
+        return asyncio.run(_join(options, local))
+    finally:
+        bound.unlink(missing_ok=True)
+
+
+async def _join(options: Namespace, local: socket.socket) -> int:
+    key = read_key(options.key_file)
+    host, _, port = options.join.rpartition(":")
+    host = host.strip("[]")
+    certificate = _certificate(options)
+    connecting = Link.connect(host, int(port), UNKNOWN_PEER_LIMIT, certificate and certificate.connecting)
+    try:
+        link = await asyncio.wait_for(connecting, CONNECT_SECONDS)
+    except ssl.SSLError as error:
+        raise CarmeRuntimeError(
+            f"What listens at {options.join} does not use this job's certificate ({error.reason}).",
+            "Give --key-file, --certificate and --join of the same job.",
+        ) from None
+    except (OSError, asyncio.TimeoutError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "no answer"
+        raise CarmeRuntimeError(
+            f"The first node's agent does not answer at {options.join}: {reason}.",
+            "See whether the job still runs, and whether the nodes reach each other.",
+        ) from None
+    node = Node(os.environ, link.local_address(), options.key_file)
+    try:
+        await asyncio.wait_for(handshake.join(link, key), CONNECT_SECONDS)
+        link.send({"node": node.about()})
+        number = int((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["number"])
+        members = Members.from_json((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["members"])
+    except handshake.WrongKey:
+        raise CarmeRuntimeError(
+            f"What listens at {options.join} does not hold this job's key.",
+            "Give --key-file and --join of the same job.",
+        ) from None
+    except (FrameError, LinkClosed, KeyError, asyncio.TimeoutError):
+        raise CarmeRuntimeError(
+            f"The agent at {options.join} did not let this node in.", "Its log, the job's output, says why."
+        ) from None
+    agent = Agent(node, members, number, link)
+    await agent.serve_clients(local)
+    node.announce_agent(Path(local.getsockname()))
+    log.info("%s joined the job of %s", node.host, members.present[0].host)
+    following = asyncio.ensure_future(agent.follow())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, following.cancel)
+    try:
+        return 0 if await following else 1
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+    finally:
+        await agent.close()
+
+
+def _certificate(options: Namespace) -> Certificate | None:
+    """None where nothing is to be encrypted."""
+    return read_certificate(options.certificate) if options.certificate else None
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(format="carme-agent: %(message)s", level=logging.INFO, stream=sys.stderr)
