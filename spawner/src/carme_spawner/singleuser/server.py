@@ -56,8 +56,8 @@ class SessionServer(JupyterHubSingleUser):
 
     def initialize(self, args: Any = None) -> None:
         """JupyterHub's part, then ours; without either there is no session."""
-        #: Set by the first answer: the hub has looked for this server.
-        self.found = asyncio.Event()
+        #: The first request was answered: the hub has looked for this server. What a start needs is done.
+        self.found, self.settled = asyncio.Event(), asyncio.Event()
         super().initialize(args)
         try:
             self.add_session()
@@ -93,7 +93,7 @@ class SessionServer(JupyterHubSingleUser):
 
     async def keep_activity_updated(self) -> None:
         """JupyterHub's own report, with all that it imports: when it delays nobody any more."""
-        await self.found.wait()
+        await self.settled.wait()
         await super().keep_activity_updated()
 
     async def _start_jupyter_server_extension(self, serverapp: Any) -> None:
@@ -127,13 +127,13 @@ class SessionServer(JupyterHubSingleUser):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
                 await self.found.wait()
-        self.found.set()
-        self.time_left.start()
         # In a thread, because the browser is on its way.
         await asyncio.to_thread(prepare_for_pages)
         gc.collect()
         gc.freeze()
         gc.enable()
+        self.time_left.start()
+        self.settled.set()
 
     def give_up(self) -> None:
         """End the server, and the job with it."""
