@@ -127,8 +127,8 @@ class SessionServer(JupyterHubSingleUser):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
                 await self.found.wait()
-        # In a thread, because the browser is on its way.
-        await asyncio.to_thread(prepare_for_pages)
+        # Not in a thread: what is imported at its first use is not safe if two threads use it at once.
+        prepare_for_pages()
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -155,7 +155,7 @@ class SessionServer(JupyterHubSingleUser):
 
 
 def prepare_for_pages() -> None:
-    """Import what the first page needs to ask the hub who comes; the browser is on its way."""
+    """Import what the first page needs to ask the hub who comes, while the browser is still on its way."""
     import aiohttp.client  # noqa: F401
     import jupyterhub.httpclient  # noqa: F401
 
