@@ -118,7 +118,7 @@ def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     state = programs / "state"
     state.mkdir(parents=True)
     source = (Path(__file__).parent / "fake_slurm.py").read_text()
-    for name in ("squeue", "sbatch", "sacct", "scontrol", "scancel", "sinfo"):
+    for name in ("squeue", "sbatch", "sacct", "sacctmgr", "scontrol", "scancel", "sinfo"):
         (programs / name).write_text(f"#!{PYTHON} -IS\n{source}")
         (programs / name).chmod(0o755)
     files = {name: Path(__file__).with_name(f"{name}.txt").read_text() for name in ("nodes", "partitions")}

@@ -1,4 +1,5 @@
-"""Stands in for squeue, sbatch, sacct, scontrol, scancel and sinfo: one file under six names.
+"""Stands in for squeue, sbatch, sacct, sacctmgr, scontrol, scancel and sinfo: one file under
+seven names.
 
 The folder beside it, `state`, holds what it knows: `jobs.json` (records by field), `accounting.json`,
 `nodes`, `partitions`, `reservations`, `licenses` and `limits` if there are any, `private` if users may see no
@@ -46,6 +47,13 @@ elif name == "squeue":
             print(f"{job['A']:<20}{job.get('exit', 0):<20}")
 elif name == "sacct":
     sys.stdout.write(records("accounting.json", options["format"].split(","), options["delimiter"]))
+elif name == "sacctmgr":
+    number, text = sys.argv[-3].removeprefix("jobid="), sys.argv[-1].removeprefix("AdminComment=")
+    accounted = json.loads((state / "accounting.json").read_text())
+    for line in accounted:
+        if str(line.get("JobIDRaw")) == number:
+            line["AdminComment"] = text
+    (state / "accounting.json").write_text(json.dumps(accounted))
 elif name == "scontrol" and sys.argv[1] == "update":
     values = dict(word.split("=") for word in sys.argv[2:])
     (job,) = [job for job in jobs if str(job["A"]) == values["JobId"]]

@@ -115,6 +115,15 @@ def test_who_holds_what():
     assert found["carme_account_running_jobs", "research"] == 3
 
 
+def test_gpus_without_a_type_have_that_of_their_partition_if_it_is_the_only_one():
+    nodes = CLUSTER.nodes[:2]
+    site = Site()
+    site.show(job(1, gpu_type=None), cluster=CLUSTER.model_copy(update={"nodes": nodes}))
+    assert site.scrape()["carme_user_gpus", "a100,ada"] == 2
+    site.show(job(1, gpu_type=None), cluster=CLUSTER)  # n3 has others
+    assert site.scrape()["carme_user_gpus", "gpu,ada"] == 2
+
+
 def test_nodes_and_gpus_of_the_cluster():
     found = Site().scrape()
     assert found["carme_cluster_gpus", "a100"] == 8

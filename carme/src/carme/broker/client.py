@@ -15,6 +15,7 @@ from carme.broker.protocol import EventBatch, LogPart, Overview, StartEstimate
 from carme.config import load
 from carme.errors import BrokerUnavailable, InvalidRequest
 from carme.jobs import Cluster, Job, JobRequest, refusal
+from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
 __all__ = ["AsyncBrokerClient", "BrokerClient"]
@@ -119,6 +120,10 @@ class BrokerClient:
         """Partitions and nodes, and when they were last seen."""
         return self._ask(protocol.GetCluster)
 
+    def report(self, job_id: int, user: str | None = None) -> Report:
+        """What a job used of what it asked for, and what to change."""
+        return self._ask(protocol.GetReport, job_id=job_id, user=user)
+
     def overview(self) -> Overview:
         """For observers and services: figures of the whole site, of all users."""
         return self._ask(protocol.GetOverview)
@@ -200,6 +205,10 @@ class AsyncBrokerClient:
     async def cluster(self) -> Cluster:
         """Partitions and nodes, and when they were last seen."""
         return await self._ask(protocol.GetCluster)
+
+    async def report(self, job_id: int, user: str | None = None) -> Report:
+        """What a job used of what it asked for, and what to change."""
+        return await self._ask(protocol.GetReport, job_id=job_id, user=user)
 
     async def overview(self) -> Overview:
         """For observers and services: figures of the whole site, of all users."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Cluster, Job, JobRequest, StartEstimate
+from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "GetJobs",
     "GetLog",
     "GetOverview",
+    "GetReport",
     "GetSession",
     "GetSessions",
     "LogPart",
@@ -141,6 +143,13 @@ class GetCluster(_Asked):
     result = TypeAdapter(Cluster)
 
 
+class GetReport(_Asked):
+    method: Literal["report"] = "report"
+    job_id: int = Field(ge=1)
+    user: User = None
+    result = TypeAdapter(Report)
+
+
 class GetOverview(_Asked):
     method: Literal["overview"] = "overview"
     result = TypeAdapter(Overview)
@@ -185,6 +194,7 @@ Request = (
     | GetLog
     | GetCluster
     | GetOverview
+    | GetReport
     | GetEvents
     | GetSessions
     | GetSession

@@ -17,6 +17,7 @@ from carme.broker.extensions import Extensions
 from carme.broker.feed import Feed
 from carme.broker.overview import Overview, SessionFigures
 from carme.broker.protocol import EventBatch, LogPart
+from carme.broker.reports import Reports
 from carme.broker.sessions import SessionBook
 from carme.broker.shares import Shares
 from carme.broker.store import Store
@@ -35,6 +36,7 @@ from carme.jobs import (
     refusal,
     share,
 )
+from carme.reports import Report
 from carme.sessions import Ending, Extension
 from carme.slurm import Order, Slurm, UnixAccount
 from carme.slurm.commands import job_folder
@@ -64,6 +66,7 @@ class Broker:
         self._book = SessionBook(Store(settings.broker.state_directory), self._feed)
         self._watch = Watch(slurm, settings.slurm.poll_seconds, self._feed, self._book)
         self._extensions = Extensions(settings, slurm)
+        self._reports = Reports(settings, slurm, self._watch, self._feed)
         self._python = python
         self._images = ImageCatalogue(settings.images.directory)
         self._audit = AuditLog(settings.broker.audit_log)
@@ -82,6 +85,7 @@ class Broker:
                 tasks.create_task(self._watch.run())
                 tasks.create_task(self._read_last_words())
                 tasks.create_task(self._tidy())
+                tasks.create_task(self._reports.run())
         finally:
             await self._book.close()
 
@@ -146,6 +150,8 @@ class Broker:
                 return await self._log(peer, request)
             case protocol.GetCluster():
                 return self._watch.cluster()
+            case protocol.GetReport():
+                return await self._report(peer, request.job_id, request.user)
             case protocol.GetOverview():
                 return self._overview(peer)
             case protocol.GetEvents():
@@ -345,6 +351,11 @@ class Broker:
             self._audit.record(
                 peer, "note", request.user, "ok", job_id=request.job_id, ending=request.note.ending
             )
+
+    async def _report(self, peer: Peer, job_id: int, user: str | None) -> Report:
+        job = await self._job(peer, job_id, user)
+        async with self._accounting.take(peer.account.uid):
+            return await self._reports.report(job)
 
     def _overview(self, peer: Peer) -> Overview:
         if not peer.observer:

@@ -95,6 +95,10 @@ class Watch:
         entry = self._entries.get(job_id)
         return entry.job if entry else None
 
+    def ended(self) -> list[Job]:
+        """Jobs that are over and that Slurm still remembers."""
+        return [entry.job for entry in self._entries.values() if entry.job.is_over]
+
     def cluster(self) -> Cluster:
         """The nodes and partitions; `taken` says how old they are. Raises SlurmError as `jobs` does."""
         if self._cluster is None:

@@ -5,7 +5,7 @@ import os
 import sys
 
 from carme import __version__
-from carme.cli import cluster, config, jobs, sessions, start, validate
+from carme.cli import cluster, config, jobs, report, sessions, start, validate
 from carme.errors import CarmeError
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -15,6 +15,7 @@ COMMANDS = (
     cluster,
     sessions,
     jobs,
+    report,
     start,
     config,
     validate,

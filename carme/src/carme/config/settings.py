@@ -144,6 +144,13 @@ class PortalSettings(_Table):
     state_directory: AbsolutePath = Path("/var/lib/carme/portal")
 
 
+class MonitoringSettings(_Table):
+    """`[monitoring]`: the site's Prometheus, if it has one, and the broker's certificate for it."""
+
+    prometheus: Url | None = None
+    certificates: AbsolutePath = Path("/etc/carme/monitoring/broker")
+
+
 class SecretSettings(_Table):
     """`[secrets]`: the folder with one file per secret."""
 
@@ -161,6 +168,7 @@ class Settings(_Table):
     partitions: dict[Word, PartitionSettings] = {}
     hub: HubSettings = HubSettings()
     portal: PortalSettings = PortalSettings()
+    monitoring: MonitoringSettings = MonitoringSettings()
     secrets: SecretSettings = SecretSettings()
 
     def session_policy(self, partition: str) -> SessionSettings:

@@ -114,6 +114,18 @@ class SlurmCommands:
         jobs = await self._accounting(f"--jobs={job_id}")
         return next((job for job in jobs if job.id == job_id), None)
 
+    async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
+        wanted = set(ids)
+        which = f"--jobs={','.join(map(str, sorted(wanted)))}"
+        output = await self._sacct(parsing.ADMIN_COMMENT_FIELDS, "--allocations", which)
+        return {job: text for job, text in parsing.admin_comments(*output).items() if job in wanted}
+
+    async def set_admin_comment(self, job_id: int, text: str) -> None:
+        await _ask(
+            *["sacctmgr", "--immediate", "--quiet", "modify", "job", "where", f"jobid={job_id}"],
+            *["set", f"AdminComment={text}"],
+        )
+
     async def _accounting(self, *which: str) -> list[Job]:
         return parsing.accounting(*await self._sacct(parsing.ACCOUNTING_FIELDS, "--allocations", *which))
 

@@ -99,6 +99,14 @@ class Slurm(Protocol):
         """One job in the accounting."""
         ...
 
+    async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
+        """What administrators noted about jobs in the accounting; left out: not accounted (yet)."""
+        ...
+
+    async def set_admin_comment(self, job_id: int, text: str) -> None:
+        """Note something about a job in the accounting, as an administrator."""
+        ...
+
     async def submit(self, order: Order, owner: UnixAccount) -> int:
         """Make the private folder and start the job as its owner; the job's id."""
         ...

@@ -25,6 +25,7 @@ ACCOUNTING_FIELDS = (
     *("JobName", "Comment"),
 )
 AFTERMATH_FIELDS = ("JobIDRaw", "UID", "State", "MaxRSS")
+ADMIN_COMMENT_FIELDS = ("JobIDRaw", "AdminComment")
 FAILED_NODE_FIELDS = ("JobIDRaw", "FailedNode")
 
 _MEMORY_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
@@ -169,6 +170,15 @@ def failed_nodes(output: str, separator: str) -> dict[int, str]:
         int(job): node
         for job, node in records(output, separator, len(FAILED_NODE_FIELDS))
         if job.isdecimal() and _text(node)
+    }
+
+
+def admin_comments(output: str, separator: str) -> dict[int, str]:
+    """What administrators noted about each job, in sacct's output with ADMIN_COMMENT_FIELDS."""
+    return {
+        int(job): text
+        for job, text in records(output, separator, len(ADMIN_COMMENT_FIELDS))
+        if job.isdecimal()
     }
 
 

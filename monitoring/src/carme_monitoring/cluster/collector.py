@@ -84,9 +84,10 @@ class ClusterCollector(Collector):
             )
         if overview.answered is None:
             return  # the broker has seen nothing yet: no figures are better than zeros
-        yield from self._queue(overview.jobs)
+        jobs = _typed(overview.jobs, overview.cluster)
+        yield from self._queue(jobs)
         for label in ("account", "user"):
-            yield from self._shares(label, overview.jobs)
+            yield from self._shares(label, jobs)
         if overview.cluster:
             yield from self._cluster(overview.cluster)
         yield from self._reservations(overview)
@@ -288,6 +289,22 @@ class ClusterCollector(Collector):
 
     def _kept(self, counts: Counter[str]) -> dict[str, str]:
         return largest({name: (float(count),) for name, count in counts.items()}, self._most)
+
+
+def _typed(jobs: list[JobFigures], cluster: Cluster | None) -> list[JobFigures]:
+    """The jobs, with the type of their GPUs where they named none and their partition has just one."""
+    types = {node.name: set(node.gpus) for node in cluster.nodes} if cluster else {}
+    only = {}
+    for partition in cluster.partitions if cluster else ():
+        found = set().union(*(types.get(name, set()) for name in partition.node_names))
+        if len(found) == 1:
+            only[partition.name] = found.pop()
+    return [
+        job.model_copy(update={"gpu_type": only[job.partition]})
+        if job.gpus and job.gpu_type is None and job.partition in only
+        else job
+        for job in jobs
+    ]
 
 
 def _services(answers: dict[str, Answer]) -> Iterator[Metric]:

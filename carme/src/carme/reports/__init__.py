@@ -1,0 +1,18 @@
+"""What a job used of what it asked for, and what to change."""
+
+from carme.reports.advice import advise
+from carme.reports.models import Advice, Curve, GpuUse, NodeUse, Peers, Report, Usage
+from carme.reports.record import read_record, write_record
+
+__all__ = [
+    "Advice",
+    "Curve",
+    "GpuUse",
+    "NodeUse",
+    "Peers",
+    "Report",
+    "Usage",
+    "advise",
+    "read_record",
+    "write_record",
+]

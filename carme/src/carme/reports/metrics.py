@@ -1,0 +1,188 @@
+"""A job's usage from Prometheus, which answers by mutual TLS alone."""
+
+import asyncio
+import http.client
+import json
+import math
+import ssl
+import statistics
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from carme.errors import CarmeError
+from carme.reports.models import Curve, GpuUse, NodeUse, Usage
+
+__all__ = ["Metrics"]
+
+PATIENCE = 10.0  # seconds for one question
+POINTS = 240  # of a curve
+CURVE_POINTS = 120  # of a curve that is told
+SHORTEST_STEP = 15.0
+WORKS = 0.05  # a GPU that is busy for less than that does nothing
+
+_QUERIES = {
+    "busy": "carme_job_gpu_utilization_ratio{%s}",
+    "gpu_memory": "carme_job_gpu_memory_used_bytes{%s}",
+    "gpu_total": "carme_job_gpu_memory_total_bytes{%s}",
+    "power": "carme_job_gpu_power_watts{%s}",
+    "cpu": "sum by (node) (rate(carme_job_cpu_seconds_total{%s}[%ds]))",
+    "cpus": "carme_job_cpus{%s}",
+    "memory": "carme_job_memory_used_bytes{%s}",
+    "peak": "carme_job_memory_peak_bytes{%s}",
+    "limit": "carme_job_memory_limit_bytes{%s}",
+}
+
+_Series = dict[tuple[str, str], list[float | None]]  # by node and GPU ("" for what is the node's)
+
+
+class Metrics:
+    """The site's Prometheus.
+
+    Args:
+        url: Its address.
+        certificates: The folder with `tls.pem` and `ca.crt` of a reader.
+    """
+
+    def __init__(self, url: str, certificates: Path) -> None:
+        self._url, self._certificates = urlsplit(url), certificates
+
+    async def usage(self, job_id: int, begin: datetime, end: datetime) -> tuple[Usage | None, list[Curve]]:
+        """What the job used between two moments; None if nothing is known about that.
+
+        Raises:
+            CarmeError: Prometheus does not answer.
+        """
+        return await asyncio.to_thread(self._usage, job_id, begin.timestamp(), end.timestamp())
+
+    def _usage(self, job_id: int, begin: float, end: float) -> tuple[Usage | None, list[Curve]]:
+        step = max(SHORTEST_STEP, math.ceil((end - begin) / POINTS))
+        selector = f'jobid="{job_id:d}"'
+        found: dict[str, _Series] = {}
+        for name, query in _QUERIES.items():
+            arguments = (selector, max(60, 4 * step)) if query.count("%") == 2 else (selector,)
+            found[name] = self._range(query % arguments, begin, end, step)
+        if not found["memory"] and not found["cpu"] and not found["busy"]:
+            return None, []
+        nodes = sorted({node for series in found.values() for node, _ in series})
+        usage = Usage(
+            seconds=end - begin,
+            nodes=[
+                NodeUse(
+                    node=node,
+                    cpus=_last(found["cpus"].get((node, ""))),
+                    cpus_used=_mean(found["cpu"].get((node, ""))),
+                    memory_bytes=_most(found["peak"].get((node, "")) or found["memory"].get((node, ""))),
+                    memory_limit_bytes=_last(found["limit"].get((node, ""))),
+                )
+                for node in nodes
+            ],
+            gpus=[
+                GpuUse(
+                    node=key[0],
+                    gpu=key[1],
+                    busy=_mean(values) or 0.0,
+                    active=_mean([None if value is None else float(value > WORKS) for value in values])
+                    or 0.0,
+                    memory_bytes=_most(found["gpu_memory"].get(key)),
+                    memory_total_bytes=_last(found["gpu_total"].get(key)),
+                    energy_joules=_sum(found["power"].get(key), step),
+                )
+                for key, values in sorted(found["busy"].items())
+            ],
+        )
+        return usage, list(_curves(found, begin, step))
+
+    def _range(self, query: str, begin: float, end: float, step: float) -> _Series:
+        answer = self._ask("/api/v1/query_range", {"query": query, "start": begin, "end": end, "step": step})
+        count = int((end - begin) // step) + 1
+        found: _Series = {}
+        for series in answer["data"]["result"]:
+            labels = series["metric"]
+            key = (str(labels.get("node", "")), str(labels.get("gpu", "")))
+            values = found.setdefault(key, [None] * count)
+            for moment, text in series["values"]:
+                place = round((float(moment) - begin) / step)
+                if 0 <= place < count and math.isfinite(value := float(text)):
+                    values[place] = value
+        return found
+
+    def _ask(self, path: str, parameters: dict[str, Any]) -> Any:
+        try:
+            if self._url.scheme == "https":
+                context = ssl.create_default_context(cafile=self._certificates / "ca.crt")
+                context.load_cert_chain(self._certificates / "tls.pem")
+                connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                    self._url.hostname or "", self._url.port, timeout=PATIENCE, context=context
+                )
+            else:
+                connection = http.client.HTTPConnection(
+                    self._url.hostname or "", self._url.port, timeout=PATIENCE
+                )
+            try:
+                connection.request("GET", f"{self._url.path}{path}?{urlencode(parameters)}")
+                response = connection.getresponse()
+                answer = json.loads(response.read())
+            finally:
+                connection.close()
+            if answer["status"] != "success":
+                raise ValueError(answer.get("error", "it refused the question"))
+            return answer
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            raise CarmeError(
+                f"The site's metrics cannot be read: {getattr(error, 'strerror', None) or error}.",
+                "Try again in a moment; an administrator finds the cause with 'systemctl status prometheus'.",
+                code="metrics",
+            ) from None
+
+
+def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]:
+    every = max(
+        1, math.ceil(max((len(v) for s in found.values() for v in s.values()), default=1) / CURVE_POINTS)
+    )
+    curves = []
+    for what, over, part in (
+        ("gpu", "busy", None),
+        ("gpu_memory", "gpu_memory", "gpu_total"),
+        ("cpu", "cpu", "cpus"),
+        ("memory", "memory", "limit"),
+    ):
+        for (node, gpu), values in sorted(found[over].items()):
+            whole = _last(found[part].get((node, gpu))) if part else 1.0
+            if not whole:
+                continue
+            thin = [_mean(values[place : place + every]) for place in range(0, len(values), every)]
+            curves.append(
+                Curve(
+                    what=what,
+                    name=f"{node} GPU {gpu}" if gpu else node,
+                    start=begin,
+                    step=step * every,
+                    values=[None if value is None else round(value / whole, 3) for value in thin],
+                )
+            )
+    return curves
+
+
+def _known(values: list[float | None] | None) -> list[float]:
+    return [value for value in values or () if value is not None]
+
+
+def _mean(values: list[float | None] | None) -> float | None:
+    known = _known(values)
+    return statistics.fmean(known) if known else None
+
+
+def _most(values: list[float | None] | None) -> float | None:
+    return max(_known(values), default=None)
+
+
+def _last(values: list[float | None] | None) -> float | None:
+    known = _known(values)
+    return known[-1] if known else None
+
+
+def _sum(values: list[float | None] | None, step: float) -> float | None:
+    known = _known(values)
+    return sum(known) * step if known else None

@@ -1,0 +1,102 @@
+"""A report and its parts. Ratios are 0 to 1, memory is in bytes, energy in joules."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from carme.jobs import Job
+
+__all__ = ["Advice", "Curve", "GpuUse", "NodeUse", "Peers", "Report", "Usage"]
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class GpuUse(_Told):
+    """What one GPU did over the job's time.
+
+    Attributes:
+        busy: The mean of the share of time in which it ran a kernel.
+        active: The share of the job's time in which it worked at all.
+        memory_bytes, memory_total_bytes: The most memory in use, and what it has.
+        energy_joules: What it drew.
+    """
+
+    node: str
+    gpu: str
+    busy: float
+    active: float
+    memory_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    energy_joules: float | None = None
+
+
+class NodeUse(_Told):
+    """What the job did on one node.
+
+    Attributes:
+        cpus: Processors that it was given there; None if not known.
+        cpus_used: The mean of those that worked.
+        memory_bytes: The most that it held at once, page cache included; `memory_limit_bytes`: what it might.
+    """
+
+    node: str
+    cpus: float | None = None
+    cpus_used: float | None = None
+    memory_bytes: float | None = None
+    memory_limit_bytes: float | None = None
+
+
+class Usage(_Told):
+    """All of it; `seconds`: the time that was looked at; `nodes_left_out`: those for which was no room."""
+
+    seconds: float
+    nodes: list[NodeUse] = []
+    gpus: list[GpuUse] = []
+    nodes_left_out: int = 0
+
+
+class Curve(_Told):
+    """One line over the job's time: values every `step` seconds from `start` (seconds since 1970)."""
+
+    what: str  # gpu, gpu_memory, cpu, memory
+    name: str
+    start: float
+    step: float
+    values: list[float | None]
+
+
+class Advice(_Told):
+    """What to change: a sentence for why, and what to write instead."""
+
+    topic: str
+    text: str
+    change: str = ""
+
+
+class Peers(_Told):
+    """The owner's earlier jobs of the same name and size: how many, and the medians of their efficiency."""
+
+    jobs: int = 0
+    gpu_busy: float | None = None
+    cpu: float | None = None
+    memory: float | None = None
+
+
+class Report(_Told):
+    """What `carme report` tells.
+
+    Attributes:
+        source: Where `usage` is from: metrics (`live`), the record in the accounting (`record`), or nowhere.
+        waited_seconds: In the queue.
+    """
+
+    job: Job
+    source: str = "none"
+    usage: Usage | None = None
+    curves: list[Curve] = []
+    waited_seconds: float | None = None
+    ran_seconds: float | None = None
+    energy_joules: float | None = None
+    efficiency: dict[str, float] = Field(default_factory=dict)
+    peers: Peers = Peers()
+    advice: list[Advice] = []

@@ -1,0 +1,85 @@
+"""A job's usage as a short text for Slurm's accounting (AdminComment), where it outlives all metrics.
+
+`carme-report/1 BASE64`: deflated JSON with short names. A text in the accounting may be anybody's: reading
+one that is not ours, is torn, or would unpack to much, gives None.
+"""
+
+import base64
+import binascii
+import json
+import zlib
+
+from pydantic import ValidationError
+
+from carme.reports.models import GpuUse, NodeUse, Usage
+
+__all__ = ["MOST_NODES", "PREFIX", "read_record", "write_record"]
+
+PREFIX = "carme-report/1 "
+MOST_NODES = 64  # in one record; larger jobs keep the first ones
+MOST_BYTES = 1 << 20  # unpacked
+
+
+def write_record(usage: Usage) -> str:
+    """The text for a usage."""
+    kept = [node.node for node in usage.nodes[:MOST_NODES]]
+    known = set(kept)
+    body = {
+        "t": round(usage.seconds),
+        "x": usage.nodes_left_out + len(usage.nodes) - len(kept),
+        "n": [
+            [node.node, *map(_short, (node.cpus, node.cpus_used, node.memory_bytes, node.memory_limit_bytes))]
+            for node in usage.nodes[:MOST_NODES]
+        ],
+        "g": [
+            [
+                gpu.node,
+                gpu.gpu,
+                *map(
+                    _short,
+                    (gpu.busy, gpu.active, gpu.memory_bytes, gpu.memory_total_bytes, gpu.energy_joules),
+                ),
+            ]
+            for gpu in usage.gpus
+            if gpu.node in known
+        ],
+    }
+    packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode(), 9)
+    return PREFIX + base64.b64encode(packed).decode()
+
+
+def read_record(text: str) -> Usage | None:
+    """The usage in a text; None if there is none of ours in it."""
+    if not text.startswith(PREFIX):
+        return None
+    try:
+        unpacker = zlib.decompressobj()
+        raw = unpacker.decompress(base64.b64decode(text[len(PREFIX) :], validate=True), MOST_BYTES)
+        if unpacker.unconsumed_tail:
+            return None
+        body = json.loads(raw)
+        return Usage(
+            seconds=body["t"],
+            nodes_left_out=body["x"],
+            nodes=[
+                NodeUse(node=node, cpus=cpus, cpus_used=used, memory_bytes=memory, memory_limit_bytes=limit)
+                for node, cpus, used, memory, limit in body["n"]
+            ],
+            gpus=[
+                GpuUse(
+                    node=node, gpu=gpu, busy=busy, active=active, memory_bytes=memory,
+                    memory_total_bytes=total, energy_joules=energy,
+                )
+                for node, gpu, busy, active, memory, total, energy in body["g"]
+            ],
+        )  # fmt: skip
+    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, RecursionError, ValidationError):
+        return None
+
+
+def _short(value: float | None) -> float | None:
+    """Three digits that count are enough."""
+    if value is None:
+        return None
+    short = float(f"{value:.3g}")
+    return int(short) if short.is_integer() else short

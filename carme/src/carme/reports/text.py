@@ -1,0 +1,184 @@
+"""A report as people read it: plain text for a terminal, or one page of HTML that needs nothing else."""
+
+from html import escape
+
+from carme.jobs import minutes_text
+from carme.reports.models import Curve, Report
+
+__all__ = ["as_html", "as_text"]
+
+GIB = 1 << 30
+_BARS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 60  # of a curve in a terminal
+_TITLES = {
+    "gpu": "GPU: share of time in which it worked",
+    "gpu_memory": "GPU: memory in use",
+    "cpu": "Processors that worked, of those asked for",
+    "memory": "Memory in use, of that asked for",
+}
+_COLOURS = ("#1f6fb2", "#c2571a", "#2e8540", "#7a3e9d", "#a81c3a", "#00727a", "#8a6d00", "#555")
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """What is told in words: titles and values."""
+    job, usage = report.job, report.usage
+    found = [
+        ("Job", f"{job.id}  {job.name}"),
+        ("State", job.state.lower() + (f". {job.explanation}" if job.explanation else "")),
+        (
+            "Asked for",
+            f"{job.nodes} nodes, {job.gpus} GPUs{f' ({job.gpu_type})' if job.gpu_type else ''}, "
+            f"{job.cpus} processors, "
+            f"{job.memory_mb / 1024:.1f} GiB, "
+            f"{minutes_text(job.minutes_limit) if job.minutes_limit else 'no time limit'}",
+        ),
+    ]
+    if report.waited_seconds is not None:
+        found.append(("Waited", span(report.waited_seconds)))
+    if report.ran_seconds is not None:
+        found.append(("Ran", span(report.ran_seconds)))
+    if usage is None:
+        why = "it has not run yet" if job.is_pending else "nothing was measured, or the record is gone"
+        return [*found, ("Used", f"not known: {why}")]
+    peers = report.peers
+    for name, title, other in (
+        ("gpu", "GPUs", peers.gpu_busy),
+        ("cpu", "Processors", peers.cpu),
+        ("memory", "Memory", peers.memory),
+    ):
+        if name in report.efficiency:
+            compared = f"   (your {peers.jobs} like it: {other:.0%})" if other is not None else ""
+            found.append(
+                (title, f"{bar(report.efficiency[name])} {report.efficiency[name]:.0%} used{compared}")
+            )
+    for gpu in usage.gpus:
+        memory = (
+            f", {gpu.memory_bytes / GIB:.1f} of {gpu.memory_total_bytes / GIB:.1f} GiB"
+            if gpu.memory_bytes is not None and gpu.memory_total_bytes
+            else ""
+        )
+        found.append((f"  {gpu.node} GPU {gpu.gpu}", f"{bar(gpu.busy)} {gpu.busy:.0%}{memory}"))
+    for node in usage.nodes:
+        cpu = (
+            f"{node.cpus_used:.1f} of {node.cpus:g} processors"
+            if node.cpus_used is not None and node.cpus
+            else ""
+        )
+        memory = (
+            f"{node.memory_bytes / GIB:.1f} of {node.memory_limit_bytes / GIB:.1f} GiB at most"
+            if node.memory_bytes is not None and node.memory_limit_bytes
+            else ""
+        )
+        if cpu or memory:
+            found.append((f"  {node.node}", ", ".join(filter(None, (cpu, memory)))))
+    if usage.nodes_left_out:
+        found.append(("", f"and {usage.nodes_left_out} more nodes"))
+    if report.energy_joules is not None:
+        found.append(("Energy of GPUs", f"{report.energy_joules / 3.6e6:.3f} kWh"))
+    return found
+
+
+def as_text(report: Report) -> str:
+    """For a terminal."""
+    rows = facts(report)
+    width = max(len(title) for title, _ in rows)
+    lines = [f"{title:<{width}}  {value}".rstrip() for title, value in rows]
+    for what, title in _TITLES.items():
+        curves = [curve for curve in report.curves if curve.what == what]
+        if curves:
+            names = max(len(curve.name) for curve in curves)
+            lines += ["", title, *(f"  {curve.name:<{names}} |{spark(curve)}|" for curve in curves[:16])]
+    lines += [
+        "",
+        "Advice" if report.advice else "Advice: none; that looks well." if report.usage else "Advice: none.",
+    ]
+    for advice in report.advice:
+        lines.append(f"- {advice.text}")
+        if advice.change:
+            lines.append(f"    {advice.change}")
+    return "\n".join(lines)
+
+
+def as_html(report: Report) -> str:
+    """One page, with plots; it loads nothing from elsewhere."""
+    rows = "".join(
+        f"<tr><th>{escape(title)}</th><td>{escape(value)}</td></tr>" for title, value in facts(report)
+    )
+    plots = "".join(
+        f"<h2>{escape(title)}</h2>{plot([curve for curve in report.curves if curve.what == what])}"
+        for what, title in _TITLES.items()
+        if any(curve.what == what for curve in report.curves)
+    )
+    advice = "".join(
+        f"<li>{escape(one.text)}{f'<pre>{escape(one.change)}</pre>' if one.change else ''}</li>"
+        for one in report.advice
+    )
+    title = escape(f"Job {report.job.id}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>'
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+        "th{text-align:left;vertical-align:top;padding-right:1.5rem;font-weight:600;white-space:pre}"
+        "td{white-space:pre-wrap}pre{background:#f3f3f3;padding:.4rem .6rem;margin:.2rem 0}"
+        "svg{width:100%;height:auto;background:#fafafa}h2{font-size:1rem;margin:1.5rem 0 .3rem}"
+        "</style></head><body>"
+        f"<h1>{title}</h1><table>{rows}</table>{plots}"
+        f"<h2>Advice</h2>{f'<ul>{advice}</ul>' if advice else '<p>None.</p>'}</body></html>\n"
+    )
+
+
+def plot(curves: list[Curve]) -> str:
+    """Curves of ratios over time as SVG."""
+    wide, high = 800, 160
+    lines, names = [], []
+    for place, curve in enumerate(curves[: len(_COLOURS)]):
+        colour = _COLOURS[place]
+        steps = max(1, len(curve.values) - 1)
+        part: list[str] = []
+        for number, value in enumerate([*curve.values, None]):
+            if value is not None:
+                part.append(f"{wide * number / steps:.1f},{high - high * min(1.0, max(0.0, value)):.1f}")
+            elif part:  # a gap: nothing was measured
+                lines.append(
+                    f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(part)}"/>'
+                )
+                part = []
+        names.append(
+            f'<text x="{10 + 150 * (place % 5)}" y="{high + 18 + 16 * (place // 5)}" fill="{colour}" '
+            'font-size="13">'
+            f"{escape(curve.name)}</text>"
+        )
+    grid = "".join(
+        f'<line x1="0" x2="{wide}" y1="{y}" y2="{y}" stroke="#ddd"/>' for y in (0, high // 2, high)
+    )
+    return (
+        f'<svg viewBox="0 0 {wide} {high + 42}" role="img" aria-label="0 to 100 %, over the job\'s time">'
+        f"{grid}{''.join(lines)}{''.join(names)}</svg>"
+    )
+
+
+def spark(curve: Curve) -> str:
+    """A curve of ratios in one line."""
+    values = curve.values
+    places = min(_WIDTH, len(values))
+    letters = []
+    for place in range(places):
+        part = values[place * len(values) // places : (place + 1) * len(values) // places]
+        known = [value for value in part if value is not None]
+        if not known:
+            letters.append(" ")
+            continue
+        share = min(1.0, max(0.0, sum(known) / len(known)))
+        # What is nothing and what was not measured look alike otherwise.
+        letters.append("_" if share < 0.01 else _BARS[max(1, round(share * 8))])
+    return "".join(letters)
+
+
+def bar(share: float) -> str:
+    """A ratio as ten letters."""
+    full = round(min(1.0, max(0.0, share)) * 10)
+    return "[" + "#" * full + "." * (10 - full) + "]"
+
+
+def span(seconds: float) -> str:
+    """A length of time."""
+    return f"{seconds:.0f} s" if seconds < 120 else minutes_text(round(seconds / 60))

@@ -1,0 +1,73 @@
+"""Fixtures of the tests that use the running demo cluster with Prometheus; its GPUs' library is simulated."""
+
+import base64
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo_site import ROOT, DemoSite
+
+PLACE = "/usr/local/lib/carme-simulated-gpus"
+DROP_IN = "/etc/systemd/system/carme-node-exporter.service.d/simulated-gpus.conf"
+SOURCE = ROOT / "tests/unit/monitoring/simulated_nvml.c"
+
+
+class Gpus:
+    """The GPUs that the exporter of n1 sees, as the simulated library describes them."""
+
+    def __init__(self, demo: DemoSite) -> None:
+        self._demo = demo
+
+    def show(self, *lines: str) -> None:
+        """One line for each GPU, besides its name and number."""
+        usual = "used=4096 total=40960 power=200 energy=5000 temp=60 tensor=40"
+        text = "".join(
+            f"gpu uuid=GPU-{place} minor={place} {usual} {line}\n" for place, line in enumerate(lines)
+        )
+        write = f"cat >{PLACE}/gpus.new && mv {PLACE}/gpus.new {PLACE}/gpus"
+        self._demo.run("n1", "sh", "-c", write, data=text)
+
+
+@pytest.fixture(scope="session")
+def demo() -> DemoSite:
+    return DemoSite()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    file = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", file, SOURCE], check=True)
+    return file.read_bytes()
+
+
+@pytest.fixture
+def gpus(demo: DemoSite, library: bytes) -> Iterator[Gpus]:
+    """Four GPUs in n1 that do nothing."""
+    demo.run("n1", "mkdir", "-p", PLACE, str(Path(DROP_IN).parent))
+    demo.run("n1", "sh", "-c", f"base64 -d >{PLACE}/libnvidia-ml.so.1", data=_base64(library))
+    unit = f"[Service]\nEnvironment=LD_LIBRARY_PATH={PLACE} SIMULATED_NVML={PLACE}/gpus\n"
+    demo.run("n1", "sh", "-c", f"cat >{DROP_IN}", data=unit)
+    made = Gpus(demo)
+    made.show(*["util=0"] * 4)
+    _restart(demo)
+    yield made
+    demo.run("n1", "rm", "-rf", DROP_IN, PLACE)
+    _restart(demo)
+
+
+def _restart(demo: DemoSite) -> None:
+    demo.run("n1", "systemctl", "daemon-reload")
+    demo.run("n1", "systemctl", "restart", "carme-node-exporter")
+
+
+def _base64(content: bytes) -> str:
+    return base64.encodebytes(content).decode()
+
+
+@pytest.fixture(autouse=True)
+def no_job_left(demo: DemoSite) -> Iterator[None]:
+    """Each test leaves the cluster as it found it, also when it failed."""
+    yield
+    demo.end_all_jobs()

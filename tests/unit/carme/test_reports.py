@@ -1,0 +1,495 @@
+"""Reports of jobs: what Prometheus itself tells about them, the record that is left, and the advice."""
+
+import asyncio
+import base64
+import grp
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.cli import main
+from carme.config import Settings
+from carme.errors import CarmeError, NotFound
+from carme.jobs import Job, JobState
+from carme.reports import Curve, GpuUse, NodeUse, Report, Usage, advise, read_record, write_record
+from carme.reports.metrics import Metrics
+from carme.reports.record import PREFIX
+from carme.reports.text import as_html, as_text
+from carme_monitoring.certificates import make
+
+GIB = 1 << 30
+END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
+BEGIN = END - timedelta(hours=1)
+JOB: dict[str, Any] = {
+    "A": 7, "j": "train", "u": "ada", "a": "research", "P": "gpu", "T": "COMPLETED", "D": 1, "C": 4,
+    "m": "32G", "l": "2:00:00", "b": "gres/gpu:a100:2", "V": str(int(BEGIN.timestamp()) - 90),
+    "S": str(int(BEGIN.timestamp())), "e": str(int(END.timestamp())),
+    "k": "carme/1 kind=batch image= key=" + "ab" * 16,
+}  # fmt: skip
+ACCOUNTED: dict[str, Any] = {
+    "JobIDRaw": "7", "User": "ada", "Account": "research", "Partition": "gpu", "State": "COMPLETED",
+    "ExitCode": "0:0", "NNodes": "1", "NodeList": "n1", "AllocTRES": "cpu=4,mem=32G,gres/gpu=2",
+    "TimelimitRaw": "120", "Submit": JOB["V"], "Start": JOB["S"], "End": JOB["e"], "UID": "1",
+    "JobName": "train", "AdminComment": "",
+}  # fmt: skip
+
+
+def job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": 7, "name": "train", "user": "ada", "state": JobState.COMPLETED, "kind": "batch", "nodes": 1,
+        "gpus": 2, "cpus": 4, "memory_mb": 32 << 10, "minutes_limit": 120, "submitted": BEGIN,
+        "started": BEGIN, "ended": END,
+    }  # fmt: skip
+    return Job(**values | changes)
+
+
+def usage(busy: tuple[float, ...] = (0.9, 0.9), **changes: Any) -> Usage:
+    node: dict[str, Any] = {
+        "cpus": 4, "cpus_used": 2.0, "memory_bytes": 20 * GIB, "memory_limit_bytes": 32 * GIB
+    }  # fmt: skip
+    return Usage(
+        seconds=3600,
+        nodes=[NodeUse(node="n1", **node | changes)],
+        gpus=[
+            GpuUse(node="n1", gpu=str(place), busy=share, active=float(share > 0.05), energy_joules=3.6e6)
+            for place, share in enumerate(busy)
+        ],
+    )
+
+
+# Advice
+
+
+@pytest.mark.parametrize(
+    ("used", "of", "topic", "change"),
+    [
+        (usage((0.9, 0.0, 0.9, 0.0)), job(gpus=4), "gpu", "--gpus 2, or: carme-run -n 4 PROGRAM"),
+        (usage((0.0, 0.0)), job(), "gpu", "leave out --gpus"),
+        (usage((0.9, 0.3)), job(), "balance", "DistributedSampler"),
+        (usage((0.3, 0.3), cpus_used=3.9), job(), "loader", "--cpus 8"),
+        (usage((0.3, 0.3)), job(), "gpu", "num_workers"),
+        (usage(memory_bytes=4 * GIB), job(), "memory", "--memory 5120"),
+        (usage((), cpus=16, cpus_used=1.1), job(gpus=0), "cpu", "--cpus 2"),
+        (None, job(state=JobState.OUT_OF_MEMORY), "memory", "--memory 49152"),
+        (usage(), job(state=JobState.OUT_OF_MEMORY), "memory", "--memory 49152"),
+        (usage(), job(state=JobState.TIMEOUT), "time", "--time 240"),
+        (usage(), job(minutes_limit=1440), "time", "--time 90"),
+    ],
+)
+def test_advice(used: Usage | None, of: Job, topic: str, change: str) -> None:
+    (one,) = advise(of, used)
+    assert one.topic == topic
+    assert change in one.change
+    assert one.text.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("used", "of"),
+    [
+        (usage(), job()),
+        (usage((0.0, 0.0)).model_copy(update={"seconds": 60.0}), job()),  # too short to say anything
+        (usage((), cpus=2, cpus_used=0.1), job(gpus=0)),
+        (usage(memory_bytes=GIB, memory_limit_bytes=4 * GIB), job()),
+        (usage(), job(kind="session", minutes_limit=1440)),  # ends when its owner is done
+        (None, job()),
+        (usage((), cpus=None, cpus_used=None, memory_bytes=None, memory_limit_bytes=None), job()),
+    ],
+)
+def test_no_advice_where_all_is_well_or_nothing_is_known(used: Usage | None, of: Job) -> None:
+    assert advise(of, used) == []
+
+
+def test_gpus_are_counted_per_node() -> None:
+    gpus = [
+        GpuUse(node=node, gpu=str(gpu), busy=0.9 * (gpu < 2), active=float(gpu < 2))
+        for node in ("n1", "n2")
+        for gpu in range(4)
+    ]
+    (one,) = advise(job(nodes=2, gpus=8), Usage(seconds=3600, gpus=gpus))
+    assert "4 of the job's 8 GPUs did nothing" in one.text
+    assert one.change.startswith("--gpus 2,")
+
+
+# The record
+
+
+def test_a_record_says_what_was_used_and_is_short() -> None:
+    used = usage((0.91234, 0.5), cpus_used=1.23456)
+    text = write_record(used)
+    assert len(text) < 250 and text.isascii() and "\n" not in text
+    again = read_record(text)
+    assert again is not None
+    assert again.gpus[0].busy == 0.912
+    assert again.nodes[0].cpus_used == 1.23
+    assert again.model_copy(update={"nodes": [], "gpus": []}) == used.model_copy(
+        update={"nodes": [], "gpus": []}
+    )
+
+
+def test_a_large_job_s_record_stays_small() -> None:
+    many = Usage(
+        seconds=1,
+        nodes=[
+            NodeUse(node=f"gpu{n:04}", cpus=128, cpus_used=n / 7, memory_bytes=n * 1.1e9) for n in range(1000)
+        ],
+        gpus=[
+            GpuUse(node=f"gpu{n:04}", gpu=str(g), busy=n / 1000, active=g / 8, energy_joules=n * 1.3e5)
+            for n in range(1000)
+            for g in range(8)
+        ],
+    )
+    text = write_record(many)
+    assert len(text) < 16_000
+    again = read_record(text)
+    assert again is not None
+    assert (len(again.nodes), len(again.gpus), again.nodes_left_out) == (64, 512, 936)
+
+
+def packed(body: object) -> str:
+    return PREFIX + base64.b64encode(zlib.compress(json.dumps(body).encode())).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "looked at by the operators",
+        "JS1:H4sIAAAA",
+        PREFIX,
+        PREFIX + "%%%",
+        write_record(usage())[:-7],
+        packed([]),
+        packed({"t": "long", "x": 0, "n": [], "g": []}),
+        packed({"t": 1, "x": 0, "n": [["n1"]], "g": []}),
+        packed({"t": 1, "x": 0, "n": [["n1", [], [], [], []]], "g": []}),
+        PREFIX + base64.b64encode(zlib.compress(b"[" * 100_000)).decode(),
+        PREFIX + base64.b64encode(zlib.compress(bytes(50 << 20))).decode(),
+    ],
+)
+def test_what_is_no_record_of_ours_is_none(text: str) -> None:
+    assert read_record(text) is None
+
+
+# Prometheus itself
+
+
+@dataclass
+class Prometheus:
+    """A running Prometheus that answers by mutual TLS."""
+
+    url: str
+    certificates: Path
+    process: subprocess.Popen[bytes]
+
+
+def samples() -> str:
+    """An hour of a job on n1 with two GPUs: one works, one stops after half of the time; in OpenMetrics."""
+    whose = 'jobid="7",user="ada",node="n1"'
+    series: dict[str, list[tuple[float, float]]] = {}
+    for second in range(0, 3601, 15):
+        at = BEGIN.timestamp() + second
+        for gpu, busy in (("0", 0.8), ("1", 0.6 if second < 1800 else 0.0)):
+            labels = f'{{{whose},gpu="{gpu}",uuid="GPU-{gpu}"}}'
+            for name, value in (
+                ("carme_job_gpu_utilization_ratio", busy),
+                ("carme_job_gpu_memory_used_bytes", 10 * GIB),
+                ("carme_job_gpu_memory_total_bytes", 40 * GIB),
+                ("carme_job_gpu_power_watts", 100),
+            ):
+                series.setdefault(name + labels, []).append((value, at))
+        for name, value in (
+            (f'carme_job_cpu_seconds_total{{{whose},mode="user"}}', 3.0 * second),
+            (f"carme_job_cpus{{{whose}}}", 4),
+            (f"carme_job_memory_used_bytes{{{whose}}}", 2 * GIB),
+            (f"carme_job_memory_peak_bytes{{{whose}}}", 3 * GIB),
+            (f"carme_job_memory_limit_bytes{{{whose}}}", 32 * GIB),
+            # Another job, which must not be counted.
+            ('carme_job_cpus{jobid="77",user="bob",node="n1"}', 64),
+        ):
+            series.setdefault(name, []).append((value, at))
+    families = sorted({name.partition("{")[0] for name in series})
+    lines = []
+    for family in families:
+        kind = "counter" if family.endswith("_total") else "gauge"
+        lines.append(f"# TYPE {family.removesuffix('_total')} {kind}")
+        for name, points in series.items():
+            if name.partition("{")[0] == family:
+                lines += [f"{name} {value} {at}" for value, at in points]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    promtool, server = shutil.which("promtool"), shutil.which("prometheus")
+    if promtool is None or server is None:
+        pytest.skip("Prometheus is not installed; ./test unit fetches it")
+    folder = tmp_path_factory.mktemp("prometheus")
+    group = grp.getgrgid(os.getgid()).gr_name
+    make(
+        folder / "tls",
+        [
+            {"name": "prometheus", "group": group, "hosts": ["127.0.0.1"]},
+            {"name": "broker", "group": group, "client": True},
+        ],
+    )
+    (folder / "samples").write_text(samples())
+    subprocess.run(
+        [promtool, "tsdb", "create-blocks-from", "openmetrics", folder / "samples", folder / "data"],
+        check=True,
+        capture_output=True,
+    )
+    (folder / "prometheus.yml").write_text("global: {}\n")
+    tls = {
+        "cert_file": str(folder / "tls/prometheus/tls.pem"),
+        "key_file": str(folder / "tls/prometheus/tls.pem"),
+        "client_ca_file": str(folder / "tls/prometheus/ca.crt"),
+        "client_auth_type": "RequireAndVerifyClientCert",
+    }
+    (folder / "web.yml").write_text(json.dumps({"tls_server_config": tls}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(
+                    server,
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                ),
+                *(f"--web.config.file={folder / 'web.yml'}", f"--web.listen-address=127.0.0.1:{port}"),
+                *("--storage.tsdb.retention.time=30d", "--web.external-url=/"),
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    while b"Server is ready" not in (folder / "log").read_bytes():
+        assert process.poll() is None, (folder / "log").read_text()
+        time.sleep(0.05)
+    yield Prometheus(f"https://127.0.0.1:{port}", folder / "tls/broker", process)
+    process.terminate()
+    process.wait(30)
+
+
+async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None:
+    used, curves = await Metrics(prometheus.url, prometheus.certificates).usage(7, BEGIN, END)
+    assert used is not None
+    (node,) = used.nodes
+    assert (node.node, node.cpus, node.memory_limit_bytes) == ("n1", 4, 32 * GIB)
+    assert node.cpus_used == pytest.approx(3.0, rel=0.02)
+    assert node.memory_bytes == 3 * GIB
+    first, second = used.gpus
+    assert first.busy == pytest.approx(0.8) and first.active == 1
+    assert second.busy == pytest.approx(0.3, abs=0.01) and second.active == pytest.approx(0.5, abs=0.01)
+    assert first.energy_joules == pytest.approx(360_000, rel=0.01)
+    assert first.memory_total_bytes == 40 * GIB
+    curve = next(curve for curve in curves if curve.name == "n1 GPU 1" and curve.what == "gpu")
+    assert curve.values[5] == 0.6 and curve.values[-5] == 0.0
+    assert all(len(curve.values) <= 121 for curve in curves)
+
+
+async def test_a_job_without_metrics_has_no_usage(prometheus: Prometheus) -> None:
+    assert await Metrics(prometheus.url, prometheus.certificates).usage(8, BEGIN, END) == (None, [])
+    earlier = BEGIN - timedelta(days=1)  # numbers of jobs begin again
+    assert await Metrics(prometheus.url, prometheus.certificates).usage(7, earlier, earlier) == (None, [])
+
+
+async def test_prometheus_away_is_said(prometheus: Prometheus) -> None:
+    with pytest.raises(CarmeError, match="metrics cannot be read"):
+        await Metrics("https://127.0.0.1:9", prometheus.certificates).usage(7, BEGIN, END)
+    with pytest.raises(CarmeError, match="metrics cannot be read"):
+        await Metrics(prometheus.url, prometheus.certificates.parent / "prometheus").usage(7, BEGIN, END)
+
+
+# The broker
+
+
+@pytest.fixture
+def settings(settings: Settings, prometheus: Prometheus) -> Settings:
+    """A site with metrics."""
+    place = settings.monitoring.model_copy(
+        update={"prometheus": prometheus.url, "certificates": prometheus.certificates}
+    )
+    return settings.model_copy(update={"monitoring": place})
+
+
+def accounted(slurm: Any) -> str:
+    """What is noted about job 7."""
+    return next(iter(json.loads((slurm.state / "accounting.json").read_text())))["AdminComment"]
+
+
+async def recorded(slurm: Any) -> str:
+    """The same, once there is something; the test's own time limit ends it otherwise."""
+    while not (text := accounted(slurm)):  # noqa: ASYNC110 - what changes is outside
+        await asyncio.sleep(0.05)
+    return text
+
+
+async def test_a_job_that_ends_leaves_a_record_that_outlives_the_metrics(site: Any) -> None:
+    site.slurm.account(ACCOUNTED)
+    site.slurm.jobs = [JOB]
+    written = read_record(await recorded(site.slurm))
+    assert written is not None
+    assert [round(gpu.busy, 2) for gpu in written.gpus] == [0.8, 0.3]
+    report = await site.client.report(7)
+    assert report.source == "live" and report.curves
+    (call,) = site.slurm.calls("sacctmgr")
+    assert call["arguments"][:-1] == [
+        *("--immediate", "--quiet", "modify", "job", "where", "jobid=7", "set"),
+    ]
+    # The metrics are gone: Slurm has forgotten the job, and another time was given to this number.
+    site.slurm.jobs = []
+    site.slurm.account(
+        ACCOUNTED | {"AdminComment": accounted(site.slurm), "Start": "1795000000", "End": "1795003600"}
+    )
+
+    async def from_record() -> Report:
+        while (report := await site.client.report(7)).source == "live":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return report
+
+    report = await from_record()
+    assert report.source == "record" and report.curves == []
+    assert report.usage == written
+
+
+async def test_an_administrator_s_comment_stays(site: Any) -> None:
+    site.slurm.account(ACCOUNTED | {"AdminComment": "looked at"})
+    site.slurm.jobs = [JOB]
+    while len(site.slurm.calls("sacct")) < 1:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
+    assert accounted(site.slurm) == "looked at"
+    assert site.slurm.calls("sacctmgr") == []
+    assert (await site.client.report(7)).source == "live"
+
+
+async def test_what_a_report_says(site: Any) -> None:
+    site.slurm.account(ACCOUNTED)
+    site.slurm.jobs = [JOB]
+    await recorded(site.slurm)
+    report = await site.client.report(7)
+    assert (report.waited_seconds, report.ran_seconds) == (90, 3600)
+    assert report.energy_joules == pytest.approx(720_000, rel=0.01)
+    assert report.efficiency["gpu"] == pytest.approx(0.55, abs=0.01)
+    assert report.efficiency["memory"] == pytest.approx(3 / 32, abs=0.001)
+    assert {one.topic for one in report.advice} == {"balance", "memory"}
+
+
+async def test_a_job_is_compared_with_those_like_it(site: Any) -> None:
+    like = [
+        ACCOUNTED | {"JobIDRaw": str(number), "AdminComment": write_record(usage((share, share)))}
+        for number, share in ((1, 0.2), (2, 0.4), (3, 0.9))
+    ]
+    other = ACCOUNTED | {"JobIDRaw": "4", "JobName": "else", "AdminComment": write_record(usage((0.0, 0.0)))}
+    site.slurm.account(ACCOUNTED, *like, other)
+    site.slurm.jobs = [JOB]
+    peers = (await site.client.report(7)).peers
+    assert (peers.jobs, peers.gpu_busy) == (3, 0.4)
+
+
+async def test_a_report_is_its_owner_s(site: Any) -> None:
+    site.slurm.account(ACCOUNTED)
+    site.act("bob")
+    with pytest.raises(NotFound):
+        await site.client.report(7)
+    site.act("hub", trusted=True)
+    with pytest.raises(NotFound):
+        await site.client.report(7, "bob")
+    assert (await site.client.report(7, "ada")).job.user == "ada"
+
+
+async def test_without_prometheus_nothing_is_recorded_and_later_it_is(
+    site: Any, prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    usage_of = Metrics.usage
+
+    async def away(self: Metrics, *arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await usage_of(Metrics("https://127.0.0.1:9", prometheus.certificates), *arguments)
+
+    monkeypatch.setattr("carme.broker.reports.SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(Metrics, "usage", away)
+    site.slurm.account(ACCOUNTED)
+    site.slurm.jobs = [JOB]
+    while asked < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    assert accounted(site.slurm) == ""
+    report = await site.client.report(7)
+    assert report.source == "none" and report.job.id == 7
+    monkeypatch.setattr(Metrics, "usage", usage_of)
+    assert read_record(await recorded(site.slurm)) is not None
+
+
+# What people read
+
+
+def report(**changes: Any) -> Report:
+    used = usage((0.9, 0.0))
+    values: dict[str, Any] = {
+        "job": job(name="<script>alert(1)</script>\x1b[31m"),
+        "source": "live",
+        "usage": used,
+        "efficiency": {"gpu": 0.45, "cpu": 0.5, "memory": 0.625},
+        "waited_seconds": 30,
+        "ran_seconds": 3600,
+        "energy_joules": 7.2e6,
+        "curves": [Curve(what="gpu", name="n1 GPU 0", start=0, step=15, values=[0.0, 0.5, None, 1.0] * 40)],
+        "advice": advise(job(), used),
+    }
+    return Report(**values | changes)
+
+
+def test_the_text_has_all_that_matters() -> None:
+    text = as_text(report())
+    for part in ("1 nodes, 2 GPUs", "32.0 GiB", "45% used", "n1 GPU 1", "20.0 of 32.0 GiB", "2.000 kWh"):
+        assert part in text, part
+    assert "1 of the job's 2 GPUs did nothing" in text and "--gpus 1, or: carme-run -n 2 PROGRAM" in text
+    assert "▄" in text
+
+
+def test_a_page_holds_no_word_of_a_user_s_as_markup_and_loads_nothing() -> None:
+    page = as_html(report())
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert "http" not in page and "src=" not in page
+    # A gap in what was measured is a gap in the line.
+    assert page.count("<polyline") == 41
+
+
+def test_a_job_that_waits_has_a_report_too() -> None:
+    text = as_text(Report(job=job(state=JobState.PENDING, started=None, ended=None), waited_seconds=100))
+    assert "not known: it has not run yet" in text
+
+
+async def test_the_command(
+    site: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "carme.toml"
+    path.write_text(
+        f'[site]\nurl = "{site.settings.site.url}"\n[slurm]\ncluster = "c"\n'
+        f'[broker]\nsocket = "{site.settings.broker.socket}"\n'
+    )
+    monkeypatch.setenv("CARME_CONFIG", str(path))
+    site.slurm.account(ACCOUNTED | {"JobName": "a\x1b[31m"})
+    assert await asyncio.to_thread(main, ["report", "7"]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "3.0 of 32.0 GiB" in said
+    assert await asyncio.to_thread(main, ["report", "7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"]["id"] == 7
+    assert await asyncio.to_thread(main, ["report", "7", "--html"]) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
+    assert await asyncio.to_thread(main, ["report", "9"]) == 1
+    assert "There is no job 9" in capsys.readouterr().err
