@@ -50,12 +50,9 @@ def test_users_cannot_ask_prometheus_or_its_alerts(demo: DemoSite) -> None:
             done = demo.run("head", *asked, user="user2", check=False)
             # A plain request is answered with the sentence that this is TLS, and with nothing else.
             assert done.returncode != 0 and done.stdout == ""
-    for path in (
-        "/etc/prometheus/carme-web.yml",
-        "/var/lib/prometheus/metrics2",
-        "/etc/carme/monitoring/prometheus",
-    ):
-        assert demo.run("head", "ls", f"{path}/", user="user2", check=False).returncode != 0
+    for path in ("/var/lib/prometheus", "/etc/carme/monitoring/prometheus", "/etc/prometheus/carme-rules"):
+        assert demo.run("head", "ls", path, user="user2", check=False).returncode != 0
+    assert demo.run("head", "cat", "/etc/prometheus/carme-web.yml", user="user2", check=False).returncode != 0
 
 
 def test_a_lost_gpu_and_an_xid_reach_the_administrators(demo: DemoSite, gpus: Gpus) -> None:

@@ -61,8 +61,14 @@ class FakeSlurm:
         with self._locked():
             (self.state / "jobs.json").write_text(json.dumps(records))
 
+    @property
+    def accounting(self) -> list[dict[str, Any]]:
+        with self._locked():
+            return json.loads((self.state / "accounting.json").read_text())
+
     def account(self, *records: dict[str, Any]) -> None:
-        (self.state / "accounting.json").write_text(json.dumps(records))
+        with self._locked():
+            (self.state / "accounting.json").write_text(json.dumps(records))
 
     def calls(self, program: str) -> list[dict[str, Any]]:
         lines = (self.state / "calls.jsonl").read_text().splitlines()

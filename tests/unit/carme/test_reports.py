@@ -326,7 +326,7 @@ def settings(settings: Settings, prometheus: Prometheus) -> Settings:
 
 def accounted(slurm: Any) -> str:
     """What is noted about job 7."""
-    return next(iter(json.loads((slurm.state / "accounting.json").read_text())))["AdminComment"]
+    return slurm.accounting[0]["AdminComment"]
 
 
 async def recorded(slurm: Any) -> str:
