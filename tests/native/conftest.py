@@ -26,7 +26,7 @@ class Ranks:
     processes: list[subprocess.Popen[str]]
     outputs: dict[int, str] = field(default_factory=dict)
 
-    def finish(self, seconds: float = 60) -> list[int]:
+    def finish(self, seconds: float = 150) -> list[int]:
         """Wait for all, return their exit codes."""
         end = time.monotonic() + seconds
         for rank, process in enumerate(self.processes):

@@ -37,3 +37,9 @@ def test_parallelize_says_which_ranks_have_another_model(launcher):
     ranks = launcher.start("parallel", [0, 0], "different")
     assert all(code != 0 for code in ranks.finish())
     assert "The models of rank 0 and rank 1 differ from parameter number 0 on" in ranks.said()
+
+
+def test_gradients_reuse_the_memory_of_those_before(launcher):
+    found = re.search(r"FAULTS (\d+)", launcher.run("freed_memory", [0, 0]).outputs[0])
+    # Each of the six gradients alone has 2200 pages.
+    assert found and int(found[1]) < 500

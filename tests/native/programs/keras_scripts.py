@@ -7,6 +7,7 @@ import os
 os.environ["KERAS_BACKEND"] = "torch"
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -98,7 +99,7 @@ def callbacks():
     ]
     assert (folder / "log.csv").read_text().count("\n") == 5
     # The checkpoint is Keras' own.
-    loaded = keras.models.load_model(folder / "at4.keras")
+    loaded: Any = keras.models.load_model(folder / "at4.keras")
     assert np.isclose(loaded.evaluate(x, y, verbose=0)[0], model.evaluate(x, y, verbose=0)[0], rtol=0.2)
 
     stopped = Watch(stop_at=6)

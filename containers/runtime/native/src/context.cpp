@@ -123,7 +123,9 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
         CPU_OR(&cpus, &cpus, &control(r).cpus);
     }
     // Whether ranks are pinned or not, all of a node come to the same answer.
-    crowded_ = here > CPU_COUNT(&cpus);
+    cores_ = CPU_COUNT(&cpus);
+    crowded_ = here > cores_;
+    crowded_in_background_ = 2 * here > cores_;
     links_->start();
     letters_->start();
 }

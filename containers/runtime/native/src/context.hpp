@@ -100,6 +100,9 @@ public:
     int node_of(int rank) const { return nodes_[size_t(rank)]; }
     bool is_local(int rank) const { return nodes_[size_t(rank)] == nodes_[size_t(rank_)]; }
     bool crowded() const { return crowded_; }
+    // Whether a thread that waits beside the computing one would take its core.
+    bool crowded_in_background() const { return crowded_in_background_; }
+    int cores() const { return cores_; }  // of this node, that its ranks may use
 
     // Segments.
     void segment_alloc(int id, uint64_t size);
@@ -179,7 +182,8 @@ private:
     template <class Ready> bool wait_for(Flag& flag, Deadline deadline, Ready&& ready);
 
     int rank_, size_;
-    bool crowded_ = false;
+    bool crowded_ = false, crowded_in_background_ = false;
+    int cores_ = 1;
     std::shared_ptr<Mapping> control_;
     std::vector<std::shared_ptr<Mapping>> controls_;  // by rank; empty for other nodes
     std::vector<int> nodes_, pids_, pidfds_, control_fds_;

@@ -189,7 +189,7 @@ void Group::execute(const Call& call) {
             if (!g.jobs_.empty()) g.jobs_changed_.notify_all();
         }
     } free{*this};
-    run(call);
+    run(call, false);
 }
 
 std::shared_ptr<Handle> Group::submit(Call call) {
@@ -221,7 +221,7 @@ void Group::work() {
         busy_ = true;
         lock.unlock();
         try {
-            run(call);
+            run(call, true);
         } catch (...) {
             handle->error_ = std::current_exception();
         }
@@ -272,8 +272,9 @@ bool Letter::wait(Deadline deadline) {
     return true;
 }
 
-void Group::run(const Call& call) {
+void Group::run(const Call& call, bool in_background) {
     std::lock_guard lock(running_);
+    crowded_ = in_background ? context_->crowded_in_background() : context_->crowded();
     deadline_ = Deadline::after_ms(call.timeout_ms);
     doing_ = name_of(call.kind);
     if (!call.label.empty()) doing_ += " '" + call.label + "'";
@@ -359,7 +360,7 @@ void Group::await(Flag Area::* flag, uint32_t target) {
 
 void Group::await_one(Flag& flag, uint32_t target, int local) {
     bool over = wait_on(
-        flag, context_->crowded(), deadline_, [&] { return flag.reached(target); }, [] {}, [&] { health(); });
+        flag, crowded_, deadline_, [&] { return flag.reached(target); }, [] {}, [&] { health(); });
     if (over) return;
     int rank = ranks_[size_t(local_members_[size_t(local)])];
     break_up(rank);
@@ -409,7 +410,7 @@ void Group::fail_broken(int culprit) {
 void Group::finish(Batch& batch, size_t index) {
     Request& request = batch[index];
     auto ready = [&] { return request.state.load(std::memory_order_acquire) != State::pending; };
-    bool over = context_->links().drive(context_->crowded(), deadline_, ready, [&] { health(); });
+    bool over = context_->links().drive(crowded_, deadline_, ready, [&] { health(); });
     if (!over) {
         break_up(request.peer);
         throw Failure(Trouble::timeout,

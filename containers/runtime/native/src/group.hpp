@@ -89,7 +89,7 @@ private:
     int locals() const { return int(local_members_.size()); }
     bool one_node() const { return nodes_.size() == 1; }
 
-    void run(const Call& call);
+    void run(const Call& call, bool in_background);
     void arrive(const Call& call, const void* inlined, uint64_t inlined_size);
     void compare(const Call& call);
     void post_staged() { area(my_local_).staged.post(++staged_); }
@@ -138,6 +138,7 @@ private:
     int slot_ = -1;
     uint32_t sequence_ = 0, staged_ = 0, finished_ = 0;
     Deadline deadline_;
+    bool crowded_ = false;  // how the collective that runs has to wait
     std::string doing_;
     std::vector<char> scratch_;
 

@@ -89,6 +89,7 @@ NB_MODULE(_core, m) {
         .def(nb::init<int, int>(), "rank"_a, "size"_a)
         .def_prop_ro("rank", &Context::rank)
         .def_prop_ro("size", &Context::size)
+        .def_prop_ro("cores", &Context::cores)
         .def_prop_ro("control_fd", &Context::control_fd)
         .def("node_of", &Context::node_of)
         .def("connect",

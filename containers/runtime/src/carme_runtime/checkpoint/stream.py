@@ -13,7 +13,6 @@ import torch
 from carme_runtime.collectives.errors import InvalidCall
 
 _ALIGNMENT = 64  # bytes; where tensors begin
-_ORDINARY = torch.Tensor.__torch_dispatch__  # not of a tensor that is in parts on several ranks
 _TENSOR = "\0tensor"  # the key of what stands for a tensor
 
 
@@ -95,7 +94,7 @@ def unpack(packed: bytes) -> Any:
 
 def _without_tensors(state: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(state, torch.Tensor):
-        if state.layout is not torch.strided or type(state).__torch_dispatch__ is not _ORDINARY:
+        if state.layout is not torch.strided or not _is_ordinary(state):
             raise InvalidCall(
                 f"A checkpoint cannot take a tensor of type {type(state).__name__}, layout {state.layout}.",
                 "Save the whole state, dense and the same on all ranks.",
@@ -117,3 +116,9 @@ def _with_tensors(structure: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(structure, list | tuple):
         return type(structure)(_with_tensors(value, tensors) for value in structure)
     return structure
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether it is not in parts on several ranks, or otherwise more than it shows."""
+    name = "__torch_dispatch__"
+    return getattr(type(tensor), name) is getattr(torch.Tensor, name)

@@ -21,6 +21,7 @@ from torch import nn
 from carme_runtime.collectives import Pending, Plan
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.torch import backend
+from carme_runtime.torch.memory import keep_freed_memory
 
 __all__ = ["Parallel", "join_run", "parallelize", "trained"]
 
@@ -31,6 +32,9 @@ _MIB = 1 << 20
 BUCKET_BYTES = 8 * _MIB
 # The first gradients are ready long before the last: a small bucket sets the wire to work at once.
 _FIRST_BYTES = _MIB
+# A count of samples is two digits, which sums of 32-bit floats hold exactly.
+_DIGIT = 4096
+_BROADCAST_BYTES = 250 * _MIB
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -90,24 +94,29 @@ class _Bucket:
     """Gradients that are reduced together.
 
     Behind the gradients there is one element for each parameter, 1 where it had a part in the loss: their
-    mean tells which parameters had none on any rank, and these keep no gradient, as in a single process.
+    mean tells which parameters had none on any rank, and these keep no gradient, as in a single process. The
+    last two elements are for a number of samples.
 
     Args:
         parameters: Of one type and device.
         memory: The flat buffer, of `_elements(parameters)`.
         plan: The repeated mean of this buffer, where the core can reduce it in place.
+        inline: Reduce in `finish` instead of in the background.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], memory: torch.Tensor, plan: Plan | None) -> None:
-        self.parameters, self.memory, self._plan = parameters, memory, plan
+    def __init__(
+        self, parameters: list[nn.Parameter], memory: torch.Tensor, plan: Plan | None, inline: bool
+    ) -> None:
+        self.parameters, self.memory, self._plan, self._inline = parameters, memory, plan, inline
         self.views: list[torch.Tensor] = []
         begin = 0
         for parameter in parameters:
             part = memory[begin : begin + parameter.numel()]
             self.views.append(part.view(parameter.shape))
             begin += parameter.numel()
-        self._used = memory[begin:]
+        self._used, self._digits = memory[begin:].split([len(parameters), 2])
         self._unused: list[int] = []
+        self._due: Plan | None = None
         self._work: Any = None
         self._pending: Pending | None = None
 
@@ -119,24 +128,36 @@ class _Bucket:
                 parameter.grad = view
                 self._unused.append(index)
 
-    def start(self, scale: float | None) -> None:
-        """Begin to take the mean over all ranks of `scale` times this rank's gradients."""
+    def start(self, scale: float | None, samples: int = 0) -> None:
+        """Begin to take the mean over all ranks of `scale` times this rank's gradients, and of `samples`."""
         self._used.fill_(1)
-        self._used[self._unused] = 0
+        if self._unused:
+            self._used[self._unused] = 0
         if scale == 0:
             self.memory.zero_()
         elif scale is not None:
             self.memory.mul_(scale)
-        if self._plan is not None:
+        self._digits[0], self._digits[1] = samples % _DIGIT, samples // _DIGIT
+        if self._inline and isinstance(self._plan, Plan):
+            self._due = self._plan
+        elif self._plan is not None:
             self._pending = self._plan.start()
         elif dist.is_initialized():
             # Gloo has no mean.
             self.memory.div_(dist.get_world_size())
             self._work = dist.all_reduce(self.memory, async_op=True)
 
-    def finish(self) -> None:
-        """Wait for the mean."""
-        begun = self._pending or self._work
+    def samples(self, size: int) -> int:
+        """What all `size` ranks gave to `start` together."""
+        low, high = self._digits.tolist()
+        return round(low * size) + _DIGIT * round(high * size)
+
+    def finish(self) -> bool:
+        """Wait for the mean, or take it now. False: it was not begun."""
+        begun = bool(self._due or self._pending or self._work)
+        if self._due is not None:
+            self._due.run()
+            self._due = None
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -148,6 +169,7 @@ class _Bucket:
                 if self._used[index] == 0:
                     self.parameters[index].grad = None
             self._unused.clear()
+        return begun
 
 
 class Parallel:
@@ -181,6 +203,10 @@ class Parallel:
                 "Make the optimizer with model.parameters(), and give both to parallelize.",
             )
         self._agree()
+        keep_freed_memory(self._parameters)
+        # Where computing takes all cores of the only node, a thread that reduces beside it would only be in
+        # its way.
+        self._inline = self._group is not None and self._group.no_core_idles()
         self._buckets = self._fill(bucket_bytes)
         self._place = {
             id(parameter): (number, index)
@@ -191,6 +217,11 @@ class Parallel:
         self._samples = 0
         self._counts: torch.Tensor | None = None
         self._counting: Any = None
+        # Samples of the global batch before this one. Batches seldom change their size: gradients are
+        # weighted for it, the true one travels in the first bucket, and a difference is put right afterwards.
+        self._expected = 0
+        self._counts_in_bucket = bool(self._buckets) and _counts_exactly(self._buckets[0].memory)
+        self._correction = 1.0
         self._stated: tuple[int, int] | None = None
         self._begin_pass()
         self._hooks: list[Any] = [
@@ -270,10 +301,10 @@ class Parallel:
             count, dtype = _elements(parameters), parameters[0].dtype
             if share and self._group:
                 flat = part.view(dtype)[:count]
-                buckets.append(_Bucket(parameters, flat, self._group.plan(flat)))
+                buckets.append(_Bucket(parameters, flat, self._group.plan(flat), self._inline))
             else:
                 flat = torch.zeros(count, dtype=dtype, device=parameters[0].device)
-                buckets.append(_Bucket(parameters, flat, None))
+                buckets.append(_Bucket(parameters, flat, None, False))
         return buckets
 
     def _can_share(self, parameters: list[nn.Parameter]) -> bool:
@@ -295,13 +326,13 @@ class Parallel:
         if module is not self._model or not (torch.is_grad_enabled() and module.training):
             return
         samples = next((t.shape[0] for t in _tensors((arguments, keywords)) if t.dim() > 0), 1)
-        if self._size > 1:
-            for buffer in self._buffers:
-                dist.broadcast(buffer, src=0)
+        if self._buffers:
+            # As DistributedDataParallel does it: few messages, however many buffers.
+            dist._broadcast_coalesced(dist.group.WORLD, self._buffers, _BROADCAST_BYTES, 0)  # pyright: ignore
         if self._stated:
             return
         self._samples = samples + (self._samples if self._passes % self._accumulate else 0)
-        if self._size > 1 and self._reduces():
+        if self._size > 1 and self._reduces() and not (self._counts_in_bucket and self._expected):
             # Told now, needed when the first bucket is full.
             self._counts = torch.tensor([self._samples], dtype=torch.int64)
             self._counting = dist.all_reduce(self._counts, async_op=True)
@@ -334,7 +365,7 @@ class Parallel:
     def _start_full_ones(self) -> None:
         # In one order on all ranks, whatever order their gradients came in.
         while self._next < len(self._buckets) and self._waiting[self._next] <= 0:
-            self._buckets[self._next].start(self._scale())
+            self._buckets[self._next].start(self._scale(), self._samples)
             self._next += 1
 
     def _scale(self) -> float | None:
@@ -346,6 +377,10 @@ class Parallel:
             samples, total = self._stated
         elif self._counts is not None:
             samples, total = self._samples, int(self._counts.item())
+            if self._counts_in_bucket:
+                self._expected, self._counts = total, None
+        elif self._expected:
+            samples, total = self._samples, self._expected
         else:
             return None if self._accumulate == 1 else 1 / self._accumulate
         share = samples * self._size / total if total else 0.0
@@ -364,8 +399,22 @@ class Parallel:
         self._begin_pass()
 
     def _finish(self) -> None:
-        for bucket in self._buckets:
-            bucket.finish()
+        for number in range(len(self._buckets)):
+            self._finish_one(number)
+
+    def _finish_one(self, number: int) -> None:
+        bucket = self._buckets[number]
+        if not bucket.finish():
+            return
+        if number == 0:
+            self._correction = 1.0
+            if self._expected and not self._stated:
+                total = bucket.samples(self._size)
+                if total != self._expected and total:
+                    self._correction = self._expected / total
+                    self._expected = total
+        if self._correction != 1.0:
+            bucket.memory.mul_(self._correction)
 
     # -- the optimizer
 
@@ -391,8 +440,8 @@ class Parallel:
             groups = self_.param_groups  # others since a state was loaded
             whole = [group["params"] for group in groups]
             try:
-                for bucket in self._buckets:
-                    bucket.finish()
+                for number, bucket in enumerate(self._buckets):
+                    self._finish_one(number)
                     mine = {id(parameter) for parameter in bucket.parameters}
                     for group, parameters in zip(groups, whole, strict=True):
                         group["params"] = [parameter for parameter in parameters if id(parameter) in mine]
@@ -440,6 +489,11 @@ class _CoreGroup:
         self._group.barrier()
         return torch.from_numpy(self._context.segment_array(number))[:count]
 
+    def no_core_idles(self) -> bool:
+        """Whether all ranks are on this node, and their threads compute on all its cores."""
+        nodes = {self._context.node_of(rank) for rank in self._group.ranks}
+        return len(nodes) == 1 and self._group.size * torch.get_num_threads() >= self._context.cores
+
     def plan(self, memory: torch.Tensor) -> Plan:
         """The repeated mean of this memory over all ranks."""
         return self._group.plan_allreduce(memory, "mean")
@@ -467,7 +521,11 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _elements(parameters: list[nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in parameters) + len(parameters)
+    return sum(parameter.numel() for parameter in parameters) + len(parameters) + 2
+
+
+def _counts_exactly(memory: torch.Tensor) -> bool:
+    return memory.device.type == "cpu" and memory.dtype in (torch.float32, torch.float64)
 
 
 def _padded(count: int) -> int:
