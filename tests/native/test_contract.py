@@ -38,8 +38,56 @@ def test_the_same_bits_in_every_run(launcher, nodes):
     assert said[0] == said[1] and "bits" in said[0]
 
 
+@pytest.mark.parametrize("name", ["direct", "ring", "halving"])
+def test_every_way_between_nodes(launcher, name):
+    ranks = launcher.start(
+        "collectives", PLACES["three nodes"], environment=lambda rank: {"CARME_ALLREDUCE": name}
+    )
+    assert ranks.finish() == [0, 0, 0], ranks.said()
+
+
+def test_links_that_are_measured_or_read(launcher, tmp_path):
+    file = tmp_path / "links.json"
+    file.write_text('{"times": [[1024, 50.0], [65536, 70.5], [1048576, 400]]}')
+    for links in ("measure", str(file)):
+        ranks = launcher.start(
+            "collectives",
+            PLACES["nodes that differ"],
+            environment=lambda rank: {"CARME_LINKS": links},  # noqa: B023
+        )
+        assert ranks.finish() == [0, 0, 0], ranks.said()
+
+
+@pytest.mark.parametrize(
+    ("environment", "word"),
+    [
+        ({"CARME_ALLREDUCE": "fast"}, "CARME_ALLREDUCE=fast is no way to reduce"),
+        ({"CARME_LINKS": "/nowhere"}, "holds no times of links"),
+        ({"CARME_LINKS": "{}"}, "holds no times of links"),
+        ({"CARME_LINKS": '{"times": [[5, 1], [4, 2]]}'}, "make no sense"),
+        ({"CARME_LINKS": '{"times": [[1, 1]]}'}, "make no sense"),
+        ({"CARME_LINKS": '{"times": [[1, 1], [2, NaN]]}'}, "make no sense"),
+    ],
+)
+def test_settings_of_links_that_are_none(launcher, tmp_path, environment, word):
+    if environment.get("CARME_LINKS", "").startswith("{"):
+        (tmp_path / "links").write_text(environment["CARME_LINKS"])
+        environment = {"CARME_LINKS": str(tmp_path / "links")}
+    ranks = launcher.start("join", [0], "4", environment=lambda rank: environment)
+    ranks.finish()
+    assert "InvalidCall" in ranks.outputs[0] and word in ranks.outputs[0], ranks.said()
+
+
+def test_ranks_that_would_reduce_in_different_ways_are_told(launcher):
+    ranks = launcher.start(
+        "join", [0, 1], "20", environment=lambda rank: {"CARME_ALLREDUCE": "ring" if rank else "halving"}
+    )
+    ranks.finish()
+    assert "Mismatch" in ranks.said(), ranks.said()
+
+
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1]], ids=["one node", "two nodes"])
-@pytest.mark.parametrize("kind", ["size", "type", "order", "alltoall"])
+@pytest.mark.parametrize("kind", ["size", "wire", "type", "order", "alltoall"])
 def test_ranks_that_disagree_are_told(launcher, nodes, kind):
     ranks = launcher.run("mistakes", nodes, kind)
     for rank, said in ranks.outputs.items():

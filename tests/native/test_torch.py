@@ -33,6 +33,11 @@ def test_parallelize_trains_as_one_process_does(launcher, nodes, kind):
     launcher.run("parallel", nodes, kind)
 
 
+@pytest.mark.parametrize("kind", ["wire bf16", "wire int8"])
+def test_few_bits_on_the_wire_train_nearly_alike(launcher, kind):
+    launcher.run("parallel", [0, 1], kind)
+
+
 def test_parallelize_says_which_ranks_have_another_model(launcher):
     ranks = launcher.start("parallel", [0, 0], "different")
     assert all(code != 0 for code in ranks.finish())

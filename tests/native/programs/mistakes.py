@@ -18,6 +18,8 @@ try:
     elif kind == "order":
         array = np.zeros(50_000, np.float32)
         group.broadcast(array, 0, timeout=3000) if odd else group.allreduce(array, timeout=3000)
+    elif kind == "wire":
+        group.allreduce(np.zeros(50_000, np.float32), timeout=3000, wire="int8" if odd else "bf16")
     elif kind == "alltoall":
         counts = [5] * process.size
         wrong = [6 if odd else 5] * process.size

@@ -16,6 +16,7 @@
 #include <sched.h>
 
 #include "failure.hpp"
+#include "link_model.hpp"
 #include "links.hpp"
 #include "waiting.hpp"
 
@@ -102,6 +103,9 @@ public:
     bool crowded() const { return crowded_; }
     // Whether a thread that waits beside the computing one would take its core.
     bool crowded_in_background() const { return crowded_in_background_; }
+    // Of the links between nodes; set before groups are made, alike on all ranks, or by all ranks of a group at once.
+    void set_link_model(LinkModel model) { link_model_ = std::move(model); }
+    const LinkModel& link_model() const { return link_model_; }
     int cores() const { return cores_; }  // of this node, that its ranks may use
 
     // Segments.
@@ -184,6 +188,7 @@ private:
     int rank_, size_;
     bool crowded_ = false, crowded_in_background_ = false;
     int cores_ = 1;
+    LinkModel link_model_;
     std::shared_ptr<Mapping> control_;
     std::vector<std::shared_ptr<Mapping>> controls_;  // by rank; empty for other nodes
     std::vector<int> nodes_, pids_, pidfds_, control_fds_;

@@ -6,10 +6,8 @@
 namespace carme {
 namespace {
 
-constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer on its way between nodes
 constexpr uint64_t letter_key = 0x4C45545445520000;  // keeps letters apart from collectives
 constexpr uint64_t smallest_in_place = 2048;  // below it a copy is cheaper than a second wait
-constexpr size_t window = 8;                 // pieces that may be expected at once
 
 const char* name_of(Kind kind) {
     switch (kind) {
@@ -33,6 +31,11 @@ const char* name_of(Reduction reduction) {
     return uint32_t(reduction) < 5 ? names[uint32_t(reduction)] : "unknown";
 }
 
+const char* name_of(Wire wire) {
+    static const char* names[] = {"as it is", "bf16", "int8"};
+    return uint32_t(wire) < 3 ? names[uint32_t(wire)] : "unknown";
+}
+
 uint64_t mix(uint64_t h, uint64_t v) {
     h = (h ^ v) * 0x9E3779B97F4A7C15ull;
     return h ^ (h >> 29);
@@ -45,6 +48,7 @@ std::string describe(const Descriptor& d) {
     if (d.kind == Kind::broadcast) text += " from member " + std::to_string(d.root);
     if (d.kind != Kind::barrier && d.kind != Kind::alltoall)
         text += " of " + std::to_string(d.count) + " x " + name_of(Type(d.type));
+    if (d.wire) text += std::string(" on a wire of ") + name_of(Wire(d.wire));
     if (d.label[0]) text += std::string(" '") + std::string(d.label, strnlen(d.label, sizeof d.label)) + "'";
     return text;
 }
@@ -53,30 +57,15 @@ uint64_t align_up(uint64_t v, uint64_t to) { return (v + to - 1) / to * to; }
 
 }  // namespace
 
-// Sends and receives of one collective: what is unfinished when it ends is called back.
-struct Group::Batch {
-    Batch(Links& links, size_t count) : links(links), requests(new Request[count]), count(count) {}
-    ~Batch() {
-        for (size_t i = 0; i < count; ++i)
-            if (requests[i].state.load(std::memory_order_acquire) == State::pending) {
-                links.cancel(requests.get(), count);
-                return;
-            }
-    }
-    Request& operator[](size_t i) { return requests[i]; }
-    Links& links;
-    std::unique_ptr<Request[]> requests;
-    size_t count;
-};
-
 bool Handle::wait(Deadline deadline) {
     bool over = wait_on(over_, true, deadline, [&] { return done(); }, [] {}, [] {});
     if (over && error_) std::rethrow_exception(error_);
     return over;
 }
 
-Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline deadline)
-    : context_(std::move(context)), ranks_(std::move(ranks)), deadline_(deadline), doing_("the forming of a group") {
+Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline deadline, Algorithm algorithm)
+    : context_(std::move(context)), ranks_(std::move(ranks)), deadline_(deadline), doing_("the forming of a group"),
+      algorithm_(algorithm) {
     std::sort(ranks_.begin(), ranks_.end());
     for (size_t i = 0; i < ranks_.size(); ++i) {
         if (ranks_[i] < 0 || ranks_[i] >= context_->size() || (i && ranks_[i] == ranks_[i - 1]))
@@ -144,6 +133,9 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
         }
         areas_ = std::move(found);
         Call first;
+        // Members that choose differently would wait for each other: they compare this.
+        first.label = std::string("a group that uses ") + name_of(algorithm_) + ", links " +
+                      std::to_string(context_->link_model().fingerprint());
         first.timeout_ms = deadline.at == std::numeric_limits<int64_t>::max()
                                ? -1
                                : std::max<int64_t>((deadline.at - now_ns()) / 1'000'000, 1);
@@ -282,8 +274,12 @@ void Group::run(const Call& call, bool in_background) {
     if (call.reduction == Reduction::mean && !is_floating(call.type) && call.kind != Kind::barrier)
         throw invalid(std::string("The mean of ") + name_of(call.type) + " is not an integer.",
                       "Use sum, or a floating type.");
+    if (call.wire != Wire::same && (call.kind != Kind::allreduce || call.type != Type::f32 ||
+                                    (call.reduction != Reduction::sum && call.reduction != Reduction::mean)))
+        throw invalid(std::string("Only a sum or mean of float32 travels as ") + name_of(call.wire) + ".",
+                      "Leave the wire type out.");
     switch (call.kind) {
-        case Kind::barrier: arrive(call, nullptr, 0); return barrier();
+        case Kind::barrier: arrive(call, nullptr, 0); return barrier(call);
         case Kind::allreduce: return allreduce(call);
         case Kind::broadcast: return broadcast(call);
         case Kind::reduce_scatter: return reduce_scatter(call);
@@ -295,7 +291,7 @@ void Group::run(const Call& call, bool in_background) {
 uint32_t Group::check_of(const Call& call) const {
     uint64_t h = mix(uint64_t(call.kind), uint64_t(call.type));
     h = mix(mix(h, uint64_t(call.reduction)), uint64_t(call.root));
-    h = mix(h, call.count);
+    h = mix(mix(h, call.count), uint64_t(call.wire));
     if (call.kind == Kind::allgather)
         for (uint64_t s : call.receive_sizes) h = mix(h, s);
     for (char c : call.label) h = mix(h, uint64_t(c));
@@ -318,6 +314,7 @@ void Group::arrive(const Call& call, const void* inlined, uint64_t inlined_size)
     d.reduction = uint32_t(call.reduction);
     d.root = call.root;
     d.count = call.count;
+    d.wire = uint32_t(call.wire);
     d.segment = -1;
     std::memset(d.label, 0, sizeof d.label);
     std::memcpy(d.label, call.label.data(), std::min(call.label.size(), sizeof d.label));
@@ -340,7 +337,7 @@ void Group::compare(const Call&) {
     for (int l = 0; l < locals(); ++l) {
         const Descriptor& theirs = area(l).descriptors[sequence_ & 1];
         if (mine.kind == theirs.kind && mine.type == theirs.type && mine.reduction == theirs.reduction &&
-            mine.root == theirs.root && mine.count == theirs.count &&
+            mine.root == theirs.root && mine.count == theirs.count && mine.wire == theirs.wire &&
             std::memcmp(mine.label, theirs.label, sizeof mine.label) == 0)
             continue;
         int other = ranks_[size_t(local_members_[size_t(l)])], self = context_->rank();
@@ -660,123 +657,6 @@ void Group::share(char* buffer, const std::vector<std::vector<Range>>& ranges) {
     }
 }
 
-// Between nodes
-
-void Group::across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call) {
-    const uint64_t bytes = count * size_of(call.type);
-    if (column.size() == 2) return exchange_two(column[size_t(1 - position)], position == 0, data, count, call);
-    if (bytes <= 16 * 1024 || count < column.size()) return exchange_all(column, position, data, count, call);
-    ring(column, position, data, count, call);
-}
-
-// Two nodes send each other everything: as much as a ring would, in one step instead of two.
-void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call) {
-    const uint64_t element = size_of(call.type), bytes = count * element;
-    const size_t pieces = size_t((bytes + piece_bytes - 1) / piece_bytes), ahead = std::min(window, pieces);
-    Links& links = context_->links();
-    const uint32_t check = check_of(call);
-    char* room = scratch(ahead * piece_bytes);
-    Batch receives(links, pieces), sends(links, pieces);
-    auto size_at = [&](size_t p) { return std::min(piece_bytes, bytes - p * piece_bytes); };
-    auto expect = [&](size_t p) {
-        links.receive_message(peer, key_, sequence_, uint32_t(p), check, room + p % ahead * piece_bytes, size_at(p),
-                              &receives[p]);
-    };
-    auto send = [&](size_t p) {
-        links.send_message(peer, key_, sequence_, uint32_t(p), check, data + p * piece_bytes, size_at(p), &sends[p]);
-    };
-    for (size_t p = 0; p < ahead; ++p) expect(p);
-    for (size_t p = 0; p < pieces; ++p) send(p);
-    for (size_t p = 0; p < pieces; ++p) {
-        finish(receives, p);
-        finish(sends, p);  // the result takes the place of what was sent
-        char* mine = data + p * piece_bytes;
-        const char* theirs = room + p % ahead * piece_bytes;
-        const void* sources[2] = {first ? mine : theirs, first ? theirs : mine};
-        void* destination = mine;
-        reduce(call.type, call.reduction, sources, 2, &destination, 1, size_at(p) / element);
-        if (p + ahead < pieces) expect(p + ahead);
-    }
-}
-
-// Few bytes: everybody sends to everybody, one step.
-void Group::exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call) {
-    const uint64_t bytes = count * size_of(call.type), step = align_up(bytes, 128);
-    const size_t m = column.size();
-    Links& links = context_->links();
-    const uint32_t check = check_of(call);
-    char* room = scratch(step * m);
-    Batch receives(links, m), sends(links, m);
-    for (size_t i = 0; i < m; ++i)
-        if (int(i) != position)
-            links.receive_message(column[i], key_, sequence_, 0, check, room + i * step, bytes, &receives[i]);
-    for (size_t i = 0; i < m; ++i)
-        if (int(i) != position) links.send_message(column[i], key_, sequence_, 0, check, data, bytes, &sends[i]);
-    std::vector<const void*> sources(m);
-    for (size_t i = 0; i < m; ++i) {
-        sources[i] = int(i) == position ? data : room + i * step;
-        receives[size_t(position)].state = sends[size_t(position)].state = State::done;
-        finish(receives, i);
-        finish(sends, i);
-    }
-    void* destination = data;
-    reduce(call.type, call.reduction, sources.data(), int(m), &destination, 1, count);
-}
-
-// Blocks travel around in pieces; each is passed on as soon as it is there.
-void Group::ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call) {
-    const uint64_t element = size_of(call.type), m = column.size();
-    const uint64_t each = (count + m - 1) / m, self = uint64_t(position);
-    const int next = column[(self + 1) % m], previous = column[(self + m - 1) % m];
-    Links& links = context_->links();
-    const uint32_t check = check_of(call);
-    const uint64_t pieces = (each * element + piece_bytes - 1) / piece_bytes;
-    auto part = [&](uint64_t block, uint64_t p) {
-        uint64_t begin = std::min(block * each, count) * element, end = std::min((block + 1) * each, count) * element;
-        uint64_t from = std::min(begin + p * piece_bytes, end), to = std::min(from + piece_bytes, end);
-        return Range{from, to - from};
-    };
-    const uint64_t steps = 2 * (m - 1);
-    // Block that is received in a step: sums until step m - 2, finished ones after it.
-    auto block_at = [&](uint64_t step) { return (self + 2 * m - 1 - step) % m; };
-    char* room = scratch(2 * pieces * piece_bytes);
-    Batch receives(links, size_t(steps * pieces)), sends(links, size_t(steps * pieces));
-    auto expect = [&](uint64_t step) {
-        for (uint64_t p = 0; p < pieces; ++p) {
-            Range r = part(block_at(step), p);
-            char* into = step < m - 1 ? room + (step % 2 * pieces + p) * piece_bytes : data + r.offset;
-            links.receive_message(previous, key_, sequence_, uint32_t(step << 16 | p), check, into, r.size,
-                                  &receives[step * pieces + p]);
-        }
-    };
-    auto send = [&](uint64_t step, uint64_t p) {
-        Range r = part((self + 2 * m - step) % m, p);
-        links.send_message(next, key_, sequence_, uint32_t(step << 16 | p), check, data + r.offset, r.size,
-                           &sends[step * pieces + p]);
-    };
-    expect(0);
-    for (uint64_t p = 0; p < pieces; ++p) send(0, p);
-    for (uint64_t step = 0; step < steps; ++step) {
-        // A finished block overwrites one whose own sending, m steps before, must be over.
-        if (step + 1 < steps) {
-            if (step + 1 >= m - 1)
-                for (uint64_t p = 0; p < pieces; ++p) finish(sends, (step + 1 - (m - 1)) * pieces + p);
-            expect(step + 1);
-        }
-        for (uint64_t p = 0; p < pieces; ++p) {
-            finish(receives, step * pieces + p);
-            if (step < m - 1) {
-                Range r = part(block_at(step), p);
-                const void* sources[2] = {room + (step % 2 * pieces + p) * piece_bytes, data + r.offset};
-                void* destination = data + r.offset;
-                reduce(call.type, call.reduction, sources, 2, &destination, 1, r.size / element);
-            }
-            if (step + 1 < steps) send(step + 1, p);
-        }
-    }
-    for (uint64_t i = 0; i < steps * pieces; ++i) finish(sends, i);
-}
-
 // The others
 
 void Group::broadcast(const Call& call) {
@@ -1017,18 +897,19 @@ void Group::alltoall(const Call& call) {
 }
 
 // All on this node have arrived. First members tell each other so, then the rest.
-void Group::barrier() {
+void Group::barrier(const Call& call) {
     if (one_node()) return;
     const size_t m = nodes_.size();
     if (my_local_ == 0) {
         Links& links = context_->links();
         auto ranks = column(0);
+        const uint32_t check = check_of(call);
         for (size_t distance = 1, round = 0; distance < m; distance <<= 1, ++round) {
             Batch two(links, 2);
-            links.receive_message(ranks[(size_t(my_node_) + m - distance) % m], key_, sequence_, uint32_t(round), 0,
+            links.receive_message(ranks[(size_t(my_node_) + m - distance) % m], key_, sequence_, uint32_t(round), check,
                                   nullptr, 0, &two[0]);
-            links.send_message(ranks[(size_t(my_node_) + distance) % m], key_, sequence_, uint32_t(round), 0, nullptr, 0,
-                               &two[1]);
+            links.send_message(ranks[(size_t(my_node_) + distance) % m], key_, sequence_, uint32_t(round), check, nullptr,
+                               0, &two[1]);
             finish(two, 0);
             finish(two, 1);
         }

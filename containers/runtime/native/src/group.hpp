@@ -18,8 +18,16 @@
 #include "context.hpp"
 #include "group_area.hpp"
 #include "kernels.hpp"
+#include "link_model.hpp"
 
 namespace carme {
+
+constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer on its way between nodes
+constexpr size_t window = 8;                 // pieces that may be expected at once
+constexpr uint64_t compressed_from = 16 << 10;  // bytes; less travels as it is, whatever the wire type
+
+// What a collective lost when its floats travelled in fewer bits, added when it is repeated.
+using Residual = std::vector<float>;
 
 // A collective that runs in the background.
 class Handle {
@@ -52,7 +60,8 @@ private:
 class Group {
 public:
     // Collective over `ranks`, which must be the same on all of them.
-    Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline deadline);
+    Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline deadline,
+          Algorithm algorithm = Algorithm::automatic);
     ~Group();
     Group(const Group&) = delete;
 
@@ -74,6 +83,9 @@ public:
         std::vector<uint64_t> send_sizes, receive_sizes;  // bytes by member: allgather uses the latter
         std::string label;
         int64_t timeout_ms = -1;       // after which the group counts as broken
+        // Of an allreduce between nodes: sums and means of f32 only.
+        Wire wire = Wire::same;
+        std::shared_ptr<Residual> residual = {};
     };
     void execute(const Call& call);
     std::shared_ptr<Handle> submit(Call call);
@@ -81,9 +93,13 @@ public:
     std::shared_ptr<Letter> send(int member, const void* data, uint64_t size, uint32_t tag);
     std::shared_ptr<Letter> receive(int member, void* into, uint64_t size, uint32_t tag);
 
+    // Collective: how long messages of some sizes take on the slowest link between the group's nodes. Empty: one node.
+    LinkModel measure_links();
+
 private:
     struct Range { uint64_t offset, size; };
     struct Batch;
+    class Transit;
 
     Area& area(int local) const { return *areas_[size_t(local)]; }
     int locals() const { return int(local_members_.size()); }
@@ -111,14 +127,18 @@ private:
     void reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result, const Call& call);
     void share(char* buffer, const std::vector<std::vector<Range>>& ranges);
     void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
-    void exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call);
+    Algorithm choose(size_t nodes, uint64_t count, const Call& call, bool compressed) const;
+    void exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed);
     void exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
-    void ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
+    void ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
+              bool compressed);
+    void halving(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
+                 bool compressed);
     void broadcast(const Call& call);
     void reduce_scatter(const Call& call);
     void allgather(const Call& call);
     void alltoall(const Call& call);
-    void barrier();
+    void barrier(const Call& call);
     std::vector<Range> even_slices(uint64_t count, uint64_t element) const;
     std::vector<int> column(int position) const;
     bool uniform() const;
@@ -140,7 +160,8 @@ private:
     Deadline deadline_;
     bool crowded_ = false;  // how the collective that runs has to wait
     std::string doing_;
-    std::vector<char> scratch_;
+    std::vector<char> scratch_, travelling_;
+    Algorithm algorithm_;
 
     std::mutex letters_mutex_;
     std::map<std::tuple<bool, int, uint32_t>, uint32_t> letters_;  // how many were sent and received
@@ -150,6 +171,23 @@ private:
     std::deque<std::pair<Call, std::shared_ptr<Handle>>> jobs_;
     bool busy_ = false, ending_ = false;
     std::thread worker_;
+};
+
+// Sends and receives of one collective: what is unfinished when it ends is called back.
+struct Group::Batch {
+    Batch(Links& links, size_t count) : links(links), requests(new Request[count]), count(count) {}
+    Batch(const Batch&) = delete;
+    ~Batch() {
+        for (size_t i = 0; i < count; ++i)
+            if (requests[i].state.load(std::memory_order_acquire) == State::pending) {
+                links.cancel(requests.get(), count);
+                return;
+            }
+    }
+    Request& operator[](size_t i) { return requests[i]; }
+    Links& links;
+    std::unique_ptr<Request[]> requests;
+    size_t count;
 };
 
 }  // namespace carme

@@ -23,6 +23,7 @@ struct Descriptor {
     uint64_t count;
     uint64_t offset;   // of the buffer, where it lies in a segment
     int32_t segment;   // -1: private memory
+    uint32_t wire;     // how it travels between nodes
     uint32_t inlined;  // whether the data came with this
     char label[64];    // the caller's name for the buffer
 };

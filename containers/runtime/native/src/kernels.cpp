@@ -136,7 +136,91 @@ void choose(Reduction op, const void* const* s, int n, void* const* d, int m, si
     }
 }
 
+inline bool is_finite(float v) { return (bit_copy<uint32_t>(v) & 0x7F800000u) != 0x7F800000u; }
+
+void encode_brain(const float* source, float* residual, void* wire, size_t count) {
+    Brain* out = static_cast<Brain*>(wire);
+    if (!residual) {
+        for (size_t i = 0; i < count; ++i) out[i] = narrow_brain(source[i]);
+        return;
+    }
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) {
+        float value = source[i] + residual[i];
+        out[i] = narrow_brain(value);
+        float lost = value - widen(out[i]);
+        residual[i] = is_finite(lost) ? lost : 0.0f;
+    }
+}
+
+// A block: its scale, then its elements.
+void encode_bytes(const float* source, float* residual, void* wire, size_t count) {
+    char* out = static_cast<char*>(wire);
+    alignas(64) float values[wire_block];
+    for (size_t start = 0; start < count; start += wire_block) {
+        const size_t length = count - start < wire_block ? count - start : wire_block;
+        uint32_t largest = 0;  // magnitudes of floats are in the order of their bits
+        for (size_t i = 0; i < length; ++i) {
+            values[i] = residual ? source[start + i] + residual[start + i] : source[start + i];
+            uint32_t magnitude = bit_copy<uint32_t>(values[i]) & 0x7FFFFFFFu;
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        const float top = bit_copy<float>(largest);
+        const bool finite = is_finite(top), used = finite && top >= 1e-30f;
+        const float scale = used ? top / 127.0f : finite ? 0.0f : bit_copy<float>(0x7FC00000u);
+        const float inverse = used ? 127.0f / top : 0.0f;
+        __builtin_memcpy(out, &scale, sizeof scale);
+        auto* bytes = reinterpret_cast<signed char*>(out + sizeof scale);
+        for (size_t i = 0; i < length; ++i) {
+            // Adding 1.5 * 2^23 makes the processor round to an integer in the low bits.
+            const float rounded = (used ? values[i] * inverse : 0.0f) + 12582912.0f;
+            const int32_t level = bit_copy<int32_t>(rounded) - 0x4B400000;
+            bytes[i] = static_cast<signed char>(level);
+            if (residual) {
+                const float lost = values[i] - float(level) * scale;
+                residual[start + i] = is_finite(lost) ? lost : 0.0f;
+            }
+        }
+        out += sizeof scale + length;
+    }
+}
+
+template <bool Add>
+void decode_brain(const void* wire, float* out, size_t count) {
+    const Brain* in = static_cast<const Brain*>(wire);
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) out[i] = Add ? out[i] + widen(in[i]) : widen(in[i]);
+}
+
+template <bool Add>
+void decode_bytes(const void* wire, float* out, size_t count) {
+    const char* in = static_cast<const char*>(wire);
+    for (size_t start = 0; start < count; start += wire_block) {
+        const size_t length = count - start < wire_block ? count - start : wire_block;
+        float scale;
+        __builtin_memcpy(&scale, in, sizeof scale);
+        const auto* bytes = reinterpret_cast<const signed char*>(in + sizeof scale);
+        float* to = out + start;
+#pragma GCC ivdep
+        for (size_t i = 0; i < length; ++i) {
+            const float value = float(bytes[i]) * scale;
+            to[i] = Add ? to[i] + value : value;
+        }
+        in += sizeof scale + length;
+    }
+}
+
 }  // namespace
+
+void encode(Wire wire, const float* source, float* residual, void* out, size_t count) {
+    if (wire == Wire::bf16) encode_brain(source, residual, out, count);
+    else if (wire == Wire::int8) encode_bytes(source, residual, out, count);
+}
+
+void decode(Wire wire, const void* in, float* out, size_t count, bool add) {
+    if (wire == Wire::bf16) add ? decode_brain<true>(in, out, count) : decode_brain<false>(in, out, count);
+    else if (wire == Wire::int8) add ? decode_bytes<true>(in, out, count) : decode_bytes<false>(in, out, count);
+}
 
 void reduce(Type type, Reduction op, const void* const* s, int n, void* const* d, int m, size_t count,
             double scale) {

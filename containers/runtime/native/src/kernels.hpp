@@ -19,6 +19,19 @@ inline size_t size_of(Type type) {
     return 1;
 }
 
+// How elements travel between nodes: as they are, or 32-bit floats in fewer bits.
+enum class Wire : uint32_t { same, bf16, int8 };
+constexpr size_t wire_block = 256;  // elements of int8 that share a scale
+
+inline size_t wire_size(Wire wire, size_t element, size_t count) {
+    switch (wire) {
+        case Wire::same: return count * element;
+        case Wire::bf16: return count * 2;
+        case Wire::int8: return count + (count + wire_block - 1) / wire_block * sizeof(float);
+    }
+    return 0;
+}
+
 inline bool is_floating(Type type) { return type <= Type::bf16; }
 
 // Every destination gets the reduction of all sources; a destination may be one of the sources.
@@ -26,13 +39,24 @@ inline bool is_floating(Type type) { return type <= Type::bf16; }
 using ReduceKernel = void (*)(Type, Reduction, const void* const* sources, int n_sources,
                               void* const* destinations, int n_destinations, size_t count, double scale);
 
-// The best kernel that this processor can run.
-ReduceKernel reduce_kernel();
+// Brings floats to how they travel. int8: each block's largest magnitude becomes 127, so that no element is off by
+// more than 1/254 of it; blocks below 1e-30 become zeros, blocks that are not finite become NaN. With a `residual`
+// it is added to the source first, and holds what was lost then: zero where that is not finite.
+using EncodeKernel = void (*)(Wire, const float* source, float* residual, void* wire, size_t count);
+// The way back; `add`: on top of what is in `out`.
+using DecodeKernel = void (*)(Wire, const void* wire, float* out, size_t count, bool add);
+
+// The best kernels that this processor can run.
+struct Kernels {
+    ReduceKernel reduce;
+    EncodeKernel encode;
+    DecodeKernel decode;
+};
+const Kernels& kernels();
 
 inline void reduce(Type type, Reduction op, const void* const* sources, int n_sources, void* const* destinations,
                    int n_destinations, size_t count, double scale = 1.0) {
-    static const ReduceKernel kernel = reduce_kernel();
-    if (count) kernel(type, op, sources, n_sources, destinations, n_destinations, count, scale);
+    if (count) kernels().reduce(type, op, sources, n_sources, destinations, n_destinations, count, scale);
 }
 
 }  // namespace carme

@@ -35,8 +35,9 @@ std::optional<Context::Notice> notice_of(const std::optional<NoticeTuple>& tuple
 
 Group::Call call_of(uint32_t kind, uintptr_t input, uintptr_t output, uint64_t count, uint32_t type, uint32_t reduction,
                     int root, std::vector<uint64_t> send_sizes, std::vector<uint64_t> receive_sizes, std::string label,
-                    int64_t timeout_ms) {
+                    int64_t timeout_ms, uint32_t wire) {
     Group::Call call;
+    call.wire = Wire(wire);
     call.kind = Kind(kind);
     call.buffer = reinterpret_cast<void*>(output);
     call.input = reinterpret_cast<const void*>(input);
@@ -90,6 +91,8 @@ NB_MODULE(_core, m) {
         .def_prop_ro("rank", &Context::rank)
         .def_prop_ro("size", &Context::size)
         .def_prop_ro("cores", &Context::cores)
+        .def("set_link_times",
+             [](Context& c, std::vector<std::pair<uint64_t, double>> points) { c.set_link_model({std::move(points)}); })
         .def_prop_ro("control_fd", &Context::control_fd)
         .def("node_of", &Context::node_of)
         .def("connect",
@@ -164,9 +167,9 @@ NB_MODULE(_core, m) {
 
     nb::class_<Group>(m, "Group")
         .def("__init__",
-             [](Group* self, std::shared_ptr<Context> context, std::vector<int> ranks, int64_t ms) {
+             [](Group* self, std::shared_ptr<Context> context, std::vector<int> ranks, int64_t ms, uint32_t algorithm) {
                  nb::gil_scoped_release released;
-                 new (self) Group(std::move(context), std::move(ranks), Deadline::after_ms(ms));
+                 new (self) Group(std::move(context), std::move(ranks), Deadline::after_ms(ms), Algorithm(algorithm));
              })
         .def_prop_ro("ranks", &Group::ranks)
         .def_prop_ro("index", &Group::index)
@@ -174,9 +177,9 @@ NB_MODULE(_core, m) {
         .def("execute",
              [](Group& g, uint32_t kind, uintptr_t input, uintptr_t output, uint64_t count, uint32_t type,
                 uint32_t reduction, int root, std::vector<uint64_t> send_sizes, std::vector<uint64_t> receive_sizes,
-                std::string label, int64_t ms) {
+                std::string label, int64_t ms, uint32_t wire) {
                  g.execute(call_of(kind, input, output, count, type, reduction, root, std::move(send_sizes),
-                                   std::move(receive_sizes), std::move(label), ms));
+                                   std::move(receive_sizes), std::move(label), ms, wire));
              },
              Released())
         .def("send",
@@ -191,10 +194,11 @@ NB_MODULE(_core, m) {
              Released())
         .def("submit", [](Group& g, uint32_t kind, uintptr_t input, uintptr_t output, uint64_t count, uint32_t type,
                           uint32_t reduction, int root, std::vector<uint64_t> send_sizes,
-                          std::vector<uint64_t> receive_sizes, std::string label, int64_t ms) {
+                          std::vector<uint64_t> receive_sizes, std::string label, int64_t ms, uint32_t wire) {
             return g.submit(call_of(kind, input, output, count, type, reduction, root, std::move(send_sizes),
-                                    std::move(receive_sizes), std::move(label), ms));
-        }, Released());
+                                    std::move(receive_sizes), std::move(label), ms, wire));
+        }, Released())
+        .def("measure_links", [](Group& g) { return g.measure_links().points; }, Released());
 
     nb::class_<Letter>(m, "Letter")
         .def("wait", [](Letter& l, int64_t ms) { return l.wait(Deadline::after_ms(ms)); }, Released())
@@ -203,8 +207,9 @@ NB_MODULE(_core, m) {
     nb::class_<Plan>(m, "Plan")
         .def("__init__",
              [](Plan* self, std::shared_ptr<Group> group, uintptr_t data, uint64_t count, uint32_t type,
-                uint32_t reduction, int64_t ms) {
-                 auto call = call_of(uint32_t(Kind::allreduce), 0, data, count, type, reduction, 0, {}, {}, {}, ms);
+                uint32_t reduction, int64_t ms, uint32_t wire) {
+                 auto call = call_of(uint32_t(Kind::allreduce), 0, data, count, type, reduction, 0, {}, {}, {}, ms, wire);
+                 if (call.wire != Wire::same) call.residual = std::make_shared<Residual>();
                  new (self) Plan{std::move(group), std::move(call)};
              })
         .def("run", [](Plan& p) { p.group->execute(p.call); }, Released())

@@ -1,5 +1,6 @@
 // Tests of the core inside one process: ranks are threads, nodes are what their endpoints say. Made for the
 // sanitizers, which see one process only.
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -144,6 +145,116 @@ void collectives(const std::vector<int>& nodes) {
     });
 }
 
+// Every way over several nodes: right where sums are exact, and the same bits on all ranks where they are not.
+void between_nodes(const std::vector<int>& nodes, Algorithm algorithm) {
+    const size_t n = nodes.size();
+    for (uint64_t count : {uint64_t(1), uint64_t(50'000), uint64_t(300'001)}) {
+        std::vector<std::vector<float>> inputs(n), results(n);
+        std::vector<double> exact(count, 0.0);
+        float largest = 0;
+        for (size_t r = 0; r < n; ++r) {
+            std::mt19937 random{unsigned(r)};
+            std::normal_distribution<float> normal;
+            for (uint64_t i = 0; i < count; ++i) inputs[r].push_back(normal(random));
+            for (uint64_t i = 0; i < count; ++i) {
+                exact[i] += double(inputs[r][i]);
+                largest = std::max(largest, std::fabs(inputs[r][i]));
+            }
+        }
+        for (Wire wire : {Wire::same, Wire::bf16, Wire::int8}) {
+            as_ranks(nodes, [&](std::shared_ptr<Context> context) {
+                Group group(context, everyone(*context), Deadline::after_ms(60'000), algorithm);
+                auto me = size_t(context->rank());
+                std::vector<float> whole(count, float(me + 1));
+                group.execute(allreduce_of(whole));
+                CHECK(whole[0] == float(n * (n + 1) / 2) && whole[count - 1] == whole[0]);
+                results[me] = inputs[me];
+                auto call = allreduce_of(results[me]);
+                call.wire = wire;
+                group.execute(call);
+            });
+            // A number is rounded at most once on each rank, and never larger than the sum of all.
+            const double step = wire == Wire::same ? 1e-6 : wire == Wire::bf16 ? 1.0 / 256 : 1.0 / 254;
+            double worst = 0;
+            for (uint64_t i = 0; i < count; ++i) worst = std::max(worst, std::fabs(double(results[0][i]) - exact[i]));
+            CHECK(worst <= 1.01 * step * double(n) * double(n) * double(largest));
+            for (auto& result : results) CHECK(std::memcmp(result.data(), results[0].data(), count * 4) == 0);
+        }
+    }
+}
+
+// What one run loses on the wire the next one adds: the sum over many runs stays as near as that of one.
+void feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
+    constexpr uint64_t count = 70'000;
+    constexpr int runs = 40;
+    as_ranks(nodes, [&](std::shared_ptr<Context> context) {
+        Group group(context, everyone(*context), Deadline::after_ms(60'000), algorithm);
+        const int n = group.size(), me = group.index();
+        auto value = [](int rank, uint64_t i) { return std::sin(float(i * 7 % 1001) + float(rank)); };
+        std::vector<float> data(count);
+        std::vector<double> total(count, 0.0), plain(count, 0.0);
+        auto call = allreduce_of(data);
+        call.wire = wire;
+        for (auto residual : {std::make_shared<Residual>(), std::shared_ptr<Residual>()}) {
+            call.residual = residual;
+            for (int run = 0; run < runs; ++run) {
+                for (uint64_t i = 0; i < count; ++i) data[i] = value(me, i);
+                group.execute(call);
+                for (uint64_t i = 0; i < count; ++i) (residual ? total : plain)[i] += double(data[i]);
+            }
+        }
+        double worst = 0, without = 0;
+        for (uint64_t i = 0; i < count; ++i) {
+            double exact = 0;
+            for (int r = 0; r < n; ++r) exact += double(value(r, i));
+            worst = std::max(worst, std::fabs(total[i] - runs * exact));
+            without = std::max(without, std::fabs(plain[i] - runs * exact));
+        }
+        const double one_run = 1.01 / (wire == Wire::bf16 ? 256 : 254) * n * n;
+        CHECK(worst <= one_run + 1e-4 * runs);
+        CHECK(without > 2 * worst);  // else feedback would do nothing
+        // What is not finite does not stay.
+        data[5] = std::numeric_limits<float>::infinity();
+        call.residual = std::make_shared<Residual>();
+        group.execute(call);
+        CHECK(!std::isfinite(data[5]));
+        std::fill(data.begin(), data.end(), 1.0f);
+        group.execute(call);
+        CHECK(std::isfinite(data[5]) && std::fabs(data[5] - float(n)) < 0.5f * float(n));
+    });
+}
+
+void link_models() {
+    LinkModel model;
+    // One step for few bytes, whatever it carries; and no detour over neighbours for many.
+    CHECK(model.best(3, 64) == Algorithm::direct && model.best(8, 64) == Algorithm::direct);
+    CHECK(model.best(8, 64 << 20) == Algorithm::halving);
+    CHECK(model.best(3, 64 << 20) == Algorithm::ring && model.best(6, 64 << 20) == Algorithm::ring);
+    CHECK(model.microseconds(2 << 20) > 1.9 * model.microseconds(1 << 20));
+    LinkModel slow_start{{{0, 10'000.0}, {1 << 20, 10'001.0}}};
+    CHECK(slow_start.best(7, 1 << 20) == Algorithm::direct);
+    CHECK(slow_start.fingerprint() != model.fingerprint());
+    as_ranks({0, 1, 1, 2}, [](std::shared_ptr<Context> context) {
+        Group group(context, everyone(*context), Deadline::after_ms(60'000));
+        auto measured = group.measure_links();
+        CHECK(measured.points.size() >= 2);
+        for (auto& [bytes, time] : measured.points) CHECK(bytes > 0 && time > 0 && time < 1e12);
+    });
+    // Members that would reduce in different ways are told, and do not wait for each other.
+    for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
+        as_ranks(nodes, [](std::shared_ptr<Context> context) {
+            bool refused = false;
+            try {
+                Group group(context, everyone(*context), Deadline::after_ms(60'000),
+                            context->rank() ? Algorithm::ring : Algorithm::halving);
+            } catch (const Failure& failure) {
+                refused = failure.trouble == Trouble::mismatch || failure.trouble == Trouble::peer_lost;
+            }
+            CHECK(refused);
+        });
+    }
+}
+
 void one_sided(const std::vector<int>& nodes) {
     as_ranks(nodes, [](std::shared_ptr<Context> context) {
         const int n = context->size(), right = (context->rank() + 1) % n;
@@ -238,7 +349,7 @@ void garbage() {
     }
 }
 
-void kernels() {
+void arithmetic() {
     // Halves and brain floats: every value survives, ties go to even.
     for (uint32_t bits = 0; bits < 65536; ++bits) {
         for (Type type : {Type::f16, Type::bf16}) {
@@ -248,6 +359,30 @@ void kernels() {
             reduce(type, Reduction::sum, sources, 1, &destination, 1, 1);
             bool nan = type == Type::f16 ? (bits & 0x7FFF) > 0x7C00 : (bits & 0x7FFF) > 0x7F80;
             if (!nan) CHECK(out == value);
+        }
+    }
+    for (size_t count : {1, 255, 257, 5001}) {
+        std::mt19937 random(3);
+        std::uniform_real_distribution<float> uniform(-3, 3);
+        std::vector<float> values(count), back(count);
+        for (auto& value : values) value = uniform(random);
+        for (Wire wire : {Wire::bf16, Wire::int8}) {
+            std::vector<char> travelling(wire_size(wire, 4, count));
+            std::vector<float> residual(count, 0.0f);
+            carme::kernels().encode(wire, values.data(), residual.data(), travelling.data(), count);
+            carme::kernels().decode(wire, travelling.data(), back.data(), count, false);
+            for (size_t i = 0; i < count; ++i) {
+                float bound = wire == Wire::bf16 ? std::fabs(values[i]) / 256 : 3.0f / 254;
+                CHECK(std::fabs(back[i] - values[i]) <= 1.001f * bound);
+                CHECK(std::fabs(back[i] + residual[i] - values[i]) <= 1e-6f);
+            }
+            carme::kernels().decode(wire, travelling.data(), values.data(), count, true);
+            CHECK(std::fabs(values[count - 1] - 2 * back[count - 1]) <= 0.05f);
+            values[0] = std::numeric_limits<float>::quiet_NaN();
+            carme::kernels().encode(wire, values.data(), nullptr, travelling.data(), count);
+            carme::kernels().decode(wire, travelling.data(), back.data(), count, false);
+            CHECK(std::isnan(back[0]));
+            for (auto& value : values) value = uniform(random);
         }
     }
     for (size_t count : {1, 15, 1024, 5001}) {
@@ -267,9 +402,16 @@ void kernels() {
 }  // namespace
 
 int main() {
-    kernels();
+    arithmetic();
     for (auto& nodes : std::vector<std::vector<int>>{{0}, {0, 0}, {0, 0, 0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1}})
         collectives(nodes);
+    between_nodes({0, 1}, Algorithm::automatic);
+    for (auto& nodes : std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5}, {0, 0, 1, 1, 2, 2}})
+        for (Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::halving, Algorithm::automatic})
+            between_nodes(nodes, algorithm);
+    feedback({0, 1}, Algorithm::automatic, Wire::bf16);
+    for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) feedback({0, 1, 2}, algorithm, Wire::int8);
+    link_models();
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) one_sided(nodes);
     letters();
     garbage();

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.addresses import is_loopback
+from carme_runtime.collectives import links
 from carme_runtime.collectives.core import load
 from carme_runtime.collectives.errors import GaspiError, PeerLost, Timeout, WrongKey
 from carme_runtime.gaspi import handshake
@@ -41,6 +42,7 @@ def join(
     """
     deadline = time.monotonic() + timeout
     context = load().Context(rank, size)
+    links.apply_file(context)
     address = address or own_address(master)
     listener = socket.create_server((address, 0), family=_family(address), backlog=1024)
     try:

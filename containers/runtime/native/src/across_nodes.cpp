@@ -1,0 +1,325 @@
+// Allreduce between nodes: directly, around a ring, or by recursive halving and doubling.
+//
+// Ring: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009. Halving and
+// doubling: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
+#include <algorithm>
+#include <cstring>
+
+#include "group.hpp"
+
+namespace carme {
+namespace {
+
+constexpr uint64_t calibrated_sizes[] = {1 << 10, 16 << 10, 256 << 10, 2 << 20};
+constexpr int calibration_turns = 5;
+constexpr size_t calibrated_distances = 4;
+constexpr uint32_t calibration_tag = 0xCA11B000;
+
+}  // namespace
+
+// A buffer in blocks, and these in pieces: as elements in memory, and as they travel. Where elements travel in fewer
+// bits every rank brings each element to that form at most once, so one place for each piece and one residual for
+// each element do; a result is what all others decode too, so that all ranks have the same bits.
+class Group::Transit {
+public:
+    Transit(const Call& call, bool compressed, char* data, uint64_t count, uint64_t blocks, std::vector<char>& memory)
+        : call_(call), wire_(compressed ? call.wire : Wire::same), element_(size_of(call.type)), data_(data),
+          count_(count), each_((count + blocks - 1) / blocks), in_piece_(piece_bytes / element_),
+          pieces_((each_ + in_piece_ - 1) / in_piece_), room_(wire_size(wire_, element_, in_piece_)) {
+        if (wire_ == Wire::same) return;
+        uint64_t needed = blocks * pieces_ * room_;
+        if (memory.size() < needed) memory.resize(needed);
+        travelling_ = memory.data();
+        if (!call.residual) return;
+        if (call.residual->size() != count) call.residual->assign(count, 0.0f);
+        residual_ = call.residual->data();
+    }
+
+    uint64_t pieces() const { return pieces_; }
+    uint64_t room() const { return room_; }  // bytes of a piece on its way
+    uint64_t size(uint64_t block, uint64_t piece) const { return wire_size(wire_, element_, length(block, piece)); }
+    // Where a piece is sent from, and where a finished one is received.
+    char* at(uint64_t block, uint64_t piece) const {
+        return wire_ == Wire::same ? data_ + begin(block, piece) * element_ : travelling_ + (block * pieces_ + piece) * room_;
+    }
+    // Before a piece is sent.
+    void prepare(uint64_t block, uint64_t piece) const {
+        if (wire_ == Wire::same) return;
+        kernels().encode(wire_, floats(block, piece), residual_ ? residual_ + begin(block, piece) : nullptr,
+                         at(block, piece), length(block, piece));
+    }
+    // After a finished piece has come, or was prepared.
+    void settle(uint64_t block, uint64_t piece) const {
+        if (wire_ != Wire::same)
+            kernels().decode(wire_, at(block, piece), floats(block, piece), length(block, piece), false);
+    }
+    // Adds a piece that has come. `before`: it is of a member before this one.
+    void absorb(uint64_t block, uint64_t piece, const char* came, bool before) const {
+        if (wire_ != Wire::same) {
+            kernels().decode(wire_, came, floats(block, piece), length(block, piece), true);
+            return;
+        }
+        char* mine = at(block, piece);
+        const void* sources[2] = {before ? came : mine, before ? mine : came};
+        void* destination = mine;
+        reduce(call_.type, call_.reduction, sources, 2, &destination, 1, length(block, piece));
+    }
+
+private:
+    uint64_t begin(uint64_t block, uint64_t piece) const {
+        return std::min({block * each_ + piece * in_piece_, (block + 1) * each_, count_});
+    }
+    uint64_t length(uint64_t block, uint64_t piece) const {
+        return std::min({begin(block, piece) + in_piece_, (block + 1) * each_, count_}) - begin(block, piece);
+    }
+    float* floats(uint64_t block, uint64_t piece) const {
+        return reinterpret_cast<float*>(data_) + begin(block, piece);
+    }
+
+    const Call& call_;
+    Wire wire_;
+    uint64_t element_;
+    char* data_;
+    uint64_t count_, each_, in_piece_, pieces_, room_;
+    char* travelling_ = nullptr;
+    float* residual_ = nullptr;
+};
+
+Algorithm Group::choose(size_t nodes, uint64_t count, const Call& call, bool compressed) const {
+    if (count < nodes) return Algorithm::direct;
+    if (algorithm_ != Algorithm::automatic) return algorithm_;
+    const Wire wire = compressed ? call.wire : Wire::same;
+    Algorithm best = context_->link_model().best(nodes, double(wire_size(wire, size_of(call.type), count)));
+    return best == Algorithm::direct && compressed ? Algorithm::ring : best;
+}
+
+void Group::across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call) {
+    const bool compressed = call.wire != Wire::same && count * size_of(call.type) > compressed_from;
+    if (column.size() == 2)
+        return exchange_two(column[size_t(1 - position)], position == 0, data, count, call, compressed);
+    switch (choose(column.size(), count, call, compressed)) {
+        case Algorithm::halving: return halving(column, position, data, count, call, compressed);
+        case Algorithm::ring: return ring(column, position, data, count, call, compressed);
+        default: return exchange_all(column, position, data, count, call);
+    }
+}
+
+// Two nodes send each other everything: as much as a ring would, in one step instead of two.
+void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed) {
+    Transit transit(call, compressed, data, count, 1, travelling_);
+    const uint64_t pieces = transit.pieces(), ahead = std::min<uint64_t>(window, pieces);
+    Links& links = context_->links();
+    const uint32_t check = check_of(call);
+    char* room = scratch(ahead * transit.room());
+    Batch receives(links, pieces), sends(links, pieces);
+    auto place = [&](uint64_t p) { return room + p % ahead * transit.room(); };
+    auto expect = [&](uint64_t p) {
+        links.receive_message(peer, key_, sequence_, uint32_t(p), check, place(p), transit.size(0, p), &receives[p]);
+    };
+    for (uint64_t p = 0; p < ahead; ++p) expect(p);
+    for (uint64_t p = 0; p < pieces; ++p) {
+        transit.prepare(0, p);
+        links.send_message(peer, key_, sequence_, uint32_t(p), check, transit.at(0, p), transit.size(0, p), &sends[p]);
+    }
+    for (uint64_t p = 0; p < pieces; ++p) {
+        finish(receives, p);
+        finish(sends, p);  // the result takes the place of what was sent
+        transit.settle(0, p);
+        transit.absorb(0, p, place(p), !first);
+        if (p + ahead < pieces) expect(p + ahead);
+    }
+}
+
+// Few bytes: everybody sends to everybody, one step.
+void Group::exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call) {
+    const uint64_t bytes = count * size_of(call.type), step = (bytes + 127) / 128 * 128;
+    const size_t m = column.size();
+    Links& links = context_->links();
+    const uint32_t check = check_of(call);
+    char* room = scratch(step * m);
+    Batch receives(links, m), sends(links, m);
+    for (size_t i = 0; i < m; ++i)
+        if (int(i) != position)
+            links.receive_message(column[i], key_, sequence_, 0, check, room + i * step, bytes, &receives[i]);
+    for (size_t i = 0; i < m; ++i)
+        if (int(i) != position) links.send_message(column[i], key_, sequence_, 0, check, data, bytes, &sends[i]);
+    std::vector<const void*> sources(m);
+    for (size_t i = 0; i < m; ++i) {
+        sources[i] = int(i) == position ? data : room + i * step;
+        receives[size_t(position)].state = sends[size_t(position)].state = State::done;
+        finish(receives, i);
+        finish(sends, i);
+    }
+    void* destination = data;
+    reduce(call.type, call.reduction, sources.data(), int(m), &destination, 1, count);
+}
+
+// Blocks travel around in pieces; each is passed on as soon as it is there.
+void Group::ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
+                 bool compressed) {
+    const uint64_t m = column.size(), self = uint64_t(position);
+    const int next = column[(self + 1) % m], previous = column[(self + m - 1) % m];
+    Transit transit(call, compressed, data, count, m, travelling_);
+    Links& links = context_->links();
+    const uint32_t check = check_of(call);
+    const uint64_t pieces = transit.pieces(), steps = 2 * (m - 1);
+    // Block that is received in a step: sums until step m - 2, finished ones after it.
+    auto block_at = [&](uint64_t step) { return (self + 2 * m - 1 - step) % m; };
+    char* room = scratch(2 * pieces * transit.room());
+    auto place = [&](uint64_t step, uint64_t p) { return room + (step % 2 * pieces + p) * transit.room(); };
+    Batch receives(links, size_t(steps * pieces)), sends(links, size_t(steps * pieces));
+    auto expect = [&](uint64_t step) {
+        for (uint64_t p = 0; p < pieces; ++p) {
+            const uint64_t block = block_at(step);
+            links.receive_message(previous, key_, sequence_, uint32_t(step << 16 | p), check,
+                                  step < m - 1 ? place(step, p) : transit.at(block, p), transit.size(block, p),
+                                  &receives[step * pieces + p]);
+        }
+    };
+    auto send = [&](uint64_t step, uint64_t p) {
+        const uint64_t block = (self + 2 * m - step) % m;
+        if (step < m) transit.prepare(block, p);
+        if (step == m - 1) transit.settle(block, p);
+        links.send_message(next, key_, sequence_, uint32_t(step << 16 | p), check, transit.at(block, p),
+                           transit.size(block, p), &sends[step * pieces + p]);
+    };
+    expect(0);
+    for (uint64_t p = 0; p < pieces; ++p) send(0, p);
+    for (uint64_t step = 0; step < steps; ++step) {
+        // A finished block overwrites one whose own sending, m steps before, must be over.
+        if (step + 1 < steps) {
+            if (step + 1 >= m - 1)
+                for (uint64_t p = 0; p < pieces; ++p) finish(sends, (step + 1 - (m - 1)) * pieces + p);
+            expect(step + 1);
+        }
+        for (uint64_t p = 0; p < pieces; ++p) {
+            finish(receives, step * pieces + p);
+            if (step < m - 1) transit.absorb(block_at(step), p, place(step, p), true);
+            else transit.settle(block_at(step), p);
+            if (step + 1 < steps) send(step + 1, p);
+        }
+    }
+    for (uint64_t i = 0; i < steps * pieces; ++i) finish(sends, i);
+}
+
+// Pairs exchange halves of what they still have to reduce, then the other way around what they have. Where the
+// number of nodes is no power of two, some lean on their neighbour.
+void Group::halving(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
+                    bool compressed) {
+    const uint64_t m = column.size(), self = uint64_t(position);
+    uint64_t power = 1;
+    while (power * 2 <= m) power *= 2;
+    const uint64_t leaning = m - power;
+    Transit transit(call, compressed, data, count, power, travelling_);
+    Links& links = context_->links();
+    const uint32_t check = check_of(call);
+    const uint64_t pieces = transit.pieces(), all = power * pieces;
+    uint64_t step = 0;
+    auto tag = [&](uint64_t i) { return uint32_t(step << 26 | i); };
+    auto send = [&](uint64_t to, uint64_t i, Batch& batch, uint64_t place) {
+        links.send_message(column[to], key_, sequence_, tag(i), check, transit.at(i / pieces, i % pieces),
+                           transit.size(i / pieces, i % pieces), &batch[place]);
+    };
+    auto expect = [&](uint64_t from, uint64_t i, Batch& batch, uint64_t place, char* into) {
+        links.receive_message(column[from], key_, sequence_, tag(i), check, into,
+                              transit.size(i / pieces, i % pieces), &batch[place]);
+    };
+    auto finish_all = [&](Batch& batch) {
+        for (size_t i = 0; i < batch.count; ++i) finish(batch, i);
+    };
+    // Sends some pieces and adds others, [begin, end) by number, that the peer sends.
+    auto trade = [&](uint64_t peer, uint64_t begin, uint64_t end, uint64_t send_begin, uint64_t send_end) {
+        const uint64_t number = end - begin, ahead = std::min<uint64_t>(window, number);
+        char* room = scratch(ahead * transit.room());
+        Batch receives(links, number), sends(links, send_end - send_begin);
+        auto place = [&](uint64_t i) { return room + i % ahead * transit.room(); };
+        for (uint64_t i = 0; i < ahead; ++i) expect(peer, begin + i, receives, i, place(i));
+        for (uint64_t i = send_begin; i < send_end; ++i) {
+            transit.prepare(i / pieces, i % pieces);
+            send(peer, i, sends, i - send_begin);
+        }
+        for (uint64_t i = 0; i < number; ++i) {
+            finish(receives, i);
+            transit.absorb((begin + i) / pieces, (begin + i) % pieces, place(i), peer < self);
+            if (i + ahead < number) expect(peer, begin + i + ahead, receives, i + ahead, place(i + ahead));
+        }
+        finish_all(sends);  // finished pieces will take the place of these
+    };
+    auto swap = [&](uint64_t peer, uint64_t begin, uint64_t end, uint64_t send_begin, uint64_t send_end) {
+        Batch receives(links, end - begin), sends(links, send_end - send_begin);
+        for (uint64_t i = begin; i < end; ++i)
+            expect(peer, i, receives, i - begin, transit.at(i / pieces, i % pieces));
+        for (uint64_t i = send_begin; i < send_end; ++i) send(peer, i, sends, i - send_begin);
+        for (uint64_t i = begin; i < end; ++i) {
+            finish(receives, i - begin);
+            transit.settle(i / pieces, i % pieces);
+        }
+        finish_all(sends);
+    };
+    constexpr uint64_t last = 63;  // step in which those that lean get the result
+    if (self < 2 * leaning && self % 2 == 0) {
+        trade(self + 1, 0, 0, 0, all);
+        step = last;
+        return swap(self + 1, 0, all, 0, 0);
+    }
+    if (self < 2 * leaning) trade(self - 1, 0, all, 0, 0);
+    const uint64_t number = self < 2 * leaning ? self / 2 : self - leaning;
+    auto member = [&](uint64_t n) { return n < leaning ? 2 * n + 1 : n + leaning; };
+    for (uint64_t distance = power / 2; distance; distance /= 2) {
+        ++step;
+        const uint64_t kept = number & ~(distance - 1), given = kept ^ distance;
+        trade(member(number ^ distance), kept * pieces, (kept + distance) * pieces, given * pieces,
+              (given + distance) * pieces);
+    }
+    for (uint64_t p = 0; p < pieces; ++p) {
+        transit.prepare(number, p);
+        transit.settle(number, p);
+    }
+    for (uint64_t distance = 1; distance < power; distance *= 2) {
+        ++step;
+        const uint64_t mine = number & ~(distance - 1), theirs = mine ^ distance;
+        swap(member(number ^ distance), theirs * pieces, (theirs + distance) * pieces, mine * pieces,
+             (mine + distance) * pieces);
+    }
+    step = last;
+    if (self < 2 * leaning) swap(self - 1, 0, 0, 0, all);
+}
+
+LinkModel Group::measure_links() {
+    LinkModel model;
+    model.points.clear();
+    if (one_node()) return model;
+    const size_t m = nodes_.size(), sizes = std::size(calibrated_sizes);
+    std::vector<double> slowest(sizes, 0.0);
+    std::vector<char> out(calibrated_sizes[sizes - 1]), in(out.size());
+    Call meeting;
+    execute(meeting);
+    if (my_local_ == 0)
+        for (size_t distance = 1; distance <= std::min(m - 1, calibrated_distances); ++distance) {
+            const int right = nodes_[(size_t(my_node_) + distance) % m][0];
+            const int left = nodes_[(size_t(my_node_) + m - distance) % m][0];
+            for (size_t s = 0; s < sizes; ++s) {
+                double quickest = 1e12;
+                for (int turn = 0; turn < calibration_turns; ++turn) {
+                    const int64_t begin = now_ns();
+                    auto receiving = receive(left, in.data(), calibrated_sizes[s], calibration_tag);
+                    auto sending = send(right, out.data(), calibrated_sizes[s], calibration_tag);
+                    receiving->wait({});
+                    sending->wait({});
+                    quickest = std::min(quickest, double(now_ns() - begin) / 1000);
+                }
+                slowest[s] = std::max(slowest[s], quickest);
+            }
+        }
+    Call agree;
+    agree.kind = Kind::allreduce;
+    agree.buffer = slowest.data();
+    agree.count = sizes;
+    agree.type = Type::f64;
+    agree.reduction = Reduction::maximum;
+    execute(agree);
+    for (size_t s = 0; s < sizes; ++s) model.points.emplace_back(calibrated_sizes[s], slowest[s]);
+    return model;
+}
+
+}  // namespace carme
