@@ -160,9 +160,10 @@ class Batch:
         output = self.site.run(
             *("head", "sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"),
             *(f"--name=session-{name}", f"--user={USER}", "--starttime=now-2hours"),
-            "--format=JobIDRaw,State,End",
+            "--format=JobIDRaw,State,End,Start",
         ).stdout.split("\n")
-        jobs = [line.split("|") for line in output if line]
+        # A job that Slurm lost before it began has a record without a start; the one that followed it counts.
+        jobs = [job for line in output if line and not _never_began(job := line.split("|"))]
         problems = self.results[phase].problems
         if len(jobs) != 1:
             problems.append(f"accounting has {len(jobs)} jobs of it instead of 1: {jobs}")
@@ -188,3 +189,9 @@ class Batch:
             return found.strip() == state
 
         wait_until(f"{job} is {state}", there)
+
+
+def _never_began(job: list[str]) -> bool:
+    """Whether this is the record of a lost job that was closed when the job was submitted again."""
+    _, state, end, start = job
+    return state == "COMPLETED" and end != "Unknown" and start in ("None", "Unknown")

@@ -88,4 +88,4 @@ class Caretaker:
 
     async def _end(self, session: Session) -> None:
         note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.LOST, message=_UNKNOWN)
-        await self._watcher.end(session.job_id, session.owner, note)
+        await self._watcher.end(session.job_id, session.owner, session.name, note)

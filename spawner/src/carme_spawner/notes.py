@@ -24,22 +24,22 @@ class Notes:
         self._log = log
         self._last: dict[int, asyncio.Task[None]] = {}
 
-    def tell(self, job_id: int, user: str, note: SessionNote) -> asyncio.Task[None]:
+    def tell(self, job_id: int, user: str, session: str, note: SessionNote) -> asyncio.Task[None]:
         """Send a note once those before it have arrived; the task is done when the broker has answered."""
-        task = asyncio.create_task(self._send(self._last.get(job_id), job_id, user, note))
+        task = asyncio.create_task(self._send(self._last.get(job_id), job_id, user, session, note))
         self._last[job_id] = task
         task.add_done_callback(lambda done: self._forget(job_id, done))
         return task
 
     async def _send(
-        self, earlier: asyncio.Task[None] | None, job_id: int, user: str, note: SessionNote
+        self, earlier: asyncio.Task[None] | None, job_id: int, user: str, session: str, note: SessionNote
     ) -> None:
         if earlier:
             await asyncio.wait([earlier])
         delay = FIRST_DELAY
         while True:
             try:
-                await self._broker.note(job_id, user, note)
+                await self._broker.note(job_id, user, note, session)
                 return
             except BrokerUnavailable:
                 await asyncio.sleep(delay)

@@ -38,7 +38,7 @@ from carme_spawner.idle import IdleWatch
 from carme_spawner.logins import LoginsHandler
 from carme_spawner.names import server_name
 from carme_spawner.ready import ReadyHandler
-from carme_spawner.watcher import JobWatcher, has_ended
+from carme_spawner.watcher import JobWatcher, has_ended, job_name
 
 # Importing batchspawner installs an API with which a server's own token sets any attribute of its spawner,
 # commands that the hub executes among them. It must not exist; ours take what they name, nothing else.
@@ -59,6 +59,11 @@ LONGEST_WAIT = timedelta(days=7)
 RESERVE = timedelta(days=30)
 #: Seconds that a server gets to answer the hub.
 ANSWER = 5.0
+#: Why a session ended whose job Slurm put back into the queue.
+PUT_BACK = (
+    "Slurm was restarted just after the session had started, and put it back into the queue without its "
+    "server; start it again."
+)
 #: In a note: not idle, nothing threatens.
 NEVER = datetime.fromtimestamp(0, UTC)
 
@@ -145,6 +150,11 @@ class CarmeSpawner(SlurmSpawner):
         return JobWatcher.shared(str(self.settings.broker.socket), self.log)
 
     @property
+    def session_name(self) -> str:
+        """The name of the session, which no other of this user has."""
+        return self.name or "default"
+
+    @property
     def news(self) -> asyncio.Event:
         """Set by the next change of the job, of its session, or of what is known about its server."""
         return self.watcher.hold(int(self.job_id))
@@ -190,7 +200,7 @@ class CarmeSpawner(SlurmSpawner):
     def request(self) -> JobRequest:
         """The job that this server needs. Raises InvalidRequest."""
         return self.options().request(
-            name=f"session-{self.name or 'default'}",
+            name=job_name(self.session_name),
             command=["carme-singleuser"],
             environment=self.get_env(),
             files=self.files,
@@ -263,21 +273,27 @@ class CarmeSpawner(SlurmSpawner):
         Raises:
             CarmeError: The job ended first.
         """
-        job_id, overdue = int(self.job_id), False
+        overdue = False
         while True:
+            self.renumber()
+            job_id = int(self.job_id)
             news, job = self.news, self.watcher.find(job_id)
             if self.address and not (job and has_ended(job)):
                 host, port = self.address
                 self.save_state()
                 return f"https://{server_name(host, self.identity)}:{port}"
             try:
-                job = await self.watcher.look_up(job_id, self.user.name)
+                job = await self.watcher.look_up(job_id, self.user.name, self.session_name)
             except NotFound:
+                if self.renumber():
+                    continue
                 raise CarmeError(
                     f"Slurm does not know the session's job {self.job_id} any more.",
                     "Start the session again.",
                 ) from None
             if job and has_ended(job):
+                if self.renumber():
+                    continue
                 raise await self.death(job)
             if not overdue and job and job.started and datetime.now(UTC) - job.started > LONGEST_START:
                 # Its node may have lost the job without Slurm's knowledge. It may yet report, so it stays.
@@ -285,6 +301,17 @@ class CarmeSpawner(SlurmSpawner):
                 self.log.warning("%s runs as job %s and has not reported", self._log_name, job_id)
                 self.note(server=ServerStatus.UNREACHABLE)
             await self.silence(news)
+
+    def renumber(self) -> bool:
+        """Take up the new number of a job that Slurm had lost and the broker submitted again."""
+        number = self.watcher.successor(int(self.job_id), self.user.name, self.session_name)
+        if number == int(self.job_id):
+            return False
+        self.log.info("%s is now job %s instead of %s", self._log_name, number, self.job_id)
+        self.watcher.release(int(self.job_id))
+        self.job_id = str(number)
+        self.save_state()
+        return True
 
     async def silence(self, event: asyncio.Event) -> None:
         """Wait for news, but not forever: what is unknown is looked up again."""
@@ -314,7 +341,7 @@ class CarmeSpawner(SlurmSpawner):
             return 0
         self.watcher.hold(int(self.job_id))
         try:
-            job = await self.watcher.look_up(int(self.job_id), self.user.name)
+            job = await self.watcher.look_up(int(self.job_id), self.user.name, self.session_name)
         except NotFound:
             return 1
         if job is None or not has_ended(job):
@@ -334,8 +361,16 @@ class CarmeSpawner(SlurmSpawner):
     def _look(self) -> None:
         job = self.watcher.find(int(self.job_id))
         # Without callbacks nobody is there yet to clean up; `add_poll_callback` looks again.
-        if self._callbacks and (job is None or has_ended(job)):
+        if self._callbacks and (job is None or has_ended(job) or job.name != job_name(self.session_name)):
             in_background(asyncio.create_task(self._end_of_job()))
+            return
+        session = self.known_session()
+        if job and job.is_pending and session and session.state is SessionState.LOST:
+            # Slurm was restarted with an old state and would start a second server, of which nobody knows.
+            note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.LOST, message=PUT_BACK)
+            in_background(
+                asyncio.create_task(self.watcher.end(session.job_id, self.user.name, session.name, note))
+            )
 
     async def _end_of_job(self) -> None:
         await self.poll_and_notify()
@@ -379,7 +414,7 @@ class CarmeSpawner(SlurmSpawner):
     async def end(self, job_id: int, ending: Ending, failure: str = "") -> None:
         """Cancel a job, once the broker knows why."""
         note = SessionNote(server=ServerStatus.STOPPING, ending=None if failure else ending, message=failure)
-        await self.watcher.end(job_id, self.user.name, note)
+        await self.watcher.end(job_id, self.user.name, self.session_name, note)
 
     async def progress(self) -> AsyncGenerator[dict[str, Any], None]:
         """Where the start stands, in the broker's words."""
@@ -474,7 +509,7 @@ class CarmeSpawner(SlurmSpawner):
 
     def note(self, **what: Any) -> None:
         """Tell the broker, in the background; the arguments are those of `SessionNote`."""
-        self.watcher.notes.tell(int(self.job_id), self.user.name, SessionNote(**what))
+        self.watcher.notes.tell(int(self.job_id), self.user.name, self.session_name, SessionNote(**what))
 
     # -- what outlives the hub
 

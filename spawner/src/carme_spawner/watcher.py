@@ -28,6 +28,11 @@ def has_ended(job: Job) -> bool:
     return job.is_over or job.state is JobState.COMPLETING
 
 
+def job_name(session: str) -> str:
+    """The name of a session's job."""
+    return f"session-{session}"
+
+
 class JobWatcher:
     """The latest state of every job and session, kept current by the broker's events.
 
@@ -93,16 +98,29 @@ class JobWatcher:
         """The job's latest state, None if nothing is known about it."""
         return self._jobs.get(job_id)
 
+    def successor(self, job_id: int, user: str, session: str) -> int:
+        """The number that the broker got for the job of a session when Slurm had lost it."""
+        told = [one for one in self._sessions.values() if (one.owner, one.name) == (user, session)]
+        return next((one.job_id for one in told if job_id in one.lost_jobs), job_id)
+
     def session(self, job_id: int) -> Session | None:
         """What the broker says about the session of this job, None if it has said nothing."""
         return self._sessions.get(job_id)
 
-    async def look_up(self, job_id: int, user: str) -> Job | None:
-        """The job's latest state; asks the broker about a job that was in no event.
+    async def look_up(self, job_id: int, user: str, session: str) -> Job | None:
+        """The state of a session's job; asks the broker about a job that was in no event.
 
         Raises:
-            NotFound: There never was such a job.
+            NotFound: There never was such a job, or it has another session's number now.
         """
+        job = await self._job(job_id, user)
+        if job is not None and job.name != job_name(session):
+            raise NotFound(
+                f"Job {job_id} is not the one of session {session} any more.", "Start the session again."
+            )
+        return job
+
+    async def _job(self, job_id: int, user: str) -> Job | None:
         if not self._answered.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), FIRST_ANSWER)
@@ -117,12 +135,12 @@ class JobWatcher:
         # An event may have overtaken the answer.
         return self._jobs.setdefault(job_id, job)
 
-    async def end(self, job_id: int, user: str, note: SessionNote) -> None:
-        """Cancel a job, as soon as the broker can be reached and Slurm does it; the note goes ahead."""
-        await self.notes.tell(job_id, user, note)
+    async def end(self, job_id: int, user: str, session: str, note: SessionNote) -> None:
+        """Cancel a session's job, as soon as broker and Slurm can be reached; the note goes ahead."""
+        await self.notes.tell(job_id, user, session, note)
         while True:
             try:
-                await self.broker.cancel(job_id, user)
+                await self.broker.cancel(job_id, user, session)
                 return
             except NotFound:
                 return

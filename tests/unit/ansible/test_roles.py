@@ -49,6 +49,20 @@ def test_every_component_has_packages_on_every_system(family: str) -> None:
     assert wanted | {"ldap", "nfs"} == set(packages)
 
 
+SERVICES = [
+    file
+    for file in sorted((ANSIBLE / "roles").glob("*/templates/*.service.j2"))
+    if "oneshot" not in file.read_text()
+]
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
+def test_a_service_comes_back_however_often_it_is_killed(service: Path) -> None:
+    unit, _, rest = service.read_text().partition("\n[Service]\n")
+    assert "\nStartLimitIntervalSec=0\n" in unit
+    assert "\nRestart=always\n" in rest.partition("\n[Install]\n")[0]
+
+
 def test_only_modules_that_ansible_core_brings_are_used() -> None:
     for file in (ANSIBLE / "roles").glob("*/*/*.yml"):
         if file.parent.name in ("tasks", "handlers"):

@@ -47,6 +47,13 @@ elif name == "squeue":
             print(f"{job['A']:<20}{job.get('exit', 0):<20}")
 elif name == "sacct":
     sys.stdout.write(records("accounting.json", options["format"].split(","), options["delimiter"]))
+elif name == "sacctmgr" and "runawayjobs" in sys.argv:
+    known = {str(job["A"]) for job in jobs}
+    accounts = json.loads((state / "accounting.json").read_text())
+    for record in accounts:
+        if record["State"] in ("PENDING", "RUNNING") and str(record["JobIDRaw"]) not in known:
+            record |= {"State": "COMPLETED", "End": "1795181538"}
+    (state / "accounting.json").write_text(json.dumps(accounts))
 elif name == "sacctmgr":
     number, text = sys.argv[-3].removeprefix("jobid="), sys.argv[-1].removeprefix("AdminComment=")
     accounted = json.loads((state / "accounting.json").read_text())
@@ -75,7 +82,12 @@ elif name == "sbatch":
     number = 100 + len(jobs)
     job = {"A": number, "j": options["job-name"], "u": os.environ["USER"], "P": options["partition"]}
     job |= {"T": "PENDING", "r": "Resources", "D": options["nodes"], "b": options.get("gres", "N/A")}
-    job |= {"C": options["cpus-per-task"], "m": options["mem"], "l": "1:00:00", "V": "1795181538"}
+    job |= {
+        "C": options["cpus-per-task"],
+        "m": options["mem"],
+        "l": f"{options['time']}:00",
+        "V": "1795181538",
+    }
     (state / "jobs.json").write_text(json.dumps([*jobs, job | {"k": options["comment"]}]))
     print(f"{number};carme")
 elif name == "sinfo":

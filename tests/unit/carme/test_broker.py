@@ -395,7 +395,8 @@ async def test_a_job_that_vanishes_has_an_end(site: Any, accounted: bool) -> Non
     site.slurm.jobs = [RUNNING]
     await until(lambda: jobs_of(site.client))
     if accounted:
-        site.slurm.account({"JobIDRaw": 7, "User": "ada", "State": "TIMEOUT", "ExitCode": "0:0"})
+        ended = {"State": "TIMEOUT", "ExitCode": "0:0", "Start": "1795181538"}
+        site.slurm.account({"JobIDRaw": 7, "User": "ada", "JobName": RUNNING["j"]} | ended)
     cursor = (await site.client.events()).cursor
     site.slurm.jobs = []
     (job,) = (await site.client.events(cursor, wait=30)).jobs

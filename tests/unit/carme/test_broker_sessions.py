@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from carme.broker import BrokerClient
+from carme.broker import BrokerClient, watch
 from carme.broker.estimates import JUDGED, Estimates
 from carme.broker.feed import Feed
 from carme.broker.sessions import KEPT, KEPT_OF_USER, SessionBook, first_node
@@ -325,6 +325,173 @@ async def test_what_did_not_take_the_place_is_not_blamed(site: Any, other: dict[
     site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 9, "j": "session-s9"}]
     await reaches(site, SessionState.STARTING, "s9")
     assert "in favour of one with a higher priority" in (await site.client.session("s1")).sentence
+
+
+# What Slurm loses when it is killed
+
+
+def recorded(job_id: int, state: str, **known: str) -> dict[str, Any]:
+    """A job of the session s1 in the accounting."""
+    return {"JobIDRaw": job_id, "User": "ada", "JobName": "session-s1", "State": state} | known
+
+
+async def submitted(site: Any, order: JobRequest) -> int:
+    """The number of the session's job, which waits and which Slurm has shown."""
+    site.act("hub", trusted=True)
+    job_id = await site.client.submit(order, user="ada")
+    await shown(site)
+    return job_id
+
+
+def closings(site: Any) -> list[Any]:
+    """The times that the broker closed the records of lost jobs."""
+    return [call for call in site.slurm.calls("sacctmgr") if "runawayjobs" in call["arguments"]]
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Wait for what the next polls bring; the test's own time limit ends it otherwise."""
+    while not (result := await condition()):  # noqa: ASYNC110 - what changes is outside
+        await asyncio.sleep(0.02)
+    return result
+
+
+async def called(site: Any, program: str, times: int = 1) -> None:
+    """The broker has run one of Slurm's programs so often."""
+
+    async def enough() -> bool:
+        return len(site.slurm.calls(program)) >= times
+
+    await until(enough)
+
+
+async def resubmitted(site: Any) -> Session:
+    """The session, once its job was submitted again."""
+
+    async def again() -> Session | None:
+        session = await site.client.session("s1")
+        return session if session.lost_jobs else None
+
+    return await until(again)
+
+
+async def shown(site: Any) -> None:
+    """The broker has looked at Slurm as it is now."""
+    looks = len(site.slurm.calls("squeue"))
+    site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 900 + looks, "j": "other", "k": "", "T": "PENDING"}]
+
+    async def seen() -> bool:
+        return 900 + looks in [job.id for job in await site.client.jobs()]
+
+    await until(seen)
+
+
+async def test_a_waiting_session_that_slurm_lost_is_submitted_again_once(
+    site: Any, order: JobRequest
+) -> None:
+    lost = await submitted(site, order)
+    site.slurm.account(recorded(lost, "PENDING"))
+    batch = await site.client.events()
+    site.slurm.jobs = [JOB | {"A": 50 + number, "j": "other", "k": ""} for number in range(5)]
+    sessions = [one for one in batch.sessions if one.name == "s1"]
+    while sessions[-1].job_id == lost:
+        batch = await site.client.events(batch.cursor, wait=30)
+        sessions += [one for one in batch.sessions if one.name == "s1"]
+    assert {one.state for one in sessions} == {SessionState.QUEUED}
+    assert (sessions[-1].job_id, sessions[-1].lost_jobs) == (105, (lost,))
+    assert "was submitted again" in sessions[-1].sentence
+    await shown(site)
+    first, second = site.slurm.calls("sbatch")
+    assert first["uid"] == second["uid"]
+    assert first["arguments"] == second["arguments"]
+    assert second["stdin"] == first["stdin"].replace(' "$PWD"', ' --submission 2 "$PWD"')
+    assert len(closings(site)) == 1
+    assert [one.job_id for one in await site.client.sessions(active=False)] == [105]
+    # Whoever has not heard of the new number means the session all the same.
+    site.slurm.account()
+    await site.client.note(lost, "ada", SessionNote(server=ServerStatus.STARTING), session="s1")
+    await site.client.cancel(lost, user="ada", session="s1")
+    assert (await reaches(site, SessionState.ENDED)).ending is Ending.STOPPED
+    assert [call["arguments"] for call in site.slurm.calls("scancel")] == [["105"]]
+
+
+async def test_a_broker_that_was_restarted_submits_a_lost_session_again(
+    start: Callable[[], Any], slurm: Any, order: JobRequest
+) -> None:
+    async with start() as site:
+        lost = await submitted(site, order)
+    slurm.account(recorded(lost, "PENDING"))
+    slurm.jobs = []
+    async with start() as site:
+        site.act("hub", trusted=True)
+        assert (await resubmitted(site)).state is SessionState.QUEUED
+
+
+async def test_a_lost_session_waits_for_the_accounting(site: Any, order: JobRequest) -> None:
+    lost = await submitted(site, order)
+    site.slurm.account(recorded(lost, "PENDING"))
+    for program in ("sacct", "sacctmgr"):
+        site.slurm.fail(program, f"{program}: error: slurm_persist_conn_open: Connection refused")
+    site.slurm.jobs = []
+    await called(site, "sacct")
+    await shown(site)
+    assert (await site.client.session("s1")).state is SessionState.QUEUED
+    site.slurm.heal("sacct")
+    await until(lambda: asyncio.to_thread(closings, site))
+    assert len(site.slurm.calls("sbatch")) == 1
+    # Somebody else closes the record: it is that of a lost job as before.
+    site.slurm.account(recorded(lost, "COMPLETED", Start="None", End="1795181538"))
+    site.slurm.heal("sacctmgr")
+    assert (await resubmitted(site)).state is SessionState.QUEUED
+
+
+async def test_a_lost_session_that_was_to_end_ends(site: Any, order: JobRequest) -> None:
+    lost = await submitted(site, order)
+    site.slurm.account(recorded(lost, "PENDING"))
+    await site.client.note(lost, "ada", SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED))
+    site.slurm.jobs = []
+    assert (await reaches(site, SessionState.ENDED)).ending is Ending.STOPPED
+    assert len(site.slurm.calls("sbatch")) == 1
+    assert closings(site)
+
+
+async def test_a_session_that_was_lost_after_it_had_begun_ends(site: Any, order: JobRequest) -> None:
+    lost = await submitted(site, order)
+    site.slurm.account(recorded(lost, "RUNNING", Start="1795181538"))
+    site.slurm.jobs = []
+    assert (await reaches(site, SessionState.ENDED)).ending is Ending.LOST
+    assert len(site.slurm.calls("sbatch")) == 1
+    assert closings(site)
+
+
+async def test_a_session_whose_number_another_job_gets_is_lost(site: Any, order: JobRequest) -> None:
+    lost = await submitted(site, order)
+    site.slurm.account(recorded(lost, "PENDING"))
+    site.slurm.jobs = [JOB | {"A": lost, "j": "session-s2", "k": JOB["k"].replace(KEY, "1" * 32)}]
+    assert (await reaches(site, SessionState.STARTING, "s2")).job_id == lost
+    for ask in (
+        lambda: site.client.cancel(lost, user="ada", session="s1"),
+        lambda: site.client.note(lost, "ada", READY, session="s1"),
+    ):
+        with pytest.raises(NotFound, match="no session 's1'"):
+            await ask()
+    # Slurm closes records by number: not while that one is in use.
+    assert (site.slurm.calls("scancel"), closings(site)) == ([], [])
+    site.slurm.jobs = [site.slurm.jobs[0] | {"T": "COMPLETED"}]
+    await until(lambda: asyncio.to_thread(closings, site))
+
+
+async def test_a_job_whose_cancellation_slurm_lost_is_cancelled_again(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "CANCEL_AGAIN_SECONDS", 0.2)
+    site.slurm.jobs = [JOB, JOB | {"A": 8, "j": "session-s2"}]
+    await reaches(site, SessionState.STARTING, "s2")
+    await site.client.cancel(7)
+    assert (await reaches(site, SessionState.ENDED)).ending is Ending.STOPPED
+    site.slurm.jobs = [JOB, JOB | {"A": 8, "j": "session-s2"}]
+    await called(site, "scancel", 2)
+    assert [call["arguments"] for call in site.slurm.calls("scancel")] == [["7"], ["7"]]
+    assert (await site.client.session("s2")).state is SessionState.STARTING
 
 
 # What is kept

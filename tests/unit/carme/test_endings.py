@@ -72,6 +72,7 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
         ({"state": JobState.FAILED, "exit_code": 0, "signal": 9}, True, Ending.DIED, ["signal 9", "log"]),
         ({"state": JobState.FAILED, "signal": 53}, False, Ending.HOME_NOT_WRITABLE, ["home", "n1"]),
         ({"state": JobState.FAILED, "reason": FORGOTTEN}, True, Ending.LOST, ["forgotten"]),
+        ({"state": JobState.FAILED, "exit_code": Exit.BEGUN_BEFORE}, False, Ending.LOST, ["restarted"]),
         (
             {"state": JobState.FAILED, "exit_code": Exit.IMAGE_MISSING},
             False,

@@ -73,21 +73,21 @@ class Node:
         spec |= {"gpu_type": "a100", "workdir": None, "binds": ["/usr", "/nowhere"], **values}
         (self.key / "spec.json").write_text(json.dumps(spec))
 
-    def start(self) -> "subprocess.Popen[str]":
+    def start(self, *options: str) -> "subprocess.Popen[str]":
         # The host's own name may stand for 127.x only.
         program = (
             "import sys; from carme.launch import job as launch; "
             "launch.address_of = lambda node: '10.0.0.1'; "
             "launch.GRACE_SECONDS = 0.2; launch.STOP_SECONDS = 1; "
-            f"sys.exit(launch.main([{str(self.key)!r}]))"
+            f"sys.exit(launch.main({[*options, str(self.key)]!r}))"
         )
         return subprocess.Popen(
             [sys.executable, "-c", program], env=self.environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self) -> tuple[int, str, str]:
-        process = self.start()
+    def run(self, *options: str) -> tuple[int, str, str]:
+        process = self.start(*options)
         output, errors = process.communicate()
         return process.returncode, output, errors
 
@@ -112,6 +112,16 @@ def test_a_command_without_an_image(node: Node) -> None:
     assert environment["TOKEN"] == "t"
     assert "SLURM_EXPORT_ENV" not in environment  # else the job's own steps would lose their PATH
     assert not (node.folder / "x").exists()
+
+
+def test_of_all_submissions_only_one_begins(node: Node) -> None:
+    node.spec(command=["sh", "-c", "echo began"])
+    for _ in range(2):  # Slurm may start one submission again, once it has ended the first try
+        assert node.run("--submission", "2")[:2] == (0, "began\n")
+    for late in ([], ["--submission", "3"]):
+        code, output, errors = node.run(*late)
+        assert (code, output) == (Exit.BEGUN_BEFORE, "")
+        assert "does not begin again" in errors
 
 
 def test_a_container_on_one_node(node: Node) -> None:

@@ -50,7 +50,9 @@ class FakeBroker:
         self.told_before_cancel: Ending | None = None
         self.processes: dict[int, asyncio.subprocess.Process] = {}
         self.cancelled: list[int] = []
+        self.meant: list[tuple[int, str | None]] = []  # jobs noted or cancelled, and for which session
         self.version = 0
+        self.everything = False  # events tell the full picture
         self.news = asyncio.Condition()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.server: asyncio.Server | None = None
@@ -96,11 +98,14 @@ class FakeBroker:
         match request:
             case protocol.Submit():
                 return await self.submit(request)
-            case protocol.Note(job_id=job_id, note=note):
+            case protocol.Note(job_id=job_id, note=note, session=session):
+                self.meant.append((job_id, session))
                 self.notes.append((job_id, note))
-                self.facts[job_id] = noted(self.facts[job_id], note)
+                facts = noted(self.facts[job_id], note)
+                self.facts[job_id] = facts.model_copy(update={"state": session_of(facts).state})
                 await self.tell()
-            case protocol.Cancel(job_id=job_id):
+            case protocol.Cancel(job_id=job_id, session=session):
+                self.meant.append((job_id, session))
                 self.cancelled.append(job_id)
                 self.told_before_cancel = self.facts[job_id].ending
                 await self.finish(job_id, JobState.CANCELLED)
@@ -117,7 +122,7 @@ class FakeBroker:
                     jobs=list(self.jobs.values()),
                     sessions=[self.session(job_id) for job_id in self.jobs],
                     cursor=str(self.version),
-                    complete=cursor is None,
+                    complete=cursor is None or self.everything,
                 )
             case protocol.Extend(job_id=job_id, minutes=minutes):
                 if self.refuse:
@@ -205,6 +210,17 @@ class FakeBroker:
         self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
         facts = seen(self.facts[job_id], self.jobs[job_id], datetime.now(UTC))
         self.facts[job_id] = facts.model_copy(update={"state": session_of(facts).state})
+        await self.tell()
+
+    async def lose(self, job_id: int, number: int) -> None:
+        """Slurm loses a job that waits, and takes it again under another number."""
+        job = self.jobs.pop(job_id).model_copy(update={"id": number})
+        facts = self.facts.pop(job_id)
+        self.jobs[number] = job
+        self.facts[number] = facts.model_copy(update={"job": job, "lost_jobs": (job_id,)})
+        self.requests[number] = self.requests.pop(job_id)
+        self.folder(job_id).rename(self.folder(number))
+        self.everything = True
         await self.tell()
 
     async def tell(self) -> None:

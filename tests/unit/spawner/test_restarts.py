@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from carme.jobs import JobState
+from carme.sessions import Ending
 from carme_spawner import caretaker
 
 from .conftest import FAKE_SESSION, TOKEN, Site, eventually
@@ -119,6 +120,38 @@ async def test_a_hub_that_is_ended_answers_first(site: Site, monkeypatch: pytest
     site.broker.answering.set()
     await site.down()
     assert len(site.broker.requests) == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_session_whose_job_got_another_number_goes_on(site: Site, restarted: bool) -> None:
+    site.broker.command = None
+    await site.start()
+    if restarted:
+        await site.down()
+    await site.broker.lose(100, 107)
+    if restarted:
+        await site.up()
+    await site.broker.run(107, FAKE_SESSION)
+    await eventually(site.is_ready, "the server is ready")
+    await site.api("DELETE", "users/ada/servers/s1")
+    await eventually(lambda: site.broker.cancelled == [107], "the job is cancelled")
+
+
+async def test_a_session_whose_number_is_another_jobs_ends_and_leaves_that_alone(site: Site) -> None:
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    await site.broker.change(100, name="session-s2")
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "its end is noticed")
+    assert {session for _, session in site.broker.meant} == {"s1"}
+
+
+async def test_a_session_that_slurm_put_back_into_the_queue_ends(site: Site) -> None:
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    await site.broker.change(100, state=JobState.PENDING, node_list="", started=None)
+    await eventually(lambda: site.broker.cancelled == [100], "the job is cancelled")
+    session = site.broker.session(100)
+    assert (session.ending, "put it back" in session.sentence) == (Ending.LOST, True)
 
 
 async def test_a_hub_that_ends_between_report_and_route_opens_the_route_later(site: Site) -> None:

@@ -92,9 +92,9 @@ class BrokerClient:
         """When the job would start, without starting it."""
         return self._ask(protocol.TestStart, request=request, user=user)
 
-    def cancel(self, job_id: int, user: str | None = None) -> None:
-        """End a job; one that is over already is left as it is."""
-        self._ask(protocol.Cancel, job_id=job_id, user=user)
+    def cancel(self, job_id: int, user: str | None = None, session: str | None = None) -> None:
+        """End a job; one that is over already is left as it is. `session`: the name of the one it serves."""
+        self._ask(protocol.Cancel, job_id=job_id, user=user, session=session)
 
     def extend(self, job_id: int, minutes: int, user: str | None = None) -> Extension:
         """Give a running job more time; InvalidRequest says why not, and how much more there is."""
@@ -140,9 +140,9 @@ class BrokerClient:
         """The newest session of this name."""
         return self._ask(protocol.GetSession, name=name, user=user)
 
-    def note(self, job_id: int, user: str, note: SessionNote) -> None:
-        """For services: what the hub knows about a user's session."""
-        self._ask(protocol.Note, job_id=job_id, user=user, note=note)
+    def note(self, job_id: int, user: str, note: SessionNote, session: str | None = None) -> None:
+        """For services: what the hub knows about a user's session; `session`: its name."""
+        self._ask(protocol.Note, job_id=job_id, user=user, note=note, session=session)
 
     def _ask(self, kind: Callable[..., protocol.Request], **values: Any) -> Any:
         request = _request(kind, values)
@@ -174,9 +174,9 @@ class AsyncBrokerClient:
         """When the job would start, without starting it."""
         return await self._ask(protocol.TestStart, request=request, user=user)
 
-    async def cancel(self, job_id: int, user: str | None = None) -> None:
-        """End a job; one that is over already is left as it is."""
-        await self._ask(protocol.Cancel, job_id=job_id, user=user)
+    async def cancel(self, job_id: int, user: str | None = None, session: str | None = None) -> None:
+        """End a job; one that is over already is left as it is. `session`: the name of the one it serves."""
+        await self._ask(protocol.Cancel, job_id=job_id, user=user, session=session)
 
     async def extend(self, job_id: int, minutes: int, user: str | None = None) -> Extension:
         """Give a running job more time; InvalidRequest says why not, and how much more there is."""
@@ -226,9 +226,9 @@ class AsyncBrokerClient:
         """The newest session of this name."""
         return await self._ask(protocol.GetSession, name=name, user=user)
 
-    async def note(self, job_id: int, user: str, note: SessionNote) -> None:
-        """For services: what the hub knows about a user's session."""
-        await self._ask(protocol.Note, job_id=job_id, user=user, note=note)
+    async def note(self, job_id: int, user: str, note: SessionNote, session: str | None = None) -> None:
+        """For services: what the hub knows about a user's session; `session`: its name."""
+        await self._ask(protocol.Note, job_id=job_id, user=user, note=note, session=session)
 
     async def _ask(self, kind: Callable[..., protocol.Request], **values: Any) -> Any:
         request = _request(kind, values)

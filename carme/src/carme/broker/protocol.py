@@ -46,6 +46,8 @@ MAXIMUM_LINE = 1 << 20  # bytes of a request with its line end; answers may be l
 MAXIMUM_WAIT = 60.0  # seconds that `events` waits at most
 
 User = Annotated[str | None, Field(min_length=1, max_length=256)]
+#: The session whose job is meant: after a crash of Slurm it may have another number.
+SessionName = Annotated[str | None, Field(min_length=1, max_length=64)]
 
 
 class LogPart(BaseModel):
@@ -97,6 +99,7 @@ class Cancel(_Asked):
     method: Literal["cancel"] = "cancel"
     job_id: int = Field(ge=1)
     user: User = None
+    session: SessionName = None
 
 
 class Extend(_Asked):
@@ -181,6 +184,7 @@ class Note(_Asked):
     job_id: int = Field(ge=1)
     user: str = Field(min_length=1, max_length=256)
     note: SessionNote
+    session: SessionName = None
 
 
 Request = (

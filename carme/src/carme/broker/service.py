@@ -137,7 +137,7 @@ class Broker:
             case protocol.TestStart():
                 return await self._test(peer, request.request, request.user)
             case protocol.Cancel():
-                return await self._cancel(peer, request.job_id, request.user)
+                return await self._cancel(peer, request.job_id, request.user, request.session)
             case protocol.Extend():
                 return await self._extend(peer, request)
             case protocol.GetJob():
@@ -240,7 +240,10 @@ class Broker:
             },
         )
 
-    async def _cancel(self, peer: Peer, job_id: int, user: str | None) -> None:
+    async def _cancel(self, peer: Peer, job_id: int, user: str | None, session: str | None) -> None:
+        if session is not None:
+            account = await acting_for(peer, user, self._settings)
+            job_id = self._book.job_of(job_id, account and account.name, session)
         job = await self._job(peer, job_id, user)
         if job.is_over:
             return
@@ -253,6 +256,7 @@ class Broker:
             by_admin = peer.account.uid == 0 and user is None
             ending = Ending.CANCELLED_BY_ADMIN if by_admin else Ending.STOPPED
             with self._book.cancelling(job_id, ending):
+                self._watch.unwanted(job_id)
                 async with self._programs.take(owner.uid):
                     await self._slurm.cancel(job_id, owner)
         except CarmeError as error:
@@ -344,7 +348,8 @@ class Broker:
                 f"{peer.account.name} may not note anything about sessions; the site's services do.",
                 "See your sessions with 'carme session list'.",
             )
-        self._book.note(request.job_id, request.user, request.note)
+        job_id = self._book.job_of(request.job_id, request.user, request.session)
+        self._book.note(job_id, request.user, request.note)
         await self._feed.tell()
         await self._book.save()
         if request.note.ending:

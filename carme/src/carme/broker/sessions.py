@@ -107,8 +107,61 @@ class SessionBook:
 
     def submitted(self, job: Job) -> None:
         """A job that Slurm has just taken."""
-        if session_name(job) and job.id not in self._entries:
-            self._put(Facts(job=job, submitted_seen=self._clock()))
+        if not session_name(job):
+            return
+        entry = self._entries.get(job.id)
+        known = entry.facts if entry and same(entry.facts.job, job) else Facts(job=job)
+        self._put(known.model_copy(update={"submitted_seen": known.submitted_seen or self._clock()}))
+
+    def moved(self, old: Job, new: Job) -> None:
+        """A session's job that Slurm had lost, and has taken again, maybe under another number."""
+        if entry := self._entries.get(old.id):
+            lost = (*entry.facts.lost_jobs, old.id)
+            known = {"job": new, "lost_jobs": lost, "submitted_seen": self._clock()}
+            if new.id != old.id:
+                self.displaced(old)
+                self._entries.pop(new.id, None)  # of one that ended
+            self._put(entry.facts.model_copy(update=known))
+
+    def displaced(self, job: Job) -> None:
+        """Slurm has lost this job, and its number is free for another one."""
+        entry = self._entries.get(job.id)
+        if entry is not None and same(entry.facts.job, job):
+            del self._entries[job.id]
+            self._forgotten.add(job.id)
+            # No change can tell that it is gone: who asks next gets the full picture, without it.
+            self._feed.forget(self._feed.number())
+
+    def job_of(self, job_id: int, user: str | None, session: str | None) -> int:
+        """The number of the job that a service means, as a session's job may have got another one.
+
+        Args:
+            user: The session's owner; None for anybody.
+            session: The session's name; None when the number alone counts.
+
+        Raises:
+            NotFound: The user has no such session.
+        """
+        entry = self._entries.get(job_id)
+        meant = entry is not None and entry.session.name == session and user in (None, entry.session.owner)
+        if session is None or meant:
+            return job_id
+        return self.session(session, user).job_id
+
+    def is_own(self, job: Job) -> bool:
+        """Whether the broker submitted this session's job itself."""
+        entry = self._entries.get(job.id)
+        return entry is not None and same(entry.facts.job, job) and entry.facts.submitted_seen is not None
+
+    def submissions(self, job: Job) -> int:
+        """How often a session's job has been submitted."""
+        entry = self._entries.get(job.id)
+        return 1 + len(entry.facts.lost_jobs) if entry else 1
+
+    def is_unwanted(self, job: Job) -> bool:
+        """Whether the session of this job is over or meant to end."""
+        entry = self._entries.get(job.id)
+        return entry is not None and same(entry.facts.job, job) and entry.facts.is_unwanted
 
     def observe(self, jobs: Sequence[Job], cluster: Cluster | None) -> None:
         """Take in what Slurm shows now: jobs of all users and kinds, and nodes."""
@@ -121,7 +174,7 @@ class SessionBook:
             entry = self._entries.get(job.id)
             reachable = not silent or first_node(job.node_list) not in silent
             outlook = outlook_of(job, place[job.id], share, record, now) if job.id in place else None
-            if entry is None or not _same(entry.facts.job, job):
+            if entry is None or not same(entry.facts.job, job):
                 # Slurm begins again at the first number when it has used up its numbers.
                 self._put(seen(Facts(job=job), job, now), reachable, outlook)
             elif (entry.facts.job, entry.reachable, entry.outlook) != (job, reachable, outlook):
@@ -177,7 +230,8 @@ class SessionBook:
     async def save(self) -> None:
         """Keep what has changed. Returns when it would survive the broker's end."""
         sessions = [self._entries[job_id].facts for job_id in self._unsaved if job_id in self._entries]
-        changes = Changes(sessions, list(self._forgotten), *self.estimates.take())
+        forgotten = [job_id for job_id in self._forgotten if job_id not in self._entries]
+        changes = Changes(sessions, forgotten, *self.estimates.take())
         self._unsaved.clear()
         self._forgotten.clear()
         await self._store.write(changes)
@@ -225,7 +279,8 @@ class SessionBook:
             self._unsaved.add(facts.job.id)
 
 
-def _same(old: Job, new: Job) -> bool:
+def same(old: Job, new: Job) -> bool:
+    """Whether two pictures show the same job: Slurm may give a number again."""
     return (old.user, old.name, old.key) == (new.user, new.name, new.key)
 
 

@@ -12,7 +12,7 @@ from carme.broker.aftermath import Aftermaths
 from carme.broker.feed import Feed
 from carme.broker.overview import JobFigures, Overview
 from carme.broker.preemptions import Preemptions
-from carme.broker.sessions import SessionBook
+from carme.broker.sessions import SessionBook, same
 from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Licence, Phase, Reservation
@@ -35,6 +35,12 @@ CALM_TIMES = 4
 # A job whose processes have ended is over within moments; for so many seconds it is looked at more often.
 ENDING_SECONDS = 1.5
 POLL_SECONDS_ENDING = 0.3
+
+# Slurm saves its state some seconds late. When it is killed, the last moments are lost: jobs that it had just
+# taken, and that a job was cancelled.
+CANCEL_AGAIN_SECONDS = 3.0  # for which a job may live on although its session is over or is to end
+LOST_SECONDS = 30.0  # for which the accounting gets a chance to say what became of a job that vanished
+CLOSE_AGAIN_SECONDS = 5.0
 
 
 @dataclass
@@ -78,6 +84,11 @@ class Watch:
         self._failure: CarmeError | None = None
         self._seen = False
         self._abandoned: dict[str, UnixAccount] = {}
+        self._missing: dict[int, float] = {}  # jobs that vanished, and when that was seen first
+        self._unwanted: set[int] = set()  # jobs that somebody asked to cancel
+        self._living: dict[int, float] = {}  # jobs that ought to have ended, and since when or last cancelled
+        self._unclosed: set[int] = set()  # lost jobs whose records in the accounting have no end
+        self._close_due = -math.inf
         self._wanted = asyncio.Event()
 
     def jobs(self) -> list[Job]:
@@ -124,12 +135,20 @@ class Watch:
 
     async def add(self, job: Job) -> None:
         """Show a job that was just submitted before the next poll does."""
-        if job.id not in self._entries:
+        old = self._entries.get(job.id)
+        if old is None or not same(old.job, job):  # else a poll was faster
+            if old is not None:
+                self._displace(old.job)
             self._entries[job.id] = _Entry(job, self._feed.number(), self._polls)
-            self._book.submitted(job)
-            await self._feed.tell()
-            await self._book.save()
+        self._unwanted.discard(job.id)
+        self._book.submitted(job)
+        await self._feed.tell()
+        await self._book.save()
         self.hurry()
+
+    def unwanted(self, job_id: int) -> None:
+        """Somebody cancels this job: should Slurm lose it, it is not to come back."""
+        self._unwanted.add(job_id)
 
     def abandon(self, key: str, owner: UnixAccount) -> None:
         """Cancel the job with this key should it turn up: its submission got no answer."""
@@ -187,6 +206,8 @@ class Watch:
             self._cluster_due = min(self._cluster_due, self._cluster_seen + CLUSTER_AT_MOST_EVERY)
         await self._show()
         await self._cancel_abandoned(found)
+        await self._cancel_again(found)
+        await self._close_lost()
         if time.monotonic() >= self._cluster_due:
             self._cluster = await self._slurm.cluster()
             self._cluster_seen = time.monotonic()
@@ -218,6 +239,45 @@ class Watch:
                 await self._slurm.cancel(job.id, owner)
                 del self._abandoned[job.key or ""]
 
+    async def _cancel_again(self, found: list[Job]) -> None:
+        """Cancel what lives on although its session is over or was cancelled: Slurm did not keep that."""
+        now = time.monotonic()
+        alive = [job for job in found if job.is_pending or job.is_running]
+        living = [job for job in alive if self._book.is_unwanted(job)]
+        self._living = {job.id: self._living.get(job.id, now) for job in living}
+        for job in living:
+            if now < self._living[job.id] + CANCEL_AGAIN_SECONDS:
+                continue
+            self._living[job.id] = now
+            _log.warning("Job %s is cancelled again: Slurm has lost its cancellation.", job.id)
+            try:
+                await self._slurm.cancel(job.id, await asyncio.to_thread(UnixAccount.named, job.user))
+            except CarmeError as error:
+                _log.warning("Job %s is not cancelled: %s", job.id, error)
+
+    async def _close_lost(self) -> bool:
+        """Give the records of lost jobs in the accounting an end; whether none is left without."""
+        active = {job.id for job in self._found if job.is_active}
+        # Slurm closes by number: not while another job has the number of a lost one.
+        if not self._unclosed or self._unclosed & active or time.monotonic() < self._close_due:
+            return not self._unclosed
+        self._close_due = time.monotonic() + CLOSE_AGAIN_SECONDS
+        try:
+            await self._slurm.close_lost()
+        except CarmeError as error:
+            _log.warning("What Slurm lost has no end in the accounting yet: %s", error)
+            return False
+        _log.info("Jobs that Slurm lost have got an end in the accounting: %s.", sorted(self._unclosed))
+        self._unclosed.clear()
+        return True
+
+    def _displace(self, job: Job) -> None:
+        """Another job has the number of this one."""
+        if job.is_active:
+            _log.warning("Slurm has lost job %s, and has given its number to another one.", job.id)
+            self._unclosed.add(job.id)
+            self._book.displaced(job)
+
     def _pause(self) -> float:
         """Seconds until the next poll."""
         now = time.monotonic()
@@ -246,15 +306,25 @@ class Watch:
         jobs |= await self._aftermaths.complete(jobs.values())
         jobs |= await self._preemptions.complete(jobs.values())
         jobs |= await self._waiting.complete(jobs.values(), self._cluster)
-        for job_id in [
-            key for key, entry in self._entries.items() if key not in jobs and entry.poll < number
-        ]:
-            job = self._entries[job_id].job
-            if job.is_over:
-                entry = self._entries.pop(job_id)
+        for job in found:
+            if (old := self._entries.get(job.id)) and not same(old.job, job):
+                self._displace(old.job)
+                del self._entries[job.id]
+        gone = [key for key, entry in self._entries.items() if key not in jobs and entry.poll < number]
+        now = time.monotonic()
+        self._missing = {key: self._missing.get(key, now) for key in gone}
+        for job_id in gone:
+            entry = self._entries[job_id]
+            if entry.job.is_over:
+                del self._entries[job_id]
+                self._unwanted.discard(job_id)
                 self._feed.forget(entry.changed)
             else:
-                jobs[job_id] = await self._vanished(job)
+                patient = now < self._missing[job_id] + LOST_SECONDS
+                told = await self._vanished(entry.job, patient)
+                if told.id != job_id:
+                    del self._entries[job_id]
+                jobs[told.id] = told
         changed = False
         for job in jobs.values():
             old = self._entries.get(job.id)
@@ -274,15 +344,63 @@ class Watch:
         known = self.job(job.id)
         return known.exit_code if known and known.is_over else None
 
-    async def _vanished(self, job: Job) -> Job:
-        """How a job ended that left the queue between two polls."""
+    async def _vanished(self, job: Job, patient: bool) -> Job:
+        """What became of a job that is not in the queue any more: it has ended, or Slurm has lost it.
+
+        The job of a session that was lost while it waited is submitted again, and may get another number. The
+        queue was read before, so it is not there; and should it have begun all the same, it begins only once
+        (`carme.launch.job.begin`).
+
+        Args:
+            patient: What cannot be found out now may be found out at the next look.
+        """
         try:
-            ended = await self._slurm.accounted(job.id)
-        except CarmeError:
-            ended = None
-        if ended is not None and ended.is_over:
-            return ended
+            known = await self._slurm.accounted(job.id)
+        except CarmeError as error:
+            if patient and error.code != "no-accounting":
+                return job
+            known = None
+        if known is not None and (known.user, known.name) != (job.user, job.name):
+            known = None  # of another job that once had this number
+        if known is not None and known.is_over and not _closed(known):
+            return known
+        if known is not None and not known.is_over:
+            self._unclosed.add(job.id)
+        closed = await self._close_lost()
+        waited = job.state is JobState.PENDING and (known is None or known.is_over or known.is_pending)
+        wanted = job.id not in self._unwanted and not self._book.is_unwanted(job)
+        twice = any(one.key == job.key for one in self._found)
+        if waited and wanted and not twice and self._book.is_own(job):
+            if patient and not closed:
+                return job
+            with contextlib.suppress(CarmeError):
+                return await self._submit_again(job)
+        _log.warning("Slurm has lost job %s.", job.id)
         return job.model_copy(update={"state": JobState.FAILED, "reason": FORGOTTEN})
+
+    async def _submit_again(self, job: Job) -> Job:
+        """The job as it waits again. Raises CarmeError when it does not."""
+        owner = await asyncio.to_thread(UnixAccount.named, job.user)
+        try:
+            number = await self._slurm.submit_again(job, owner, self._book.submissions(job) + 1)
+        except CarmeError as error:
+            if error.code == "slurm-away":
+                self.abandon(job.key or "", owner)  # Slurm may have taken it all the same
+            _log.warning("Job %s, which Slurm has lost, is not submitted again: %s", job.id, error)
+            raise
+        _log.warning("Job %s, which Slurm had lost while it waited, is submitted as job %s.", job.id, number)
+        now = datetime.now(UTC).replace(microsecond=0)
+        again = job.model_copy(
+            update={"id": number, "submitted": now, "reason": "", "planned_start": None, "planned_nodes": ""}
+        )
+        self._book.moved(job, again)
+        self.hurry()
+        return again
+
+
+def _closed(job: Job) -> bool:
+    """Whether a record in the accounting is of a lost job that never began, and was given an end."""
+    return job.state is JobState.COMPLETED and job.started is None
 
 
 def _not_yet() -> SlurmError:

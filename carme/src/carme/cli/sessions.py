@@ -193,7 +193,7 @@ def _extend(options: argparse.Namespace) -> int:
 def _stop(options: argparse.Namespace) -> int:
     client = BrokerClient()
     session = client.session(options.name)
-    client.cancel(session.job_id)
+    client.cancel(session.job_id, session=session.name)
     if options.json:
         print_json({"stopped": session.name, "job_id": session.job_id})
     elif session.is_over:

@@ -45,6 +45,7 @@ _BY_EXIT: dict[int, Ending] = {
     Exit.NO_APPTAINER: Ending.DIED_AT_START,
     Exit.NO_COMMAND: Ending.DIED_AT_START,
     Exit.NO_WORKDIR: Ending.DIED_AT_START,
+    Exit.BEGUN_BEFORE: Ending.LOST,
 }
 
 
@@ -140,6 +141,8 @@ def ending_sentence(job: "Job", ending: Ending) -> str:
                 f"Your home directory cannot be written on {where}; see that it is yours and has space left, "
                 "or tell an administrator that it is not mounted there."
             )
+        case Ending.LOST if job.exit_code == Exit.BEGUN_BEFORE:
+            return f"Slurm lost the {what} when it was restarted just as the {what} began; {again}."
         case Ending.LOST:
             return f"Slurm has forgotten the {what}, so how it ended is not known; see its log, then {again}."
         case Ending.REFUSED:

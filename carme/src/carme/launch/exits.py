@@ -14,6 +14,7 @@ class Exit(IntEnum):
     NO_APPTAINER = 233
     NO_COMMAND = 234
     NO_WORKDIR = 235
+    BEGUN_BEFORE = 236
 
 
 class LaunchError(CarmeError):

@@ -29,21 +29,24 @@ LOOK_SECONDS = 0.02  # between two looks at something that cannot be waited for
 CONTROL_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 #: What Python ignores, and a program that it starts should not.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-USAGE = "Usage: carme-job [--join HOST:PORT] KEYFOLDER. Slurm starts this, inside a job of Carme."
+USAGE = "Usage: carme-job [--join HOST:PORT | --submission N] KEYFOLDER. Slurm starts this, inside a job of Carme."
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the job; its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    where = ""
+    where, submission = "", "1"
     if len(words) == 3 and words[0] == "--join":
         where = words[1]
+        words = words[2:]
+    elif len(words) == 3 and words[0] == "--submission":
+        submission = words[1]
         words = words[2:]
     if len(words) != 1 or words[0].startswith("-"):
         print(USAGE, file=sys.stderr)
         return 2
     try:
-        return _join(words[0], where) if where else _run(words[0])
+        return _join(words[0], where) if where else _run(words[0], submission)
     except CarmeError as error:
         print(f"carme-job: {error}", file=sys.stderr, flush=True)
         return error.exit_code if isinstance(error, LaunchError) else Exit.FAILED
@@ -157,10 +160,11 @@ def places(program: str, environment: Mapping[str, str]) -> list[str]:
     return [os.path.join(folder, program) for folder in os.get_exec_path(environment)]
 
 
-def _run(folder: str) -> int:
+def _run(folder: str, submission: str) -> int:
     allocation = Allocation()
     spec = _read(f"{folder}/spec.json")
     check_home(home())
+    begin(folder, submission)
     programs = Programs()
     if spec["image"] is None:
         return _directly(programs, folder, spec)
@@ -293,6 +297,30 @@ def check_home(home: str) -> None:
             Exit.HOME_NOT_WRITABLE,
             f"The home directory {home} cannot be written on {socket.gethostname()}: {error.strerror}.",
             "See that it is yours and has space left, or tell an administrator.",
+        ) from None
+
+
+def begin(folder: str, submission: str) -> None:
+    """Let one submission of the job of this folder begin, and no other.
+
+    Slurm may lose a job that it has just started, and the broker may then submit it again: whatever either of
+    them believes, its command does not run twice at a time. That each submission does not, Slurm sees to.
+    """
+    try:
+        os.symlink(submission, f"{folder}/begun")  # made together with what it says
+    except FileExistsError:
+        if os.readlink(f"{folder}/begun") == submission:
+            return
+        raise LaunchError(
+            Exit.BEGUN_BEFORE,
+            "The job has begun before, so it does not begin again: Slurm lost it when it was restarted.",
+            "Start a new one.",
+        ) from None
+    except OSError as error:
+        raise LaunchError(
+            Exit.HOME_NOT_WRITABLE,
+            f"The folder {folder} cannot be written on {socket.gethostname()}: {error.strerror}.",
+            "See that your home directory is yours and has space left, or tell an administrator.",
         ) from None
 
 

@@ -19,6 +19,7 @@ RESOLUTION = timedelta(seconds=1)  # of Slurm's times
 
 _NAME = re.compile(r"session-([A-Za-z0-9][A-Za-z0-9_.-]{0,55})")
 _STEPS = list(Step)
+_RESUBMITTED = "Slurm had lost the session when it was restarted, so it was submitted again."
 
 
 class Facts(BaseModel):
@@ -33,6 +34,7 @@ class Facts(BaseModel):
         ending, message: What was noted about its end.
         log: The end of its log, once it has failed by itself.
         ended: When the broker saw that it is over.
+        lost_jobs: Its jobs that Slurm lost while they waited; the broker submitted it again.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -50,6 +52,13 @@ class Facts(BaseModel):
     idle_since: datetime | None = None
     stops_idle: datetime | None = None
     ended: datetime | None = None
+    lost_jobs: tuple[int, ...] = ()
+
+    @property
+    def is_unwanted(self) -> bool:
+        """It is over or meant to end: its job must not go on."""
+        leaving = self.server in (ServerStatus.STOPPING, ServerStatus.GONE)
+        return self.ended is not None or self.ending is not None or leaving
 
 
 def session_name(job: Job) -> str | None:
@@ -161,6 +170,8 @@ def session_of(facts: Facts, reachable: bool = True, outlook: Outlook | None = N
         ending, sentence = ending_of(job, facts.ending, facts.was_ready, facts.message, facts.log or "")
     elif state is SessionState.QUEUED:
         sentence = outlook.reason if outlook else job.explanation
+        if facts.lost_jobs:
+            sentence = f"{sentence} {_RESUBMITTED}".strip()
     elif state is SessionState.LOST:
         sentence = _loss(facts, reachable)
     running = state in (SessionState.STARTING, SessionState.READY, SessionState.STOPPING, SessionState.LOST)
@@ -171,6 +182,7 @@ def session_of(facts: Facts, reachable: bool = True, outlook: Outlook | None = N
         name=session_name(job) or job.name,
         owner=job.user,
         job_id=job.id,
+        lost_jobs=facts.lost_jobs,
         image=job.image,
         state=state,
         sentence=sentence,

@@ -84,6 +84,7 @@ class Session(_Frozen):
     Attributes:
         name: The name of its server in the hub (`s` and 8 characters from the portal).
         job_id: Its Slurm job.
+        lost_jobs: Earlier jobs of it that Slurm lost before they began; it was submitted again.
         sentence: What holds it up, how it ended, or why it is lost: one sentence with the next step. Empty
             when there is nothing to say.
         ending: Why it is over; None until then.
@@ -107,6 +108,7 @@ class Session(_Frozen):
     ends: datetime | None = None
     idle_since: datetime | None = None
     stops_idle: datetime | None = None
+    lost_jobs: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:

@@ -13,7 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from carme.errors import CarmeError, SlurmError
-from carme.jobs import Cluster, Job, JobState, Licence, Reservation, StartEstimate, submission
+from carme.jobs import (
+    Cluster,
+    Job,
+    JobRequest,
+    JobState,
+    Licence,
+    Reservation,
+    Share,
+    StartEstimate,
+    submission,
+)
 from carme.jobs.certificate import make_certificate
 from carme.jobs.limits import Limits
 from carme.slurm import parsing
@@ -141,13 +151,10 @@ class SlurmCommands:
 
     async def submit(self, order: Order, owner: UnixAccount) -> int:
         folder = job_folder(owner, order.key)
-        # sbatch replaces %j and the like in the names of output files.
-        log = str(folder / "output.log").replace("%", "%%")
         message = {
             "folder": str(folder),
             "arguments": [
-                *["sbatch", "--parsable", *_arguments(order)],
-                *[f"--output={log}", f"--error={log}", "--open-mode=append", f"--chdir={folder}"],
+                *["sbatch", "--parsable", *_arguments(order), *_places(folder)],
             ],
             "script": _script(),
             "files": {
@@ -169,13 +176,17 @@ class SlurmCommands:
                 "See that your home directory exists, is writable and has space left.",
                 code="home",
             )
-        output = _succeeded("sbatch", done)
-        job_id = output.strip().splitlines()[-1].split(";")[0] if output.strip() else ""
-        if not job_id.isdecimal():
-            raise SlurmError(
-                f"sbatch did not name a job; it wrote {output[:200]!r}.", "Tell an administrator."
-            )
-        return int(job_id)
+        return _submitted(done)
+
+    async def submit_again(self, job: Job, owner: UnixAccount, submission: int) -> int:
+        order = _order_of(job)
+        arguments = [*_arguments(order), *_places(job_folder(owner, order.key))]
+        return _submitted(
+            await run("sbatch", "--parsable", *arguments, owner=owner, stdin=_script(submission).encode())
+        )
+
+    async def close_lost(self) -> None:
+        await _ask("sacctmgr", "--immediate", "show", "runawayjobs")
 
     async def estimate(self, order: Order, owner: UnixAccount) -> StartEstimate:
         done = await run(
@@ -224,10 +235,50 @@ def _arguments(order: Order) -> list[str]:
     return arguments
 
 
-def _script() -> str:
+def _places(folder: Path) -> list[str]:
+    """Where the job runs and writes."""
+    # sbatch replaces %j and the like in the names of output files.
+    log = str(folder / "output.log").replace("%", "%%")
+    return [f"--output={log}", f"--error={log}", "--open-mode=append", f"--chdir={folder}"]
+
+
+def _order_of(job: Job) -> Order:
+    """The order that a job of ours came from, as far as sbatch needs it."""
+    assert job.key is not None and job.kind != "other"
+    nodes = max(1, job.nodes)
+    return Order(
+        key=job.key,
+        request=JobRequest(
+            name=job.name,
+            kind=job.kind,
+            image=job.image,
+            command=["-"],  # its folder holds it
+            nodes=nodes,
+            gpus_per_node=job.gpus // nodes,
+            gpu_type=job.gpu_type,
+            minutes=job.minutes_limit or 1,
+        ),
+        partition=job.partition,
+        account=job.account or None,
+        share=Share(cpus=max(1, job.cpus // nodes), memory_mb=job.memory_mb // nodes),
+        spec={},
+    )
+
+
+def _submitted(done: Finished) -> int:
+    """The id that sbatch names."""
+    output = _succeeded("sbatch", done)
+    job_id = output.strip().splitlines()[-1].split(";")[0] if output.strip() else ""
+    if not job_id.isdecimal():
+        raise SlurmError(f"sbatch did not name a job; it wrote {output[:200]!r}.", "Tell an administrator.")
+    return int(job_id)
+
+
+def _script(submission: int = 1) -> str:
     """The same for every job: the job's folder is its working directory."""
     program = Path(sysconfig.get_path("scripts")) / "carme-job"
-    return f'#!/bin/sh\nexec {program} "$PWD"\n'
+    which = f" --submission {submission}" if submission > 1 else ""
+    return f'#!/bin/sh\nexec {program}{which} "$PWD"\n'
 
 
 def _separator() -> str:

@@ -111,6 +111,21 @@ class Slurm(Protocol):
         """Make the private folder and start the job as its owner; the job's id."""
         ...
 
+    async def submit_again(self, job: Job, owner: UnixAccount, submission: int) -> int:
+        """Submit a job of ours that the controller has lost, with the folder that it has; its new id.
+
+        Args:
+            submission: Which one it is, from 2 on.
+        """
+        ...
+
+    async def close_lost(self) -> None:
+        """Give an end to all jobs in the accounting that the controller does not know any more.
+
+        It closes the record of every job with the same id: none of those may be active.
+        """
+        ...
+
     async def estimate(self, order: Order, owner: UnixAccount) -> StartEstimate:
         """When the job would start."""
         ...

@@ -144,7 +144,7 @@ def end(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> None
         removal = hub.remove(user, name)
         told = find(session, broker)
         if told is not None and not told.is_over and removal is Removal.UNKNOWN:
-            broker.cancel(told.job_id, user=user)  # nobody else knows of the job
+            broker.cancel(told.job_id, user=user, session=name)  # nobody else knows of the job
     except CarmeError as error:
         logger.warning("Session %s cannot be stopped now: %s", name, error)
         return  # tried again

@@ -125,7 +125,9 @@ class Session(models.Model):
         known = {"told": told.model_dump(mode="json"), "job_id": told.job_id}
         words = {"sentence": told.sentence, "ending": told.ending or ""}
         with transaction.atomic():
-            rows = self._rows().exclude(job_id__gt=told.job_id)
+            rows = self._rows()
+            if told.is_over:  # maybe of an earlier job; one that Slurm lost may come back with a lower number
+                rows = rows.exclude(job_id__gt=told.job_id)
             earlier = rows.filter(state__in=BEFORE[told.state]).exclude(state=told.state)
             arrived = earlier.update(state=told.state, changed=timezone.now(), **words, **known)
             if not (arrived or rows.filter(state=told.state).update(**words, **known)):
