@@ -153,6 +153,16 @@ def test_an_earlier_job_of_that_name_does_not_count(ready: Session, broker: Fake
     assert (the().state, the().job_id) == ("ready", 7)
 
 
+def test_a_session_whose_job_got_a_lower_number_is_followed(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    start(browser)
+    for number, state in ((7, "queued"), (5, "queued"), (5, "ready")):
+        broker.tell(make_session(NAME, state, job_id=number))
+        rounds()
+        assert (the().state, the().job_id) == (state, number)
+
+
 @pytest.mark.parametrize(
     ("outlook", "words"),
     [

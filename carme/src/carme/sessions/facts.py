@@ -172,6 +172,7 @@ def session_of(facts: Facts, reachable: bool = True, outlook: Outlook | None = N
         sentence = outlook.reason if outlook else job.explanation
         if facts.lost_jobs:
             sentence = f"{sentence} {_RESUBMITTED}".strip()
+            outlook = outlook.model_copy(update={"reason": sentence}) if outlook else None
     elif state is SessionState.LOST:
         sentence = _loss(facts, reachable)
     running = state in (SessionState.STARTING, SessionState.READY, SessionState.STOPPING, SessionState.LOST)
