@@ -100,6 +100,8 @@ class FakeBroker:
                 return await self.submit(request)
             case protocol.Note(job_id=job_id, note=note, session=session):
                 self.meant.append((job_id, session))
+                if job_id not in self.facts:
+                    raise NotFound(f"There is no session of job {job_id}.")
                 self.notes.append((job_id, note))
                 facts = noted(self.facts[job_id], note)
                 self.facts[job_id] = facts.model_copy(update={"state": session_of(facts).state})
