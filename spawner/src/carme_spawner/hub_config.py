@@ -54,7 +54,7 @@ def hub_config(settings: Settings) -> Config:
     c.JupyterHub.cleanup_servers = False
     c.JupyterHub.cleanup_proxy = False
     # Routes that a restarted proxy has lost are put back this often (seconds).
-    c.JupyterHub.last_activity_interval = 3
+    c.JupyterHub.last_activity_interval = 1
     c.ConfigurableHTTPProxy.should_start = False
     c.ConfigurableHTTPProxy.api_url = hub.proxy_api_url
     c.ConfigurableHTTPProxy.auth_token = settings.secret("proxy-auth-token")
