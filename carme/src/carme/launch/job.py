@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.02  # between two looks at something that cannot be waited for
 CONTROL_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 #: What Python ignores, and a program that it starts should not.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-USAGE = "Usage: carme-job [--join HOST:PORT | --submission N] KEYFOLDER. Slurm starts this, inside a job of Carme."
+USAGE = "Usage: carme-job [--join HOST:PORT | --submission N] KEYFOLDER. Slurm starts it, in a job of Carme."
 
 
 def main(arguments: list[str] | None = None) -> int:
