@@ -11,6 +11,7 @@ from weakref import WeakSet
 from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.serverapp import ServerApp
+from jupyter_server.services.events.handlers import SubscribeWebsocket
 from jupyter_server.utils import url_path_join
 from tornado import web
 from tornado.websocket import WebSocketHandler
@@ -41,6 +42,13 @@ class Connections:
             await get(handler, *arguments, **options)
 
         WebSocketHandler.get = noticed  # type: ignore[method-assign]
+
+    def listening(self) -> int:
+        """How many pages of JupyterLab are open, each of which listens to the server's events."""
+        return sum(
+            isinstance(handler, SubscribeWebsocket) and handler.ws_connection is not None
+            for handler in list(self._open)
+        )
 
     async def close_those_signed_out(self) -> None:
         """Ask the hub about every login with which a WebSocket is open; close those that count no more."""
@@ -82,9 +90,11 @@ class LoginsHandler(JupyterHandler):
         self.finish()
 
 
-def install(server: ServerApp, auth: Any) -> None:
+def install(server: ServerApp, auth: Any) -> Connections:
     """Watch over the server's WebSockets."""
-    options = {"connections": Connections(auth)}
+    connections = Connections(auth)
+    options = {"connections": connections}
     server.web_app.add_handlers(
         ".*$", [(url_path_join(server.base_url, "carme/logins"), LoginsHandler, options)]
     )
+    return connections

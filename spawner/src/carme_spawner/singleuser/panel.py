@@ -1,4 +1,4 @@
-"""What JupyterLab's own panel asks: how long the session lasts, and for more time."""
+"""What JupyterLab's own panel asks and says: how long the session lasts, more time, that all is saved."""
 
 import json
 from typing import Any
@@ -48,8 +48,21 @@ class ExtendHandler(APIHandler):
             self.finish({"message": "The hub does not answer just now. Try again in a minute."})
 
 
+class SavedHandler(APIHandler):
+    """`POST carme/saved`: a page has done what it is asked to when the session is told to end."""
+
+    def initialize(self, time_left: TimeLeft) -> None:
+        self.time_left = time_left
+
+    @web.authenticated
+    def post(self) -> None:
+        self.time_left.saved()
+        self.set_status(204)
+        self.finish()
+
+
 def install(server: ServerApp, time_left: TimeLeft) -> None:
-    """Add both to the server."""
+    """Add them to the server."""
     base = server.base_url
     options = {"time_left": time_left}
     server.web_app.add_handlers(
@@ -57,5 +70,6 @@ def install(server: ServerApp, time_left: TimeLeft) -> None:
         [
             (url_path_join(base, "carme/status"), StatusHandler, options),
             (url_path_join(base, "carme/extend"), ExtendHandler, options),
+            (url_path_join(base, "carme/saved"), SavedHandler, options),
         ],
     )

@@ -21,8 +21,8 @@ from carme_spawner.singleuser.time_left import TimeLeft
 
 #: JupyterLab's panel of the session.
 LABEXTENSIONS = Path(__file__).with_name("labextensions")
-#: Seconds that open pages get to save their documents when the session is told to end.
-SAVE_SECONDS = 1.0
+#: Seconds that open pages get at most to save their documents when the session is told to end.
+SAVE_SECONDS = 8.0
 #: Seconds for which a hub that knows this server may take to look for it.
 LOOK_SECONDS = 2.0
 
@@ -72,7 +72,7 @@ class SessionServer(JupyterHubSingleUser):
         self.time_left = TimeLeft(self.hub, self.app)
         panel.install(self.app, self.time_left)
         provider: Any = self.app.identity_provider  # JupyterHub's; our own `hub_auth` decides nothing
-        connections.install(self.app, provider.hub_auth)
+        self.connections = connections.install(self.app, provider.hub_auth)
         self.programs = apps.install(self.app)
         # Nothing can be built in an image; asking whether it should be takes longer than the rest of a page.
         page = self.app.web_app.settings.setdefault("page_config_data", {})
@@ -142,9 +142,10 @@ class SessionServer(JupyterHubSingleUser):
 
     async def end(self) -> None:
         """On SIGTERM: let open pages save their documents, then end kernels, apps and the server."""
-        if self.first_page:
-            self.time_left.warn_of_end()
-            await asyncio.sleep(SAVE_SECONDS)
+        if pages := self.connections.listening():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_SECONDS):
+                    await self.time_left.until_saved(pages)
         self.app.stop()
 
     async def stop_extension(self) -> None:

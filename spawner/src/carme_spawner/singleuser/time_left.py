@@ -39,6 +39,7 @@ class TimeLeft:
         self._hub = hub
         self._server = server
         self._now = asyncio.Event()
+        self._saved = asyncio.Semaphore(0)
         self._more: dict[str, Any] = {}
         self._task: asyncio.Task[None] | None = None
         assert server.event_logger is not None
@@ -66,9 +67,15 @@ class TimeLeft:
             self.status = {**self.status, "ends": answer["ends"]}
         return answer
 
-    def warn_of_end(self) -> None:
-        """Tell open pages that the session ends."""
+    async def until_saved(self, pages: int) -> None:
+        """Tell so many open pages that the session ends, and wait until each has saved its documents."""
         self._events.emit(schema_id=EVENT, data={"state": "ending"})
+        for _ in range(pages):
+            await self._saved.acquire()
+
+    def saved(self) -> None:
+        """A page that was told of the end has saved its documents."""
+        self._saved.release()
 
     async def _report(self) -> None:
         from carme_spawner.singleuser.activity import Activity

@@ -67,7 +67,13 @@
     panel.node.append(button);
     app.shell.add(panel, 'top', { rank: 1000 });
 
-    const save = () => commands.execute('docmanager:save-all').catch(() => undefined);
+    /** Save every document that has changed; done when all of them are. JupyterLab's own command does not wait. */
+    function save() {
+      const changed = [...app.shell.widgets('main')]
+        .map(widget => widget.context)
+        .filter(context => context && context.model && context.model.dirty && !context.model.readOnly);
+      return Promise.allSettled([...new Set(changed)].map(context => context.save()));
+    }
 
     function warn(kind, end, sentence, actions) {
       const left = minutesUntil(end);
@@ -139,10 +145,10 @@
       palette.addItem({ command: 'carme:extend', category: 'Session' });
     }
 
-    // The server was told to end: what is not saved within a second is lost.
+    // The server was told to end, and waits some seconds for its pages to say that all is saved.
     app.serviceManager.events.stream.connect((_, event) => {
       if (event.schema_id === EVENT && event.state === 'ending') {
-        save();
+        save().then(() => ask(services, 'carme/saved', { method: 'POST' })).catch(() => undefined);
         Notification.warning('This session is ending. All documents are saved now.', { autoClose: false });
       }
     });
