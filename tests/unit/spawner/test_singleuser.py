@@ -1,6 +1,7 @@
 """The real single-user server, started by the hub as a job."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,21 +117,30 @@ async def test_more_time_is_asked_of_the_hub(server: Site) -> None:
     assert (await server.visit("/carme/extend", post={"minutes": 30}))[0] == 403
 
 
+@contextlib.asynccontextmanager
+async def websockets(
+    server: Site,
+) -> AsyncIterator[Callable[[str, str], Awaitable[aiohttp.ClientWebSocketResponse]]]:
+    """Gives what opens a WebSocket at a path of ada's server with a token, as the proxy does."""
+    target = server.routes["/jupyter/user/ada/s1/"]["target"].replace("https", "wss")
+    connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
+    async with aiohttp.ClientSession(connector=connector) as client:
+
+        async def connect(path: str, token: str) -> aiohttp.ClientWebSocketResponse:
+            url = f"{target}/jupyter/user/ada/s1/{path}"
+            return await client.ws_connect(url, headers={"Authorization": f"token {token}"})
+
+        yield connect
+
+
 async def test_signing_out_closes_what_a_browser_has_open_and_nothing_else(server: Site) -> None:
     hub: Any = server.hub
     ada = next(user for user in hub.users.values() if user.name == "ada")
     browser, key = ada.new_api_token(session_id="a-browser"), ada.new_api_token()
     _, body = await server.visit("/api/terminals", key, post={})
     path = f"terminals/websocket/{json.loads(body)['name']}"
-    target = server.routes["/jupyter/user/ada/s1/"]["target"].replace("https", "wss")
-    connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
-    async with aiohttp.ClientSession(connector=connector) as client:
-
-        async def connect(token: str) -> aiohttp.ClientWebSocketResponse:
-            url = f"{target}/jupyter/user/ada/s1/{path}"
-            return await client.ws_connect(url, headers={"Authorization": f"token {token}"})
-
-        sockets = [await connect(browser), await connect(browser), await connect(key)]
+    async with websockets(server) as connect:
+        sockets = [await connect(path, token) for token in (browser, browser, key)]
         assert (await server.api("DELETE", "carme/logins/ada")).status_code == 204
         for socket in sockets[:2]:
             async with asyncio.timeout(10):
@@ -142,25 +152,37 @@ async def test_signing_out_closes_what_a_browser_has_open_and_nothing_else(serve
             while "42" not in str((await sockets[2].receive()).data):
                 pass
         with pytest.raises(aiohttp.WSServerHandshakeError):
-            await connect(browser)
+            await connect(path, browser)
     # What the server had remembered about that login is forgotten.
     assert (await server.visit("/api/contents", browser))[0] == 403
+
+
+async def test_its_end_waits_until_open_pages_have_saved(server: Site) -> None:
+    token, process = server.token(100), server.broker.processes[100]
+    async with websockets(server) as connect:
+        pages = [await connect("api/events/subscribe", token) for _ in range(2)]
+        process.terminate()
+        for page in pages:
+            event = await page.receive_json(timeout=10)
+            assert (event["schema_id"], event["state"]) == ("https://schema.carme/session", "ending")
+        assert (await server.visit("/carme/saved", token, post={}))[0] == 204
+        await asyncio.sleep(3)
+        assert process.returncode is None  # the second page is not done
+        assert (await server.visit("/carme/saved", post={}))[0] == 403
+        assert (await server.visit("/carme/saved", token, post={}))[0] == 204
+        async with asyncio.timeout(30):
+            await process.wait()
 
 
 async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
     token = server.token(100)
     _, body = await server.visit("/api/kernels", token, post={"name": "python3"})
     kernel = json.loads(body)["id"]
-    target = server.routes["/jupyter/user/ada/s1/"]["target"].replace("https", "wss")
-    connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
-    url = f"{target}/jupyter/user/ada/s1/api/kernels/{kernel}/channels"
     content = {"code": "6 * 7", "silent": False, "store_history": False, "user_expressions": {}}
     header = {"msg_id": "1", "msg_type": "execute_request", "session": "s", "username": "", "version": "5.3"}
     message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
-    async with (
-        aiohttp.ClientSession(connector=connector) as client,
-        client.ws_connect(url, headers={"Authorization": f"token {token}"}) as socket,
-    ):
+    async with websockets(server) as connect:
+        socket = await connect(f"api/kernels/{kernel}/channels", token)
         await socket.send_json(message)
         while (answer := await socket.receive_json())["msg_type"] != "execute_result":
             pass
