@@ -344,7 +344,8 @@ class CarmeSpawner(SlurmSpawner):
             job = await self.watcher.look_up(int(self.job_id), self.user.name, self.session_name)
         except NotFound:
             return 1
-        if job is None or not has_ended(job):
+        # While a job is being ended, its server still takes what open pages save.
+        if job is None or not job.is_over:
             return None
         return job.exit_code or 0
 
@@ -361,7 +362,7 @@ class CarmeSpawner(SlurmSpawner):
     def _look(self) -> None:
         job = self.watcher.find(int(self.job_id))
         # Without callbacks nobody is there yet to clean up; `add_poll_callback` looks again.
-        if self._callbacks and (job is None or has_ended(job) or job.name != job_name(self.session_name)):
+        if self._callbacks and (job is None or job.is_over or job.name != job_name(self.session_name)):
             in_background(asyncio.create_task(self._end_of_job()))
             return
         session = self.known_session()

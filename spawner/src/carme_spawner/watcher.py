@@ -24,7 +24,10 @@ T = TypeVar("T", Job, Session)
 
 
 def has_ended(job: Job) -> bool:
-    """Whether nothing of the job runs any more, although its nodes may not be free yet."""
+    """Whether the job is over or on its way there: what has not begun in it will not begin any more.
+
+    Its programs may still run, for as long as Slurm gives them to end (`KillWait`).
+    """
     return job.is_over or job.state is JobState.COMPLETING
 
 
