@@ -64,7 +64,8 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     page.keyboard.type("never saved by hand")
     expect(page.locator(".jp-Document .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty").first).to_be_attached()
     assert "never saved" not in demo.run("head", "cat", FILE).stdout
-    demo.carme("session", "stop", name)
+    with demo.visitor("user1") as elsewhere:
+        elsewhere.stop(name)
     expect(toast(page, "This session is ending")).to_be_visible(timeout=30_000)
     shown = ("session", "show", name)
     wait_until("the session is over", lambda: demo.carme_json(*shown)["state"] == "ended")

@@ -10,6 +10,7 @@ from traitlets.config import Config
 
 from carme.config import Settings
 from carme.errors import ConfigError
+from carme_spawner.proxy import PatientProxy
 from carme_spawner.spawner import CarmeSpawner
 
 #: Servers of one user that may exist at the same time.
@@ -55,6 +56,7 @@ def hub_config(settings: Settings) -> Config:
     c.JupyterHub.cleanup_proxy = False
     # Routes that a restarted proxy has lost are put back this often (seconds).
     c.JupyterHub.last_activity_interval = 1
+    c.JupyterHub.proxy_class = PatientProxy
     c.ConfigurableHTTPProxy.should_start = False
     c.ConfigurableHTTPProxy.api_url = hub.proxy_api_url
     c.ConfigurableHTTPProxy.auth_token = settings.secret("proxy-auth-token")
