@@ -6,7 +6,6 @@ import grp
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import zlib
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 
 from carme.cli import main
 from carme.config import Settings
@@ -257,9 +257,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         "client_auth_type": "RequireAndVerifyClientCert",
     }
     (folder / "web.yml").write_text(json.dumps({"tls_server_config": tls}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [

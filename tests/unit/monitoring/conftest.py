@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from free_ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ Starts = Callable[..., Exporter]
 
 
 @pytest.fixture
-def start(library: Path, tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Starts]:
+def start(library: Path, tmp_path: Path) -> Iterator[Starts]:
     """Starts exporters: `start(gpus=FILE, arguments=[...])`; without `gpus` there is no GPU library."""
     processes: list[subprocess.Popen[str]] = []
 
@@ -96,13 +96,3 @@ def start(library: Path, tmp_path: Path, free_port: Callable[[], int]) -> Iterat
         assert process.wait(20) == 0
         assert process.stdout is not None
         process.stdout.close()
-
-
-@pytest.fixture
-def free_port() -> Callable[[], int]:
-    def port() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-
-    return port

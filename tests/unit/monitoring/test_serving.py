@@ -10,12 +10,13 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+from free_ports import free_port
 from prometheus_client import CollectorRegistry, Gauge
 
 from carme_monitoring.certificates import Entry, make
@@ -110,7 +111,7 @@ def test_others_are_not_served_without_tls():
         MetricsServer("0.0.0.0:0", CollectorRegistry(), None)
 
 
-def test_the_program_says_what_is_wrong_with_its_certificates(tmp_path: Path, free_port: Callable[[], int]):
+def test_the_program_says_what_is_wrong_with_its_certificates(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "carme_monitoring.node.exporter", "--listen", f"127.0.0.1:{free_port()}"]  # noqa: RUF005
         + ["--certificates", str(tmp_path)],

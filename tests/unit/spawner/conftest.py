@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +15,7 @@ from typing import Any
 import aiohttp
 import httpx
 import pytest
+from free_ports import free_port
 from jupyterhub.auth import DummyAuthenticator
 from jupyterhub.proxy import Proxy
 
@@ -389,12 +389,6 @@ async def eventually(condition: Callable[[], Awaitable[Any] | Any], what: str) -
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"It never came to this: {what}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
