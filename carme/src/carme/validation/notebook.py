@@ -20,6 +20,10 @@ from websockets.sync.client import ClientConnection, connect
 
 from carme.errors import CarmeError
 
+#: A server answers the handshake when the kernel has answered it, and itself waits for that so long
+#: (`kernel_info_timeout` of jupyter_server); with a cold image on a busy node a kernel is slow to begin.
+HANDSHAKE_SECONDS = 65
+
 
 @dataclass
 class CellResult:
@@ -76,7 +80,7 @@ class NotebookKernel:
                 additional_headers=headers,
                 ssl=self._ssl if url.scheme == "https" else None,
                 max_size=None,
-                open_timeout=30,
+                open_timeout=HANDSHAKE_SECONDS,
             )
         )
 
