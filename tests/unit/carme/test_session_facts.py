@@ -249,3 +249,26 @@ def test_how_it_ended_is_what_was_noted_before() -> None:
 def test_every_end_has_a_sentence(state: JobState) -> None:
     session = session_of(seen(Facts(job=job()), job(state), NOW))
     assert session.ending and session.sentence.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("ends", "ending"),
+    [
+        (JobState.COMPLETING, Ending.TIME_LIMIT),
+        (JobState.TIMEOUT, Ending.TIME_LIMIT),
+        (JobState.UNKNOWN, Ending.STOPPED),
+        (JobState.RUNNING, Ending.STOPPED),
+    ],
+)
+def test_who_clears_away_what_ends_anyway_is_not_why_it_ended(ends: JobState, ending: Ending) -> None:
+    ready = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY))
+    cleared = noted(
+        seen(ready, job(ends), NOW), SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED)
+    )
+    assert session_of(seen(cleared, job(JobState.TIMEOUT), NOW)).ending is ending
+
+
+def test_the_first_ending_that_is_noted_holds() -> None:
+    idle = noted(Facts(job=job()), SessionNote(server=ServerStatus.STOPPING, ending=Ending.IDLE))
+    cleared = noted(idle, SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED))
+    assert session_of(seen(cleared, job(JobState.CANCELLED), NOW)).ending is Ending.IDLE

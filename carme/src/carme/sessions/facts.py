@@ -89,7 +89,10 @@ def seen(facts: Facts, job: Job, now: datetime) -> Facts:
 
 
 def noted(facts: Facts, note: SessionNote) -> Facts:
-    """The facts after a note; the first time of a step holds."""
+    """The facts after a note; the first time of a step holds, and the first ending.
+
+    Who clears away what is ending anyway notes an ending too, which is not why it ends.
+    """
     known: dict[str, object] = {}
     if note.server is not None:
         known["server"] = note.server
@@ -97,7 +100,9 @@ def noted(facts: Facts, note: SessionNote) -> Facts:
     if note.marks:
         times = {mark.step: mark for mark in (*reversed(note.marks), *facts.marks)}
         known["marks"] = tuple(times[step] for step in _STEPS if step in times)
-    if note.ending is not None:
+    state = facts.job.state
+    ends = state.phase in (Phase.ENDING, Phase.OVER) and state is not JobState.UNKNOWN
+    if note.ending is not None and facts.ending is None and not ends:
         known["ending"] = note.ending
     if note.message:
         known["message"] = note.message
