@@ -104,7 +104,9 @@ def keep_looks(page: Page, keep: Callable[[str], None]) -> Callable[[str], None]
 
 
 @pytest.fixture(autouse=True)
-def no_job_left(demo: DemoSite) -> Iterator[None]:
-    """Each test leaves the cluster as it found it, also when it failed."""
+def own_beginning_and_end(demo: DemoSite) -> Iterator[None]:
+    """Each test begins with nothing open in JupyterLab, and leaves no job, also when it failed."""
+    # It would open again what an earlier test had left open.
+    demo.run("head", "rm", "-rf", "/home/user1/.jupyter/lab/workspaces")
     yield
     demo.end_all_jobs()

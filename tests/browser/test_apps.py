@@ -34,7 +34,7 @@ socketserver.ThreadingUnixStreamServer(place, Page).serve_forever()
 @pytest.fixture
 def written(demo: DemoSite) -> Iterator[Callable[[str], str]]:
     """What programs of the session write: gives the content of a file of user1's, once it has some."""
-    demo.run("head", "sh", "-c", f"rm -rf {HOME}/from-* {HOME}/.jupyter/lab/workspaces")
+    demo.run("head", "sh", "-c", f"rm -rf {HOME}/from-*")
 
     def content(name: str) -> str:
         read = ("cat", f"{HOME}/{name}")

@@ -11,8 +11,6 @@ from .conftest import log_in
 
 
 def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Callable[[str], None]) -> None:
-    # JupyterLab would open again what an earlier run of this test had left open.
-    demo.run("head", "rm", "-rf", "/home/user1/.jupyter/lab/workspaces")
     page.goto("/")
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     keep("1-sign-in")

@@ -27,7 +27,6 @@ def ask_for(page: Page, minutes: int) -> None:
 def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_end(
     page: Page, demo: DemoSite, keep: Callable[[str], None]
 ) -> None:
-    demo.run("head", "rm", "-rf", "/home/user1/.jupyter/lab/workspaces")
     demo.run("head", "tee", FILE, user="user1", data="first line\n")
     log_in(page, demo)
     start(page, "A few minutes", gpus_per_node=0, minutes=4)
