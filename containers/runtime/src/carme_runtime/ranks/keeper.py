@@ -12,13 +12,13 @@ import sys
 
 
 class Keeper:
-    """The agent's side. The process is started with the first group: most sessions never have one."""
+    """The agent's side. The process is started for the first group: most sessions never have one."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def watch(self, group: int) -> None:
-        """Kill `group` should this process die."""
+    def begin(self) -> None:
+        """See that there is a process: before a group starts, or it may outlive an agent that dies then."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__],
@@ -26,6 +26,9 @@ class Keeper:
                 bufsize=0,
                 start_new_session=True,
             )
+
+    def watch(self, group: int) -> None:
+        """Kill `group`, which has just been started, should this process die."""
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:

@@ -232,6 +232,7 @@ class _Run:
             base.pop(name, None)
             if value is not None:
                 base[name] = value
+        self._keeper.begin()
         for rank in request["ranks"]:
             try:
                 with _pinned(rank.get("cpus")):

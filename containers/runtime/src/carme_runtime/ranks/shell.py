@@ -52,6 +52,7 @@ class Shell:
         variables = {**environment, **request["environment"]}
         for name in PROMPT_VARIABLES:
             variables.pop(name, None)
+        keeper.begin()
         start = _on_terminal if request["size"] else _on_pipes
         self._process, inlet, outlets = start(command, variables, request["size"])
         self._inlet: IO[bytes] | None = inlet
