@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 
 import httpx
-from websockets.exceptions import WebSocketException
 
 from carme.errors import CarmeError
 from carme.sessions import SessionState
@@ -111,7 +110,7 @@ class Batch:
         try:
             self._kernel.connect()
             cell = self._kernel.run("print(kept)", timeout=30)
-        except (CarmeError, OSError, WebSocketException) as error:
+        except (CarmeError, OSError) as error:
             result.problems.append(f"its kernel cannot be used: {error}")
             return
         if cell.output.strip() != self._secret:

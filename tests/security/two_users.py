@@ -35,7 +35,9 @@ def report() -> dict[str, Any]:
     finally:
         demo.end_all_jobs()
     print(done.stderr)
-    assert done.returncode in (0, 1), done.stderr
+    if done.returncode not in (0, 1):
+        # Once is enough: no test of this file can say more.
+        pytest.exit(f"The attacks could not be made: {done.stderr[-5000:]}", returncode=1)
     found = json.loads(done.stdout)
     REPORT.mkdir(parents=True, exist_ok=True)
     (REPORT / "two_users.json").write_text(json.dumps(found, indent=2) + "\n")

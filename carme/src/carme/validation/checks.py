@@ -193,12 +193,12 @@ class Validation:
         assert self.stranger is not None
         with Visitor(self.url, self.certificate) as visitor:
             visitor.login(self.stranger.name, self.stranger.password)
-            visitor.http.get(f"{self.url.rstrip('/')}/jupyter/hub/home")
+            visitor.fetch(f"{self.url.rstrip('/')}/jupyter/hub/home")
             for address in (f"{self.server_url}api/contents", f"{self.server_url}lab"):
-                status = visitor.http.get(address).status_code
+                status = visitor.fetch(address).status_code
                 if status < 400:
                     raise Failed(f"{self.stranger.name} got {status} from {address}.", "")
-            page = visitor.http.get(f"{self.url.rstrip('/')}/sessions/{self.session}/")
+            page = visitor.fetch(f"{self.url.rstrip('/')}/sessions/{self.session}/")
             if page.status_code != 404:
                 raise Failed(f"{self.stranger.name} got {page.status_code} from {page.url}.", "")
         return f"{self.stranger.name} was refused at the notebook server and at the session's page."

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from carme.errors import CarmeError
@@ -23,6 +24,15 @@ from carme.errors import CarmeError
 #: A server answers the handshake when the kernel has answered it, and itself waits for that so long
 #: (`kernel_info_timeout` of jupyter_server); with a cold image on a busy node a kernel is slow to begin.
 HANDSHAKE_SECONDS = 65
+
+
+class ChannelClosed(CarmeError):
+    """The connection to a kernel broke, or was closed, while a cell was to run."""
+
+
+def said(error: Exception) -> str:
+    """An error of a connection in words; many of them carry no text of their own."""
+    return f"{type(error).__name__} {error}".strip()
 
 
 @dataclass
@@ -55,9 +65,15 @@ class NotebookKernel:
         self._kernel_id = ""
 
     def __enter__(self) -> NotebookKernel:
-        reply = self._http.post(
-            f"{self._server_url}api/kernels", json={"name": "python3"}, headers=self._xsrf_headers()
-        )
+        try:
+            reply = self._http.post(
+                f"{self._server_url}api/kernels", json={"name": "python3"}, headers=self._xsrf_headers()
+            )
+        except httpx.TransportError as error:
+            raise CarmeError(
+                f"The notebook server did not answer a kernel's start: {said(error)}.",
+                "Look at the log of the user's job.",
+            ) from error
         if reply.status_code != 201:
             raise CarmeError(
                 f"The notebook server refused to start a kernel: {reply.status_code} {reply.text[:200]}.",
@@ -68,34 +84,53 @@ class NotebookKernel:
         return self
 
     def connect(self) -> None:
-        """Open the channel to the kernel, again after the one before broke; the kernel keeps its state."""
+        """Open the channel to the kernel, again after the one before broke; the kernel keeps its state.
+
+        Raises `CarmeError` when the server does not open it.
+        """
         self._open.close()
         url = httpx.URL(f"{self._server_url}api/kernels/{self._kernel_id}/channels")
         headers = {"Cookie": "; ".join(f"{name}={value}" for name, value in self._cookies().items())}
         if "Authorization" in self._http.headers:
             headers["Authorization"] = self._http.headers["Authorization"]
-        self._socket = self._open.enter_context(
-            connect(
-                str(url.copy_with(scheme="wss" if url.scheme == "https" else "ws")),
-                additional_headers=headers,
-                ssl=self._ssl if url.scheme == "https" else None,
-                max_size=None,
-                open_timeout=HANDSHAKE_SECONDS,
+        try:
+            self._socket = self._open.enter_context(
+                connect(
+                    str(url.copy_with(scheme="wss" if url.scheme == "https" else "ws")),
+                    additional_headers=headers,
+                    ssl=self._ssl if url.scheme == "https" else None,
+                    max_size=None,
+                    open_timeout=HANDSHAKE_SECONDS,
+                )
             )
-        )
+        except (OSError, WebSocketException) as error:
+            raise CarmeError(
+                f"The channel to the kernel was not opened: {said(error)}.",
+                "Look at the log of the user's job.",
+            ) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
-        self._http.delete(f"{self._server_url}api/kernels/{self._kernel_id}", headers=self._xsrf_headers())
+        # The server may be gone, or its visitor signed out: then the kernel goes without being asked.
+        with contextlib.suppress(httpx.TransportError):
+            self._http.delete(
+                f"{self._server_url}api/kernels/{self._kernel_id}", headers=self._xsrf_headers()
+            )
 
     def run(self, code: str, *, timeout: float, on_line: Callable[[str], None] | None = None) -> CellResult:
         """Run one cell and wait until the kernel is idle again.
 
         Arguments: `timeout` in seconds for the whole cell; `on_line` gets each complete line as it comes.
-        Raises `CarmeError` when the time is over.
+        Raises `CarmeError` when the time is over, and `ChannelClosed` when the channel breaks before.
         """
+        try:
+            return self._run(code, timeout, on_line)
+        except WebSocketException as error:
+            raise ChannelClosed(f"The channel to the kernel was closed: {said(error)}.") from error
+
+    def _run(self, code: str, timeout: float, on_line: Callable[[str], None] | None) -> CellResult:
         assert self._socket is not None
         message_id = uuid.uuid4().hex
         self._socket.send(

@@ -12,7 +12,7 @@ import httpx
 from bs4 import BeautifulSoup, Tag
 
 from carme.errors import CarmeError
-from carme.validation.notebook import NotebookKernel
+from carme.validation.notebook import NotebookKernel, said
 
 #: The state that a session does not leave again.
 OVER = {"ended"}
@@ -120,11 +120,15 @@ class Visitor:
             raise CarmeError(f"Session {name} cannot be stopped: {_messages(page)}", "")
         self.send(page, form, {})
 
-    def _get(self, url: str) -> httpx.Response:
+    def fetch(self, url: str) -> httpx.Response:
+        """Whatever the site answers at an address. Raises `CarmeError` when nothing answers."""
         try:
-            reply = self.http.get(url)
+            return self.http.get(url)
         except httpx.TransportError as error:
-            raise CarmeError(f"{url} does not answer: {error}.", "Check the reverse proxy (nginx).") from None
+            raise _silent(url, error) from error
+
+    def _get(self, url: str) -> httpx.Response:
+        reply = self.fetch(url)
         if reply.status_code >= 500:
             raise CarmeError(f"{reply.url} answered {reply.status_code}.", "Look at the service's log.")
         return reply
@@ -154,7 +158,14 @@ class Visitor:
         data.update(values)
         target = urljoin(str(page.url), str(form.get("action") or page.url))
         # Django refuses form posts over TLS without a Referer of the same origin.
-        return self.http.post(target, data=data, headers={"Referer": str(page.url)})
+        try:
+            return self.http.post(target, data=data, headers={"Referer": str(page.url)})
+        except httpx.TransportError as error:
+            raise _silent(target, error) from error
+
+
+def _silent(url: str, error: httpx.TransportError) -> CarmeError:
+    return CarmeError(f"{url} does not answer: {said(error)}.", "Check the reverse proxy (nginx).")
 
 
 def _soup(reply: httpx.Response) -> BeautifulSoup:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from carme.config import load
@@ -12,7 +13,7 @@ from carme.validation.attacks import ATTACKS, Scene, markdown, verdict
 
 
 def main() -> int:
-    """Run all attacks; 0 if each was stopped."""
+    """Run all attacks; 0 if each was stopped, 1 if one was not, 2 if they could not be made."""
     parser = argparse.ArgumentParser(
         prog="python -m carme.validation.attacks",
         description="Let one account attack another on the running site. Run it as root on the head. The "
@@ -45,6 +46,10 @@ def main() -> int:
             report = verdict(wanted, scene, lambda line: print(line, file=sys.stderr, flush=True))
     except CarmeError as error:
         print(f"attacks: {error}", file=sys.stderr)
+        return 2
+    except Exception:
+        # Python's own exit code would say that an attack was not stopped.
+        traceback.print_exc()
         return 2
     if options.markdown:
         options.markdown.write_text(markdown(report))

@@ -50,8 +50,11 @@ def _outcome(deed: Deed, scene: Scene, failed: bool) -> Outcome:
     """What a deed brought; one that could not be done counts against the site."""
     try:
         return deed(scene)
-    except (CarmeError, OSError, ValueError) as error:
+    except CarmeError as error:
         return failed, f"could not be tried: {error}"
+    # An attack may break anything, and what it broke must not keep the others from being made and told.
+    except Exception as error:
+        return failed, f"could not be tried: {type(error).__name__}: {error}"
 
 
 def verdict(attacks: Iterable[Attack], scene: Scene, tell: Callable[[str], None]) -> dict[str, Any]:

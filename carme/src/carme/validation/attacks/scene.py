@@ -237,7 +237,7 @@ class Scene:
 
         The victim's first browser, which stays signed in at the portal, opens its session again.
         """
-        page = visitor.http.get(self.settings.site.url)
+        page = visitor.fetch(self.settings.site.url)
         form = BeautifulSoup(page.text, "html.parser").select_one('form[action*="logout"]')
         if form is None:
             raise CarmeError("The portal's page has no form to sign out.")

@@ -10,14 +10,13 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from websockets.exceptions import ConnectionClosed
-
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme.jobs import Job, JobRequest
 from carme.validation.attacks import moves
 from carme.validation.attacks.moves import Outcome
 from carme.validation.attacks.scene import EVIL, EVIL_TEXT, Player, Scene
+from carme.validation.notebook import ChannelClosed
 
 Deed = Callable[[Scene], Outcome]
 Arguments = Callable[[Scene], dict[str, Any]]
@@ -703,8 +702,8 @@ def kernel_after(scene: Scene, leave: bool) -> Outcome:
             scene.sign_out(visitor)
         try:
             said = kernel.run("40 + 2", timeout=30).output
-        except ConnectionClosed as closed:
-            said = f"the connection was closed: {closed}"
+        except ChannelClosed as closed:
+            said = str(closed)
     return "42" in said, said
 
 
@@ -947,7 +946,7 @@ def sent_form(scene: Scene, path: str) -> Outcome:
     """Send a form as the attacker, with the attacker's own valid token against forgery."""
     visitor = scene.attacker.visitor
     url = scene.settings.site.url
-    start = visitor.form(visitor.http.get(url), "gpus_per_node")
+    start = visitor.form(visitor.fetch(url), "gpus_per_node")
     form_token = start.select_one('[name="csrfmiddlewaretoken"]')
     assert form_token
     answer = visitor.http.post(
