@@ -2,8 +2,10 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import simulated_gpus
 
 from carme.errors import CarmeError
 from carme.sessions import Ending, Session, SessionState
@@ -12,6 +14,10 @@ from demo_site import DemoSite, wait_until
 
 CONFIGURATION = "/etc/carme/carme.toml"
 OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "10"}
+
+#: Where a node finds its GPUs' library, and the file in a user's home that says what their session sees.
+DRIVER, GPUS = "/usr/local/lib/simulated-gpus", ".simulated-gpus"
+LINKER = "/etc/ld.so.conf.d/simulated-gpus.conf"
 
 #: A run whose rank only sleeps: its launcher alone says that it goes on.
 RUN = """
@@ -40,11 +46,29 @@ def one_idle_minute(demo: DemoSite) -> Iterator[None]:
         demo.end_all_jobs()
 
 
+@pytest.fixture
+def gpus(demo: DemoSite, tmp_path: Path) -> Iterator[None]:
+    """A driver for the nodes' GPUs: those of user1 do nothing, that of user2 computes."""
+    library = simulated_gpus.build(tmp_path, shown=GPUS)
+    with contextlib.ExitStack() as stack:
+        for node in ("n1", "n2"):
+            stack.callback(demo.run, node, "sh", "-c", f"rm -rf {DRIVER} {LINKER}; ldconfig")
+            simulated_gpus.put(demo, node, library, DRIVER)
+            demo.run(node, "sh", "-c", f"echo {DRIVER} >{LINKER}; ldconfig")
+        for user, share in (("user1", 0), ("user2", 70)):
+            stack.callback(demo.run, "head", "rm", "-f", f"/home/{user}/{GPUS}")
+            shown = f"gpu uuid=GPU-0 minor=0 util={share}\n"
+            demo.run("head", "tee", f"/home/{user}/{GPUS}", user=user, data=shown)
+        yield
+
+
 def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
-    demo: DemoSite, one_idle_minute: None
+    demo: DemoSite, one_idle_minute: None, gpus: None
 ) -> None:
     with contextlib.ExitStack() as stack:
         visitor = stack.enter_context(demo.visitor("user1"))
+        other = stack.enter_context(demo.visitor("user2"))
+        computing = other.start(OPTIONS | {"title": "GPU"})
         names = {title: visitor.start(OPTIONS | {"title": title}) for title in ("idle", "busy", "run")}
         kernels: dict[str, NotebookKernel] = {}
         for title in ("busy", "run"):
@@ -54,14 +78,20 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         with pytest.raises(CarmeError, match="still running"):
             kernels["busy"].run("import time; time.sleep(600)", timeout=1)
         assert kernels["run"].run(RUN, timeout=30).output.strip() == "None"
+        # No kernel at all, and nobody looks: its GPU alone says that something goes on.
+        other.wait(computing, "ready", timeout=120)
         visitor.wait(names["idle"], "ready", timeout=120)
         server = visitor.open(names["idle"])
 
-        def told(title: str) -> Session:
-            return Session.model_validate(demo.carme_json("session", "show", names[title]))
+        def told(name: str, user: str = "user1") -> Session:
+            return Session.model_validate(demo.carme_json("session", "show", name, user=user))
+
+        def warning() -> Session | None:
+            session = told(names["idle"])
+            return session if session.stops_idle else None
 
         # The warning, wherever the owner may look.
-        warned = wait_until("the broker tells the warning", lambda: (s := told("idle")).stops_idle and s, 90)
+        warned = wait_until("the broker tells the warning", warning, 90)
         assert warned.state is SessionState.READY
         page = visitor.session(names["idle"])
         assert page.state == "ready"
@@ -75,10 +105,9 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         page = visitor.wait(names["idle"], "ended", timeout=120)
         assert page.label == "Ended because it was idle"
         assert "was stopped because nothing ran in it; start it again" in page.text
-        assert told("idle").ending is Ending.IDLE
+        assert told(names["idle"]).ending is Ending.IDLE
 
-        for title in ("busy", "run"):
-            kept = told(title)
-            assert kept.state is SessionState.READY, title
-            assert (kept.idle_since, kept.stops_idle) == (None, None), title
+        for kept in told(names["busy"]), told(names["run"]), told(computing, "user2"):
+            assert kept.state is SessionState.READY
+            assert (kept.idle_since, kept.stops_idle) == (None, None)
         assert kernels["run"].run("print(run.poll())", timeout=30).output.strip() == "None"

@@ -1,17 +1,15 @@
 """Fixtures of the tests that use the running demo cluster with Prometheus; its GPUs' library is simulated."""
 
-import base64
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import simulated_gpus
 
-from demo_site import ROOT, DemoSite
+from demo_site import DemoSite
 
 PLACE = "/usr/local/lib/carme-simulated-gpus"
 DROP_IN = "/etc/systemd/system/carme-node-exporter.service.d/simulated-gpus.conf"
-SOURCE = ROOT / "tests/unit/monitoring/simulated_nvml.c"
 
 
 class Gpus:
@@ -36,17 +34,15 @@ def demo() -> DemoSite:
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    file = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", file, SOURCE], check=True)
-    return file.read_bytes()
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated_gpus.build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
-def gpus(demo: DemoSite, library: bytes) -> Iterator[Gpus]:
+def gpus(demo: DemoSite, library: Path) -> Iterator[Gpus]:
     """Four GPUs in n1 that do nothing."""
-    demo.run("n1", "mkdir", "-p", PLACE, str(Path(DROP_IN).parent))
-    demo.run("n1", "sh", "-c", f"base64 -d >{PLACE}/libnvidia-ml.so.1", data=_base64(library))
+    simulated_gpus.put(demo, "n1", library, PLACE)
+    demo.run("n1", "mkdir", "-p", str(Path(DROP_IN).parent))
     unit = f"[Service]\nEnvironment=LD_LIBRARY_PATH={PLACE} SIMULATED_NVML={PLACE}/gpus\n"
     demo.run("n1", "sh", "-c", f"cat >{DROP_IN}", data=unit)
     made = Gpus(demo)
@@ -60,10 +56,6 @@ def gpus(demo: DemoSite, library: bytes) -> Iterator[Gpus]:
 def _restart(demo: DemoSite) -> None:
     demo.run("n1", "systemctl", "daemon-reload")
     demo.run("n1", "systemctl", "restart", "carme-node-exporter")
-
-
-def _base64(content: bytes) -> str:
-    return base64.encodebytes(content).decode()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import simulated_gpus
 from free_ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,11 +25,7 @@ Sample = tuple[str, Labels]
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a `libnvidia-ml.so.1` that shows what a file describes."""
     folder = tmp_path_factory.mktemp("nvml")
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror"]  # noqa: RUF005
-        + ["-o", str(folder / "libnvidia-ml.so.1"), str(HERE / "simulated_nvml.c")],
-        check=True,
-    )
+    simulated_gpus.build(folder)
     return folder
 
 

@@ -1,7 +1,7 @@
 /* A stand-in for NVIDIA's management library (libnvidia-ml.so.1), which cannot exist on a machine without a GPU.
  *
- * It shows the GPUs that the file named by SIMULATED_NVML describes, one a line, and reads that file at every call, so
- * that a test can change loads, lose GPUs and report errors while a program runs:
+ * It shows the GPUs that the file named by SIMULATED_NVML (or by SHOWN, when it was compiled with that) describes, one
+ * a line, and reads that file at every call, so that a test can change loads, lose GPUs and report errors while a program runs:
  *
  *   gpu uuid=GPU-0 minor=0 util=50 used=1024 total=4096 power=300 energy=5000 temp=60 tensor=40 pids=12:100,13:200
  *
@@ -64,7 +64,11 @@ static void text(const char *line, const char *name, char *to, size_t size) {
 }
 
 static void look(void) {
+#ifdef SHOWN
+  const char *name = SHOWN;
+#else
   const char *name = getenv("SIMULATED_NVML");
+#endif
   FILE *file = name ? fopen(name, "r") : NULL;
   static char line[1 << 17];
   count = 0;
