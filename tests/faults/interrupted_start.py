@@ -1,0 +1,29 @@
+"""A start during which the service is killed that has just been asked for it; part of `./test faults`."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from demo_site import DemoSite
+
+START = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Interrupted"}
+
+
+@pytest.mark.parametrize("unit", ["carme-hub", "carme-proxy", "carme-worker", "carme-broker"])
+@pytest.mark.parametrize("later", [0.0, 0.1, 0.2, 0.4])
+def test_the_session_becomes_ready_and_has_one_job(demo: DemoSite, unit: str, later: float) -> None:
+    """`later`: seconds from the form's sending to the kill; some of these meet the request on its way."""
+    with demo.visitor("user1") as visitor, ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(visitor.start, START)
+        time.sleep(later)
+        demo.run("head", "systemctl", "kill", "--signal=KILL", "--kill-whom=main", unit)
+        name = starting.result()
+        visitor.wait(name, "ready", timeout=120)
+        listed = demo.run(
+            *("head", "sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"),
+            *(f"--name=session-{name}", "--user=user1", "--format=JobIDRaw"),
+        ).stdout.split()
+        assert len(listed) == 1
+        visitor.stop(name)
+        visitor.wait(name, "ended", timeout=60)
