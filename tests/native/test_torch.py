@@ -1,6 +1,7 @@
 """The `torch.distributed` backend."""
 
 import re
+import signal
 
 import pytest
 
@@ -16,7 +17,7 @@ def test_all_collectives(launcher, nodes):
     launcher.run("torch_collectives", nodes)
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("how", ["ddp", "join", "zero", "fsdp", "fully_shard"])
 def test_unmodified_scripts_train_as_on_gloo(launcher, how):
     launcher.preload = "carme_runtime.torch"
     ours = [result(launcher.run("data_parallel", nodes, "carme", how)) for nodes in ([0, 0], [0, 1])]
@@ -36,6 +37,28 @@ def test_parallelize_trains_as_one_process_does(launcher, nodes, kind):
 @pytest.mark.parametrize("kind", ["wire bf16", "wire int8"])
 def test_few_bits_on_the_wire_train_nearly_alike(launcher, kind):
     launcher.run("parallel", [0, 1], kind)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "missing"), [([0, 0, 0], 0), ([0, 0, 1], 1)], ids=["the first of one node", "one of two nodes"]
+)
+def test_monitored_barrier_names_who_comes_too_late(launcher, tmp_path, nodes, missing):
+    (tmp_path / "left").mkdir()
+    ranks = launcher.run("monitored_barrier", nodes, str(missing), "late", str(tmp_path / "left"))
+    for rank in {0, 1, 2} - {missing}:
+        assert f"ERROR Rank {missing} did not come to monitored_barrier within 1 s." in ranks.outputs[rank]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "missing"), [([0, 0, 0], 1), ([0, 1, 1], 0)], ids=["one node", "the first of two nodes"]
+)
+def test_monitored_barrier_names_who_was_lost(launcher, tmp_path, nodes, missing):
+    (tmp_path / "left").mkdir()
+    ranks = launcher.start("monitored_barrier", nodes, str(missing), "lost", str(tmp_path / "left"))
+    codes = ranks.finish()
+    assert codes == [-signal.SIGKILL if rank == missing else 17 for rank in range(3)], ranks.said()
+    for rank in {0, 1, 2} - {missing}:
+        assert f"ERROR Rank {missing} was lost during monitored_barrier." in ranks.outputs[rank]
 
 
 def test_parallelize_says_which_ranks_have_another_model(launcher):

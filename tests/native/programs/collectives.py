@@ -3,6 +3,7 @@
 # pyright: reportOptionalMemberAccess=false
 
 import sys
+import weakref
 
 import numpy as np
 
@@ -94,6 +95,23 @@ with gaspi.init(30) as process:
             assert array[0] == sum(members) and group.ranks == sorted(members)
     for _ in range(30):
         process.group(range(size)).barrier()
+
+    # What nobody waits for keeps its buffer, and lets go of it in the end.
+    if size > 1:
+        apart = process.group(range(size))
+        buffer = np.full(300_000, rank, np.float32)
+        kept = weakref.ref(buffer)
+        if rank > 0:
+            apart.barrier()  # rank 0 has begun, and nobody has helped it to end
+        everyone.allreduce(buffer, asynchronous=True)
+        del buffer
+        if rank == 0:
+            assert kept() is not None
+            apart.barrier()
+        everyone.barrier()
+        assert everyone.barrier(asynchronous=True).wait()
+        if rank == 0:
+            assert kept() is None
 
     # Messages between two, unordered among tags.
     right, left = (rank + 1) % size, (rank - 1) % size

@@ -1,13 +1,21 @@
-"""An ordinary script for DistributedDataParallel or FullyShardedDataParallel; says what the model became."""
+"""An ordinary script for PyTorch's ways of data-parallel training; says what the model became.
 
-# pyright: reportOptionalMemberAccess=false, reportMissingImports=false
+Arguments: the backend; ddp, join (DDP with uneven inputs), zero (DDP and ZeroRedundancyOptimizer), fsdp, or
+fully_shard (FSDP of today).
+"""
 
+# pyright: reportOptionalMemberAccess=false, reportMissingImports=false, reportPrivateImportUsage=false
+
+import contextlib
 import hashlib
 import sys
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 backend, how = sys.argv[1:]
@@ -19,24 +27,41 @@ model = torch.nn.Sequential(
     torch.nn.Linear(64, 256), torch.nn.BatchNorm1d(256), torch.nn.ReLU(), torch.nn.Linear(256, 256),
     torch.nn.ReLU(), torch.nn.Linear(256, 10),
 )  # fmt: skip
-if how == "ddp":
+if how in ("ddp", "join", "zero"):
     wrapped: torch.nn.Module = DDP(model, bucket_cap_mb=1)
-else:
+elif how == "fsdp":
     wrapped = FSDP(model, device_id=torch.device("cpu"))
-optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+else:
+    wrapped = model
+    fully_shard(wrapped, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+if how == "zero":
+    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+else:
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
 data = torch.Generator().manual_seed(rank)
-for _ in range(5):
+steps = 5 if how != "join" else 5 + 3 * rank
+
+
+def step():
     x = torch.randn(32, 64, generator=data)
     y = torch.randint(0, 10, (32,), generator=data)
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(wrapped(x), y)
     loss.backward()
     optimizer.step()
+
+
+with contextlib.ExitStack() as stack:
+    if isinstance(wrapped, DDP) and how == "join":
+        stack.enter_context(wrapped.join())
+    for _ in range(steps):
+        step()
 if how == "fsdp":
     with FSDP.summon_full_params(wrapped):
         state = torch.cat([p.detach().flatten() for p in wrapped.parameters()])
 else:
-    state = torch.cat([p.detach().flatten() for p in wrapped.parameters()])
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in wrapped.parameters()]
+    state = torch.cat([p.detach().flatten() for p in whole])
 dist.barrier()
 if rank == 0:
     print("RESULT", hashlib.sha256(state.numpy().tobytes()).hexdigest())

@@ -1,9 +1,10 @@
 """What can go wrong, in words for the person who typed the command."""
 
 
-class CarmeRuntimeError(Exception):
+class CarmeRuntimeError(RuntimeError):
     """Something the user or the site can put right.
 
+    A RuntimeError, because that is what scripts catch from collectives of PyTorch.
     `message` is one sentence that says what was wrong, `remedy` one that says what to do.
     """
 

@@ -1,5 +1,7 @@
 """A group of ranks and what they do together."""
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +17,37 @@ _BARRIER, _ALLREDUCE, _BROADCAST, _REDUCE_SCATTER, _ALLGATHER, _ALLTOALL = range
 _BYTES = TYPES["uint8"]
 
 
-class Pending:
-    """A collective that runs in the background. Its buffers must not be touched until it is over."""
+class Kept:
+    """Buffers of collectives that run on although nobody waits for them any more."""
 
-    def __init__(self, handle: Any, buffers: tuple[Any, ...]) -> None:
+    def __init__(self) -> None:
+        self.held: deque[tuple[Any, tuple[Any, ...]]] = deque()
+
+    def add(self, handle: Any, buffers: tuple[Any, ...]) -> None:
+        """Keep `buffers` until `handle` is over."""
+        self.held.append((handle, buffers))
+
+    def sweep(self) -> None:
+        """Let go of what is over."""
+        with contextlib.suppress(IndexError):  # collecting garbage may have called this once more meanwhile
+            while self.held[0][0].done():
+                self.held.popleft()
+
+
+class Pending:
+    """A collective that runs in the background. Its buffers must not be touched until it is over.
+
+    Dropped before that, it leaves them to `kept`; without one, it is called off.
+    """
+
+    def __init__(self, handle: Any, buffers: tuple[Any, ...], kept: Kept | None = None) -> None:
         self._handle = handle
         self._buffers = buffers
+        self._kept = kept
+
+    def __del__(self) -> None:
+        if self._kept is not None and not self._handle.done():
+            self._kept.add(self._handle, self._buffers)
 
     def wait(self, timeout: int = -1) -> bool:
         """Wait at most `timeout` milliseconds; whether it is over. Raises what the collective raised."""
@@ -37,14 +64,15 @@ class Plan:
     With a wire type, what one run loses between nodes is added in the next (error feedback).
     """
 
-    def __init__(self, plan: Any, buffer: Any) -> None:
+    def __init__(self, plan: Any, buffer: Any, kept: Kept) -> None:
         self._buffer = buffer
+        self._kept = kept
         self.run: Callable[[], None] = plan.run
         self._start = plan.start
 
     def start(self) -> Pending:
         """Begin in the background."""
-        return Pending(self._start(), (self._buffer,))
+        return Pending(self._start(), (self._buffer,), self._kept)
 
 
 class Group:
@@ -69,6 +97,7 @@ class Group:
         core = load()
         self._context = context
         self._group = core.Group(context, ranks, timeout, links.algorithm(algorithm))
+        self._kept = Kept()  # goes after the core's group, which ends what still runs
         if links.to_be_measured() and len(ranks) == context.size > 1:
             times = self._group.measure_links()
             if times:
@@ -130,7 +159,8 @@ class Group:
     def plan_allreduce(self, array: Any, op: str = "sum", timeout: int = -1, wire: str = "") -> Plan:
         """Prepare an allreduce of `array` that will be run many times; see `allreduce`."""
         at, count, kind = locate(array)
-        return Plan(self._plan(self._group, at, count, kind, operation(op), timeout, wire_type(wire)), array)
+        plan = self._plan(self._group, at, count, kind, operation(op), timeout, wire_type(wire))
+        return Plan(plan, array, self._kept)
 
     def broadcast(
         self, array: Any, root: int = 0, label: str = "", timeout: int = -1, asynchronous: bool = False
@@ -303,6 +333,8 @@ class Group:
         asynchronous: bool = False,
         wire: int = 0,
     ) -> Pending | None:
+        if asynchronous and self._kept.held:
+            self._kept.sweep()
         call = self._group.submit if asynchronous else self._group.execute
         handle = call(
             kind,
@@ -318,7 +350,7 @@ class Group:
             timeout,
             wire,
         )
-        return Pending(handle, buffers) if asynchronous else None
+        return Pending(handle, buffers, self._kept) if asynchronous else None
 
 
 def operation(op: str) -> int:

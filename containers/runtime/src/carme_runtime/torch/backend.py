@@ -4,6 +4,7 @@
 # need not be installed where this is checked.
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportMissingImports=false
 
+import functools
 import json
 import os
 import queue
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from carme_runtime.collectives import Group, Pending
 from carme_runtime.collectives.errors import InvalidCall, Timeout
 from carme_runtime.gaspi import rendezvous
 from carme_runtime.gaspi.joining import join
-from carme_runtime.torch import hangs
+from carme_runtime.torch import hangs, monitored
 
 NAME = "carme"
 OPERATIONS = {
@@ -46,6 +48,23 @@ def register() -> None:
     """Make the backend known to torch. Does nothing when it is known already."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        _offer_monitored_barrier()
+
+
+def _offer_monitored_barrier() -> None:
+    """torch's function refuses all groups but Gloo's; let it take those of this backend, too."""
+    original = distributed_c10d.monitored_barrier
+
+    @functools.wraps(original)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        chosen = dist.group.WORLD if group is None else group
+        if not isinstance(chosen, ProcessGroupCarme):
+            return original(group, timeout, wait_all_ranks)
+        if isinstance(timeout, int | float):
+            timeout = timedelta(seconds=timeout)
+        return chosen.monitored_barrier(timeout, wait_all_ranks)
+
+    distributed_c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
 
 
 def _create(options: Any, _: Any) -> "ProcessGroupCarme":
@@ -175,12 +194,35 @@ class ProcessGroupCarme(dist.ProcessGroup):
         self._timeout = timeout
         self._later: queue.SimpleQueue[tuple[CarmeWork, Any] | None] = queue.SimpleQueue()
         self._completer: threading.Thread | None = None
-        self._name = ""
+        self._name = self._description = ""
         self.watch: hangs.Watch | None = None
 
     def getBackendName(self) -> str:
         """The name of the backend."""
         return NAME
+
+    # torch keeps these for groups that have backends of their own, and asks groups like this one for them.
+
+    def setGroupName(self, name: str) -> None:
+        """Under which torch finds the group again."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """What `setGroupName` was told."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """For people."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """What `setGroupDesc` was told."""
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Whose tensors it takes: torch looks for the host here before it saves in the background."""
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
     def complete_later(self, work: CarmeWork, future: Any) -> None:
         """Set `future` as soon as `work` is over."""
@@ -415,6 +457,23 @@ class ProcessGroupCarme(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> CarmeWork:
         """Wait for all members."""
         return CarmeWork(self, [self._begin(self._group.barrier, opts=opts)], [])
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False, *_: Any
+    ) -> None:
+        """Wait for all members, and say who did not come. The group can be used further when it fails.
+
+        Args:
+            timeout: None: that of the group.
+            wait_all_ranks: Wait for the others although a member was lost, to name all that are missing.
+
+        Raises:
+            Timeout: members did not come, or came too late. Where only the first member's answer is missing,
+                it is that one which is named.
+            PeerLost: members were lost, and all others came or were not waited for.
+        """
+        limit = _milliseconds(self._timeout if timeout is None else timeout)
+        monitored.wait_for_all(self._group, limit, wait_all_ranks)
 
     # Between two members
 
