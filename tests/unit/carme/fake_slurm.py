@@ -11,7 +11,9 @@ Every call is written to `calls.jsonl`.
 import fcntl
 import json
 import os
+import re
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 state = Path(__file__).absolute().parent / "state"
@@ -61,6 +63,32 @@ elif name == "sacctmgr":
         if str(line.get("JobIDRaw")) == number:
             line["AdminComment"] = text
     (state / "accounting.json").write_text(json.dumps(accounted))
+elif name == "scontrol" and (word := [one for one in sys.argv if re.match("ReservationName=.", one)]):
+    # As 24.11 answers: nodes are kept whole, and one that jobs use is not deleted.
+    known = state / "reservations"
+    lines = known.read_text().splitlines() if known.exists() else []
+    mine = [line for line in lines if line.startswith(word[0] + " ")]
+    values = dict(word.split("=") for word in sys.argv[2:] if "=" in word)
+    now = datetime.now(UTC)
+    for key in {"StartTime", "EndTime"} & set(values):
+        moment = now if values[key] == "now" else datetime.fromisoformat(values[key]).replace(tzinfo=UTC)
+        values[key] = str(int(moment.timestamp()))
+    if sys.argv[1] != "create" and not mine:
+        sys.exit("slurm_update error: Requested reservation is invalid")
+    if sys.argv[1] == "delete" and any(job.get("v") == values["ReservationName"] for job in jobs):
+        sys.exit(f"delete_reservation {word[0]}: Requested reservation is in use")
+    before = dict(part.split("=", 1) for part in mine[0].split()) if mine else {}
+    if "StartTime" in values and before and int(before["StartTime"]) <= now.timestamp():
+        sys.exit("slurm_update error: Reservation already started")
+    lines = [line for line in lines if line not in mine]
+    if sys.argv[1] != "delete":
+        after = before | values | {"TRES": "cpu=8", "Flags": "SPEC_NODES"}
+        lines.append(" ".join(f"{key}={value}" for key, value in after.items()))
+    known.write_text("".join(line + "\n" for line in lines))
+elif name == "scontrol" and sys.argv[1] == "update" and "ReservationName=" in sys.argv:
+    (job,) = [job for job in jobs if f"JobId={job['A']}" in sys.argv]
+    job["v"] = "(null)"
+    (state / "jobs.json").write_text(json.dumps(jobs))
 elif name == "scontrol" and sys.argv[1] == "update":
     values = dict(word.split("=") for word in sys.argv[2:])
     (job,) = [job for job in jobs if str(job["A"]) == values["JobId"]]

@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from carme.bookings import Hold
 from carme.broker import protocol
 from carme.broker.protocol import EventBatch, LogPart, Overview, StartEstimate
 from carme.config import load
 from carme.errors import BrokerUnavailable, InvalidRequest
-from carme.jobs import Cluster, Job, JobRequest, refusal
+from carme.jobs import Cluster, Job, JobRequest, Reservation, refusal
 from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
@@ -144,6 +145,18 @@ class BrokerClient:
         """For services: what the hub knows about a user's session; `session`: its name."""
         self._ask(protocol.Note, job_id=job_id, user=user, note=note, session=session)
 
+    def reservations(self) -> list[Reservation]:
+        """Slurm's reservations that have not ended; an ordinary user's are those that they may use."""
+        return self._ask(protocol.GetReservations)
+
+    def reserve(self, hold: Hold, user: str) -> Reservation:
+        """For services: make or change the reservation of `user`'s booking, so that it is as `hold` says."""
+        return self._ask(protocol.Reserve, hold=hold, user=user)
+
+    def release(self, name: str, user: str) -> None:
+        """For services: give back what a booking of `user` keeps; jobs that run in it are ended."""
+        self._ask(protocol.Release, name=name, user=user)
+
     def _ask(self, kind: Callable[..., protocol.Request], **values: Any) -> Any:
         request = _request(kind, values)
         line = _line(request)
@@ -229,6 +242,18 @@ class AsyncBrokerClient:
     async def note(self, job_id: int, user: str, note: SessionNote, session: str | None = None) -> None:
         """For services: what the hub knows about a user's session; `session`: its name."""
         await self._ask(protocol.Note, job_id=job_id, user=user, note=note, session=session)
+
+    async def reservations(self) -> list[Reservation]:
+        """Slurm's reservations that have not ended; an ordinary user's are those that they may use."""
+        return await self._ask(protocol.GetReservations)
+
+    async def reserve(self, hold: Hold, user: str) -> Reservation:
+        """For services: make or change the reservation of `user`'s booking, so that it is as `hold` says."""
+        return await self._ask(protocol.Reserve, hold=hold, user=user)
+
+    async def release(self, name: str, user: str) -> None:
+        """For services: give back what a booking of `user` keeps; jobs that run in it are ended."""
+        await self._ask(protocol.Release, name=name, user=user)
 
     async def _ask(self, kind: Callable[..., protocol.Request], **values: Any) -> Any:
         request = _request(kind, values)

@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from carme.bookings import Hold
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
-from carme.jobs import MAXIMUM_MINUTES, Cluster, Job, JobRequest, StartEstimate
+from carme.jobs import MAXIMUM_MINUTES, Cluster, Job, JobRequest, Reservation, StartEstimate
 from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
@@ -30,12 +31,15 @@ __all__ = [
     "GetLog",
     "GetOverview",
     "GetReport",
+    "GetReservations",
     "GetSession",
     "GetSessions",
     "LogPart",
     "Note",
     "Overview",
+    "Release",
     "Request",
+    "Reserve",
     "StartEstimate",
     "Submit",
     "TestStart",
@@ -146,6 +150,24 @@ class GetCluster(_Asked):
     result = TypeAdapter(Cluster)
 
 
+class GetReservations(_Asked):
+    method: Literal["reservations"] = "reservations"
+    result = TypeAdapter(list[Reservation])
+
+
+class Reserve(_Asked):
+    method: Literal["reserve"] = "reserve"
+    hold: Hold
+    user: str = Field(min_length=1, max_length=256)
+    result = TypeAdapter(Reservation)
+
+
+class Release(_Asked):
+    method: Literal["release"] = "release"
+    name: str = Field(min_length=1, max_length=64)
+    user: str = Field(min_length=1, max_length=256)
+
+
 class GetReport(_Asked):
     method: Literal["report"] = "report"
     job_id: int = Field(ge=1)
@@ -199,6 +221,9 @@ Request = (
     | GetCluster
     | GetOverview
     | GetReport
+    | GetReservations
+    | Reserve
+    | Release
     | GetEvents
     | GetSessions
     | GetSession

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from carme.broker import protocol
-from carme.broker.access import Peer, acting_for, owner_of_job
+from carme.broker.access import Peer, acting_for, owner_of_job, require_person
 from carme.broker.audit import AuditLog
+from carme.broker.bookings import Bookings
 from carme.broker.extensions import Extensions
 from carme.broker.feed import Feed
 from carme.broker.overview import Overview, SessionFigures
@@ -29,6 +30,7 @@ from carme.jobs import (
     Job,
     JobRequest,
     JobState,
+    Reservation,
     StartEstimate,
     check,
     partition_of,
@@ -66,6 +68,7 @@ class Broker:
         self._book = SessionBook(Store(settings.broker.state_directory), self._feed)
         self._watch = Watch(slurm, settings.slurm.poll_seconds, self._feed, self._book)
         self._extensions = Extensions(settings, slurm)
+        self._bookings = Bookings(settings, slurm)
         self._reports = Reports(settings, slurm, self._watch, self._feed)
         self._python = python
         self._images = ImageCatalogue(settings.images.directory)
@@ -152,6 +155,12 @@ class Broker:
                 return self._watch.cluster()
             case protocol.GetReport():
                 return await self._report(peer, request.job_id, request.user)
+            case protocol.GetReservations():
+                return self._may_use(peer, await self._bookings.reservations())
+            case protocol.Reserve():
+                return await self._reserve(peer, request)
+            case protocol.Release():
+                return await self._release(peer, request)
             case protocol.GetOverview():
                 return self._overview(peer)
             case protocol.GetEvents():
@@ -362,6 +371,37 @@ class Broker:
         async with self._accounting.take(peer.account.uid):
             return await self._reports.report(job)
 
+    def _may_use(self, peer: Peer, reservations: list[Reservation]) -> list[Reservation]:
+        if peer.trusted:
+            return reservations
+        return [one for one in reservations if peer.account.name in one.users]
+
+    async def _reserve(self, peer: Peer, request: protocol.Reserve) -> Reservation:
+        _require_service(peer)
+        hold = request.hold
+        what = {"name": hold.name, "nodes": hold.node_names, "start": hold.start.isoformat()}
+        what |= {"end": hold.end.isoformat(), "users": hold.users}
+        try:
+            for user in {request.user, *hold.users}:
+                require_person(await asyncio.to_thread(UnixAccount.named, user), self._settings)
+            kept = await self._bookings.reserve(hold, self._watch.cluster())
+        except CarmeError as error:
+            self._audit.record(peer, "reserve", request.user, error.code, message=error.message, **what)
+            raise
+        self._audit.record(peer, "reserve", request.user, "ok", **what)
+        return kept
+
+    async def _release(self, peer: Peer, request: protocol.Release) -> None:
+        _require_service(peer)
+        try:
+            await self._bookings.release(request.name)
+        except CarmeError as error:
+            result = {"name": request.name, "message": error.message}
+            self._audit.record(peer, "release", request.user, error.code, **result)
+            raise
+        self._audit.record(peer, "release", request.user, "ok", name=request.name)
+        self._watch.hurry()
+
     def _overview(self, peer: Peer) -> Overview:
         if not peer.observer:
             raise Denied(
@@ -390,6 +430,14 @@ class Broker:
             sessions=self._book.after(since, user),
             cursor=self._feed.cursor,
             complete=since is None,
+        )
+
+
+def _require_service(peer: Peer) -> None:
+    if not peer.trusted:
+        raise Denied(
+            f"{peer.account.name} may not make or change reservations; the site's portal does.",
+            "Book in the portal's calendar.",
         )
 
 

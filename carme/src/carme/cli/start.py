@@ -37,6 +37,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument("--time", help="how long it may run: 90 (minutes), 2h, 1:30:00 (default: the site's)")
     parser.add_argument("--partition", help="partition (default: the site's)")
     parser.add_argument("--account", help="account that pays (default: yours)")
+    parser.add_argument("--reservation", metavar="NAME", help="booking to run in (default: none)")
     parser.add_argument("--name", help="name of the job (default: the command's)")
     add_json(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -60,6 +61,7 @@ def _submit(options: argparse.Namespace) -> int:
             "cpus_per_node": options.cpus,
             "memory_mb_per_node": options.memory,
             "minutes": minutes,
+            "reservation": options.reservation,
             "workdir": os.getcwd(),  # noqa: PTH109 - no links resolved: the path must hold on the nodes
         }
     )

@@ -2,6 +2,7 @@
 
 from carme.config.settings import (
     DEFAULT_PATH,
+    BookingSettings,
     BrokerSettings,
     HubSettings,
     ImageSettings,
@@ -16,6 +17,7 @@ from carme.config.settings import (
 
 __all__ = [
     "DEFAULT_PATH",
+    "BookingSettings",
     "BrokerSettings",
     "HubSettings",
     "ImageSettings",

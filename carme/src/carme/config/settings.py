@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Self, get_args, get_origin
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -44,6 +45,14 @@ def _listen(text: str) -> str:
     return text
 
 
+def _zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"must be a time zone like 'Europe/Berlin' or 'UTC', not {name!r}") from None
+    return name
+
+
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Url = Annotated[str, AfterValidator(_url)]
 Word = Annotated[str, Field(min_length=1)]
@@ -54,10 +63,11 @@ class _Table(BaseModel):
 
 
 class SiteSettings(_Table):
-    """`[site]`: how the site calls itself and where users find it."""
+    """`[site]`: how the site calls itself, where users find it, and by which clock they live."""
 
     name: Word = "Carme"
     url: Url
+    time_zone: Annotated[str, AfterValidator(_zone)] = "UTC"
 
 
 class SlurmSettings(_Table):
@@ -115,13 +125,56 @@ class SessionSettings(_Table):
         return self
 
 
+class BookingSettings(_Table):
+    """`[bookings]`: GPUs that users book for later, in the portal's calendar.
+
+    Attributes:
+        enabled: Whether users may book at all.
+        longest_minutes: The longest booking.
+        notice_minutes: How long before its start a booking must be made.
+        horizon_days: How far ahead one may book.
+        at_a_time: Bookings of one user that are not over.
+        share_percent: Of a partition's GPUs of one type, how many may be booked at any moment.
+        gpu_hours: What one user may book in `budget_days`, those to come included; 0: no limit.
+        approval_gpu_hours: A booking of more than this needs a manager's approval; 0: none does.
+        grace_minutes: A booking in which nothing has run for so long since its start is given back; 0: never.
+    """
+
+    enabled: bool = False
+    longest_minutes: int = Field(default=1440, ge=1)
+    notice_minutes: int = Field(default=5, ge=0)
+    horizon_days: int = Field(default=28, ge=1, le=365)
+    at_a_time: int = Field(default=3, ge=1)
+    share_percent: int = Field(default=50, ge=1, le=100)
+    gpu_hours: int = Field(default=0, ge=0)
+    budget_days: int = Field(default=28, ge=1, le=365)
+    approval_gpu_hours: int = Field(default=0, ge=0)
+    grace_minutes: int = Field(default=15, ge=0)
+
+
+class PartitionBookingSettings(_Table):
+    """`[partitions.NAME.bookings]`: what differs from `[bookings]` in one partition."""
+
+    enabled: bool | None = None
+    longest_minutes: int | None = Field(default=None, ge=1)
+    notice_minutes: int | None = Field(default=None, ge=0)
+    horizon_days: int | None = Field(default=None, ge=1, le=365)
+    at_a_time: int | None = Field(default=None, ge=1)
+    share_percent: int | None = Field(default=None, ge=1, le=100)
+    gpu_hours: int | None = Field(default=None, ge=0)
+    budget_days: int | None = Field(default=None, ge=1, le=365)
+    approval_gpu_hours: int | None = Field(default=None, ge=0)
+    grace_minutes: int | None = Field(default=None, ge=0)
+
+
 class PartitionSettings(_Table):
-    """`[partitions.NAME]`: what differs from `[sessions]` in one partition."""
+    """`[partitions.NAME]`: what differs from `[sessions]` and `[bookings]` in one partition."""
 
     maximum_minutes: int | None = Field(default=None, ge=1)
     idle_minutes: int | None = Field(default=None, ge=0)
     idle_warning_minutes: int | None = Field(default=None, ge=1)
     extend: bool | None = None
+    bookings: PartitionBookingSettings = PartitionBookingSettings()
 
 
 class HubSettings(_Table):
@@ -165,6 +218,7 @@ class Settings(_Table):
     broker: BrokerSettings = BrokerSettings()
     images: ImageSettings = ImageSettings()
     sessions: SessionSettings = SessionSettings()
+    bookings: BookingSettings = BookingSettings()
     partitions: dict[Word, PartitionSettings] = {}
     hub: HubSettings = HubSettings()
     portal: PortalSettings = PortalSettings()
@@ -173,8 +227,13 @@ class Settings(_Table):
 
     def session_policy(self, partition: str) -> SessionSettings:
         """The rules for sessions in a partition: `[sessions]`, with what `[partitions.NAME]` changes."""
-        own = self.partitions.get(partition)
-        return self.sessions.model_copy(update=own.model_dump(exclude_none=True) if own else {})
+        own = self.partitions.get(partition, PartitionSettings())
+        return self.sessions.model_copy(update=own.model_dump(exclude_none=True, exclude={"bookings"}))
+
+    def booking_policy(self, partition: str) -> BookingSettings:
+        """The rules for bookings in a partition: `[bookings]`, with what its own `bookings` changes."""
+        own = self.partitions.get(partition, PartitionSettings()).bookings
+        return self.bookings.model_copy(update=own.model_dump(exclude_none=True))
 
     def secret(self, name: str) -> str:
         """The value of one secret, without the line's end.

@@ -52,7 +52,10 @@ class Licence(_Seen):
 
 
 class Reservation(_Seen):
-    """Nodes kept for somebody from `start` to `end` (UTC); processors and GPUs are over all of its nodes."""
+    """Nodes kept for somebody from `start` to `end` (UTC); processors and GPUs are over all of its nodes.
+
+    `maintenance`: Slurm's flag MAINT is set.
+    """
 
     name: str
     start: datetime
@@ -61,3 +64,4 @@ class Reservation(_Seen):
     users: list[str] = []
     cpus: int = 0
     gpus: int = 0
+    maintenance: bool = False

@@ -107,8 +107,8 @@ class JobRequest(_Asked):
     `environment` and `files` may hold secrets: they never leave the job's private folder. `files` (name to
     content) lie in `files/` of that folder, which the job finds by `CARME_JOB_FOLDER`.
 
-    Memory is in MiB (2**20 bytes), as in Slurm; processors and memory that are not named follow from the
-    share of the node's GPUs (see `carme.jobs.share`).
+    `reservation` is the name of the booking to run in. Memory is in MiB (2**20 bytes), as in Slurm.
+    Processors and memory that are not named follow from the share of the node's GPUs: `carme.jobs.share`.
     """
 
     name: Annotated[str, AfterValidator(_name)]
@@ -125,6 +125,7 @@ class JobRequest(_Asked):
     cpus_per_node: int | None = Field(default=None, ge=1, le=65_536)
     memory_mb_per_node: int | None = Field(default=None, ge=1, le=2**31 - 1)
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
+    reservation: Word | None = None
     workdir: Annotated[str, AfterValidator(_workdir)] | None = None
 
     @model_validator(mode="after")
@@ -145,6 +146,7 @@ class SessionOptions(_Asked):
     gpu_type: Word | None = None
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     partition: Word | None = None
+    reservation: Word | None = None
     title: str = Field(default="", max_length=80)
     app: Word = "lab"
 
@@ -169,4 +171,5 @@ class SessionOptions(_Asked):
             gpus_per_node=self.gpus_per_node,
             gpu_type=self.gpu_type,
             minutes=self.minutes,
+            reservation=self.reservation,
         )

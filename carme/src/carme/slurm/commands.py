@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from carme.bookings.models import Hold
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import (
     Cluster,
@@ -96,6 +97,42 @@ class SlurmCommands:
 
     async def reservations(self) -> list[Reservation]:
         return parsing.reservations(await _ask("scontrol", "--oneliner", "show", "reservation"))
+
+    async def make_reservation(self, hold: Hold) -> None:
+        # What the program calls "now" is later than what was now when the question was asked.
+        begun = hold.start <= datetime.now(UTC)
+        await _ask(
+            *["scontrol", "create", "reservation", f"ReservationName={hold.name}"],
+            *[f"StartTime={'now' if begun else _moment(hold.start)}", f"EndTime={_moment(hold.end)}"],
+            *[f"PartitionName={hold.partition}", f"Nodes={','.join(hold.node_names)}"],
+            f"Users={','.join(hold.users)}",
+        )
+
+    async def change_reservation(
+        self,
+        name: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        node_names: Iterable[str] = (),
+        users: Iterable[str] = (),
+    ) -> None:
+        changes = {
+            "StartTime": start and _moment(start),
+            "EndTime": end and _moment(end),
+            "Nodes": ",".join(node_names),
+            "Users": ",".join(users),
+        }
+        await _ask(
+            *["scontrol", "update", f"ReservationName={name}"],
+            *[f"{key}={value}" for key, value in changes.items() if value],
+        )
+
+    async def delete_reservation(self, name: str) -> None:
+        await _ask("scontrol", "delete", f"ReservationName={name}")
+
+    async def leave_reservation(self, job_id: int) -> None:
+        await _ask("scontrol", "update", f"JobId={job_id}", "ReservationName=")
 
     async def licences(self) -> list[Licence]:
         return parsing.licences(await _ask("scontrol", "--oneliner", "show", "licenses"))
@@ -230,6 +267,8 @@ def _arguments(order: Order) -> list[str]:
     ]
     if order.account:
         arguments.append(f"--account={order.account}")
+    if request.reservation:
+        arguments.append(f"--reservation={request.reservation}")
     if request.gpus_per_node:
         arguments.append(f"--gres={gres}")
     return arguments
@@ -257,6 +296,7 @@ def _order_of(job: Job) -> Order:
             gpus_per_node=job.gpus // nodes,
             gpu_type=job.gpu_type,
             minutes=job.minutes_limit or 1,
+            reservation=job.reservation or None,
         ),
         partition=job.partition,
         account=job.account or None,
@@ -279,6 +319,11 @@ def _script(submission: int = 1) -> str:
     program = Path(sysconfig.get_path("scripts")) / "carme-job"
     which = f" --submission {submission}" if submission > 1 else ""
     return f'#!/bin/sh\nexec {program}{which} "$PWD"\n'
+
+
+def _moment(moment: datetime) -> str:
+    """As scontrol reads it in the zone that `_TIMES` sets."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _separator() -> str:

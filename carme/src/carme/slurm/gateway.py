@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
+from carme.bookings.models import Hold
 from carme.jobs import Cluster, Job, JobRequest, Licence, Reservation, Share, StartEstimate
 from carme.jobs.limits import Limits
 from carme.slurm.account import UnixAccount
@@ -73,6 +74,30 @@ class Slurm(Protocol):
 
     async def reservations(self) -> list[Reservation]:
         """Reservations that have not ended."""
+        ...
+
+    async def make_reservation(self, hold: Hold) -> None:
+        """Keep nodes for users, from now where the start has passed; only Slurm's operators may."""
+        ...
+
+    async def change_reservation(
+        self,
+        name: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        node_names: Iterable[str] = (),
+        users: Iterable[str] = (),
+    ) -> None:
+        """Change what is given of a reservation. Slurm refuses another start of one that has begun."""
+        ...
+
+    async def delete_reservation(self, name: str) -> None:
+        """Give the nodes back; raises SlurmError with the code `reservation-in-use` while it has jobs."""
+        ...
+
+    async def leave_reservation(self, job_id: int) -> None:
+        """Let a waiting job wait like all others, without its reservation."""
         ...
 
     async def licences(self) -> list[Licence]:

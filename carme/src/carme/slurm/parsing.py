@@ -242,6 +242,7 @@ def reservations(output: str) -> list[Reservation]:
                 users=[user for user in _value(line, "Users").split(",") if user],
                 cpus=int(tres.get("cpu", 0)),
                 gpus=int(tres.get("gres/gpu", 0)),
+                maintenance="MAINT" in _value(line, "Flags").split(","),
             )
         )
     return found

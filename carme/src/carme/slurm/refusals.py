@@ -9,6 +9,30 @@ _ASK = "Ask an administrator"
 # (what Slurm writes, field of the request, message, remedy)
 _REFUSALS: list[tuple[str, str | None, str, str]] = [
     (
+        r"Requested nodes are busy|overlaps with another reservation",
+        "start",
+        "Other jobs or bookings have these nodes at that time.",
+        "Choose another time, or fewer nodes.",
+    ),
+    (
+        r"Reservation already started",
+        "start",
+        "The booking has begun, so its start cannot change any more.",
+        "Change its end, or delete it and book anew.",
+    ),
+    (
+        r"Access denied to requested reservation",
+        "reservation",
+        "You are not among those who may use this booking.",
+        "Choose one of your own bookings, or none.",
+    ),
+    (
+        r"Requested reservation is invalid",
+        "reservation",
+        "There is no such booking (any more), or it is not for this partition.",
+        "Choose one of your bookings that is not over, or none.",
+    ),
+    (
         r"[Ii]nvalid account|account or account/partition|InvalidAccount",
         "account",
         "Slurm does not let you use this account in this partition.",
@@ -69,6 +93,7 @@ _AWAY = re.compile(
     r"Protocol authentication error|munge"
 )
 _NO_ACCOUNTING = re.compile(r"[Aa]ccounting storage is disabled")
+_RESERVATION_IN_USE = re.compile(r"Requested reservation is in use")
 _GONE = re.compile(r"[Ii]nvalid job id|[Jj]ob has already finished|already completing or completed")
 
 
@@ -93,6 +118,12 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
             f"Slurm does not answer: {program} says {said!r}.",
             "Running jobs go on; try again in a moment, or tell an administrator.",
             code="slurm-away",
+        )
+    if _RESERVATION_IN_USE.search(output):
+        return SlurmError(
+            "Jobs wait or run in this booking.",
+            "End them first, or wait until they have ended.",
+            code="reservation-in-use",
         )
     for pattern, field, message, remedy in _REFUSALS:
         if re.search(pattern, output):

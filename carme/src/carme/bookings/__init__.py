@@ -1,0 +1,26 @@
+"""Bookings: nodes with GPUs that users keep for themselves for a time, as Slurm reservations."""
+
+from carme.bookings.models import NAME_PATTERN, Hold, Wish
+from carme.bookings.policy import Standing, board_of, check_rules, choose_nodes, needs_approval
+from carme.bookings.slots import Board, Claim, Need
+from carme.bookings.states import CAUSES, STATES, TRANSITIONS, BookingState, Cause, may_follow
+
+__all__ = [
+    "CAUSES",
+    "NAME_PATTERN",
+    "STATES",
+    "TRANSITIONS",
+    "Board",
+    "BookingState",
+    "Cause",
+    "Claim",
+    "Hold",
+    "Need",
+    "Standing",
+    "Wish",
+    "board_of",
+    "check_rules",
+    "choose_nodes",
+    "may_follow",
+    "needs_approval",
+]

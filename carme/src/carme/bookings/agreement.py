@@ -1,0 +1,60 @@
+"""What is to be done so that Slurm's reservations and the bookings agree again. Pure functions.
+
+Whatever was away for however long, the portal, the broker or Slurm: the bookings are what is to be, the
+reservations with names of ours are what is, and each look works out anew what is missing.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from carme.bookings.models import NAME_PATTERN, Hold
+from carme.jobs import Reservation
+
+__all__ = ["Plan", "differs", "is_ours", "plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+        keep: Reservations to make or to change; first those that are there, as they may make room.
+        release: Names of reservations that nobody has a booking for.
+    """
+
+    keep: list[Hold]
+    release: list[str]
+
+
+def plan(holds: Iterable[Hold], reservations: Iterable[Reservation], now: datetime) -> Plan:
+    """Compare what is to be with what is.
+
+    Args:
+        holds: Those of all bookings that are approved and not over.
+        reservations: All of Slurm's; those whose names are not ours are left alone.
+    """
+    wanted = {hold.name: hold for hold in holds if hold.end > now}
+    there = {one.name: one for one in reservations if is_ours(one.name)}
+    changed = [
+        hold for hold in wanted.values() if hold.name not in there or differs(hold, there[hold.name], now)
+    ]
+    changed.sort(key=lambda hold: (hold.name not in there, hold.start, hold.name))
+    return Plan(keep=changed, release=sorted(there.keys() - wanted.keys()))
+
+
+def is_ours(name: str) -> bool:
+    """Whether a reservation is Carme's to change."""
+    return re.fullmatch(NAME_PATTERN, name) is not None
+
+
+def differs(hold: Hold, reservation: Reservation, now: datetime) -> bool:
+    """Whether a reservation is not what it is to be; Slurm cannot change the start of one that has begun."""
+    begun = reservation.start <= now
+    return (
+        (reservation.start != hold.start and not begun)
+        or reservation.end != hold.end
+        or set(reservation.node_names) != set(hold.node_names)
+        or set(reservation.users) != set(hold.users)
+    )

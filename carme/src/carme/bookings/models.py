@@ -1,0 +1,98 @@
+"""What a user wants to book, and what Slurm is to keep for it."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from carme.jobs.requests import Word
+
+__all__ = ["NAME_PATTERN", "Hold", "Wish"]
+
+#: Reservations of Slurm with such names are Carme's; all others are the administrators' own.
+NAME_PATTERN = r"carme-[a-z0-9]{8}"
+
+_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
+MAXIMUM_MINUTES = 366 * 1440
+
+
+def _user(text: str) -> str:
+    if not _USER.fullmatch(text):
+        raise ValueError(f"holds {text[:40]!r}, which is no user name")
+    return text
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, text):
+        raise ValueError("must be 'carme-' and 8 lower-case letters or digits")
+    return text
+
+
+def _whole_seconds(moment: datetime) -> datetime:
+    if moment.microsecond:
+        raise ValueError("must be a whole second")
+    return moment
+
+
+User = Annotated[str, AfterValidator(_user)]
+Moment = Annotated[AwareDatetime, AfterValidator(_whole_seconds)]
+
+
+class Wish(BaseModel):
+    """Nodes that somebody wants: so many with so many GPUs of a type each, from `start` for `minutes`.
+
+    Nodes are booked whole, with their processors and memory: Slurm keeps parts of nodes only where it knows
+    which processors belong to which GPU, and all of a node's processors elsewhere, so that what is left of
+    the node is of no use to others. `users` may use the booking besides its owner.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partition: Word
+    gpu_type: Word
+    gpus_per_node: int = Field(ge=1, le=1024)
+    nodes: int = Field(default=1, ge=1, le=100_000)
+    start: Moment
+    minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
+    title: str = Field(default="", max_length=80)
+    users: list[User] = Field(default=[], max_length=100)
+
+    @property
+    def end(self) -> datetime:
+        """When it is over."""
+        return self.start + timedelta(minutes=self.minutes)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs on all nodes together."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def gpu_hours(self) -> float:
+        """What it costs."""
+        return self.gpus * self.minutes / 60
+
+
+class Hold(BaseModel):
+    """What Slurm is to keep for a booking: these nodes, whole.
+
+    `name` is the reservation's, see NAME_PATTERN.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, AfterValidator(_name)]
+    partition: Word
+    node_names: list[Word] = Field(min_length=1, max_length=10_000)
+    users: list[User] = Field(min_length=1, max_length=101)
+    start: Moment
+    end: Moment
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError("must end after it starts")
+        if len(set(self.node_names)) < len(self.node_names):
+            raise ValueError("names a node twice")
+        return self

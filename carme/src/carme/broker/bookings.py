@@ -1,0 +1,138 @@
+"""The reservations of Slurm that bookings need, and no others."""
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+
+from carme.bookings.agreement import differs, is_ours
+from carme.bookings.models import MAXIMUM_MINUTES, Hold
+from carme.config import Settings
+from carme.errors import Denied, InvalidRequest, SlurmError
+from carme.jobs import Cluster, Reservation
+from carme.slurm import Slurm
+from carme.wording import listing
+
+# However many calendars are open, Slurm is asked for its reservations at most this often.
+LOOK_SECONDS = 3.0
+
+
+class Bookings:
+    """Makes, changes and deletes reservations, one at a time, and knows which there are."""
+
+    def __init__(self, settings: Settings, slurm: Slurm) -> None:
+        self._settings = settings
+        self._slurm = slurm
+        self._turn = asyncio.Lock()
+        self._seen: list[Reservation] = []
+        self._seen_at = -LOOK_SECONDS
+
+    async def reservations(self) -> list[Reservation]:
+        """Those that have not ended, as Slurm knew them some seconds ago at most."""
+        async with self._turn:
+            if time.monotonic() >= self._seen_at + LOOK_SECONDS:
+                await self._look()
+            return self._seen
+
+    async def _look(self) -> dict[str, Reservation]:
+        self._seen = await self._slurm.reservations()
+        self._seen_at = time.monotonic()
+        return {one.name: one for one in self._seen}
+
+    async def reserve(self, hold: Hold, cluster: Cluster) -> Reservation:
+        """Make Slurm keep what a booking holds. What is kept already is left as it is.
+
+        Raises:
+            InvalidRequest: It holds something that there is not, or cannot be booked.
+            SlurmError: Slurm refused, or is away.
+        """
+        self._check(hold, cluster)
+        async with self._turn:
+            there = (await self._look()).get(hold.name)
+            if there is None:
+                await self._slurm.make_reservation(hold)
+            elif differs(hold, there, datetime.now(UTC)):
+                await self._change(hold, there)
+            else:
+                return there
+            kept = (await self._look()).get(hold.name)
+        if kept is None:
+            raise SlurmError(
+                f"Slurm has made the reservation {hold.name} and lost it again.",
+                "It is made anew in a moment.",
+                code="slurm-away",
+            )
+        return kept
+
+    async def _change(self, hold: Hold, there: Reservation) -> None:
+        # Slurm refuses to set what it has already once jobs run there, so only what differs is set.
+        await self._slurm.change_reservation(
+            hold.name,
+            start=hold.start if hold.start != there.start and there.start > datetime.now(UTC) else None,
+            end=hold.end if hold.end != there.end else None,
+            node_names=hold.node_names if set(hold.node_names) != set(there.node_names) else (),
+            users=hold.users if set(hold.users) != set(there.users) else (),
+        )
+
+    def _check(self, hold: Hold, cluster: Cluster) -> None:
+        now = datetime.now(UTC)
+        if not self._settings.booking_policy(hold.partition).enabled:
+            raise InvalidRequest(
+                f"GPUs of partition {hold.partition!r} cannot be booked.",
+                "An administrator can allow it in [bookings] of carme.toml.",
+                field="partition",
+            )
+        if hold.end <= now:
+            raise InvalidRequest("The booking is over.", "Book anew.", field="end")
+        if hold.end > now + timedelta(minutes=MAXIMUM_MINUTES):
+            raise InvalidRequest("A booking ends within a year.", "Book less.", field="end")
+        members = {one.name: one.node_names for one in cluster.partitions}
+        if hold.partition not in members:
+            raise InvalidRequest(
+                f"There is no partition {hold.partition!r}; there are: {listing(members)}.",
+                "Choose one of these.",
+                field="partition",
+            )
+        if strange := sorted(set(hold.node_names) - set(members[hold.partition])):
+            raise InvalidRequest(
+                f"The partition {hold.partition!r} has no node {strange[0]!r}.",
+                f"It has: {listing(members[hold.partition])}.",
+                field="node_names",
+            )
+
+    async def release(self, name: str) -> None:
+        """Give back what a booking keeps; right also when nothing is kept.
+
+        Jobs that wait for it wait like all others from then on; those that run in it are ended by Slurm.
+
+        Raises:
+            Denied: The reservation is not one of ours.
+            SlurmError: Slurm refused, or is away.
+        """
+        if not is_ours(name):
+            raise Denied(
+                f"The reservation {name!r} is not a booking of Carme's.", "Change it with 'scontrol'."
+            )
+        async with self._turn:
+            there = (await self._look()).get(name)
+            if there is None:
+                return
+            try:
+                await self._slurm.delete_reservation(name)
+            except SlurmError as error:
+                if error.code != "reservation-in-use":
+                    raise
+                await self._empty(there)
+            await self._look()
+
+    async def _empty(self, reservation: Reservation) -> None:
+        """Give back a reservation that jobs use."""
+        jobs = [job for job in await self._slurm.queue() if job.reservation == reservation.name]
+        for job in jobs:
+            if job.is_pending:
+                await self._slurm.leave_reservation(job.id)
+        now = datetime.now(UTC).replace(microsecond=0)
+        if not any(job.is_active and not job.is_pending for job in jobs) or reservation.start > now:
+            await self._slurm.delete_reservation(reservation.name)
+        elif reservation.end > now:
+            # Slurm deletes none in which jobs run. At its end it ends them, and then the reservation.
+            await self._slurm.change_reservation(reservation.name, end=now + timedelta(seconds=1))
