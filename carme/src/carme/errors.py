@@ -1,6 +1,7 @@
 """The errors of the platform: what was wrong, what was expected, what to do."""
 
 __all__ = [
+    "BrokerTimeout",
     "BrokerUnavailable",
     "CarmeError",
     "ConfigError",
@@ -68,6 +69,12 @@ class BrokerUnavailable(CarmeError):
     default_code = "broker-unavailable"
 
 
+class BrokerTimeout(BrokerUnavailable):
+    """The broker took too long; it may still do what it was asked."""
+
+    default_code = "broker-timeout"
+
+
 class SlurmError(CarmeError):
     """Slurm refused or does not answer."""
 
@@ -76,7 +83,10 @@ class SlurmError(CarmeError):
 
 _FAMILY = {
     kind.default_code: kind
-    for kind in (CarmeError, ConfigError, InvalidRequest, Denied, NotFound, BrokerUnavailable, SlurmError)
+    for kind in (
+        *(CarmeError, ConfigError, InvalidRequest, Denied, NotFound),
+        *(BrokerUnavailable, BrokerTimeout, SlurmError),
+    )
 }
 
 

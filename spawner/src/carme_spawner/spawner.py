@@ -20,7 +20,7 @@ from traitlets import Float, Instance, Integer, List, Unicode, default
 
 from carme.broker import AsyncBrokerClient
 from carme.config import SessionSettings, Settings
-from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound
+from carme.errors import BrokerTimeout, BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound
 from carme.jobs import Job, JobRequest, SessionOptions
 from carme.sessions import (
     STATES,
@@ -57,6 +57,8 @@ LONGEST_START = timedelta(minutes=3)
 #: Longest wait in the queue; a certificate has this much and a month more than the session's longest time.
 LONGEST_WAIT = timedelta(days=7)
 RESERVE = timedelta(days=30)
+#: Seconds that a broker which ended during a submission gets to come back.
+BROKERS_RETURN = 20
 #: Seconds that a server gets to answer the hub.
 ANSWER = 5.0
 #: Why a session ended whose job Slurm put back into the queue.
@@ -256,7 +258,7 @@ class CarmeSpawner(SlurmSpawner):
 
     async def submit(self, request: JobRequest) -> int:
         """Start the job; if the user gives up while the broker is at it, end it again."""
-        submission = asyncio.create_task(self.broker.submit(request, self.user.name))
+        submission = asyncio.create_task(self._submit(request))
         try:
             return await asyncio.shield(submission)
         except asyncio.CancelledError:
@@ -266,6 +268,28 @@ class CarmeSpawner(SlurmSpawner):
 
             in_background(asyncio.create_task(undo()))
             raise
+
+    async def _submit(self, request: JobRequest) -> int:
+        """Start the job, also if the broker ends while it is at it and another one takes its place.
+
+        What a broker has started ends with it, so what is not in Slurm's queue afterwards will not come.
+        """
+        try:
+            return await self.broker.submit(request, self.user.name)
+        except BrokerTimeout:
+            raise  # it may still be at it
+        except BrokerUnavailable as error:
+            for _ in range(BROKERS_RETURN):
+                await asyncio.sleep(1)
+                with contextlib.suppress(BrokerUnavailable):
+                    jobs = await self.broker.jobs(self.user.name)
+                    break
+            else:
+                raise error from None
+        begun = [job.id for job in jobs if job.name == request.name]
+        if begun:
+            self.log.info("%s had been submitted when the broker ended", self._log_name)
+        return max(begun) if begun else await self.broker.submit(request, self.user.name)
 
     async def until_ready(self) -> str:
         """Wait for the server's report; returns its URL.

@@ -41,6 +41,7 @@ class FakeBroker:
         self.socket = socket
         self.command: list[str] | None = FAKE_SESSION
         self.refuse: CarmeError | None = None
+        self.dies = ""  # "before" or "after" the next submission has reached Slurm; answers nothing
         self.answering = asyncio.Event()  # cleared: submits, but says so later
         self.answering.set()
         self.jobs: dict[int, Job] = {}
@@ -115,6 +116,8 @@ class FakeBroker:
                 if job_id not in self.jobs:
                     raise NotFound(f"There is no job {job_id}.")
                 return self.jobs[job_id]
+            case protocol.GetJobs(user=user):
+                return [job for job in self.jobs.values() if job.user == user and job.is_active]
             case protocol.GetEvents(cursor=cursor, wait=wait):
                 if cursor == str(self.version):
                     with contextlib.suppress(TimeoutError):
@@ -136,6 +139,9 @@ class FakeBroker:
     async def submit(self, request: protocol.Submit) -> int:
         if self.refuse:
             raise self.refuse
+        dies, self.dies = self.dies, ""
+        if dies == "before":
+            raise ConnectionAbortedError
         job_id = 100 + len(self.jobs)
         self.requests[job_id] = request
         assert request.user
@@ -157,6 +163,8 @@ class FakeBroker:
         if self.command:
             await self.run(job_id, self.command)
         await self.answering.wait()
+        if dies == "after":
+            raise ConnectionAbortedError
         return job_id
 
     def folder(self, job_id: int) -> Path:

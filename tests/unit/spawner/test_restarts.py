@@ -1,6 +1,7 @@
 """Sessions outlive the hub."""
 
 import asyncio
+import logging
 import sys
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 from carme.jobs import JobState
 from carme.sessions import Ending
 from carme_spawner import caretaker
+from carme_spawner.watcher import JobWatcher
 
 from .conftest import FAKE_SESSION, TOKEN, Site, eventually
 
@@ -179,3 +181,30 @@ async def test_a_session_that_the_hub_knows_is_no_stray(site: Site) -> None:
         assert site.hub.caretaker.strays() == []
         await site.down()
         await site.up()
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+async def test_a_broker_that_ends_during_a_submission_costs_no_session_and_no_second_job(
+    site: Site, dies: str
+) -> None:
+    site.broker.dies = dies
+    assert (await site.start()).status_code in (201, 202)
+    await eventually(site.is_ready, "the server is ready")
+    assert list(site.broker.jobs) == [100]
+
+
+async def test_a_broker_that_takes_too_long_is_not_asked_for_a_second_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.broker.command = None
+    site.broker.answering.clear()
+    broker = JobWatcher.shared(str(site.broker.socket), logging.getLogger()).broker
+    monkeypatch.setattr(broker, "timeout", 0.2)
+    assert (await site.start()).status_code in (202, 503)
+
+    async def given_up() -> bool:
+        return await site.server() is None
+
+    await eventually(given_up, "the start has failed")
+    site.broker.answering.set()
+    assert list(site.broker.jobs) == [100]

@@ -14,7 +14,7 @@ from carme.bookings import Hold
 from carme.broker import protocol
 from carme.broker.protocol import EventBatch, LogPart, Overview, StartEstimate
 from carme.config import load
-from carme.errors import BrokerUnavailable, InvalidRequest
+from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
 from carme.jobs import Cluster, Job, JobRequest, Reservation, refusal
 from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
@@ -57,17 +57,17 @@ def _result(request: protocol.Request, line: bytes, socket: Path) -> Any:
         raise _gone(socket, "its answer is not what this version of Carme expects") from None
 
 
-def _gone(socket: Path, why: object) -> BrokerUnavailable:
-    return BrokerUnavailable(
+def _gone(socket: Path, why: object, kind: type[BrokerUnavailable] = BrokerUnavailable) -> BrokerUnavailable:
+    return kind(
         f"The broker at {socket} does not answer: {why}.",
         "Try again in a moment; an administrator finds the cause with 'systemctl status carme-broker'.",
     )
 
 
-def _cause(error: OSError) -> str:
+def _failed(socket: Path, error: OSError) -> BrokerUnavailable:
     if isinstance(error, TimeoutError):
-        return "it took too long"
-    return (error.strerror or str(error)).lower()
+        return _gone(socket, "it took too long", BrokerTimeout)
+    return _gone(socket, (error.strerror or str(error)).lower())
 
 
 class BrokerClient:
@@ -77,8 +77,9 @@ class BrokerClient:
         socket: The broker's Unix socket; by default the one that `carme.toml` names.
         timeout: Seconds without an answer, beyond the time that a request itself waits.
 
-    Every method raises `BrokerUnavailable` when there is no broker, and what the broker refuses as
-    `InvalidRequest`, `Denied`, `NotFound` or `SlurmError`.
+    Every method raises `BrokerUnavailable` when there is no broker (`BrokerTimeout` when it takes too long
+    and may still do what it was asked), and what the broker refuses as `InvalidRequest`, `Denied`, `NotFound`
+    or `SlurmError`.
     """
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, timeout: float = TIMEOUT) -> None:
@@ -168,7 +169,7 @@ class BrokerClient:
                 with connection.makefile("rb") as stream:
                     answer = stream.readline()
         except OSError as error:
-            raise _gone(self.socket, _cause(error)) from None
+            raise _failed(self.socket, error) from None
         return _result(request, answer, self.socket)
 
 
@@ -262,7 +263,7 @@ class AsyncBrokerClient:
             async with asyncio.timeout(_patience(request, self.timeout)):
                 answer = await self._exchange(line)
         except OSError as error:
-            raise _gone(self.socket, _cause(error)) from None
+            raise _failed(self.socket, error) from None
         return _result(request, answer, self.socket)
 
     async def _exchange(self, line: bytes) -> bytes:
