@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -198,6 +199,20 @@ async def test_the_portal_signs_users_out_of_the_hub(site: Site) -> None:
     for token in (own, site.token(100)):
         assert (await site.api("GET", "user", token=token)).status_code == 200
     assert (await site.api("DELETE", "carme/logins/nobody")).status_code == 404
+
+
+async def test_who_signs_in_after_signing_out_stays_signed_in(site: Site) -> None:
+    site.broker.command = None
+    await site.start()
+    ada = user(site)
+    before, moment = ada.new_api_token(session_id="a-browser"), time.time()
+    after = ada.new_api_token(session_id="another-browser")
+    assert (await site.api("DELETE", "carme/logins/ada", json={"before": moment})).status_code == 204
+    assert (await site.api("GET", "user", token=before)).status_code == 403
+    assert (await site.api("GET", "user", token=after)).status_code == 200
+    for wrong in ("now", [1], 1e300):
+        response = await site.api("DELETE", "carme/logins/ada", json={"before": wrong})
+        assert response.status_code == 400
 
 
 async def test_the_token_of_a_session_reaches_nothing_but_its_own(site: Site) -> None:

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import sys
+import time
 from urllib.parse import parse_qs, urlsplit
 
 import jwt
@@ -73,8 +74,11 @@ def test_signing_out_needs_a_form(browser: Browser) -> None:
 @pytest.mark.parametrize("down", [False, True])
 def test_signing_out_tells_the_hub(browser: Browser, hub: FakeHub, at_once, down: bool) -> None:
     hub.down = down
+    begin = time.time()
     assert browser.send("/accounts/logout/", "/accounts/logout/").status_code == 302
-    assert hub.called("DELETE") == [("carme/logins/alice", None)]
+    [(path, body)] = hub.called("DELETE")
+    assert path == "carme/logins/alice"
+    assert begin <= body["before"] <= time.time()
     assert browser.get("/").status_code == 302, "also while the hub is away"
 
 

@@ -37,8 +37,8 @@ class Visitor:
 
     def __init__(self, url: str, certificate: str | None = None) -> None:
         self.url = url.rstrip("/") + "/"
-        self._ssl = ssl.create_default_context(cafile=certificate)
-        self.http = httpx.Client(verify=self._ssl, follow_redirects=True, timeout=60)
+        self.trust = ssl.create_default_context(cafile=certificate)
+        self.http = httpx.Client(verify=self.trust, follow_redirects=True, timeout=60)
 
     def __enter__(self) -> Visitor:
         return self
@@ -110,7 +110,7 @@ class Visitor:
 
     def kernel(self, server_url: str) -> NotebookKernel:
         """A notebook kernel on an opened session's server."""
-        return NotebookKernel(self.http, server_url, self._ssl)
+        return NotebookKernel(self.http, server_url, self.trust)
 
     def stop(self, name: str) -> None:
         """Confirm that the session is to stop."""

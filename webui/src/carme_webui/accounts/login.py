@@ -1,6 +1,7 @@
 """Signing in: local accounts by user name, no sign-up."""
 
 import logging
+import time
 from typing import Any
 
 from allauth.account import views
@@ -35,13 +36,15 @@ def sign_out(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and not request.user.is_authenticated:
         response["Clear-Site-Data"] = '"cookies"'
         if user:
-            errands.run(f"sign out {user}", lambda: _sign_out_of_hub(user))
+            # Whoever signs in again while the hub is being told is not meant.
+            moment = time.time()
+            errands.run(f"sign out {user} {moment}", lambda: _sign_out_of_hub(user, moment))
     return response
 
 
-def _sign_out_of_hub(user: str) -> None:
+def _sign_out_of_hub(user: str, moment: float) -> None:
     try:
-        Hub(settings.SITE).sign_out(user)
+        Hub(settings.SITE).sign_out(user, before=moment)
     except HubError as error:
         logger.warning("The hub could not be told that %s signed out: %s", user, error)
 

@@ -121,9 +121,12 @@ class Hub:
         response = self._ask("DELETE", _path(user, name), {"remove": True}, expected=(404,))
         return {404: Removal.UNKNOWN, 202: Removal.UNDER_WAY}.get(response.status_code, Removal.DONE)
 
-    def sign_out(self, user: str) -> None:
-        """End the user's logins at the hub and at their servers, in every browser."""
-        self._ask("DELETE", f"carme/logins/{quote(user, safe='')}", expected=(404,))
+    def sign_out(self, user: str, before: float) -> None:
+        """End the user's logins at the hub and at their servers, in every browser.
+
+        `before`: seconds since 1970; logins that are younger stay.
+        """
+        self._ask("DELETE", f"carme/logins/{quote(user, safe='')}", {"before": before}, expected=(404,))
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, expected: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import httpx
 from bs4 import BeautifulSoup
 
 from carme.broker import BrokerClient
@@ -233,7 +234,7 @@ class Scene:
         return visitor
 
     def sign_out(self, visitor: Visitor) -> None:
-        """The victim signs out at the portal in this browser, and after a while it is done everywhere.
+        """The victim signs out at the portal in this browser; returns once that is known everywhere.
 
         The victim's first browser, which stays signed in at the portal, opens its session again.
         """
@@ -241,8 +242,16 @@ class Scene:
         form = BeautifulSoup(page.text, "html.parser").select_one('form[action*="logout"]')
         if form is None:
             raise CarmeError("The portal's page has no form to sign out.")
-        visitor.send(page, form, {})
-        time.sleep(4)  # what nginx remembers is three seconds old at most
+        with httpx.Client(verify=visitor.trust, cookies=visitor.http.cookies) as thief:
+            visitor.send(page, form, {})
+            time.sleep(4)  # what nginx remembers is three seconds old at most
+            end = time.monotonic() + 15
+            # A busy site needs a moment longer; after that an attack counts.
+            while time.monotonic() < end:
+                if thief.get(f"{self.settings.site.url}{self.victim.base}api/contents").status_code != 200:
+                    break
+                time.sleep(0.5)
+            time.sleep(1)  # for what is open at the server
         self.victim.visitor.open(self.victim.session)
 
 
