@@ -9,6 +9,7 @@ from typing import Any
 from carme.broker import protocol
 from carme.errors import CarmeError, NotFound
 from carme.jobs import Cluster, Job, JobState, Node, Partition
+from carme.reports import Report
 from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -62,6 +63,7 @@ class FakeBroker:
         self.queue: dict[int, Job] = {}
         self.archive: dict[int, Job] = {}
         self.logs: dict[int, bytes] = {}
+        self.reports: dict[int, Report] = {}
         self.asked: list[protocol.Request] = []
         self.told: dict[str, Session] = {}
         self.refusal: CarmeError | None = None
@@ -136,6 +138,11 @@ class FakeBroker:
                     offset=offset + len(part),
                     size=len(self.logs[job_id]),
                 )
+            case protocol.GetReport(job_id=job_id):
+                self._known(job_id)
+                if job_id not in self.reports:
+                    raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
+                return self.reports[job_id]
             case protocol.Cancel(job_id=job_id):
                 for session in self.told.values():
                     if session.job_id == job_id:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.mirror import follow
 from carme_webui.jobs.models import Job, Mirror
@@ -109,14 +110,14 @@ def test_only_my_jobs_are_listed(browser: Browser, broker: FakeBroker) -> None:
     assert "mine" in page and "not mine" not in page
 
 
-@pytest.mark.parametrize("path", ["/jobs/2/", "/jobs/2/live/"])
+@pytest.mark.parametrize("path", ["/jobs/2/", "/jobs/2/live/", "/jobs/2/use/"])
 def test_another_persons_job_does_not_exist_for_me(browser: Browser, broker: FakeBroker, path: str) -> None:
     broker.logs[2] = b"secret"
     Job.store([broker.put(make_job(2, user="bob"))])
     answer = browser.get(path)
     assert answer.status_code == 404
     assert "secret" not in answer.content.decode()
-    assert not broker.asked_for("log")
+    assert not broker.asked_for("log") and not broker.asked_for("report")
 
 
 def test_a_job_shows_the_end_of_its_log_read_as_its_owner(browser: Browser, broker: FakeBroker) -> None:
@@ -132,6 +133,34 @@ def test_a_job_shows_the_end_of_its_log_read_as_its_owner(browser: Browser, brok
 def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeBroker) -> None:
     Job.store([broker.put(make_job(1))])
     assert "Job 1 has no log. Wait until it has started." in browser.get("/jobs/1/").content.decode()
+
+
+def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: FakeBroker) -> None:
+    curve = Curve(what="gpu", name="n1 <GPU> 0", start=0, step=15, values=[0.0, 0.5, 1.0])
+    broker.put(make_job(1))
+    broker.reports[1] = Report(
+        job=make_job(1),
+        source="live",
+        usage=Usage(seconds=60, gpus=[GpuUse(node="n1", gpu="0", busy=0.5, active=1.0)]),
+        efficiency={"gpu": 0.5},
+        curves=[curve],
+        advice=[Advice(topic="gpus", text="Ask <for> less.", change="--gpus 1")],
+    )
+    news()
+    assert 'hx-get="/jobs/1/use/"' in browser.get("/jobs/1/").content.decode()
+    part = browser.get("/jobs/1/use/").content.decode()
+    for said in ("50% used", "<polyline", "n1 &lt;GPU&gt; 0", "Ask &lt;for&gt; less.", "--gpus 1"):
+        assert said in part, said
+    assert "every 30s" in part
+    assert {request.user for request in broker.asked_for("report")} == {"alice"}
+
+
+def test_without_a_report_the_page_says_why(browser: Browser, broker: FakeBroker) -> None:
+    broker.put(make_job(1, state="COMPLETED", ended=NOW))
+    news()
+    part = browser.get("/jobs/1/use/").content.decode()
+    assert "Nothing is known of job 1. Ask again when it has run." in part
+    assert "every 30s" not in part
 
 
 def test_pages_work_while_the_broker_is_down(browser: Browser) -> None:

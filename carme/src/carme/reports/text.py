@@ -5,7 +5,7 @@ from html import escape
 from carme.jobs import minutes_text
 from carme.reports.models import Curve, Report
 
-__all__ = ["as_html", "as_text"]
+__all__ = ["as_fragment", "as_html", "as_text"]
 
 GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -19,12 +19,19 @@ _TITLES = {
 _COLOURS = ("#1f6fb2", "#c2571a", "#2e8540", "#7a3e9d", "#a81c3a", "#00727a", "#8a6d00", "#555")
 
 
-def facts(report: Report) -> list[tuple[str, str]]:
-    """What is told in words: titles and values."""
-    job, usage = report.job, report.usage
-    found = [
+def identity(report: Report) -> list[tuple[str, str]]:
+    """Which job it is, and how it stands: titles and values."""
+    job = report.job
+    return [
         ("Job", f"{job.id}  {job.name}"),
         ("State", job.state.lower() + (f". {job.explanation}" if job.explanation else "")),
+    ]
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """What is told of it in words: titles and values."""
+    job, usage = report.job, report.usage
+    found = [
         (
             "Asked for",
             f"{job.nodes} nodes, {job.gpus} GPUs{f' ({job.gpu_type})' if job.gpu_type else ''}, "
@@ -80,7 +87,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 def as_text(report: Report) -> str:
     """For a terminal."""
-    rows = facts(report)
+    rows = identity(report) + facts(report)
     width = max(len(title) for title, _ in rows)
     lines = [f"{title:<{width}}  {value}".rstrip() for title, value in rows]
     for what, title in _TITLES.items():
@@ -99,13 +106,10 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def as_html(report: Report) -> str:
-    """One page, with plots; it loads nothing from elsewhere."""
-    rows = "".join(
-        f"<tr><th>{escape(title)}</th><td>{escape(value)}</td></tr>" for title, value in facts(report)
-    )
+def as_fragment(report: Report) -> str:
+    """The facts, the plots and the advice, as a part of a page of HTML that says itself which job it is."""
     plots = "".join(
-        f"<h2>{escape(title)}</h2>{plot([curve for curve in report.curves if curve.what == what])}"
+        f"<h3>{escape(title)}</h3>{plot([curve for curve in report.curves if curve.what == what])}"
         for what, title in _TITLES.items()
         if any(curve.what == what for curve in report.curves)
     )
@@ -113,16 +117,26 @@ def as_html(report: Report) -> str:
         f"<li>{escape(one.text)}{f'<pre>{escape(one.change)}</pre>' if one.change else ''}</li>"
         for one in report.advice
     )
+    none = "<p>None; that looks well.</p>" if report.usage else "<p>None.</p>"
+    return f"{_table(facts(report))}{plots}<h3>Advice</h3>{f'<ul>{advice}</ul>' if advice else none}"
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    lines = (f"<tr><th>{escape(title)}</th><td>{escape(value)}</td></tr>" for title, value in rows)
+    return f"<table>{''.join(lines)}</table>"
+
+
+def as_html(report: Report) -> str:
+    """One page, with plots; it loads nothing from elsewhere."""
     title = escape(f"Job {report.job.id}")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>'
         "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
         "th{text-align:left;vertical-align:top;padding-right:1.5rem;font-weight:600;white-space:pre}"
         "td{white-space:pre-wrap}pre{background:#f3f3f3;padding:.4rem .6rem;margin:.2rem 0}"
-        "svg{width:100%;height:auto;background:#fafafa}h2{font-size:1rem;margin:1.5rem 0 .3rem}"
+        "svg{width:100%;height:auto;background:#fafafa}h3{font-size:1rem;margin:1.5rem 0 .3rem}"
         "</style></head><body>"
-        f"<h1>{title}</h1><table>{rows}</table>{plots}"
-        f"<h2>Advice</h2>{f'<ul>{advice}</ul>' if advice else '<p>None.</p>'}</body></html>\n"
+        f"<h1>{title}</h1>{_table(identity(report))}{as_fragment(report)}</body></html>\n"
     )
 
 

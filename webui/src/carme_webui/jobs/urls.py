@@ -18,4 +18,5 @@ urlpatterns = [
     path("", views.job_list, name="jobs"),
     path("<job_id:job_id>/", views.job, name="job"),
     path("<job_id:job_id>/live/", views.job_live, name="job-live"),
+    path("<job_id:job_id>/use/", views.job_use, name="job-use"),
 ]

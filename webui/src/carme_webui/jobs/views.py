@@ -3,10 +3,13 @@
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
+from carme.errors import CarmeError
 from carme.jobs import JobState, Phase
+from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
@@ -14,7 +17,7 @@ from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, Mirror
 from carme_webui.news import news
 
-__all__ = ["job", "job_list", "job_live"]
+__all__ = ["job", "job_list", "job_live", "job_use"]
 
 PER_PAGE = 25
 
@@ -78,6 +81,19 @@ def job(request: HttpRequest, job_id: int) -> HttpResponse:
 def job_live(request: HttpRequest, job_id: int) -> HttpResponse:
     """The part of a job's page that changes."""
     return render(request, "jobs/job_live.html", _job_context(request, job_id))
+
+
+@require_safe
+def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The part of a job's page that says what it uses of what it asked for, and what to change."""
+    found = get_object_or_404(own_jobs(signed_in(request)), id=job_id)
+    context: dict[str, object] = {"job": found}
+    try:
+        # All that comes from elsewhere is escaped there.
+        context["report"] = mark_safe(as_fragment(broker().report(found.id, user=found.user)))
+    except CarmeError as error:
+        context["failure"] = str(error)
+    return render(request, "jobs/job_use.html", context)
 
 
 def _job_context(request: HttpRequest, job_id: int) -> dict[str, object]:

@@ -933,6 +933,7 @@ for name, what, path in (
     ("session's live page", "opens its live part", "/sessions/SESSION/live/"),
     ("stop page", "opens the page that stops it", "/sessions/SESSION/stop/"),
     ("job's page", "opens the page of the victim's job, with its log", "/jobs/JOB/"),
+    ("job's use", "opens what the victim's job used", "/jobs/JOB/use/"),
 ):
     add(AREA, name, what, *page(path))
 for name, what, path in (
