@@ -1,10 +1,14 @@
 """Sentences for values that do not fit a model."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic_core import ErrorDetails
+if TYPE_CHECKING:
+    # Not all who want a plural want to wait for it.
+    from pydantic_core import ErrorDetails
 
 __all__ = ["listing", "nearest", "number", "place", "problem"]
 

@@ -1,30 +1,26 @@
 """`carme`: its commands, and how errors are told."""
 
 import argparse
+import importlib
 import os
 import sys
 
 from carme import __version__
-from carme.cli import cluster, config, jobs, report, sessions, start, validate
 from carme.errors import CarmeError
 
 OK, FAILED, USAGE = 0, 1, 2
 
 # Each adds its commands, which set `run`, a function of the options that returns the exit code.
-COMMANDS = (
-    cluster,
-    sessions,
-    jobs,
-    report,
-    start,
-    config,
-    validate,
-)
+COMMANDS = ("cluster", "sessions", "jobs", "report", "start", "data", "config", "validate")
+# These say all of their command line themselves, so that it alone is imported: the others take their time.
+ALONE = ("data",)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    first = arguments[0] if arguments else ""
+    options = _parser((first,) if first in ALONE else COMMANDS).parse_args(arguments)
     try:
         return options.run(options)
     except CarmeError as error:
@@ -38,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(parts: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="carme",
         description="Jobs and sessions on this cluster.",
@@ -46,6 +42,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"carme {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for part in COMMANDS:
-        part.add(commands)
+    for part in parts:
+        importlib.import_module(f"carme.cli.{part}").add(commands)
     return parser

@@ -1,0 +1,252 @@
+"""`carme data`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from carme.errors import InvalidRequest
+from carme.staging import Counts, Options, Problem, Progress, Result, copy, parse_size, sync
+from carme.staging.digests import ALGORITHMS
+from carme.staging.options import shown
+from carme.wording import number
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    parser = commands.add_parser("data", help="copy data quickly, verified, and compare copies")
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = parts.add_parser(
+        "copy",
+        help="copy a folder or file; run it again to go on, or to copy what has changed",
+        description="Copy the contents of folder SRC into folder DST, or file SRC to DST. What is there "
+        "already and unchanged is not copied again. Nothing at the destination is removed.",
+    )
+    _paths(command)
+    _how(command)
+    command.set_defaults(run=_copy)
+
+    command = parts.add_parser(
+        "sync",
+        help="copy, and remove from DST what SRC does not have",
+        description="Make folder DST the same as folder SRC: what SRC does not have is removed from DST.",
+    )
+    _paths(command)
+    command.add_argument(
+        "--dry-run", action="store_true", help="change nothing; say what would be copied, updated and removed"
+    )
+    _how(command)
+    command.set_defaults(run=_sync)
+
+
+def _paths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC")
+    parser.add_argument("destination", metavar="DST")
+
+
+def _how(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON event a line, for programs")
+    parser.add_argument("--quiet", action="store_true", help="no progress; only what went wrong, and the end")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: by cores)")
+    parser.add_argument("--bandwidth", metavar="SIZE", help="at most so much a second, for example 500M")
+    parser.add_argument(
+        "--operations", type=int, default=0, metavar="N", help="at most so many files and parts a second"
+    )
+    parser.add_argument(
+        "--verify",
+        choices=("read", "device", "none"),
+        default="read",
+        help="read every copied byte back (default); have it written to the device first and read it from "
+        "there; or neither",
+    )
+    parser.add_argument(
+        "--hash",
+        choices=ALGORITHMS,
+        default="",
+        help="digest of what is read from the device (default: xxh3)",
+    )
+    parser.add_argument(
+        "--contents", action="store_true", help="find changes by contents, not by size and time"
+    )
+    parser.add_argument("--no-attributes", action="store_true", help="leave out extended attributes and ACLs")
+    parser.add_argument(
+        "--durable", action="store_true", help="end only when the destination has everything on its device"
+    )
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    if arguments.operations < 0:
+        raise InvalidRequest(
+            "The number of operations a second must not be negative.", "Leave it out for no limit."
+        )
+    return Options(
+        workers=arguments.workers,
+        verify=arguments.verify,
+        hash=arguments.hash,
+        contents=arguments.contents,
+        bandwidth=parse_size(arguments.bandwidth) if arguments.bandwidth else 0,
+        operations=arguments.operations,
+        attributes=not arguments.no_attributes,
+        durable=arguments.durable,
+    )
+
+
+def _copy(arguments: argparse.Namespace) -> int:
+    teller = Teller(arguments.json, arguments.quiet)
+    return teller.end(copy(arguments.source, arguments.destination, _options(arguments), tell=teller))
+
+
+def _sync(arguments: argparse.Namespace) -> int:
+    teller = Teller(arguments.json, arguments.quiet, dry=arguments.dry_run)
+    result = sync(
+        arguments.source,
+        arguments.destination,
+        _options(arguments),
+        dry_run=arguments.dry_run,
+        tell=teller,
+    )
+    return teller.end(result)
+
+
+class Teller:
+    """Prints what happens: a line that is rewritten on a terminal, JSON events for programs.
+
+    Args:
+        events: Print JSON.
+        quiet: No progress.
+        dry: Nothing is really done.
+        verb: What was done with the files that are counted.
+    """
+
+    def __init__(self, events: bool, quiet: bool, *, dry: bool = False, verb: str = "copied") -> None:
+        self.events, self.quiet, self.dry, self.verb = events, quiet, dry, verb
+        self.terminal = not events and not quiet and sys.stderr.isatty()
+        self.recent: list[tuple[float, int, int]] = []
+        self.drawn = False
+
+    def __call__(self, what: Problem | Progress | tuple[str, str]) -> None:
+        """Tell one thing."""
+        if isinstance(what, Problem):
+            self._event("problem", path=what.path, reason=what.reason)
+            if not self.events:
+                self._wipe()
+                print(f"carme: {shown(what.path)}: {what.reason}", file=sys.stderr)
+        elif isinstance(what, tuple):
+            self._event("action", action=what[0], path=what[1])
+            if not self.events and not self.quiet:
+                print(f"would {what[0]} {shown(what[1])}")
+        elif self.events and not self.quiet:
+            self._event(
+                "progress", **asdict(what.counts), seconds=round(what.seconds, 2), **self._outlook(what)
+            )
+        elif self.terminal:
+            self._draw(what)
+
+    def _event(self, event: str, **values: Any) -> None:
+        if self.events:
+            # Bytes that are not UTF-8 become \\udcXX, which Python's json gives back as they were.
+            print(json.dumps({"event": event, **values}), flush=True)
+
+    def _outlook(self, progress: Progress) -> dict[str, Any]:
+        """The rate of the last seconds and, where the total is known, what is left."""
+        counts = progress.counts
+        done = counts.bytes_copied + counts.bytes_unchanged
+        self.recent = [*self.recent[-20:], (time.monotonic(), done, counts.files)]
+        (begun, first, first_files), (now, last, last_files) = self.recent[0], self.recent[-1]
+        span = max(now - begun, 0.001)
+        left = None
+        if progress.total_bytes is not None and progress.total_files is not None and progress.seconds > 1:
+            # Many small files take the time of files, few large ones that of bytes: the slower counts.
+            shares = [
+                (progress.total_bytes - last, (last - first) / span),
+                (progress.total_files - last_files, (last_files - first_files) / span),
+            ]
+            if all(rate > 0 or rest <= 0 for rest, rate in shares):
+                left = round(max((rest / rate if rest > 0 else 0.0) for rest, rate in shares), 1)
+        return {
+            "bytes_per_second": round((last - first) / span),
+            "files_per_second": round((last_files - first_files) / span, 1),
+            "total_bytes": progress.total_bytes,
+            "total_files": progress.total_files,
+            "seconds_left": left,
+        }
+
+    def _draw(self, progress: Progress) -> None:
+        outlook, counts = self._outlook(progress), progress.counts
+        done = counts.bytes_copied + counts.bytes_unchanged
+        text = f"{counts.files} files, {size(done)}, {size(outlook['bytes_per_second'])}/s"
+        if total := progress.total_bytes:
+            filled = min(20, 20 * done // total)
+            text = f"[{'#' * filled}{'.' * (20 - filled)}] {min(100, 100 * done // total)} %  {text}"
+            if outlook["seconds_left"] is not None:
+                text += f", {duration(outlook['seconds_left'])} left"
+        text = text[: max(20, shutil.get_terminal_size().columns - 1)]
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        self.drawn = True
+
+    def _wipe(self) -> None:
+        if self.drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self.drawn = False
+
+    def end(self, result: Result) -> int:
+        """Tell the result; the exit code."""
+        counts = result.counts
+        if self.events:
+            self._event(
+                "end",
+                ok=result.ok,
+                **asdict(counts),
+                seconds=round(result.seconds, 2),
+                warnings=result.warnings,
+                resumed=result.resumed,
+                workers=result.workers,
+                hash=result.hash,
+            )
+            return 0 if result.ok else 1
+        self._wipe()
+        for warning in result.warnings:
+            print(f"carme: not kept: {warning}", file=sys.stderr)
+        print(self.summary(counts, result))
+        if counts.problems:
+            what = number(counts.problems, "entry was", "entries were")
+            print(f"carme: {what} not {self.verb}; the reasons are above.", file=sys.stderr)
+        return 0 if result.ok else 1
+
+    def summary(self, counts: Counts, result: Result) -> str:
+        """One line."""
+        would = "Would have " if self.dry else ""
+        parts = [f"{self.verb} {number(counts.copied, 'file')} ({size(counts.bytes_copied)})"]
+        if counts.updated:
+            parts.append(f"updated {counts.updated}")
+        if counts.removed:
+            parts.append(f"removed {counts.removed}")
+        parts.append(f"{counts.unchanged} unchanged")
+        rate = f", {size(counts.bytes_copied / result.seconds)}/s" if result.seconds and not self.dry else ""
+        line = would + ", ".join(parts)
+        went = " It went on from an interrupted run." if result.resumed else ""
+        return f"{line[0].upper()}{line[1:]}, in {duration(result.seconds)}{rate}.{went}"
+
+
+def size(count: float) -> str:
+    """A number of bytes for people, in units of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """A time span for people."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -1,0 +1,12 @@
+"""Data to where the GPUs are: copied by many workers, verified, and resumed where it was interrupted.
+
+from carme.staging import Options, copy
+result = copy("/archive/imagenet", "/scratch/imagenet", Options(verify="device"))
+for problem in result.problems:
+    print(problem.path, problem.reason)
+"""
+
+from carme.staging.engine import copy, sync
+from carme.staging.options import Counts, Options, Problem, Progress, Result, parse_size
+
+__all__ = ["Counts", "Options", "Problem", "Progress", "Result", "copy", "parse_size", "sync"]

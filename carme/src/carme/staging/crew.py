@@ -1,0 +1,197 @@
+"""Processes that share the work, and the queue that feeds them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any, BinaryIO
+
+from carme.errors import CarmeError
+from carme.staging.work import Report, Stop, Task, Walker
+
+__all__ = ["CONTEXT", "Crew", "Queue"]
+
+#: A worker tells what it has done at least so often, in seconds.
+TELL = 0.25
+#: So many folders wait in memory; more go to a file.
+HELD = 100_000
+#: Forked: that is quick, and the workers inherit what they need.
+CONTEXT = multiprocessing.get_context("fork")
+_PR_SET_PDEATHSIG = 1
+
+
+class Queue:
+    """Tasks that wait. Folders come last, the newest of them first, so that few of them wait at a time."""
+
+    def __init__(self) -> None:
+        self.first: deque[Task] = deque()
+        self.batches: deque[Task] = deque()
+        self._folders: list[tuple[str, bool]] = []
+        self._spool: BinaryIO | None = None
+        self._blocks: list[int] = []
+
+    def folders(self, found: list[tuple[str, bool]]) -> None:
+        """Add folders."""
+        self._folders += found
+        while len(self._folders) > 2 * HELD:
+            self._spool = self._spool or tempfile.TemporaryFile()  # noqa: SIM115 - until the run ends
+            self._blocks.append(self._spool.seek(0, os.SEEK_END))
+            pickle.dump(self._folders[:HELD], self._spool)
+            del self._folders[:HELD]
+
+    def take(self, workers: int) -> list[Task]:
+        """What one worker is given next; empty when nothing waits."""
+        for tasks in (self.first, self.batches):
+            if tasks:
+                return [tasks.popleft()]
+        if not self._folders and self._blocks:
+            assert self._spool is not None
+            place = self._blocks.pop()
+            self._spool.seek(place)
+            self._folders = pickle.load(self._spool)
+            self._spool.truncate(place)
+        # Several at a time while there are many, one at a time towards the end, so that all end together.
+        count = max(1, min(64, len(self._folders) // (3 * workers)))
+        taken = self._folders[-count:]
+        del self._folders[-count:]
+        return [("folder", *each) for each in reversed(taken)]
+
+
+class Crew:
+    """Workers.
+
+    Args:
+        count: How many.
+        make: Makes what does the tasks, in the worker's process, from what tells whether batches are wanted.
+    """
+
+    def __init__(self, count: int, make: Callable[[Callable[[], bool]], Any]) -> None:
+        self.count = count
+        self._batches = CONTEXT.Value("i", 0)
+        self._connections: list[Connection] = []
+        self._processes: list[Any] = []
+        for _ in range(count):
+            ours, theirs = CONTEXT.Pipe()
+            others = [*self._connections, ours]
+            process = CONTEXT.Process(
+                target=_work, args=(theirs, others, make, self._wanted, os.getpid()), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+        self._idle = set(self._connections)
+
+    def _wanted(self) -> bool:
+        with self._batches.get_lock():
+            if self._batches.value >= 2 * self.count:
+                return False
+            self._batches.value += 1
+            return True
+
+    def run(self, queue: Queue, hear: Callable[[Report], None], tick: Callable[[], None]) -> None:
+        """Have all tasks done, also those that are found on the way.
+
+        Args:
+            queue: Where they wait.
+            hear: Called with each report; may add tasks.
+            tick: Called some times a second.
+
+        Raises:
+            CarmeError: A worker found that the run cannot go on, or died.
+        """
+        while True:
+            while self._idle and (tasks := queue.take(self.count)):
+                connection = self._idle.pop()
+                if tasks[0][0] == "names":
+                    with self._batches.get_lock():
+                        self._batches.value = max(0, self._batches.value - 1)
+                connection.send(tasks)
+            if len(self._idle) == self.count:
+                return
+            for connection in wait([each for each in self._connections if each not in self._idle], TELL):
+                assert isinstance(connection, Connection)
+                self._receive(connection, hear)
+            tick()
+
+    def _receive(self, connection: Connection, hear: Callable[[Report], None]) -> None:
+        try:
+            report: Report = connection.recv()
+        except (EOFError, ConnectionError):
+            process = self._processes[self._connections.index(connection)]
+            process.join(5)
+            raise CarmeError(
+                f"A worker ended unexpectedly (exit code {process.exitcode}).",
+                "If memory was short, use fewer workers. Run the same command again to go on from here.",
+            ) from None
+        if report.done:
+            self._idle.add(connection)
+        hear(report)
+        if report.stop:
+            raise CarmeError(
+                f"The copy had to stop: {report.stop}.",
+                "See to that, then run the same command again; what is copied is not copied again.",
+            )
+
+    def close(self) -> None:
+        """End the workers, at once."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            if len(self._idle) < self.count:
+                process.terminate()
+            process.join()
+
+
+def _work(
+    connection: Connection,
+    others: list[Connection],
+    make: Callable[[Callable[[], bool]], Callable[[Task], None]],
+    wanted: Callable[[], bool],
+    parent: int,
+) -> None:
+    # Whoever started us tells us when to end: by a signal if it is killed, whatever we are at.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in others:
+        other.close()
+    os.umask(0)
+    worker = make(wanted)
+    assert isinstance(worker, Walker) and callable(worker)
+    told = time.monotonic()
+
+    def flush(done: bool = False) -> None:
+        nonlocal told
+        report, worker.report = worker.report, Report()
+        report.done = done
+        connection.send(report)
+        told = time.monotonic()
+
+    worker.flush = flush
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            for task in connection.recv():
+                try:
+                    worker(task)
+                except Stop as stop:
+                    worker.report.stop = str(stop)
+                    break
+                except (OSError, RuntimeError, ValueError, TypeError, AssertionError):
+                    worker.report.stop = f"there is a defect in the program\n{traceback.format_exc()}"
+                    break
+                if time.monotonic() - told > TELL:
+                    flush()
+            flush(done=True)

@@ -1,0 +1,59 @@
+"""The digests that large files, manifests and images are known by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Protocol
+
+from carme.errors import InvalidRequest
+
+__all__ = ["ALGORITHMS", "Digest", "algorithm"]
+
+ALGORITHMS = ("xxh3", "blake3", "blake2b")
+
+
+class Digest(Protocol):
+    """What all of them have in common."""
+
+    def update(self, data: bytes | bytearray | memoryview, /) -> object: ...
+    def hexdigest(self) -> str: ...
+
+
+def algorithm(name: str = "", *, strong: bool = False) -> tuple[str, Callable[[], Digest]]:
+    """A digest's name and what makes one.
+
+    Args:
+        name: One of ALGORITHMS; empty: the fastest that is installed.
+        strong: With no name given, one that nobody can forge.
+
+    Raises:
+        InvalidRequest: There is no such digest, or its package is not installed.
+    """
+    wanted = (name,) if name else (("blake3", "blake2b") if strong else ALGORITHMS)
+    for each in wanted:
+        if each not in ALGORITHMS:
+            raise InvalidRequest(
+                f"There is no digest called {each!r}.", f"Choose from {', '.join(ALGORITHMS)}.", field="hash"
+            )
+        try:
+            return each, _maker(each)
+        except ModuleNotFoundError:
+            continue
+    raise InvalidRequest(
+        f"The digest {name} needs a Python package that is not installed here.",
+        "Install carme[staging], or choose blake2b.",
+        field="hash",
+    )
+
+
+def _maker(name: str) -> Callable[[], Digest]:
+    if name == "xxh3":
+        import xxhash  # pyright: ignore[reportMissingImports]
+
+        return xxhash.xxh3_128
+    if name == "blake3":
+        import blake3  # pyright: ignore[reportMissingImports]
+
+        return blake3.blake3
+    return lambda: hashlib.blake2b(digest_size=32)

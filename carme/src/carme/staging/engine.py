@@ -1,0 +1,343 @@
+"""Copying a tree: the plan, what the workers find, and the end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from carme.errors import CarmeError
+from carme.staging import alone, tree
+from carme.staging.crew import CONTEXT, Crew, Queue
+from carme.staging.digests import algorithm
+from carme.staging.journal import Journal, told
+from carme.staging.limits import Pace
+from carme.staging.options import KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
+from carme.staging.work import TRIES, Copier, Report
+
+__all__ = ["Tell", "copy", "sync"]
+
+#: Called with each problem as it is met, with what a dry run would do (`("remove", path)`), and some times a
+#: second with the progress.
+Tell = Callable[[Problem | Progress | tuple[str, str]], None]
+
+
+def copy(
+    source: str, destination: str, options: Options | None = None, *, tell: Tell | None = None
+) -> Result:
+    """Make `destination` a verified copy of `source`; what is there and unchanged is not copied again.
+
+    A folder's contents come into the folder `destination`, which is made if it is not there; what else is
+    in it stays. A file becomes the file `destination`, or comes into it if that is a folder. Files appear
+    under their names only when they are complete and verified. A run that was interrupted, by whatever,
+    goes on from there when it is started again.
+
+    Args:
+        source: A folder or a file.
+        destination: Where the copy goes.
+        options: How to copy.
+        tell: Called with problems and progress.
+
+    Returns:
+        What was done; its problems are files that could not be copied, with reasons.
+
+    Raises:
+        CarmeError: It cannot be begun, or the destination takes no more (full, quota, read-only).
+    """
+    return start("run", source, destination, options or Options(), False, False, tell=tell)
+
+
+def sync(
+    source: str,
+    destination: str,
+    options: Options | None = None,
+    *,
+    dry_run: bool = False,
+    tell: Tell | None = None,
+) -> Result:
+    """Copy, and remove from `destination` what `source` does not have.
+
+    Args:
+        source: A folder.
+        destination: Its copy.
+        options: How to copy.
+        dry_run: Change nothing; `tell` gets what would be done as pairs of `copy`, `update` or `remove` and
+            a path.
+        tell: Called with problems and progress.
+
+    Returns:
+        As for `copy`.
+
+    Raises:
+        CarmeError: As for `copy`.
+    """
+    return start("run", source, destination, options or Options(), True, dry_run, tell=tell)
+
+
+def start(name: str, *arguments: Any, tell: Tell | None) -> Any:
+    """Call a function of this module, in a process with no other threads."""
+    if threading.active_count() > 1:
+        return alone.run(name, *arguments, tell=tell)
+    return globals()[name](*arguments, tell=tell)
+
+
+def run(
+    source: str, destination: str, options: Options, replace: bool, dry: bool, *, tell: Tell | None
+) -> Result:
+    """What `copy` and `sync` do, in a process with one thread."""
+    source, destination = tree.check(source, destination)
+    single = None
+    if not os.path.isdir(source):
+        if replace:
+            raise CarmeError("Only folders can be synchronised.", "Use copy for a single file.")
+        if os.path.isdir(destination):
+            destination = os.path.join(destination, os.path.basename(source))
+        if os.path.realpath(destination) == source:
+            raise CarmeError("Source and destination are the same file.", "Name another destination.")
+        single = (os.path.basename(source), os.path.basename(destination))
+        source, destination = os.path.dirname(source), os.path.dirname(destination)
+    elif not dry and not os.path.isdir(destination):
+        try:
+            os.mkdir(destination, 0o700)
+        except OSError as error:
+            raise CarmeError(
+                f"The folder {tree.shown(destination)} cannot be made: {tree.reason(error)}.",
+                "Choose a place where you may write.",
+            ) from None
+    if dry and not os.path.isdir(destination):
+        raise CarmeError(
+            f"There is no folder {tree.shown(destination)} to compare with.", "Copying would copy everything."
+        )
+    return _Run(source, destination, options, tell, replace, dry, single).result
+
+
+def worker_count(options: Options, *paths: str) -> int:
+    """How many workers a run gets. Over a network they mostly wait, so there can be more than cores."""
+    if options.workers:
+        return options.workers
+    cores = len(os.sched_getaffinity(0))
+    return min(64, 4 * cores) if any(map(tree.is_network, paths)) else max(2, min(32, cores))
+
+
+@dataclass
+class _Large:
+    """A large file under way."""
+
+    identity: str
+    missing: int
+    sparse: bool
+
+
+class _Run:
+    def __init__(
+        self,
+        source: str,
+        destination: str,
+        options: Options,
+        tell: Tell | None,
+        replace: bool,
+        dry: bool,
+        single: tuple[str, str] | None,
+    ) -> None:
+        self.options, self.tell = options, tell
+        self.result = Result()
+        self.begun = time.monotonic()
+        self.queue = Queue()
+        self.large: dict[str, _Large] = {}
+        self.tries: dict[str, int] = {}
+        self.lost: set[str] = set()
+        self._told = 0.0
+        name, digest = algorithm(options.hash)
+        self.result.hash = name
+        self.result.workers = count = 1 if single else worker_count(options, source, destination)
+        if single and os.stat(os.path.join(source, single[0])).st_size >= PART:
+            self.result.workers = count = worker_count(options, source, destination)
+        journal = None
+        if not dry:
+            state = tree.STATE + ("-" + tree.partial_name(single[1])[len(tree.PARTIAL) :] if single else "")
+            about = f"{source} -> {destination}"
+            journal = Journal(os.path.join(destination, state), about, name)
+            self.result.resumed = journal.resumed
+            if journal.doubtful:
+                options = Options(**{**vars(options), "contents": True})
+        self.journal = journal
+        paces = Pace(CONTEXT, options.bandwidth), Pace(CONTEXT, options.operations)
+        with contextlib.ExitStack() as opened:
+            one = os.open(source, tree.FOLDER)
+            opened.callback(os.close, one)
+            other = os.open(destination, tree.FOLDER)
+            opened.callback(os.close, other)
+            seconds = journal is not None and journal.whole_seconds()
+
+            def make(share: Callable[[], bool]) -> Copier:
+                return Copier(
+                    one,
+                    other,
+                    options,
+                    digest,
+                    share,
+                    paces,
+                    replace=replace,
+                    dry=dry,
+                    seconds=seconds,
+                    leftovers=replace or (journal is not None and journal.resumed),
+                    rename=single,
+                )
+
+            finished = False
+            try:
+                crew = Crew(count, make)
+                try:
+                    with told(journal.folder) if journal else contextlib.nullcontext():
+                        self._work(crew, single)
+                    finished = True
+                finally:
+                    crew.close()
+            finally:
+                if journal is not None:
+                    journal.close(finished=finished)
+            if not single and not dry:
+                self._top(make, one, other)
+            if options.durable and not dry:
+                _write_out(other)
+        self.result.warnings = sorted(self.result.warnings)
+        self.result.seconds = time.monotonic() - self.begun
+        if tell:
+            tell(self._progress())
+
+    def _work(self, crew: Crew, single: tuple[str, str] | None) -> None:
+        if single:
+            self.queue.first.append(("names", "", [single[0]], False))
+        else:
+            self.queue.folders([("", False)])
+        self._drain(crew)
+        if self.journal is None:
+            return
+        # Files with several names: each once, then its other names.
+        for links in self.journal.links():
+            above, _, name = links[0].rpartition("/")
+            self.queue.first.append(("names", above, [name], False))
+            if len(self.queue.first) >= 1000:
+                self._drain(crew)
+        self._drain(crew)
+        for first, *others in self.journal.links():
+            if others and first in self.lost:
+                for path in others:
+                    self._problem(Problem(path, "the file could not be copied under its other name"))
+            elif others:
+                self.queue.first.append(("link", first, others))
+            if len(self.queue.first) >= 1000:
+                self._drain(crew)
+        self._drain(crew)
+        for paths in self.journal.folders(200):
+            self.queue.first.append(("settle", paths))
+            if len(self.queue.first) >= 100:
+                self._drain(crew)
+        self._drain(crew)
+
+    def _drain(self, crew: Crew) -> None:
+        crew.run(self.queue, self._hear, self._tick)
+
+    def _hear(self, report: Report) -> None:
+        self.result.counts.add(report.counts)
+        self.queue.folders(report.folders)
+        self.queue.batches.extend(report.batches)
+        self.result.warnings = list({*self.result.warnings, *report.warnings})
+        for problem in report.problems:
+            self.lost.add(problem.path) if len(self.lost) < KEPT_PROBLEMS else None
+            self._keep(problem)
+        if self.tell:
+            for action in report.actions:
+                self.tell(action)
+        if self.journal is None:
+            return
+        for device, inode, path in report.links:
+            self.journal.link(device, inode, path)
+        for path in report.waiting:
+            self.journal.folder_waits(path)
+        for path, identity, sparse in report.large:
+            self._begin(path, identity, sparse)
+        for path, number, digest in report.parts:
+            self.journal.part(path, number, digest)
+            if known := self.large.get(path):
+                known.missing -= 1
+                if not known.missing:
+                    self.queue.first.append(("complete", path, known.identity))
+        for path in report.failed:
+            self.large.pop(path, None)
+        for path in report.changed:
+            self._again(path)
+        self.journal.commit()
+
+    def _begin(self, path: str, identity: str, sparse: bool) -> None:
+        assert self.journal is not None
+        done = self.journal.large(path, identity)
+        size = int(identity.partition(":")[0])
+        missing = [number for number in range(-(-size // PART)) if number not in done]
+        self.large[path] = _Large(identity, len(missing), sparse)
+        self.result.counts.bytes_unchanged += size - sum(
+            min(PART, size - number * PART) for number in missing
+        )
+        for number in missing:
+            self.queue.first.append(("part", path, identity, number, sparse))
+        if not missing:
+            self.queue.first.append(("complete", path, identity))
+
+    def _again(self, path: str) -> None:
+        """A large file has changed while it was read: once more from its beginning, but not for ever."""
+        assert self.journal is not None
+        known = self.large.pop(path, None)
+        if known is None:
+            return
+        self.journal.forget(path)
+        waiting = [task for task in self.queue.first if task[1] != path]
+        self.queue.first.clear()
+        self.queue.first.extend(waiting)
+        self.tries[path] = self.tries.get(path, 1) + 1
+        if self.tries[path] > TRIES:
+            self._problem(Problem(path, "it changed while it was read"))
+            return
+        above, _, name = path.rpartition("/")
+        self.queue.first.append(("names", above, [name], False))
+
+    def _problem(self, problem: Problem) -> None:
+        self.result.counts.problems += 1
+        self._keep(problem)
+
+    def _keep(self, problem: Problem) -> None:
+        if len(self.result.problems) < KEPT_PROBLEMS:
+            self.result.problems.append(problem)
+        if self.tell:
+            self.tell(problem)
+
+    def _tick(self) -> None:
+        if self.tell and time.monotonic() - self._told >= 0.5:
+            self._told = time.monotonic()
+            self.tell(self._progress())
+
+    def _progress(self) -> Progress:
+        return Progress(self.result.counts, time.monotonic() - self.begun)
+
+    def _top(self, make: Any, source: int, destination: int) -> None:
+        """The top folder comes last: until now the journal was in it."""
+        copier: Copier = make(lambda: False)
+        try:
+            copier._settle(source, destination, os.fstat(source))
+        except OSError as error:
+            self._problem(Problem(".", tree.reason(error)))
+        self.result.warnings = list({*self.result.warnings, *copier.keeper.lost})
+
+
+def _write_out(descriptor: int) -> None:
+    """Have a whole file system written to its device."""
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+        error = OSError(ctypes.get_errno(), "")
+        raise CarmeError(
+            f"The destination could not be written to its device: {tree.reason(error)}.",
+            "Look at the device, then copy again with the contents compared.",
+        )

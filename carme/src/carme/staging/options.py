@@ -1,0 +1,151 @@
+"""What a run is asked for, and what it answers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from carme.errors import InvalidRequest
+
+__all__ = ["Counts", "Options", "Problem", "Progress", "Result", "parse_size"]
+
+#: A file of at least this size is copied in parts of this size, by several workers at once; in bytes.
+PART = 64 << 20
+#: How many problems a result holds; all are told as they come.
+KEPT_PROBLEMS = 10_000
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """The number of bytes in `500M`, `1.5G` or `4096` (units of 1024).
+
+    Raises:
+        InvalidRequest: The text is no such number.
+    """
+    trimmed = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = trimmed[-1:] if trimmed[-1:] in _UNITS else ""
+    try:
+        size = int(float(trimmed.removesuffix(unit)) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        size = 0
+    if size < 1:
+        raise InvalidRequest(f"{text!r} is not a size.", "Write a number of bytes, for example 500M or 1.5G.")
+    return size
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to copy.
+
+    Args:
+        workers: Processes that copy; 0: as many as cores, four times that over a network file system.
+        verify: `read` reads every copied byte back from the destination and compares; `device` first has it
+            written to the device and dropped from this host's memory, so that it is read from the device;
+            `none` does not read it back.
+        hash: Digest for large files and manifests: `xxh3` (fast), `blake3` (strong), or `blake2b` (strong,
+            slower, always there); empty: the first of these that is installed.
+        contents: Compare contents instead of size and time to find what has changed.
+        bandwidth: Bytes a second that are read and written at most; 0: no limit.
+        operations: Files and parts a second at most; 0: no limit.
+        attributes: Keep extended attributes and ACLs.
+        durable: Return only when the destination's file system has written everything to its device.
+    """
+
+    workers: int = 0
+    verify: Literal["read", "device", "none"] = "read"
+    hash: str = ""
+    contents: bool = False
+    bandwidth: int = 0
+    operations: int = 0
+    attributes: bool = True
+    durable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.workers > 256:
+            raise InvalidRequest(
+                f"The number of workers must be 0 to 256, not {self.workers}.", field="workers"
+            )
+        if self.verify not in ("read", "device", "none"):
+            raise InvalidRequest(
+                f"'verify' must be read, device or none, not {self.verify!r}.", field="verify"
+            )
+
+
+@dataclass
+class Counts:
+    """What a run did so far; sizes in bytes.
+
+    `copied` and `unchanged` are files of all kinds but folders; `updated` had only their attributes set.
+    """
+
+    folders: int = 0
+    copied: int = 0
+    unchanged: int = 0
+    updated: int = 0
+    removed: int = 0
+    different: int = 0
+    problems: int = 0
+    bytes_copied: int = 0
+    bytes_unchanged: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Add what another one counted."""
+        for name, value in vars(other).items():
+            if value:
+                setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def files(self) -> int:
+        """Files that were looked at."""
+        return self.copied + self.unchanged + self.updated
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A path below the source or the destination, and what was wrong with it.
+
+    `path` may hold surrogates for bytes that are not UTF-8 (`os.fsencode` gives the bytes).
+    """
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A moment of a run: what is done, what is known to be there in all (None: not yet), seconds so far."""
+
+    counts: Counts
+    seconds: float
+    total_files: int | None = None
+    total_bytes: int | None = None
+
+
+@dataclass
+class Result:
+    """What a run did.
+
+    `problems` are what could not be copied or, when verifying, what differs (the first 10,000 of them;
+    `counts.problems` and `counts.different` count all). `warnings` say what was not kept and why.
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    seconds: float = 0.0
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    resumed: bool = False
+    workers: int = 0
+    hash: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was done, and nothing differs."""
+        return not self.counts.problems and not self.counts.different
+
+
+def shown(path: str) -> str:
+    """A path for people: without bytes that would steer the terminal or break the line."""
+    text = os.fsencode(path).decode(errors="replace")
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -1,0 +1,423 @@
+"""Copies equal their source, on real file systems."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import stat
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.staging import Options, Problem, copy, parse_size, sync
+from carme.staging.tree import PARTIAL, STATE
+
+from .trees import carme_data, many, walk
+
+
+@pytest.fixture(params=["disk", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder on the disk, and one on tmpfs."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def left_behind(top: Path) -> list[str]:
+    """What a finished run must not leave."""
+    return [
+        name
+        for folder, folders, files in os.walk(top)
+        for name in folders + files
+        if name.startswith((PARTIAL, STATE))
+    ]
+
+
+def every_kind(top: Path) -> None:
+    """A tree with one of everything."""
+    many(top, 3, 5)
+    (top / "empty").mkdir()
+    (top / "nothing").touch()
+    (top / "deep/er/and/deeper").mkdir(parents=True)
+    (top / "deep/er/file").write_text("x")
+    os.link(top / "deep/er/file", top / "second name")
+    os.link(top / "deep/er/file", top / "deep/third")
+    (top / "link").symlink_to("deep/er/file")
+    (top / "dangling").symlink_to("/nowhere/at all")
+    (top / "round").symlink_to(".")
+    os.mkfifo(top / "fifo", 0o640)
+    with socket.socket(socket.AF_UNIX) as one:
+        here = Path.cwd()
+        os.chdir(top)
+        one.bind("socket")
+        os.chdir(here)
+    (top / "locked").mkdir(mode=0o700)
+    (top / "locked/file").write_text("y")
+    (top / "locked/file").chmod(0o4711)
+    (top / "shared").mkdir()
+    (top / "shared").chmod(0o2775)
+    os.utime(top / "link", ns=(5, 1_234_567_891), follow_symlinks=False)
+    for folder, folders, files in os.walk(top):
+        for number, name in enumerate(folders + files):
+            if not os.path.islink(path := os.path.join(folder, name)):
+                os.utime(path, ns=(7, 1_500_000_000_123_456_000 + number))
+    (top / "locked").chmod(0o500)
+
+
+def test_everything_is_kept(place: Path) -> None:
+    source, target = place / "source", place / "target"
+    source.mkdir()
+    every_kind(source)
+    os.setxattr(source / "d0/f1", "user.origin", b"\0\xff")
+    os.setxattr(source / "d1", "user.colour", b"red")
+    if os.geteuid() == 0:
+        os.chown(source / "d0/f0", 1234, 2345)
+        os.chown(source / "d2", 1234, 2345)
+        os.lchown(source / "link", 1234, 2345)
+    os.utime(source, ns=(1, 1_400_000_000_000_000_000))
+    result = copy(str(source), str(target))
+    assert result.ok and not result.problems and not result.warnings
+    assert walk(target) == walk(source)
+    assert not left_behind(target)
+    again = copy(str(source), str(target))
+    assert again.counts.copied == 0 and again.counts.updated == 0 and again.ok
+    assert again.counts.unchanged == result.counts.copied
+    assert walk(target) == walk(source)
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """An ACL as the kernel has it: tag, permissions, id."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+NOBODY = 0xFFFFFFFF
+ACL = acl((1, 6, NOBODY), (2, 4, 1234), (4, 0, NOBODY), (0x10, 4, NOBODY), (0x20, 0, NOBODY))
+
+
+def test_acls_are_kept(place: Path) -> None:
+    source, target = place / "source", place / "target"
+    many(source, 2, 2)
+    os.setxattr(source / "d0/f0", "system.posix_acl_access", ACL)
+    os.setxattr(source / "d1", "system.posix_acl_default", ACL)
+    assert copy(str(source), str(target)).ok
+    assert walk(target) == walk(source)
+    # A default ACL of the destination must not give anybody more than the source did.
+    other = place / "other"
+    other.mkdir()
+    os.setxattr(other, "system.posix_acl_default", ACL)
+    assert copy(str(source), str(other)).ok
+    assert walk(other) == walk(source)
+
+
+def test_an_acl_that_is_lost_widens_nothing() -> None:
+    from carme.staging.attributes import without_acl
+
+    wide = acl((1, 7, NOBODY), (2, 7, 1234), (4, 1, NOBODY), (0x10, 7, NOBODY), (0x20, 0, NOBODY))
+    assert without_acl(0o770, wide) == 0o710
+
+
+def test_sparse_files_stay_sparse(place: Path) -> None:
+    source, target = place / "source", place / "target"
+    source.mkdir()
+    for name, size in (("middling", 8 << 20), ("large", 200 << 20)):
+        with open(source / name, "wb") as file:
+            file.truncate(size)
+            file.seek(size // 2)
+            file.write(b"data" * 1024)
+    assert copy(str(source), str(target)).ok
+    assert walk(target) == walk(source)
+    for name in ("middling", "large"):
+        assert (target / name).stat().st_blocks <= (source / name).stat().st_blocks + 16
+
+
+@pytest.mark.parametrize("verify", ["read", "device", "none"])
+@pytest.mark.parametrize("hash", ["xxh3", "blake3", "blake2b"])
+def test_large_files_in_parts(tmp_path: Path, verify: str, hash: str) -> None:
+    if hash != "blake2b":
+        pytest.importorskip({"xxh3": "xxhash"}.get(hash, hash))
+    if verify != "device" and hash != "blake2b":
+        pytest.skip("only what is read from the device is known by its digest")
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    block = os.urandom(1 << 20)
+    with open(source / "large", "wb") as file:
+        for _ in range(131):
+            file.write(block)
+        file.write(b"and a bit")
+    assert copy(str(source), str(target), Options(verify=verify, hash=hash, workers=3)).ok  # type: ignore[arg-type]
+    assert walk(target) == walk(source)
+
+
+def test_only_what_changed_is_copied(place: Path) -> None:
+    source, target = place / "source", place / "target"
+    many(source, 4, 10)
+    copy(str(source), str(target))
+    (source / "d0/f0").write_text("longer than it was before")
+    (source / "d1/new").write_text("new")
+    (source / "d2/f1").chmod(0o600)
+    (source / "d3/sub").mkdir()
+    (source / "d3/sub/f").write_text("z")
+    os.setxattr(source / "d0/f5", "user.note", b"late")
+    (target / "d1/f3").write_text("changed at the destination")
+    (target / "d1/extra").write_text("stays")
+    result = copy(str(source), str(target))
+    assert (result.counts.copied, result.counts.updated) == (4, 2)
+    assert (target / "d1/extra").read_text() == "stays"
+    (target / "d1/extra").unlink()
+    os.utime(target / "d1", ns=(0, (source / "d1").stat().st_mtime_ns))
+    assert walk(target) == walk(source)
+
+
+def test_contents_are_compared_on_request(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    many(source, 1, 3)
+    copy(str(source), str(target))
+    status = (target / "d0/f1").stat()
+    with open(target / "d0/f1", "r+b") as file:
+        file.write(b"!")
+    os.utime(target / "d0/f1", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert copy(str(source), str(target)).counts.copied == 0
+    assert copy(str(source), str(target), Options(contents=True)).counts.copied == 1
+    assert walk(target) == walk(source)
+
+
+def test_sync_removes_what_is_gone(place: Path) -> None:
+    source, target = place / "source", place / "target"
+    many(source, 3, 4)
+    copy(str(source), str(target))
+    shutil.rmtree(source / "d0")
+    (source / "d1/f0").unlink()
+    (source / "d2/f0").unlink()
+    (source / "d2/f0").mkdir()
+    (source / "d2/f0/inside").write_text("a folder now")
+    (target / "outside").symlink_to("/etc")
+    before = walk(target)
+    told: list[object] = []
+    dry = sync(str(source), str(target), dry_run=True, tell=told.append)
+    assert walk(target) == before
+    assert {pair for pair in told if isinstance(pair, tuple)} == {
+        ("remove", "d0"),
+        ("remove", "d1/f0"),
+        ("remove", "d2/f0"),
+        ("remove", "outside"),
+        ("copy", "d2/f0/inside"),
+    }
+    assert dry.counts.removed == 4
+    # The four files below d0 count as well.
+    assert sync(str(source), str(target)).counts.removed == 8
+    assert walk(target) == walk(source)
+    assert Path("/etc/passwd").exists()
+
+
+def test_copy_leaves_another_kind_in_the_way(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    many(source, 2, 2)
+    target.mkdir()
+    (target / "d0").write_text("a file")
+    (target / "d1/f1").mkdir(parents=True)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (source / "d2").mkdir()
+    (source / "d2/f").write_text("x")
+    (target / "d2").symlink_to(outside)
+    result = copy(str(source), str(target))
+    assert {(problem.path, problem.reason.split(" of ")[0]) for problem in result.problems} == {
+        ("d0", "something that is no folder"),
+        ("d1/f1", "a folder"),
+        ("d2", "something that is no folder"),
+    }
+    assert not list(outside.iterdir()) and not result.ok
+    assert (target / "d1/f0").read_bytes() == (source / "d1/f0").read_bytes()
+
+
+def test_a_folder_of_very_many_files(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    many(source, 1, 7000, size=8)
+    many(source / "d0" / "below", 1, 3)
+    result = copy(str(source), str(target), Options(workers=3))
+    assert result.ok and result.counts.copied == 7003
+    assert walk(target) == walk(source)
+    for number in range(0, 7000, 2):
+        (source / "d0" / f"f{number}").unlink()
+    assert sync(str(source), str(target)).counts.removed == 3500
+    assert walk(target) == walk(source)
+
+
+def test_deep_trees_and_long_names(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    # Deeper than a path may be long.
+    here = os.open(source, os.O_RDONLY)
+    for _ in range(40):
+        os.mkdir("x" * 255, dir_fd=here)
+        deeper = os.open("x" * 255, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(os.open("y" * 255, os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    result = copy(str(source), str(target))
+    assert result.ok and result.counts.folders == 41 and result.counts.copied == 1
+    assert copy(str(source), str(target)).counts.unchanged == 1
+    (source / "empty").mkdir()
+    assert sync(str(source / "empty"), str(target)).counts.removed == 41
+    assert not list(target.iterdir())
+    subprocess.run(["rm", "-rf", str(source)], check=True)
+
+
+def test_one_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("contents")
+    assert copy(str(tmp_path / "a"), str(tmp_path / "b")).ok
+    assert (tmp_path / "b").read_text() == "contents"
+    (tmp_path / "folder").mkdir()
+    assert copy(str(tmp_path / "a"), str(tmp_path / "folder")).ok
+    assert (tmp_path / "folder/a").read_text() == "contents"
+    with open(tmp_path / "big", "wb") as file:
+        for _ in range(70):
+            file.write(os.urandom(1 << 20))
+    assert copy(str(tmp_path / "big"), str(tmp_path / "other")).ok
+    assert (tmp_path / "big").read_bytes() == (tmp_path / "other").read_bytes()
+    assert not left_behind(tmp_path)
+
+
+def test_what_cannot_be_begun(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    many(source, 1, 1)
+    (tmp_path / "file").touch()
+    inside = source / "d0" / "copy"
+    (tmp_path / "alias").symlink_to(source)
+    for wrong, error in (
+        ((tmp_path / "nowhere", tmp_path / "x"), NotFound),
+        ((source, tmp_path / "no/where"), NotFound),
+        ((source, inside), InvalidRequest),
+        ((source, tmp_path / "alias/d0/copy"), InvalidRequest),
+        ((source, source), InvalidRequest),
+        ((source / "d0", source), InvalidRequest),
+        ((source, tmp_path / "file"), InvalidRequest),
+        ((Path("/dev/null"), tmp_path / "x"), InvalidRequest),
+        ((tmp_path / "file", tmp_path / "file"), CarmeError),
+    ):
+        with pytest.raises(error):
+            copy(str(wrong[0]), str(wrong[1]))
+    assert not inside.exists()
+    for text in ("", "0", "-1", "5X", "many", "1e999"):
+        with pytest.raises(InvalidRequest):
+            parse_size(text)
+    assert parse_size("1.5k") == 1536 and parse_size("2 GiB") == 2 << 30
+
+
+def test_the_command(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    many(source, 2, 3)
+    ended = carme_data("copy", str(source), str(target))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("Copied 6 files (") and not ended.stderr
+    assert walk(target) == walk(source)
+    ended = carme_data("copy", str(source), str(target), "--json")
+    events = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert events[-1]["event"] == "end" and events[-1]["ok"] and events[-1]["unchanged"] == 6
+    assert any(event["event"] == "progress" for event in events)
+    (source / "d0/f0").unlink()
+    ended = carme_data("sync", "--dry-run", str(source), str(target))
+    assert ended.stdout.splitlines()[0] == "would remove d0/f0" and (target / "d0/f0").exists()
+    ended = carme_data("copy", str(source), str(source / "d0"))
+    assert ended.returncode == 1 and "lies in the source. Name one outside of it." in ended.stderr
+    ended = carme_data("copy", str(source), str(target), "--bandwidth", "fast")
+    assert ended.returncode == 1 and "'fast' is not a size." in ended.stderr
+    assert carme_data("copy", str(source)).returncode == 2
+
+
+def test_names_that_are_no_text_are_told_safely(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    name = b"a\xff\n\x1b[31m"
+    os.mkdir(os.path.join(os.fsencode(source), name))
+    target.mkdir()
+    with open(os.path.join(os.fsencode(target), name), "w"):
+        pass
+    ended = carme_data("copy", str(source), str(target))
+    assert ended.returncode == 1
+    assert "\x1b" not in ended.stderr and len(ended.stderr.splitlines()) == 2
+    ended = carme_data("copy", str(source), str(target), "--json")
+    (problem,) = (json.loads(line) for line in ended.stdout.splitlines() if '"problem"' in line)
+    assert os.fsencode(problem["path"]) == name
+
+
+def test_limits_hold(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    many(source, 2, 50, size=8)
+    (source / "file").write_bytes(bytes(3 << 20))
+    # A limit makes it slower; how slow it is without one does not matter.
+    assert copy(str(source), str(tmp_path / "one"), Options(operations=100)).seconds > 0.9
+    assert copy(str(source), str(tmp_path / "two"), Options(bandwidth=2 << 20)).seconds > 0.9
+
+
+def test_from_a_program_with_threads(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    many(source, 1, 3)
+    (target / "d0/f1").mkdir(parents=True)
+    told: list[object] = []
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        result = copy(str(source), str(target), tell=told.append)
+        with pytest.raises(NotFound):
+            copy(str(tmp_path / "nowhere"), str(target))
+    finally:
+        ended.set()
+        other.join()
+    assert result.counts.copied == 2
+    assert [problem.path for problem in told if isinstance(problem, Problem)] == ["d0/f1"]
+
+
+NAMES = st.binary(min_size=1, max_size=12).filter(
+    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+)
+FILES = st.tuples(st.just("file"), st.binary(max_size=200), st.integers(0, 0o777), st.integers(0, 2**40))
+LINKS = st.tuples(st.just("link"), NAMES)
+TREES = st.recursive(
+    st.dictionaries(NAMES, st.one_of(FILES, LINKS), max_size=5),
+    lambda below: st.dictionaries(NAMES, st.one_of(FILES, LINKS, below), max_size=5),
+    max_leaves=20,
+)
+
+
+def build(top: bytes, tree: dict[bytes, object]) -> None:
+    """Make a tree."""
+    os.makedirs(top, exist_ok=True)
+    for name, what in tree.items():
+        path = os.path.join(top, name)
+        if isinstance(what, dict):
+            build(path, what)
+        elif isinstance(what, tuple) and what[0] == "file":
+            with open(path, "wb") as file:
+                file.write(what[1])
+            os.chmod(path, what[2] | stat.S_IRUSR)
+            os.utime(path, ns=(what[3], what[3]))
+        elif isinstance(what, tuple):
+            os.symlink(what[1], path)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(first=TREES, second=TREES)
+def test_any_tree_becomes_any_other(first: dict[bytes, object], second: dict[bytes, object]) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        one, two, target = (Path(folder) / name for name in ("one", "two", "target"))
+        build(os.fsencode(one), first)
+        build(os.fsencode(two), second)
+        assert copy(str(one), str(target)).ok
+        assert walk(target) == walk(one)
+        assert sync(str(two), str(target)).ok
+        assert walk(target) == walk(two)

@@ -1,0 +1,324 @@
+"""Copies that are interrupted, starved or disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carme.errors import CarmeError
+from carme.staging import Problem, copy, sync
+from carme.staging.tree import PARTIAL, STATE
+
+from .trees import SOURCE, carme_data, command, many, walk
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems, or becomes another user")
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder on tmpfs, where much can be copied quickly."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def visible(target: Path) -> list[Path]:
+    """The files that have their final names, outside of what is still being built."""
+    return [
+        Path(folder) / name
+        for folder, folders, files in os.walk(target)
+        for name in files
+        if not (Path(folder) / name).is_symlink()
+        and not any(part.startswith((PARTIAL, STATE)) for part in (Path(folder) / name).parts)
+    ]
+
+
+def kill_at(source: Path, target: Path, delay: float, *more: str) -> bool:
+    """Start a copy and kill it; whether it was still at work."""
+    process = subprocess.Popen(
+        command("copy", str(source), str(target), *more), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        process.wait(delay)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    return process.wait() == -signal.SIGKILL
+
+
+def test_killed_at_any_moment(memory: Path) -> None:
+    source = memory / "source"
+    many(source / "small", 30, 40)
+    many(source / "huge", 1, 3000, size=16)
+    for number in range(2):
+        (source / f"large{number}").write_bytes(random.Random(number).randbytes(1 << 20) * 70)
+    os.link(source / "large0", source / "small" / "again")
+    (source / "link").symlink_to("large0")
+    outside = walk(source)
+    killed = 0
+    chance = random.Random(7)
+    for number in range(4):
+        target = memory / f"target{number}"
+        for _ in range(5):
+            if not kill_at(source, target, chance.uniform(0.1, 0.4)):
+                break
+            killed += 1
+            # Whatever has its name is whole.
+            for file in visible(target):
+                original = source / file.relative_to(target)
+                assert file.stat().st_size == original.stat().st_size
+                assert file.read_bytes() == original.read_bytes()
+        ended = carme_data("copy", str(source), str(target))
+        assert ended.returncode == 0, ended.stderr
+        assert walk(target) == outside
+        shutil.rmtree(target)
+    assert killed, "no run was interrupted: the test has tested nothing"
+    assert walk(source) == outside
+
+
+def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
+    source.mkdir()
+    (source / "large").write_bytes(os.urandom(1 << 20) * 640)
+    # Ten parts; a limit makes it last about six seconds.
+    slow = subprocess.Popen(
+        command(
+            "copy", str(source), str(target), "--bandwidth", "128M", "--workers", "1", "--verify", "none"
+        ),
+        stdout=subprocess.DEVNULL,
+    )
+    journal = target / STATE / "journal.sqlite"
+    deadline = time.monotonic() + 60
+    known = 0
+    while known < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        # In a copy of it: the run has the file to itself.
+        if journal.exists():
+            shutil.copy(journal, memory / "look")
+            with (
+                contextlib.suppress(sqlite3.Error),
+                contextlib.closing(sqlite3.connect(memory / "look")) as base,
+            ):
+                known = base.execute("SELECT count(*) FROM part").fetchone()[0]
+    slow.kill()
+    assert slow.wait() == -signal.SIGKILL and known >= 3
+    result = copy(str(source), str(target))
+    assert result.resumed and result.counts.bytes_copied <= (640 << 20) - known * (64 << 20)
+    assert walk(target) == walk(source)
+
+
+def test_a_changed_source_is_not_taken_for_what_was_begun(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
+    source.mkdir()
+    (source / "large").write_bytes(b"old" * (50 << 20))
+    (source / "gone").write_bytes(b"gone" * (30 << 20))
+    assert kill_at(source, target, 1.5, "--bandwidth", "60M")
+    assert any(target.glob(f"{PARTIAL}*"))
+    (source / "large").write_bytes(b"new" * (50 << 20))
+    (source / "gone").unlink()
+    assert copy(str(source), str(target)).ok
+    assert walk(target) == walk(source)
+
+
+def test_contents_are_compared_after_a_restart_of_the_host(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
+    many(source, 2, 5)
+    (source / "large").write_bytes(b"x" * (100 << 20))
+    assert kill_at(source, target, 1.5, "--bandwidth", "20M", "--workers", "1")
+    shutil.copytree(source / "d0", target / "d0", dirs_exist_ok=True)
+    status = (source / "d0/f0").stat()
+    (target / "d0/f0").write_bytes(bytes(status.st_size))
+    os.utime(target / "d0/f0", ns=(status.st_atime_ns, status.st_mtime_ns))
+    journal = target / STATE / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(journal)) as base, base:
+        base.execute("UPDATE run SET value = 'an earlier one' WHERE name = 'boot'")
+    assert copy(str(source), str(target)).ok
+    assert walk(target) == walk(source)
+
+
+def test_only_one_copies_to_a_place(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
+    source.mkdir()
+    (source / "large").write_bytes(bytes(100 << 20))
+    first = subprocess.Popen(command("copy", str(source), str(target), "--bandwidth", "5M"))
+    try:
+        while not (target / STATE / "lock").exists():
+            time.sleep(0.05)
+        second = carme_data("copy", str(source), str(target))
+        assert second.returncode == 1 and "is under way. Wait for it" in second.stderr
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_ctrl_c_ends_it_and_it_goes_on(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
+    source.mkdir()
+    (source / "large").write_bytes(b"1" * (100 << 20))
+    first = subprocess.Popen(
+        command("copy", str(source), str(target), "--bandwidth", "5M"), start_new_session=True
+    )
+    while not list(target.glob(f"{PARTIAL}*")):
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGINT)
+    assert first.wait(20) == 130
+    assert not (target / "large").exists()
+    result = copy(str(source), str(target))
+    assert result.ok and result.resumed and walk(target) == walk(source)
+
+
+def test_a_file_that_never_stops_changing(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
+    many(source, 1, 3)
+    (source / "busy").write_bytes(bytes(40 << 20))
+    (source / "busy large").write_bytes(bytes(100 << 20))
+    stop = threading.Event()
+
+    def scribble() -> None:
+        with open(source / "busy", "r+b") as one, open(source / "busy large", "r+b") as two:
+            while not stop.is_set():
+                for file in (one, two):
+                    file.seek(0)
+                    file.write(os.urandom(64))
+                    file.flush()
+                time.sleep(0.001)
+
+    writer = threading.Thread(target=scribble)
+    writer.start()
+    try:
+        result = copy(str(source), str(target))
+    finally:
+        stop.set()
+        writer.join()
+    assert {problem.path for problem in result.problems} == {"busy", "busy large"}
+    assert all(problem.reason == "it changed while it was read" for problem in result.problems)
+    assert sorted(os.listdir(target))[-1] == "d0" and not (target / "busy").exists()
+    assert copy(str(source), str(target)).ok
+    assert walk(target) == walk(source)
+
+
+@contextlib.contextmanager
+def mounted(place: Path, size: str) -> Iterator[Path]:
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@root
+@pytest.mark.parametrize("large", [False, True])
+def test_a_full_destination(tmp_path: Path, large: bool) -> None:
+    source = tmp_path / "source"
+    many(source, 5, 100, size=8000)
+    if large:
+        (source / "large").write_bytes(os.urandom(1 << 20) * 100)
+    with mounted(tmp_path / "target", "2m") as target:
+        with pytest.raises(CarmeError, match="there is no space left"):
+            copy(str(source), str(target))
+        for file in visible(target):
+            assert file.read_bytes() == (source / file.relative_to(target)).read_bytes()
+        ended = carme_data("copy", str(source), str(target))
+        assert ended.returncode == 1 and "Traceback" not in ended.stderr
+        subprocess.run(["mount", "-o", "remount,size=400m", str(target)], check=True)
+        assert copy(str(source), str(target)).ok
+        assert walk(target) == walk(source)
+
+
+@root
+def test_a_destination_that_can_only_be_read(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    many(source, 1, 2)
+    with mounted(tmp_path / "target", "2m") as target:
+        subprocess.run(["mount", "-o", "remount,ro", str(target)], check=True)
+        with pytest.raises(CarmeError, match="can only be read"):
+            copy(str(source), str(target))
+
+
+@root
+def test_what_may_not_be_read_is_told(memory: Path) -> None:
+    memory.chmod(0o755)
+    source, target = memory / "source", memory / "target"
+    many(source, 3, 3)
+    (source / "d0/f1").chmod(0)
+    (source / "d1").chmod(0)
+    (source / "d2/f2").chmod(0o6755)
+    os.chown(source / "d2/f2", 1234, 1234)
+    os.mknod(source / "device", 0o600 | 0o020000, os.makedev(1, 3))
+    target.mkdir()
+    os.chown(target, 65534, 65534)
+    program = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.cli import main; sys.exit(main())"
+    # The system's Python: the tests' own may lie where only root can look.
+    ended = subprocess.run(
+        ["/usr/bin/python3", "-I", "-c", program, "data", "copy", str(source), str(target)],
+        capture_output=True,
+        text=True,
+        user=65534,
+        group=65534,
+        extra_groups=[],
+    )
+    assert ended.returncode == 1
+    assert sorted(ended.stderr.splitlines()) == [
+        "carme: 3 entries were not copied; the reasons are above.",
+        "carme: d0/f1: you have no permission",
+        "carme: d1: you have no permission",
+        "carme: device: the system does not permit it",
+    ]
+    status = (target / "d2/f2").stat()
+    # Not another one's to be run as.
+    assert (status.st_uid, status.st_mode & 0o7777) == (65534, 0o755)
+    assert (target / "d0/f0").exists() and not (target / "d0/f1").exists()
+
+
+def test_a_symlink_on_the_way_is_not_followed(memory: Path) -> None:
+    source, target, outside = memory / "source", memory / "target", memory / "outside"
+    many(source / "a/b", 1, 3)
+    outside.mkdir()
+    target.mkdir()
+    (target / "a").mkdir()
+    (target / "a/b").symlink_to(outside)
+    assert [problem.path for problem in copy(str(source), str(target)).problems] == ["a/b"]
+    assert not list(outside.iterdir())
+    # Something planted under the name that a file has while it is incomplete is not written through either.
+    from carme.staging.tree import partial_name
+
+    (source / "one").write_text("secret")
+    (target / partial_name("one")).symlink_to(outside / "stolen")
+    copy(str(source), str(target))
+    assert (target / "one").read_text() == "secret" and not list(outside.iterdir())
+    assert sync(str(source), str(target)).ok
+    assert walk(target) == walk(source)
+
+
+def test_a_vanished_worker_is_told(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
+    source.mkdir()
+    (source / "large").write_bytes(b"1" * (100 << 20))
+    told: list[object] = []
+
+    process = subprocess.Popen(
+        command("copy", str(source), str(target), "--bandwidth", "5M", "--workers", "2"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(target.glob(f"{PARTIAL}*")):
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and "A worker ended unexpectedly" in errors and not told
+    result = copy(str(source), str(target), tell=told.append)
+    assert result.ok and walk(target) == walk(source)
+    assert not [each for each in told if isinstance(each, Problem)]
