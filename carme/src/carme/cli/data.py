@@ -11,9 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from carme.errors import InvalidRequest
-from carme.staging import Counts, Options, Problem, Progress, Result, copy, parse_size, sync
+from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack, parse_size, sync, verify
 from carme.staging.digests import ALGORITHMS
 from carme.staging.options import shown
+from carme.staging.packing import COMPRESSIONS
 from carme.wording import number
 
 
@@ -44,20 +45,62 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _how(command)
     command.set_defaults(run=_sync)
 
+    command = parts.add_parser(
+        "verify",
+        help="compare a copy with its source, byte by byte",
+        description="Compare DST with SRC: contents, and all that is kept besides. Nothing is changed. With "
+        "IMAGE alone, compare an image that was packed with the digest that it had then.",
+    )
+    command.add_argument("source", metavar="SRC | IMAGE")
+    command.add_argument("destination", metavar="DST", nargs="?", default="")
+    _printing(command)
+    command.add_argument(
+        "--device", action="store_true", help="read from the devices, not from this host's memory"
+    )
+    _pace(command)
+    command.set_defaults(run=_verify)
+
+    command = parts.add_parser(
+        "pack",
+        help="pack a folder into one image that jobs mount",
+        description="Pack the folder SRC into the squashfs image IMAGE, with its index and digest beside it, "
+        "and compare the two.",
+    )
+    command.add_argument("source", metavar="SRC")
+    command.add_argument("image", metavar="IMAGE")
+    _printing(command)
+    command.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: by cores)")
+    command.add_argument(
+        "--compression",
+        choices=tuple(COMPRESSIONS),
+        default="zstd",
+        help="how it is compressed (default: zstd)",
+    )
+    command.add_argument("--hash", choices=ALGORITHMS, default="", help="digest (default: blake3)")
+    command.set_defaults(run=_pack)
+
 
 def _paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("destination", metavar="DST")
 
 
-def _how(parser: argparse.ArgumentParser) -> None:
+def _printing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON event a line, for programs")
     parser.add_argument("--quiet", action="store_true", help="no progress; only what went wrong, and the end")
+
+
+def _pace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: by cores)")
     parser.add_argument("--bandwidth", metavar="SIZE", help="at most so much a second, for example 500M")
     parser.add_argument(
         "--operations", type=int, default=0, metavar="N", help="at most so many files and parts a second"
     )
+
+
+def _how(parser: argparse.ArgumentParser) -> None:
+    _printing(parser)
+    _pace(parser)
     parser.add_argument(
         "--verify",
         choices=("read", "device", "none"),
@@ -94,7 +137,26 @@ def _options(arguments: argparse.Namespace) -> Options:
         operations=arguments.operations,
         attributes=not arguments.no_attributes,
         durable=arguments.durable,
+        # For somebody, or something, that watches.
+        estimate=not arguments.quiet and (arguments.json or sys.stderr.isatty()),
     )
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    teller = Teller(arguments.json, arguments.quiet, verb="compared")
+    options = Options(
+        workers=arguments.workers,
+        verify="device" if arguments.device else "read",
+        bandwidth=parse_size(arguments.bandwidth) if arguments.bandwidth else 0,
+        operations=max(0, arguments.operations),
+    )
+    return teller.end(verify(arguments.source, arguments.destination, options, tell=teller))
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    teller = Teller(arguments.json, arguments.quiet, verb="packed")
+    options = Options(workers=arguments.workers, hash=arguments.hash)
+    return teller.end(pack(arguments.source, arguments.image, arguments.compression, options, tell=teller))
 
 
 def _copy(arguments: argparse.Namespace) -> int:
@@ -212,7 +274,7 @@ class Teller:
             return 0 if result.ok else 1
         self._wipe()
         for warning in result.warnings:
-            print(f"carme: not kept: {warning}", file=sys.stderr)
+            print(f"carme: note: {warning}", file=sys.stderr)
         print(self.summary(counts, result))
         if counts.problems:
             what = number(counts.problems, "entry was", "entries were")
@@ -221,6 +283,10 @@ class Teller:
 
     def summary(self, counts: Counts, result: Result) -> str:
         """One line."""
+        if self.verb == "compared":
+            same = f"{number(counts.unchanged, 'file is', 'files are')} the same"
+            other = f"{number(counts.different, 'entry differs', 'entries differ')}"
+            return f"{same} ({size(counts.bytes_unchanged)}), {other}, in {duration(result.seconds)}."
         would = "Would have " if self.dry else ""
         parts = [f"{self.verb} {number(counts.copied, 'file')} ({size(counts.bytes_copied)})"]
         if counts.updated:

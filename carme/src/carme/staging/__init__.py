@@ -6,7 +6,18 @@ for problem in result.problems:
     print(problem.path, problem.reason)
 """
 
-from carme.staging.engine import copy, sync
+from carme.staging.engine import copy, pack, sync, verify
 from carme.staging.options import Counts, Options, Problem, Progress, Result, parse_size
 
-__all__ = ["Counts", "Options", "Problem", "Progress", "Result", "copy", "parse_size", "sync"]
+__all__ = [
+    "Counts",
+    "Options",
+    "Problem",
+    "Progress",
+    "Result",
+    "copy",
+    "pack",
+    "parse_size",
+    "sync",
+    "verify",
+]

@@ -100,11 +100,11 @@ class Keeper:
                 os.setxattr(target, name, value)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT) and name.startswith("user."):
-                    self.lost.add(f"{name}: the file system has no room for an attribute of that size")
+                    self.lost.add(f"not kept: {name}: the destination has no room for it")
                 elif error.errno in (*_UNSUPPORTED, errno.EPERM, errno.EACCES, errno.EINVAL):
                     what = "ACLs" if name in (ACCESS, DEFAULT) else f"{name.split('.')[0]}.* attributes"
                     why = "may be set by root only" if error.errno in (errno.EPERM, errno.EACCES) else ""
-                    self.lost.add(f"{what}: {why or 'the destination does not support them'}")
+                    self.lost.add(f"not kept: {what}: {why or 'the destination does not support them'}")
                 else:
                     raise
                 if name == ACCESS:

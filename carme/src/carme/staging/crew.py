@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -17,9 +18,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, BinaryIO
 
 from carme.errors import CarmeError
-from carme.staging.work import Report, Stop, Task, Walker
+from carme.staging import tree
+from carme.staging.work import Report, Stop, Task, Walker, join
 
-__all__ = ["CONTEXT", "Crew", "Queue"]
+__all__ = ["CONTEXT", "Crew", "Queue", "Total"]
 
 #: A worker tells what it has done at least so often, in seconds.
 TELL = 0.25
@@ -153,6 +155,53 @@ class Crew:
             process.join()
 
 
+class Total:
+    """Counts the files below a folder, and their bytes, ahead of those who copy them.
+
+    Args:
+        top: Descriptor of the folder.
+    """
+
+    def __init__(self, top: int) -> None:
+        # Files, bytes, and whether these are all.
+        self._counted = CONTEXT.Array("q", 3, lock=False)
+        self._process = CONTEXT.Process(target=self._count, args=(top, os.getpid()), daemon=True)
+        self._process.start()
+
+    def known(self) -> tuple[int, int] | None:
+        """Files and bytes; None as long as not all are counted."""
+        return (self._counted[0], self._counted[1]) if self._counted[2] else None
+
+    def close(self) -> None:
+        """Count no more."""
+        self._process.kill()
+        self._process.join()
+
+    def _count(self, top: int, parent: int) -> None:
+        end_with(parent)
+        waiting = [""]
+        while waiting:
+            path = waiting.pop()
+            with contextlib.suppress(OSError), tree.folder(top, path) as here, os.scandir(here) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(join(path, entry.name))
+                        continue
+                    self._counted[0] += 1
+                    if entry.is_file(follow_symlinks=False):
+                        self._counted[1] += entry.stat(follow_symlinks=False).st_size
+        self._counted[2] = 1
+
+
+def end_with(parent: int) -> None:
+    """Have this process killed when the one that has forked it ends, whatever either is at."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _work(
     connection: Connection,
     others: list[Connection],
@@ -160,15 +209,13 @@ def _work(
     wanted: Callable[[], bool],
     parent: int,
 ) -> None:
-    # Whoever started us tells us when to end: by a signal if it is killed, whatever we are at.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with(parent)
     for other in others:
         other.close()
     os.umask(0)
+    # Millions of statuses come and go, none of them in a cycle: to look for cycles takes time.
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 50)
     worker = make(wanted)
     assert isinstance(worker, Walker) and callable(worker)
     told = time.monotonic()
@@ -180,7 +227,11 @@ def _work(
         connection.send(report)
         told = time.monotonic()
 
-    worker.flush = flush
+    def breathe() -> None:
+        if time.monotonic() - told > TELL:
+            flush()
+
+    worker.flush, worker.breathe = flush, breathe
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             for task in connection.recv():
@@ -192,6 +243,5 @@ def _work(
                 except (OSError, RuntimeError, ValueError, TypeError, AssertionError):
                     worker.report.stop = f"there is a defect in the program\n{traceback.format_exc()}"
                     break
-                if time.monotonic() - told > TELL:
-                    flush()
+                breathe()
             flush(done=True)

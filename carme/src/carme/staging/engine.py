@@ -13,14 +13,16 @@ from typing import Any
 
 from carme.errors import CarmeError
 from carme.staging import alone, tree
-from carme.staging.crew import CONTEXT, Crew, Queue
+from carme.staging.comparing import compare
+from carme.staging.crew import CONTEXT, Crew, Queue, Total
 from carme.staging.digests import algorithm
 from carme.staging.journal import Journal, told
 from carme.staging.limits import Pace
 from carme.staging.options import KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
+from carme.staging.packing import check_image, pack_image
 from carme.staging.work import TRIES, Copier, Report
 
-__all__ = ["Tell", "copy", "sync"]
+__all__ = ["Tell", "copy", "pack", "sync", "verify"]
 
 #: Called with each problem as it is met, with what a dry run would do (`("remove", path)`), and some times a
 #: second with the progress.
@@ -77,6 +79,67 @@ def sync(
         CarmeError: As for `copy`.
     """
     return start("run", source, destination, options or Options(), True, dry_run, tell=tell)
+
+
+def verify(
+    source: str, destination: str = "", options: Options | None = None, *, tell: Tell | None = None
+) -> Result:
+    """Compare a copy with its source, byte by byte and with all attributes; nothing is changed.
+
+    Args:
+        source: A folder or a file; or, with no destination, an image that `pack` has made, which is
+            compared with the digest that it had then.
+        destination: Its copy.
+        options: `verify="device"` has both sides read from their devices, as far as this host has written
+            out what it holds in memory.
+        tell: Called with differences and progress.
+
+    Returns:
+        The differences are its problems and counted as `different`; `unchanged` are files that are the same.
+
+    Raises:
+        CarmeError: One of them is not there.
+    """
+    return start("run_verify", source, destination, options or Options(), tell=tell)
+
+
+def pack(
+    source: str,
+    image: str,
+    compression: str = "zstd",
+    options: Options | None = None,
+    *,
+    tell: Tell | None = None,
+) -> Result:
+    """Pack a folder into one squashfs image, and compare the two.
+
+    Beside it come `IMAGE.json` (what it is, with its digest) and `IMAGE.index` (each file's path, size and
+    digest, one JSON object a line). The image appears under its name only when it is complete and compared.
+
+    Args:
+        source: The folder.
+        image: The image's file.
+        compression: `zstd`, `lz4` or `none`.
+        options: `hash` and `workers` count; the digest is a strong one unless another is named.
+        tell: Called with differences and progress.
+
+    Raises:
+        CarmeError: It cannot be made, or is not like the folder.
+    """
+    return start("run_pack", source, image, compression, options or Options(), tell=tell)
+
+
+def run_verify(source: str, destination: str, options: Options, *, tell: Tell | None) -> Result:
+    """What `verify` does, in a process with one thread."""
+    if not destination:
+        return check_image(source, tell=tell)
+    paths = [path for path in (source, destination) if os.path.exists(path)]
+    return compare(source, destination, options, tell=tell, workers=worker_count(options, *paths))
+
+
+def run_pack(source: str, image: str, compression: str, options: Options, *, tell: Tell | None) -> Result:
+    """What `pack` does, in a process with one thread."""
+    return pack_image(source, image, compression, options, tell=tell, workers=worker_count(options))
 
 
 def start(name: str, *arguments: Any, tell: Tell | None) -> Any:
@@ -152,6 +215,7 @@ class _Run:
         self.tries: dict[str, int] = {}
         self.lost: set[str] = set()
         self._told = 0.0
+        self.total: Total | None = None
         name, digest = algorithm(options.hash)
         self.result.hash = name
         self.result.workers = count = 1 if single else worker_count(options, source, destination)
@@ -192,6 +256,9 @@ class _Run:
             finished = False
             try:
                 crew = Crew(count, make)
+                if options.estimate and not single:
+                    self.total = Total(one)
+                    opened.callback(self.total.close)
                 try:
                     with told(journal.folder) if journal else contextlib.nullcontext():
                         self._work(crew, single)
@@ -321,7 +388,8 @@ class _Run:
             self.tell(self._progress())
 
     def _progress(self) -> Progress:
-        return Progress(self.result.counts, time.monotonic() - self.begun)
+        total = self.total.known() if self.total else None
+        return Progress(self.result.counts, time.monotonic() - self.begun, *(total or (None, None)))
 
     def _top(self, make: Any, source: int, destination: int) -> None:
         """The top folder comes last: until now the journal was in it."""

@@ -50,6 +50,7 @@ class Options:
         bandwidth: Bytes a second that are read and written at most; 0: no limit.
         operations: Files and parts a second at most; 0: no limit.
         attributes: Keep extended attributes and ACLs.
+        estimate: Count the source in a process of its own, so that the progress tells totals.
         durable: Return only when the destination's file system has written everything to its device.
     """
 
@@ -61,6 +62,7 @@ class Options:
     operations: int = 0
     attributes: bool = True
     durable: bool = False
+    estimate: bool = False
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.workers > 256:

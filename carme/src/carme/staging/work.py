@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import operator
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from carme.staging.digests import Digest
 from carme.staging.limits import Pace
 from carme.staging.options import PART, Counts, Options, Problem
 
-__all__ = ["Copier", "Report", "Stop", "Walker"]
+__all__ = ["Copier", "Report", "Stop", "Walker", "join", "same_contents", "statuses"]
 
 #: Files up to this size are read in one go; in bytes.
 SMALL = 1 << 20
@@ -59,6 +60,7 @@ class Report:
     waiting: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     actions: list[tuple[str, str]] = field(default_factory=list)
+    digests: list[tuple[str, int, str]] = field(default_factory=list)
     warnings: set[str] = field(default_factory=set)
     stop: str = ""
     done: bool = False
@@ -103,7 +105,9 @@ class Walker:
         self.share = share
         self.bandwidth, self.operations = paces
         self.report = Report()
+        #: Tells what is done, at once or if that was not done for a while.
         self.flush: Callable[[], None] = lambda: None
+        self.breathe: Callable[[], None] = lambda: None
         self.buffers = bytearray(BLOCK), bytearray(BLOCK)
         # Reading should not count as an access; only owners may ask for that.
         self._read = _READ | os.O_NOATIME
@@ -160,6 +164,8 @@ class Copier(Walker):
         self.clone = True
         self.links = True
         self.plain_owner = False
+        #: How much of the part at hand is told already, in bytes; None: it is told at its end.
+        self.told: int | None = None
 
     def __call__(self, task: Task) -> None:
         """Do one task.
@@ -234,6 +240,9 @@ class Copier(Walker):
                     raise FileNotFoundError
                 target = os.open(name, tree.FOLDER, dir_fd=parent)
             except FileNotFoundError:
+                if self.dry:
+                    yield None, True
+                    return
                 building = tree.partial_name(name) if whole else ""
                 target, empty = self._make(parent, building or name)
             try:
@@ -334,7 +343,7 @@ class Copier(Walker):
             try:
                 tree.remove(target, name)
             except OSError as error:
-                self.problem(_join(path, name), error)
+                self.problem(join(path, name), error)
 
     def _remove_gone(self, source: int, target: int, path: str) -> bool:
         """Remove what the source does not have; whether there was any."""
@@ -353,7 +362,7 @@ class Copier(Walker):
         return bool(gone)
 
     def _remove(self, target: int, path: str, name: str) -> None:
-        where = _join(path, name)
+        where = join(path, name)
         if self.dry:
             self.report.actions.append(("remove", where))
             self.report.counts.removed += 1
@@ -376,11 +385,11 @@ class Copier(Walker):
                 if entry.is_file(follow_symlinks=False):
                     self._file(source, name, target, path, direct)
                 elif entry.is_dir(follow_symlinks=False):
-                    self.report.folders.append((_join(path, name), True))
+                    self.report.folders.append((join(path, name), True))
                 else:
                     self._other(source, name, target, path, None)
             except OSError as error:
-                self.problem(_join(path, name), error)
+                self.problem(join(path, name), error)
         return waits != len(self.report.large) + len(self.report.links) + len(self.report.folders)
 
     def _names(self, source: int, target: int | None, path: str, names: list[str]) -> bool:
@@ -388,8 +397,12 @@ class Copier(Walker):
         counts, unit, user, group = self.report.counts, self.unit, self.keeper.user, self.keeper.group
         contents = self.options.contents
         added = False
-        theirs = _statuses(source, names)
-        ours = _statuses(target, [self.goal(name) for name in names] if self.rename else names)
+        theirs = statuses(source, names)
+        ours = statuses(target, [self.goal(name) for name in names] if self.rename else names)
+        if not contents and _all_the_same(theirs, ours):
+            counts.unchanged += len(names)
+            counts.bytes_unchanged += sum(map(_size, theirs))
+            return False
         for name, its, own in zip(names, theirs, ours, strict=True):
             if (
                 own is not None
@@ -411,11 +424,11 @@ class Copier(Walker):
                 continue
             try:
                 if its is None:
-                    self.problem(_join(path, name), "it vanished before it was read")
+                    self.problem(join(path, name), "it vanished before it was read")
                 else:
                     added |= self._one(source, name, target, path, its, own)
             except OSError as error:
-                self.problem(_join(path, name), error)
+                self.problem(join(path, name), error)
         return added
 
     def _one(
@@ -428,7 +441,7 @@ class Copier(Walker):
         own: os.stat_result | None,
     ) -> bool:
         """One entry; whether it adds something to the folder, now or later."""
-        where, goal = _join(path, name), self.goal(name)
+        where, goal = join(path, name), self.goal(name)
         if own is not None and stat.S_ISDIR(own.st_mode) != stat.S_ISDIR(its.st_mode):
             if not self.replace:
                 kinds = ("a folder", "something that is no folder")
@@ -507,7 +520,10 @@ class Copier(Walker):
         kind = stat.S_IFMT(status.st_mode)
         link = os.readlink(name, dir_fd=source) if kind == stat.S_IFLNK else ""
         if own is not None and stat.S_IFMT(own.st_mode) == kind:
-            same = os.readlink(goal, dir_fd=target) == link if link else own.st_rdev == status.st_rdev
+            if link:
+                same = os.readlink(goal, dir_fd=target) == link
+            else:
+                same = (own.st_rdev, own.st_mode) == (status.st_rdev, status.st_mode)
             if same:
                 if not self.dry:
                     self._plain_attributes(goal, target, status)
@@ -515,7 +531,7 @@ class Copier(Walker):
                 return False
         if self.dry:
             counts.copied += 1
-            self.report.actions.append(("copy", _join(path, name)))
+            self.report.actions.append(("copy", join(path, name)))
             return True
         self.operations.take(1)
         writing = tree.partial_name(goal)
@@ -524,20 +540,18 @@ class Copier(Walker):
         if link:
             os.symlink(link, writing, dir_fd=target)
         else:
-            os.mknod(writing, kind | 0o600, status.st_rdev, dir_fd=target)
+            os.mknod(writing, status.st_mode, status.st_rdev, dir_fd=target)
         self._plain_attributes(writing, target, status)
         os.rename(writing, goal, src_dir_fd=target, dst_dir_fd=target)
         counts.copied += 1
         return True
 
     def _plain_attributes(self, name: str, target: int, status: os.stat_result) -> None:
+        """Owner and times of what has no contents; never through a symlink that somebody puts there."""
         owner, group = self.keeper.owner(status)
         now = os.stat(name, dir_fd=target, follow_symlinks=False)
         if (now.st_uid, now.st_gid) != (owner, group):
             os.chown(name, owner, group, dir_fd=target, follow_symlinks=False)
-        if not stat.S_ISLNK(status.st_mode) and stat.S_IMODE(now.st_mode) != stat.S_IMODE(status.st_mode):
-            # No symlink: this process has just made it, or looked at it, and only its owner can replace it.
-            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=target)
         if now.st_mtime_ns // self.unit != status.st_mtime_ns // self.unit:
             times = (status.st_atime_ns, status.st_mtime_ns)
             os.utime(name, ns=times, dir_fd=target, follow_symlinks=False)
@@ -560,11 +574,11 @@ class Copier(Walker):
                 return
             except _Changed:
                 if attempt == TRIES:
-                    self.problem(_join(path, name), "it changed while it was read")
+                    self.problem(join(path, name), "it changed while it was read")
             except _Corrupt:
                 if attempt == TRIES:
                     self.problem(
-                        _join(path, name), "what was read back from the destination is not what was written"
+                        join(path, name), "what was read back from the destination is not what was written"
                     )
 
     def _attempt(self, source: int, name: str, target: int, path: str, direct: bool) -> None:
@@ -576,7 +590,7 @@ class Copier(Walker):
             if not stat.S_ISREG(mode):
                 raise _Changed
             if status.st_nlink > 1 and self.links:
-                report.links.append((status.st_dev, status.st_ino, _join(path, name)))
+                report.links.append((status.st_dev, status.st_ino, join(path, name)))
                 return
             if size >= PART:
                 self._begin_large(one, status, name, target, path)
@@ -686,6 +700,10 @@ class Copier(Walker):
                 if device:
                     digest.update(block)
                 place += want
+                if self.told is not None:
+                    self.told += want
+                    self.report.counts.bytes_copied += want
+                    self.breathe()
             block, back = self.buffers
         if device:
             _drop(other, start, end - start)
@@ -770,7 +788,7 @@ class Copier(Walker):
         else:
             os.close(other)
         identity = f"{_identity(status)}:{there.st_ino}"
-        self.report.large.append((_join(path, name), identity, sparse))
+        self.report.large.append((join(path, name), identity, sparse))
 
     @contextlib.contextmanager
     def _large(self, path: str, identity: str) -> Iterator[tuple[int, int, int, os.stat_result]]:
@@ -791,11 +809,16 @@ class Copier(Walker):
             writing = tree.partial_name(self.goal(name))
             other = os.open(writing, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target)
             opened.callback(os.close, other)
+            # Not something else that somebody has put there meanwhile.
+            if str(os.fstat(other).st_ino) != identity.rpartition(":")[2]:
+                raise _Changed
             yield one, other, target, status
 
     def do_part(self, path: str, identity: str, number: int, sparse: bool) -> None:
         """A part of a large file."""
         for attempt in range(1, TRIES + 1):
+            self.told = 0
+            copied = 0
             try:
                 with self._large(path, identity) as (one, other, _, status):
                     self.operations.take(1)
@@ -805,7 +828,7 @@ class Copier(Walker):
                     if not _same(status, os.fstat(one)):
                         raise _Changed
                     self.report.parts.append((path, number, digest))
-                    self.report.counts.bytes_copied += end - start
+                    copied = end - start
                     return
             except _Corrupt:
                 if attempt == TRIES:
@@ -818,6 +841,10 @@ class Copier(Walker):
                 self.report.failed.append(path)
                 self.problem(path, error)
                 return
+            finally:
+                # Holes count as well; what was in vain does not.
+                self.report.counts.bytes_copied += copied - self.told
+                self.told = None
 
     def do_complete(self, path: str, identity: str) -> None:
         """Give a large file, of which all parts are there, its attributes and its name."""
@@ -870,11 +897,12 @@ class Copier(Walker):
         self.report.counts.copied += 1
 
 
-def _join(path: str, name: str) -> str:
+def join(path: str, name: str) -> str:
+    """The path of an entry of a folder."""
     return f"{path}/{name}" if path else name
 
 
-def _statuses(folder: int | None, names: list[str]) -> list[os.stat_result | None]:
+def statuses(folder: int | None, names: list[str]) -> list[os.stat_result | None]:
     """The status of each name in a folder; None for what is not there.
 
     The process goes into the folder: with plain names, and without a loop of Python where all are there, that
@@ -887,6 +915,25 @@ def _statuses(folder: int | None, names: list[str]) -> list[os.stat_result | Non
         return list(map(os.lstat, names))
     except OSError:
         return [_status(name) for name in names]
+
+
+_size = operator.attrgetter("st_size")
+_links = operator.attrgetter("st_nlink")
+_changed = operator.attrgetter("st_ctime_ns")
+_kept = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_uid", "st_gid")
+_modes = operator.attrgetter("st_mode")
+
+
+def _all_the_same(theirs: list[os.stat_result | None], ours: list[os.stat_result | None]) -> bool:
+    """Whether all are files that have not changed, as they mostly have not; without a loop of Python."""
+    if not theirs or None in ours or None in theirs:
+        return False
+    return (
+        max(map(_links, theirs)) == 1
+        and max(map(_changed, theirs)) <= min(map(_changed, ours))
+        and all(map(stat.S_ISREG, set(map(_modes, theirs))))
+        and all(map(operator.eq, map(_kept, theirs), map(_kept, ours)))
+    )
 
 
 def _status(name: str) -> os.stat_result | None:
@@ -966,16 +1013,13 @@ def same_contents(
     one: int, other: int, start: int, end: int, buffers: tuple[bytearray, bytearray], bandwidth: Pace
 ) -> bool:
     """Whether a range of two open files is the same."""
-    mine, yours = (memoryview(buffer) for buffer in buffers)
+    mine, yours = buffers
     while start < end:
         want = min(BLOCK, end - start)
+        if want != len(mine):
+            mine, yours = bytearray(want), bytearray(want)
         bandwidth.take(want)
-        got = os.preadv(one, [mine[:want]], start)
-        if got != os.preadv(other, [yours[:want]], start):
+        if _fill(one, mine, start) != want or _fill(other, yours, start) != want or mine != yours:
             return False
-        if not got:
-            break
-        if buffers[0] != buffers[1] if got == BLOCK else bytes(mine[:got]) != bytes(yours[:got]):
-            return False
-        start += got
+        start += want
     return True

@@ -1,0 +1,315 @@
+"""Whether a copy is like its source, byte by byte."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from carme.errors import NotFound
+from carme.staging import tree
+from carme.staging.attributes import Keeper, extended
+from carme.staging.crew import CONTEXT, Crew, Queue
+from carme.staging.digests import algorithm
+from carme.staging.limits import Pace
+from carme.staging.options import KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
+from carme.staging.work import BATCH, BLOCK, Report, Task, Walker, join, same_contents, statuses
+from carme.wording import listing
+
+__all__ = ["compare"]
+
+
+class Comparer(Walker):
+    """Compares.
+
+    Args:
+        given: See Walker.
+        seconds: The destination keeps times in whole seconds.
+        rename: The source's name and the destination's, where single files are compared.
+        index: Report each file's digest.
+    """
+
+    def __init__(self, *given: Any, seconds: bool, rename: tuple[str, str] | None, index: bool) -> None:
+        super().__init__(*given)
+        self.keeper = Keeper()
+        self.unit = 10**9 if seconds else 1
+        self.rename, self.index = rename, index
+
+    def __call__(self, task: Task) -> None:
+        """Do one task."""
+        kind, *rest = task
+        getattr(self, f"do_{kind}")(*rest)
+
+    def differs(self, path: str, how: str) -> None:
+        """Tell a difference."""
+        self.report.problems.append(Problem(path, how))
+        self.report.counts.different += 1
+
+    def do_folder(self, path: str, _: bool) -> None:
+        """A folder with all that is in it but the folders, which are reported."""
+        try:
+            with (
+                tree.folder(self.source, path) as source,
+                tree.folder(self.destination, path) as target,
+                os.scandir(source) as entries,
+            ):
+                self.report.counts.folders += 1
+                self._attributes(path or ".", source, target, times=True)
+                first = [entry.name for entry in itertools.islice(entries, BATCH)]
+                self._names(source, target, path, first)
+                while names := [entry.name for entry in itertools.islice(entries, BATCH)]:
+                    if self.share():
+                        self.report.batches.append(("names", path, names))
+                    else:
+                        self._names(source, target, path, names)
+                    self.flush()
+                with os.scandir(target) as others:
+                    for entry in others:
+                        if not path and entry.name.startswith(tree.STATE):
+                            self.differs(entry.name, "the copy is not finished")
+                        elif self._absent(source, entry.name):
+                            self.differs(join(path, entry.name), "it is not in the source")
+        except OSError as error:
+            self.problem(path or ".", error)
+
+    def _absent(self, folder: int, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return False
+
+    def do_names(self, path: str, names: list[str]) -> None:
+        """Some of a folder's entries."""
+        try:
+            with (
+                tree.folder(self.source, path) as source,
+                tree.folder(self.destination, path) as target,
+            ):
+                self._names(source, target, path, names)
+        except OSError as error:
+            self.problem(path or ".", error)
+
+    def _names(self, source: int, target: int, path: str, names: list[str]) -> None:
+        goals = [self.rename[1] for _ in names] if self.rename else names
+        rows = zip(names, goals, statuses(source, names), statuses(target, goals), strict=True)
+        for name, goal, its, own in rows:
+            where = join(path, name)
+            try:
+                if its is None:
+                    self.problem(where, "it vanished before it was read")
+                elif own is None:
+                    self.differs(where, "it is missing at the destination")
+                elif stat.S_IFMT(its.st_mode) != stat.S_IFMT(own.st_mode):
+                    self.differs(where, "it is of another kind at the destination")
+                elif stat.S_ISDIR(its.st_mode):
+                    self.report.folders.append((where, False))
+                elif stat.S_ISREG(its.st_mode):
+                    self._file(source, name, target, goal, where)
+                elif stat.S_ISLNK(its.st_mode):
+                    if os.readlink(name, dir_fd=source) != os.readlink(goal, dir_fd=target):
+                        self.differs(where, "the symlink leads elsewhere at the destination")
+                    else:
+                        self.report.counts.unchanged += 1
+                elif its.st_rdev != own.st_rdev or its.st_mode != own.st_mode:
+                    self.differs(where, "it is another device or has another mode at the destination")
+                else:
+                    self.report.counts.unchanged += 1
+            except OSError as error:
+                self.problem(where, error)
+
+    @contextlib.contextmanager
+    def _both(self, source: int, name: str, target: int, goal: str) -> Iterator[tuple[int, int]]:
+        one = self.open_source(name, source)
+        try:
+            other = self.open_source(goal, target)
+            try:
+                yield one, other
+            finally:
+                os.close(other)
+        finally:
+            os.close(one)
+
+    def _file(self, source: int, name: str, target: int, goal: str, where: str) -> None:
+        self.operations.take(1)
+        with self._both(source, name, target, goal) as (one, other):
+            its, own = os.fstat(one), os.fstat(other)
+            if its.st_size != own.st_size:
+                self.differs(where, f"it has {own.st_size} bytes at the destination, not {its.st_size}")
+            elif not self._attributes(where, one, other, times=True):
+                return
+            elif its.st_size >= PART and not self.index:
+                self.report.large.append((where, str(its.st_size), False))
+            elif not self._same(one, other, 0, its.st_size):
+                self.differs(where, "it has other contents at the destination")
+            else:
+                self.report.counts.unchanged += 1
+                if self.index:
+                    self.report.digests.append((where, its.st_size, self._digest(one, its.st_size)))
+
+    def _same(self, one: int, other: int, start: int, end: int) -> bool:
+        if self.options.verify == "device":
+            for descriptor in (one, other):
+                os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+        same = same_contents(one, other, start, end, self.buffers, self.bandwidth)
+        self.report.counts.bytes_unchanged += end - start if same else 0
+        return same
+
+    def _digest(self, descriptor: int, size: int) -> str:
+        digest, block, place = self.digest(), memoryview(self.buffers[0]), 0
+        while place < size and (got := os.preadv(descriptor, [block[: min(BLOCK, size - place)]], place)):
+            digest.update(block[:got])
+            place += got
+        return digest.hexdigest()
+
+    def _attributes(self, path: str, one: int, other: int, *, times: bool) -> bool:
+        """Whether two open files or folders have the same of all but contents."""
+        its, own = os.fstat(one), os.fstat(other)
+        wrong = []
+        if self.keeper.owner(its) != (own.st_uid, own.st_gid) and own.st_uid in (0, self.keeper.user):
+            wrong.append("owner")
+        if stat.S_IMODE(its.st_mode) != stat.S_IMODE(own.st_mode):
+            wrong.append("mode")
+        if times and its.st_mtime_ns // self.unit != own.st_mtime_ns // self.unit:
+            wrong.append("time")
+        if self.options.attributes and extended(one) != extended(other):
+            wrong.append("extended attributes or ACLs")
+        if wrong:
+            self.differs(path, f"it differs in {listing(wrong)}")
+        return not wrong
+
+    def do_part(self, path: str, number: int, size: int) -> None:
+        """A part of a large file."""
+        above, _, name = path.rpartition("/")
+        goal = self.rename[1] if self.rename else name
+        start = number * PART
+        try:
+            with (
+                tree.folder(self.source, above) as source,
+                tree.folder(self.destination, above) as target,
+                self._both(source, name, target, goal) as (one, other),
+            ):
+                if self._same(one, other, start, min(size, start + PART)):
+                    self.report.parts.append((path, number, ""))
+                else:
+                    self.report.changed.append(path)
+        except OSError as error:
+            self.report.failed.append(path)
+            self.problem(path, error)
+
+
+def compare(
+    source: str,
+    destination: str,
+    options: Options,
+    index: Callable[[str, int, str], None] | None = None,
+    *,
+    tell: Callable[[Any], None] | None,
+    workers: int,
+    seconds: bool = False,
+) -> Result:
+    """Compare two trees or two files, in a process with one thread.
+
+    Args:
+        source: One of them.
+        destination: The other.
+        options: How to compare.
+        index: Called with path, size and digest of each file that is the same.
+        tell: Called with differences and progress.
+        workers: How many.
+        seconds: One of them keeps times in whole seconds only.
+
+    Raises:
+        NotFound: One of them is not there.
+    """
+    for path in (source, destination):
+        if not os.path.exists(path):
+            raise NotFound(f"There is nothing at {tree.shown(path)}.", "Check the path.")
+    source, destination = os.path.realpath(source), os.path.realpath(destination)
+    rename = None
+    if os.path.isdir(source) != os.path.isdir(destination):
+        raise NotFound("A folder cannot be compared with a file.", "Name two folders, or two files.")
+    if not os.path.isdir(source):
+        rename = (os.path.basename(source), os.path.basename(destination))
+        source, destination = os.path.dirname(source), os.path.dirname(destination)
+    begun = time.monotonic()
+    name, digest = algorithm(options.hash, strong=index is not None)
+    result = Result(workers=workers, hash=name)
+    queue = Queue()
+    large: dict[str, int] = {}
+    heard = 0.0
+
+    def progress() -> None:
+        nonlocal heard
+        if tell and time.monotonic() - heard >= 0.5:
+            heard = time.monotonic()
+            tell(Progress(result.counts, heard - begun))
+
+    def keep(problem: Problem) -> None:
+        if len(result.problems) < KEPT_PROBLEMS:
+            result.problems.append(problem)
+        if tell:
+            tell(problem)
+
+    def hear(report: Report) -> None:
+        result.counts.add(report.counts)
+        queue.folders(report.folders)
+        queue.batches.extend(report.batches)
+        for problem in report.problems:
+            keep(problem)
+        for path, size, _ in report.large:
+            large[path] = -(-int(size) // PART)
+            queue.first.extend(("part", path, number, int(size)) for number in range(large[path]))
+        for path, _, _ in report.parts:
+            if path in large:
+                large[path] -= 1
+                if not large[path]:
+                    result.counts.unchanged += 1
+        for path in report.failed:
+            large.pop(path, None)
+        for path in report.changed:
+            # Told once, however many of its parts differ.
+            if large.pop(path, None) is not None:
+                result.counts.different += 1
+                keep(Problem(path, "it has other contents at the destination"))
+        if index:
+            for each in report.digests:
+                index(*each)
+
+    with contextlib.ExitStack() as opened:
+        one = os.open(source, tree.FOLDER)
+        opened.callback(os.close, one)
+        other = os.open(destination, tree.FOLDER)
+        opened.callback(os.close, other)
+        paces = Pace(CONTEXT, options.bandwidth), Pace(CONTEXT, options.operations)
+
+        def make(share: Callable[[], bool]) -> Comparer:
+            return Comparer(
+                one,
+                other,
+                options,
+                digest,
+                share,
+                paces,
+                seconds=seconds,
+                rename=rename,
+                index=index is not None,
+            )
+
+        crew = Crew(workers, make)
+        try:
+            if rename:
+                queue.first.append(("names", "", [rename[0]]))
+            else:
+                queue.folders([("", False)])
+            crew.run(queue, hear, progress)
+        finally:
+            crew.close()
+    result.seconds = time.monotonic() - begun
+    if tell:
+        tell(Progress(result.counts, result.seconds))
+    return result

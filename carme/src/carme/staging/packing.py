@@ -1,0 +1,210 @@
+"""A folder of many files as one image, which jobs mount."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.staging import tree
+from carme.staging.comparing import compare
+from carme.staging.digests import algorithm
+from carme.staging.options import Options, Problem, Result
+
+__all__ = ["COMPRESSIONS", "check_image", "pack_image"]
+
+COMPRESSIONS = {
+    "zstd": ["-comp", "zstd", "-Xcompression-level", "3"],
+    "lz4": ["-comp", "lz4"],
+    "none": ["-noI", "-noD", "-noF", "-noX"],
+}
+
+
+def pack_image(
+    source: str,
+    image: str,
+    compression: str,
+    options: Options,
+    *,
+    tell: Callable[[Any], None] | None,
+    workers: int,
+) -> Result:
+    """See carme.staging.pack."""
+    begun = time.monotonic()
+    if compression not in COMPRESSIONS:
+        raise InvalidRequest(
+            f"There is no compression called {compression!r}.", f"Choose from {', '.join(COMPRESSIONS)}."
+        )
+    source, image = os.path.realpath(source), os.path.realpath(image)
+    if not os.path.isdir(source):
+        raise NotFound(f"There is no folder {tree.shown(source)}.", "Name the folder that is to be packed.")
+    if os.path.isdir(image):
+        raise InvalidRequest(
+            f"The image {tree.shown(image)} is a folder.", "Name the image's file, for example data.sqsh."
+        )
+    if os.path.commonpath([source, image]) == source:
+        raise InvalidRequest(
+            f"The image {tree.shown(image)} lies in the folder that is packed.", "Name a file outside of it."
+        )
+    program = shutil.which("mksquashfs")
+    if program is None:
+        raise CarmeError("Packing needs mksquashfs, which is not here.", "Install squashfs-tools.")
+    writing = os.path.join(os.path.dirname(image), tree.partial_name(os.path.basename(image)))
+    name, _ = algorithm(options.hash, strong=True)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(writing)
+        made = subprocess.run(
+            [
+                program, source, writing, "-noappend", "-no-progress", "-quiet", "-exit-on-error",
+                "-processors", str(workers), *COMPRESSIONS[compression],
+            ],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace",
+        )  # fmt: skip
+        if made.returncode:
+            said = [line.strip() for line in made.stdout.splitlines() if line.strip()]
+            last = tree.shown(said[-1] if said else "nothing")
+            raise CarmeError(
+                f"The image could not be made: mksquashfs said: {last}.",
+                "See to that, then run the same command again.",
+            )
+        result, verified = _verified(source, writing, image, options, tell, workers)
+        if not result.ok:
+            raise CarmeError(
+                "The image is not like the folder; the differences are above.",
+                "If the folder was being changed, wait until it is not, then run the same command again.",
+            )
+        about = {
+            "name": os.path.basename(image),
+            "source": os.fsencode(source).decode(errors="replace"),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "size": os.stat(writing).st_size,
+            "algorithm": name,
+            "digest": _digest(writing, name),
+            "files": result.counts.unchanged,
+            "bytes": result.counts.bytes_unchanged,
+            "compression": compression,
+            "verified": verified,
+        }
+        _replace(f"{image}.json", json.dumps(about, indent=2) + "\n")
+        os.rename(writing, image)
+    except OSError as error:
+        raise CarmeError(
+            f"The image could not be written: {tree.reason(error)}.", "See to that, then run it again."
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(writing)
+    result.counts.copied, result.counts.unchanged = result.counts.unchanged, 0
+    result.counts.bytes_copied, result.counts.bytes_unchanged = result.counts.bytes_unchanged, 0
+    result.hash = name
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+def check_image(image: str, *, tell: Callable[[Any], None] | None) -> Result:
+    """Whether an image still has the digest that was written down when it was packed."""
+    begun = time.monotonic()
+    try:
+        with open(f"{image}.json", encoding="utf-8") as file:
+            about = json.load(file)
+        name, wanted = str(about["algorithm"]), str(about["digest"])
+        result = Result(hash=name, workers=1)
+        if _digest(image, name) != wanted:
+            problem = Problem(os.path.basename(image), "it is not the image that was packed")
+            result.problems.append(problem)
+            result.counts.different += 1
+            if tell:
+                tell(problem)
+        else:
+            result.counts.unchanged = 1
+            result.counts.bytes_unchanged = os.stat(image).st_size
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"There is no file {tree.shown(error.filename)}.",
+            "Name an image that carme data pack has made, or a source and its copy.",
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = tree.reason(error) if isinstance(error, OSError) else "it is not what carme data pack writes"
+        raise CarmeError(
+            f"{tree.shown(image)}.json cannot be used: {why}.", "Pack the image again."
+        ) from None
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+def _verified(
+    source: str, writing: str, image: str, options: Options, tell: Callable[[Any], None] | None, workers: int
+) -> tuple[Result, bool]:
+    """Compare the image with the folder and write its index; whether it could be mounted for that."""
+    with contextlib.ExitStack() as opened, _partial(f"{image}.index") as file:
+
+        def index(path: str, size: int, digest: str) -> None:
+            # As in JSON of the command: bytes that are not UTF-8 become \udcXX.
+            file.write(json.dumps({"path": path, "size": size, "digest": digest}) + "\n")
+
+        place = opened.enter_context(_mounted(writing))
+        result = compare(source, place or source, options, index, tell=tell, workers=workers, seconds=True)
+    if place is None:
+        result.warnings.append("the image was not compared with the folder: squashfuse is not here")
+    return result, place is not None
+
+
+@contextlib.contextmanager
+def _mounted(image: str) -> Iterator[str | None]:
+    """The image's contents, as root by the kernel, else by squashfuse; None if it cannot be mounted."""
+    ways = []
+    if os.geteuid() == 0:
+        ways.append((["mount", "-t", "squashfs", "-o", "loop,ro,nosuid,nodev"], ["umount"]))
+    if shutil.which("squashfuse"):
+        ways.append((["squashfuse"], ["fusermount", "-u"]))
+    with tempfile.TemporaryDirectory(prefix="carme-pack-") as place:
+        for mount, unmount in ways:
+            if subprocess.run([*mount, image, place], capture_output=True).returncode == 0:
+                try:
+                    yield place
+                finally:
+                    subprocess.run([*unmount, place], check=True, capture_output=True)
+                return
+        yield None
+
+
+@contextlib.contextmanager
+def _partial(path: str) -> Iterator[Any]:
+    """A text file that appears under its name when it is complete."""
+    writing = os.path.join(os.path.dirname(path), tree.partial_name(os.path.basename(path)))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(writing)
+    try:
+        with open(writing, "x", encoding="ascii") as file:
+            yield file
+        os.rename(writing, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(writing)
+
+
+def _replace(path: str, text: str) -> None:
+    with _partial(path) as file:
+        file.write(text)
+
+
+def _digest(path: str, name: str) -> str:
+    _, make = algorithm(name)
+    digest = make()
+    with open(path, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InvalidRequest(f"{tree.shown(path)} is not a file.", "Name an image.")
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,317 @@
+"""Copying folders: carme data copy, verified, against cp -a, rsync -a, fpsync and tar | tar.
+
+    python tests/benchmarks/staging.py --quick
+    python tests/benchmarks/staging.py --json result.json --where /scratch
+
+Three trees: 200,000 small files (0.2 to 8 KB, 200 in each folder), 20 files of 1 GB, and a mixture of both.
+Each round copies a tree with each tool, one after the other, to a new folder of the same file system; told
+are the medians. Times are those of the whole command from its start, for large files until the file
+system has written everything to its device. Large files are compared with the time that fio takes to write as
+much (floor). Then the second run: nothing has changed, and 1 % of the files have.
+
+As root the trees lie in a new ext4 file system in a file below --where, so that what was there before has no
+influence; else in a plain folder there. --cold has the caches of the whole host dropped before each command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from report import print_table, row, write_json
+
+SOURCE = Path(__file__).resolve().parents[2] / "carme" / "src"
+CARME = "import sys; sys.path.insert(0, sys.argv.pop(1)); from carme.cli import main; sys.exit(main())"
+
+
+def carme(*arguments: str) -> list[str]:
+    """The command that is measured."""
+    return [sys.executable, "-I", "-c", CARME, str(SOURCE), "data", *arguments]
+
+
+def ours(source: Path, target: Path) -> list[list[str]]:
+    """Verified, as it is by default."""
+    return [carme("copy", "--quiet", str(source), str(target))]
+
+
+def unverified(source: Path, target: Path) -> list[list[str]]:
+    """The same without reading back."""
+    return [carme("copy", "--quiet", "--verify", "none", str(source), str(target))]
+
+
+def cp(source: Path, target: Path) -> list[list[str]]:
+    """The second time into the same folder as well."""
+    return [["cp", "-a", "-T", str(source), str(target)]]
+
+
+def rsync(source: Path, target: Path) -> list[list[str]]:
+    """Its usual way, which compares size and time."""
+    return [["rsync", "-a", f"{source}/", str(target)]]
+
+
+def fpsync(source: Path, target: Path) -> list[list[str]]:
+    """As many rsyncs at once as there are cores."""
+    target.mkdir(exist_ok=True)
+    jobs = str(max(2, len(os.sched_getaffinity(0))))
+    return [["fpsync", "-n", jobs, "-t", str(target.parent), f"{source}/", f"{target}/"]]
+
+
+def tar(source: Path, target: Path) -> list[list[str]]:
+    """Two of them with a pipe between."""
+    target.mkdir(exist_ok=True)
+    return [["tar", "-C", str(source), "-cf", "-", "."], ["tar", "-C", str(target), "-xpf", "-"]]
+
+
+TOOLS: dict[str, Callable[[Path, Path], list[list[str]]]] = {
+    "ours": ours,
+    "unverified": unverified,
+    "cp": cp,
+    "rsync": rsync,
+    "fpsync": fpsync,
+    "tar": tar,
+}
+
+
+def main() -> int:
+    """Measure, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="20,000 small files, 4 of 64 MiB")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--where", type=Path, default=Path("/var/tmp"), help="where the trees are made")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default: 3)")
+    parser.add_argument("--cold", action="store_true", help="drop the host's caches before each command")
+    parser.add_argument("--plain", action="store_true", help="a plain folder, no file system of its own")
+    options = parser.parse_args()
+    tools = {
+        name: make
+        for name, make in TOOLS.items()
+        if name in ("ours", "unverified", "cp", "tar") or shutil.which(name)
+    }
+    if missing := TOOLS.keys() - tools.keys():
+        print(f"staging: not installed, so left out: {', '.join(sorted(missing))}", file=sys.stderr)
+    small, large, size = (20_000, 4, 64 << 20) if options.quick else (200_000, 20, 1 << 30)
+    # Twice the largest tree, or a copy of the small files for each tool.
+    need = 2 * large * size + small * 8_000 * (len(tools) + 2) + (1 << 30)
+    free = shutil.disk_usage(options.where).free
+    if free < need:
+        print(
+            f"staging: {options.where} has {free >> 30} GiB free; {need >> 30} are needed. "
+            "Name another place with --where, or use --quick.",
+            file=sys.stderr,
+        )
+        return 2
+    with place(options.where, need, options.plain) as folder:
+        bench = Bench(folder, tools, options.rounds, options.cold)
+        with tree(folder, small, 0, size) as source:
+            rows = bench.small(source)
+        with tree(folder, 0, large, size) as source:
+            rows += bench.large(source, large * size)
+        with tree(folder, small // 2, large // 2, size) as source:
+            rows += bench.mixed(source)
+    print_table(rows)
+    if options.json:
+        write_json(options.json, rows, files=small, large_bytes=large * size, cold=options.cold)
+    return 0
+
+
+@contextlib.contextmanager
+def place(where: Path, size: int, plain: bool) -> Iterator[Path]:
+    """A folder on a file system of its own, where that can be had."""
+    with tempfile.TemporaryDirectory(prefix="carme-bench-", dir=where) as name:
+        folder = Path(name)
+        if os.geteuid() or plain or not shutil.which("mkfs.ext4"):
+            yield folder
+            return
+        image, mounted = folder / "image", folder / "mounted"
+        mounted.mkdir()
+        with image.open("wb") as file:
+            file.truncate(size)
+        subprocess.run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", image], check=True)
+        subprocess.run(["mount", "-o", "loop", image, mounted], check=True)
+        try:
+            yield mounted
+        finally:
+            subprocess.run(["umount", mounted], check=True)
+
+
+@contextlib.contextmanager
+def tree(folder: Path, small: int, large: int, size: int) -> Iterator[Path]:
+    """A tree: small files with 200 in each folder, large ones beside them. Always the same."""
+    top = folder / "source"
+    chance = random.Random(1)
+    noise = chance.randbytes(1 << 20)
+    top.mkdir()
+    for number in range(small):
+        folder = top / f"{number // 20_000:02d}" / f"{number // 200 % 100:02d}"
+        if number % 200 == 0:
+            folder.mkdir(parents=True)
+        length = chance.randint(200, 8000)
+        begin = chance.randrange(len(noise) - length)
+        (folder / f"image_{number:07d}.jpg").write_bytes(noise[begin : begin + length])
+    for number in range(large):
+        with (top / f"large{number}").open("wb") as file:
+            for _ in range(size >> 20):
+                file.write(noise)
+    yield top
+    shutil.rmtree(top)
+
+
+class Bench:
+    """The measurements.
+
+    Args:
+        folder: Where there is room.
+        tools: What is compared.
+        rounds: How often.
+        cold: Drop the host's caches before each command.
+    """
+
+    def __init__(
+        self, folder: Path, tools: dict[str, Callable[[Path, Path], list[list[str]]]], rounds: int, cold: bool
+    ) -> None:
+        self.folder, self.tools, self.rounds, self.cold = folder, tools, rounds, cold
+
+    def small(self, source: Path) -> list[dict[str, Any]]:
+        """Small files, and the second runs."""
+        times = self._times(source, written=False, kept=True)
+        aim = "2x rsync, faster than cp"
+        rows = [
+            self._row(
+                "small_files_s",
+                times,
+                aim,
+                lambda t: 2 * t("ours") <= t("rsync") and t("ours") < t("cp"),
+            ),
+            self._row(
+                "rerun_s", self._again(source), "3x faster than rsync", lambda t: 3 * t("ours") <= t("rsync")
+            ),
+        ]
+        rows.append(self._row("rerun_1_percent_s", self._again(source, change=100), "", None))
+        for name in self.tools:
+            shutil.rmtree(self.folder / f"copy-{name}")
+        return rows
+
+    def large(self, source: Path, size: int) -> list[dict[str, Any]]:
+        """Large files, with the time until they are on the device."""
+        times = self._times(source, written=True)
+        floor = self._floor(size)
+        return [
+            self._row(
+                "large_files_s",
+                times,
+                "0.9 of the disk",
+                (lambda t: 0.9 * t("ours") <= floor) if floor else None,
+                floor=floor,
+            )
+        ]
+
+    def mixed(self, source: Path) -> list[dict[str, Any]]:
+        """Both."""
+        return [self._row("mixed_s", self._times(source, written=False), "", None)]
+
+    def _times(self, source: Path, *, written: bool, kept: bool = False) -> dict[str, list[float]]:
+        """Copy with each tool in each round; with `kept` the last round's copies stay."""
+        times: dict[str, list[float]] = {name: [] for name in self.tools}
+        for number in range(self.rounds):
+            for name in self._order(number):
+                target = self.folder / f"copy-{name}"
+                times[name].append(self._run(name, source, target, written))
+                if not kept or number < self.rounds - 1:
+                    shutil.rmtree(target)
+        return times
+
+    def _again(self, source: Path, change: int = 0) -> dict[str, list[float]]:
+        """Run each tool once more over its own copy; with `change` every so-manyth file is another one."""
+        times: dict[str, list[float]] = {name: [] for name in self.tools if name != "unverified"}
+        for number in range(self.rounds):
+            if change:
+                files = sorted(source.rglob("*.jpg"))
+                for file in files[number::change]:
+                    file.write_bytes(file.read_bytes()[::-1])
+            for name in self._order(number):
+                if name in times:
+                    times[name].append(self._run(name, source, self.folder / f"copy-{name}", False))
+        return times
+
+    def _order(self, number: int) -> list[str]:
+        """Each round begins with another tool."""
+        names = list(self.tools)
+        return names[number % len(names) :] + names[: number % len(names)]
+
+    def _run(self, name: str, source: Path, target: Path, written: bool) -> float:
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        libc = ctypes.CDLL(None)
+        libc.syncfs(descriptor)
+        if self.cold:
+            Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        commands = self.tools[name](source, target)
+        begun = time.monotonic()
+        processes: list[subprocess.Popen[bytes]] = []
+        for number, command in enumerate(commands):
+            last = number == len(commands) - 1
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    stdin=processes[-1].stdout if processes else subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL if last else subprocess.PIPE,
+                )
+            )
+        codes = [process.wait() for process in reversed(processes)]
+        if written:
+            libc.syncfs(descriptor)
+        taken = time.monotonic() - begun
+        os.close(descriptor)
+        if any(codes):
+            sys.exit(f"staging: {name} failed: {' | '.join(' '.join(command) for command in commands)}")
+        return taken
+
+    def _floor(self, size: int) -> float | None:
+        """Seconds that the device takes to write so many bytes; None without fio."""
+        if not shutil.which("fio"):
+            return None
+        seconds = []
+        for _ in range(self.rounds):
+            told = subprocess.run(
+                [
+                    "fio", "--name=write", f"--filename={self.folder}/fio", f"--size={size}", "--rw=write",
+                    "--bs=1M", "--ioengine=psync", "--end_fsync=1", "--output-format=json",
+                ],
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            (self.folder / "fio").unlink()
+            seconds.append(json.loads(told.stdout)["jobs"][0]["job_runtime"] / 1000)
+        return statistics.median(seconds)
+
+    def _row(
+        self,
+        name: str,
+        times: dict[str, list[float]],
+        aim: str,
+        holds: Callable[[Callable[[str], float]], bool] | None,
+        floor: float | None = None,
+    ) -> dict[str, Any]:
+        medians = {tool: statistics.median(each) for tool, each in times.items()}
+        mine = medians.pop("ours")
+        reached = None
+        if holds and "rsync" in medians:
+            reached = holds(lambda tool: mine if tool == "ours" else medians[tool])
+        return row(name, "s", mine, peers=dict(medians), floor=floor, aim=aim, holds=reached, each=times)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
