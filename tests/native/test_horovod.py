@@ -1,10 +1,17 @@
 """Horovod's calls over the runtime's own core, against single processes."""
 
 import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import carme_runtime.horovod as hvd
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 SCALED = ("prescale_factor", "postscale_factor")
 REDUCED = ("tensor", "average", "name", "op", *SCALED)
@@ -89,3 +96,23 @@ def test_training_is_that_of_one_process(launcher, nodes, kind):
 )
 def test_ways_to_train(launcher, nodes, kind):
     launcher.run("horovod_training", nodes, kind)
+
+
+def test_training_goes_on_without_a_lost_rank(tmp_path):
+    program = str(PROGRAMS / "elastic_training.py")
+    command = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "3", "--max-restarts", "1"]
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    environment = kept | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    run = subprocess.run(
+        [*command, program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Restart 1 of 1: 2 ranks go on, 3 there were before." in run.stderr
+    began = re.findall(r"BEGAN start (\d) epoch (\d) of (\d), loss ([\d.]+|inf)", run.stdout)
+    assert began[:3] == [("0", "0", "3", "inf")] * 3
+    again = began[3:]
+    # Rank 1 was lost in epoch 5: the commit before that one may not have been complete.
+    assert len(again) == 2 and again[0] == again[1] and again[0][:3] in (("1", "4", "2"), ("1", "5", "2"))
+    ended = re.findall(r"ENDED with 2 ranks, callbacks \['reset'\], loss ([\d.]+)", run.stdout)
+    assert len(ended) == 2 and float(ended[0]) < float(again[0][3])
+    assert list(tmp_path.iterdir()) == []

@@ -56,7 +56,15 @@ async def test_a_rank_that_ignores_termination_is_killed(
     await events.until("output")
     node.handle("r", {"type": "stop"}, events.put)
     seen = await events.until("over")
-    assert {"type": "exit", "rank": 0, "code": -9} in seen
+    assert {"type": "exit", "rank": 0, "code": -9, "stopped": True} in seen
+
+
+async def test_a_rank_that_somebody_else_kills_was_not_stopped(
+    node: Node, script: Callable[[str], str]
+) -> None:
+    events = Events()
+    node.handle("r", start(script("import os; os.kill(os.getpid(), 9)")), events.put)
+    assert {"type": "exit", "rank": 0, "code": -9, "stopped": False} in await events.until("over")
 
 
 async def test_children_that_a_rank_leaves_behind_are_killed(

@@ -9,12 +9,13 @@ import pytest
 from carme_runtime import CarmeRuntimeError
 from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import hostfile, place
+from carme_runtime.ranks.cores import in_order
 
 from .conftest import Job, Process
 
 Script = Callable[[str], str]
 Launch = Callable[..., Process]
-CORES = sorted(os.sched_getaffinity(0))
+CORES = in_order(os.sched_getaffinity(0))
 
 
 def test_variables_and_the_limit_for_hangs_reach_all_ranks(local: Launch, script: Script) -> None:
@@ -49,7 +50,7 @@ def test_ranks_have_cores_and_gpus_for_themselves(local: Launch, script: Script)
     code, out, errors = local(*options, CUDA_VISIBLE_DEVICES="4,GPU-5, 6,7,8").wait()
     assert (code, errors) == (0, "")
     half = len(CORES) // 2
-    halves = (CORES[:half], CORES[half:]) if half else (CORES, CORES)
+    halves = (sorted(CORES[:half]), sorted(CORES[half:])) if half else (CORES, CORES)
     assert sorted(out.splitlines()) == [
         f"[rank {rank}] {'|'.join(map(str, cores))}|{devices}"
         for rank, (cores, devices) in enumerate(zip(halves, ("4,GPU-5", "6,7"), strict=True))
@@ -139,3 +140,15 @@ def test_devices_per_rank_limit_the_ranks() -> None:
         place(members, ranks=5, devices_per_rank=2)
     with pytest.raises(CarmeRuntimeError, match=r"these GPUs: n1: 4, n2: 4"):
         place(members, per_node=3, devices_per_rank=2)
+
+
+def test_neighbouring_cores_share_a_numa_node_and_threads_a_core(tmp_path: Path) -> None:
+    # Two sockets numbered in turns, two cores each, whose second threads come last.
+    for core in range(8):
+        topology = tmp_path / f"cpu{core}" / "topology"
+        topology.mkdir(parents=True)
+        (tmp_path / f"cpu{core}" / f"node{core % 2}").mkdir()
+        (topology / "physical_package_id").write_text(f"{core % 2}\n")
+        (topology / "core_id").write_text(f"{core % 4 // 2}\n")
+    assert in_order(range(8), tmp_path) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert in_order({9, 3, 8}, tmp_path) == [8, 9, 3]  # nothing is known of 8 and 9

@@ -6,6 +6,7 @@ Names, defaults and results are those of Horovod's documentation (horovod.readth
 operations are not negotiated by name, so all ranks must begin them in the same order.
 """
 
+from carme_runtime.horovod import elastic
 from carme_runtime.horovod.compression import Compression
 from carme_runtime.horovod.objects import (
     allgather_object,
@@ -83,6 +84,7 @@ __all__ = [
     "broadcast_parameters",
     "cross_rank",
     "cross_size",
+    "elastic",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",

@@ -14,6 +14,8 @@ from carme_runtime import __version__
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
 from carme_runtime.launcher import hostfile
+from carme_runtime.launcher.elastic import Limits, Seats
+from carme_runtime.launcher.elastic import execute as elastic
 from carme_runtime.launcher.placement import place
 from carme_runtime.launcher.run import Run
 from carme_runtime.launcher.wishes import Wishes, plan
@@ -23,7 +25,7 @@ JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
 ALIASES = {"--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per-node"}
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
-    "--log-folder", "--hang-seconds",
+    "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks",
 )  # fmt: skip
 NOT_STARTED = 2
 
@@ -45,9 +47,10 @@ async def _run(arguments: list[str]) -> int:
     fabric = await connect(os.environ)
     try:
         await _wait_for_nodes(fabric, options.nodes)
-        members, slots = fabric.members, None
+        members, slots, hosts = fabric.members, None, None
         if options.hostfile:
             members, slots = hostfile.choose(members, hostfile.read(options.hostfile))
+            hosts = {member.host for member in members.present}
         places = place(
             members,
             ranks=options.n,
@@ -57,13 +60,18 @@ async def _run(arguments: list[str]) -> int:
             slots=slots,
         )
         wishes = Wishes(options.devices_per_rank, options.pin_cpus, options.output, options.log_folder)
+        limits = Limits(options.max_restarts, options.min_ranks or 1, options.max_ranks)
+        limits.check(len(places))
         if options.dry_run:
             print(plan(places, wishes, command))
             return 0
         environment = os.environ | dict(options.x)
         if options.hang_seconds is not None:
             environment["CARME_HANG_SECONDS"] = options.hang_seconds
-        return await Run(fabric, places, command, str(Path.cwd()), environment, wishes).execute()
+        if not limits.max_restarts:
+            return await Run(fabric, places, command, str(Path.cwd()), environment, wishes).execute()
+        seats = Seats(places, options.max_ranks or len(places), options.nodes, hosts)
+        return await elastic(fabric, places, command, str(Path.cwd()), environment, wishes, limits, seats)
     finally:
         await fabric.close()
 
@@ -121,6 +129,23 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         metavar="S",
         help="say where the ranks are when a collective has waited for S seconds (default: 300; 0: never)",
     )
+    parser.add_argument(
+        "--max-restarts",
+        type=_number,
+        default=0,
+        metavar="R",
+        help="when ranks or nodes are lost, start the others anew, so often; the script goes on from its "
+        "last checkpoint (default: 0)",
+    )
+    parser.add_argument(
+        "--min-ranks", type=_count, metavar="N", help="with fewer ranks it is over (default: 1)"
+    )
+    parser.add_argument(
+        "--max-ranks",
+        type=_count,
+        metavar="N",
+        help="nodes that come, or come back, are used for up to so many ranks (default: as many as at first)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
     parser.add_argument("--version", action="version", version=__version__)
     arguments = _as_ours(arguments)
@@ -128,6 +153,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options = parser.parse_args(arguments[:own])
     if own == len(arguments):
         parser.error("Nothing to run was named. Give a script: carme-run train.py")
+    if (options.min_ranks or options.max_ranks) and not options.max_restarts:
+        parser.error("--min-ranks and --max-ranks need runs that may start anew. Add --max-restarts 3")
     return options, _command(arguments[own], arguments[own + 1 :])
 
 
@@ -204,6 +231,12 @@ def _check_module(module: str) -> None:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no number of 1 or more.")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of 0 or more.")
     return int(text)
 
 

@@ -5,12 +5,13 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
+from carme_runtime.fabric.members import Members
 from carme_runtime.launcher.output import Lines, Printer, Tail
 from carme_runtime.launcher.placement import Place, rank_environment
 from carme_runtime.launcher.wishes import Wishes
@@ -21,7 +22,13 @@ BROKEN_OUTPUT = 128 + signal.SIGPIPE
 
 
 class Run:
-    """A run on `fabric` at `places`; `command` is an argument list, the same for all ranks."""
+    """A run on `fabric` at `places`; `command` is an argument list, the same for all ranks.
+
+    Args:
+        wishes: How ranks are run.
+        restart: How often ranks were started before this: logs go on.
+        grows: Whether the run is to end because these members leave room for more ranks than it has.
+    """
 
     def __init__(
         self,
@@ -31,6 +38,8 @@ class Run:
         cwd: str,
         environment: Mapping[str, str],
         wishes: Wishes,
+        restart: int = 0,
+        grows: Callable[[Members], bool] = lambda members: False,
     ) -> None:
         self._fabric = fabric
         self._places = places
@@ -38,7 +47,8 @@ class Run:
         self._cwd = cwd
         self._environment = without_secrets(environment)
         self._wishes = wishes
-        self._logs = _open_logs(wishes.log_folder, places)
+        self._logs = _open_logs(wishes.log_folder, places, restart > 0)
+        self._grows = grows
         self._loop = asyncio.get_running_loop()
         colour = {stream: os.isatty(stream) and "NO_COLOR" not in environment for stream in (1, 2)}
         self._lines = {
@@ -51,10 +61,20 @@ class Run:
         }  # nodes that still run ranks
         self._failed: tuple[int, int] | None = None  # rank and code of the first that failed
         self._trouble: tuple[int, str] | None = None  # exit code and sentence, where no rank is to blame
+        self.lost: set[int] = set()  # ranks that were killed, but not by this run
+        self.lost_hosts: list[str] = []
+        self.growing = False  # ended for the sake of more ranks
+        self._final = False  # ended in a way after which nothing can go on
         self._interrupts = 0
         self._started = False
         self._stopping = False
         self._printer = Printer(lambda: self._in_loop(self._output_broke))
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether the ranks ended because some of them failed or were lost, or to become more."""
+        failed = bool(self._failed or self.lost_hosts or self.growing)
+        return failed and not self._final and not self._interrupts
 
     async def execute(self) -> int:
         """Start the ranks, show their output, and return the exit code of the run.
@@ -73,6 +93,7 @@ class Run:
         while self._open:
             event = await self._fabric.next_event()
             if event.gone:
+                self._final = True
                 self._blame(1, "The job's agent on this node was lost, and the run with it. Start a new job.")
                 break
             if event.node is None:
@@ -95,6 +116,7 @@ class Run:
             else:
                 self._start(event["port"])
         elif kind == "refused":
+            self._final = True
             self._blame(
                 1, f"{event['message']} Use files and programs that every node has at the same place."
             )
@@ -111,6 +133,8 @@ class Run:
             shown = self._wishes.output == "all" or rank == 0
             self._printer.put(stream, self._lines[rank, stream].feed(text) if shown else "", allow)
         elif kind == "exit":
+            if event["code"] < 0 and event["code"] != -signal.SIGTERM and not event["stopped"]:
+                self.lost.add(event["rank"])
             if event["code"] != 0 and not self._failed and not self._stopping:
                 self._failed = (event["rank"], event["code"])
                 if not self._interrupts:
@@ -137,7 +161,12 @@ class Run:
         present = {member.number for member in self._fabric.members.present}
         lost = [node for node in self._open if node not in present]
         if not lost and 0 in present:
+            if not self._stopping and self._grows(self._fabric.members):
+                self.growing = True
+                self._stop()
             return
+        self._final = self._final or 0 not in present
+        self.lost_hosts += [self._open[node] for node in lost]
         hosts = [self._open[node] for node in lost] if 0 in present else [self._fabric.members.lost[-1]]
         named = " and ".join(hosts)
         self._blame(
@@ -163,10 +192,12 @@ class Run:
             self._send_all({"type": "signal", "signal": signal.SIGKILL})
 
     def _terminate(self) -> None:
+        self._final = True
         self._blame(128 + signal.SIGTERM, "The run was ended by a signal.")
         self._stop()
 
     def _output_broke(self) -> None:
+        self._final = True
         self._blame(BROKEN_OUTPUT, "")
         self._stop()
 
@@ -210,13 +241,13 @@ class Run:
             self._loop.call_soon_threadsafe(call, *arguments)
 
 
-def _open_logs(folder: Path | None, places: list[Place]) -> dict[int, int]:
-    """By rank, the descriptor of its log."""
+def _open_logs(folder: Path | None, places: list[Place], go_on: bool) -> dict[int, int]:
+    """By rank, the descriptor of its log; `go_on`: what it has stays."""
     if folder is None:
         return {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if go_on else os.O_TRUNC)
         return {place.rank: os.open(folder / f"rank-{place.rank}.log", flags, 0o666) for place in places}
     except OSError as error:
         raise CarmeRuntimeError(

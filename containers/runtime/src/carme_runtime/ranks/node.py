@@ -6,14 +6,16 @@ A run is known by its channel. Requests to a node and the events that answer the
     {"type": "start", "command", "cwd", "environment",
      "ranks": [{"rank", "environment", "devices", "cpus"}]}
                                                   "devices" and "cpus": first and last but one of the node's
-                                                  GPUs and cores that the rank gets alone; they may be absent
+                                                  GPUs and cores (ordered as in `cores.py`) that the
+                                                  rank gets alone; they may be absent
     {"type": "signal", "signal": number}          to the process groups of all ranks
     {"type": "stop"}                              SIGTERM, and after a grace period SIGKILL
     {"type": "more", "bytes": count}              so much of the output was printed
 
     {"type": "refused", "message": text}          a rank could not be started
     {"type": "output", "rank", "stream": 1 or 2, "text", "bytes"}
-    {"type": "exit", "rank", "code"}              negative: the signal that killed it
+    {"type": "exit", "rank", "code", "stopped"}   code negative: the signal that killed it; stopped: whether
+                                                  that can have been the end of the grace period
     {"type": "over"}                              all ranks ended, and their output is complete
 
 A shell, or another program for a person, is such a run too:
@@ -42,6 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.ranks.cores import in_order
 from carme_runtime.ranks.environment import without_secrets
 from carme_runtime.ranks.keeper import Keeper
 from carme_runtime.ranks.outputs import Outputs
@@ -98,6 +101,8 @@ class Node:
     def handle(self, channel: str, request: dict[str, Any], reply: Reply) -> None:
         """Do what a request of the run `channel` asks; `reply` takes the events."""
         run = self._runs.get(channel)
+        if run and run.over.done():  # another run of the same caller may follow at once
+            run = None
         if request["type"] == "port":
             reply({"type": "port", "port": self._free_port()})
         elif request["type"] == "start" and not run:
@@ -126,8 +131,12 @@ class Node:
             self._add(channel, shell)
 
     def _add(self, channel: str, run: "_Run | Shell") -> None:
+        def forget(_: object) -> None:
+            if self._runs.get(channel) is run:
+                del self._runs[channel]
+
         self._runs[channel] = run
-        run.over.add_done_callback(lambda _: self._runs.pop(channel, None))
+        run.over.add_done_callback(forget)
 
     def end(self, channel: str) -> None:
         """Nobody listens to the run `channel` any more: stop it."""
@@ -178,7 +187,7 @@ def _pinned(some: list[int] | None) -> Iterator[None]:
         yield
         return
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(cores)[some[0] : some[1]])
+    os.sched_setaffinity(0, in_order(cores)[some[0] : some[1]])
     try:
         yield
     finally:
@@ -220,6 +229,7 @@ class _Run:
         self._outputs = Outputs(self._settle)
         self._reaped = False
         self._grace: asyncio.TimerHandle | None = None
+        self._killing = False
         self.over: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, request: dict[str, Any]) -> None:
@@ -263,8 +273,12 @@ class _Run:
 
     def stop(self) -> None:
         if self._grace is None and not self.over.done():
-            self._grace = self._loop.call_later(GRACE, self.signal, signal.SIGKILL)
+            self._grace = self._loop.call_later(GRACE, self._kill)
             self.signal(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        self._killing = True
+        self.signal(signal.SIGKILL)
 
     def abandon(self) -> None:
         """Stop, and throw the output away, so that no rank waits for a reader."""
@@ -300,7 +314,7 @@ class _Run:
 
     def _exited(self, rank: _Rank, code: int) -> None:
         rank.running = False
-        self._reply({"type": "exit", "rank": rank.number, "code": code})
+        self._reply({"type": "exit", "rank": rank.number, "code": code, "stopped": self._killing})
         self._finish_when_all_ended()
 
     def _finish_when_all_ended(self) -> None:
@@ -318,5 +332,5 @@ class _Run:
 
     def _settle(self) -> None:
         if self._reaped and not self._outputs and not self.over.done():
-            self._reply({"type": "over"})
             self.over.set_result(None)
+            self._reply({"type": "over"})
