@@ -117,6 +117,12 @@ def test_the_example_makes_a_site_configuration_that_carme_accepts(example: Rend
     assert settings.slurm.cluster == "example"
     assert settings.sessions.maximum_minutes == 2880
     assert settings.portal.database == "postgresql:///carme-portal"
+    assert settings.site.time_zone == "Europe/Berlin"
+    assert settings.booking_policy("gpu").longest_minutes == 720
+    assert (settings.booking_policy("cpu").share_percent, settings.session_policy("gpu").idle_minutes) == (
+        25,
+        240,
+    )
 
 
 def test_the_demo_makes_a_site_configuration_that_carme_accepts(demo: Rendered) -> None:

@@ -144,6 +144,12 @@ def test_the_limits_themselves_are_allowed() -> None:
     check_rules(wish(60), policy, Standing(open=1, gpu_hours=12), NOW, BERLIN)
 
 
+def test_a_booking_may_begin_in_the_present_minute() -> None:
+    policy = POLICY.model_copy(update={"notice_minutes": 0})
+    check_rules(wish(0), policy, Standing(), NOW + timedelta(seconds=59), BERLIN)
+    assert "past" in forbidden(wish(-1), notice_minutes=0).message
+
+
 def test_a_booking_that_has_begun_may_be_changed_without_notice() -> None:
     begun = wish(-30)
     check_rules(begun, POLICY, Standing(ahead=begun.start), NOW, BERLIN)
@@ -401,7 +407,7 @@ def hold(name: str, first: int = 60, last: int = 180, **fields: Any) -> Hold:
     return Hold(**(values | fields))
 
 
-A, B, C = (f"carme-{letter * 8}" for letter in "abc")
+A, B, C = (f"carme-{letter * 12}" for letter in "abc")
 
 
 def test_what_agrees_needs_nothing() -> None:
@@ -415,7 +421,7 @@ def test_what_is_missing_is_made_and_what_nobody_booked_is_given_back() -> None:
 
 
 def test_the_administrators_own_reservations_are_left_alone() -> None:
-    others = [reservation(name) for name in ("maint", "carme-course", "carme-", f"x{A}", f"{A}b")]
+    others = [reservation(name) for name in ("maint", "carme-workshop", "carme-", f"x{A}", f"{A}b")]
     assert plan([], others, NOW).release == []
 
 
@@ -458,8 +464,8 @@ def test_doing_what_is_planned_makes_them_agree(held: list[str], there: list[str
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"name": "maint"}, "'carme-' and 8"),
-        ({"name": "carme-aaaaaaaa\n"}, "'carme-' and 8"),
+        ({"name": "maint"}, "'carme-' and 12"),
+        ({"name": "carme-aaaaaaaaaaaa\n"}, "'carme-' and 12"),
         ({"users": ["ada,root"]}, "no user name"),
         ({"users": []}, "at least 1"),
         ({"node_names": ["n1,n2"]}, "letters, digits"),

@@ -13,7 +13,7 @@ from carme.jobs import JobRequest
 from carme.slurm import parsing
 from carme.slurm.refusals import refusal
 
-NAME = "carme-aaaaaaaa"
+NAME = "carme-aaaaaaaaaaaa"
 
 
 def hold(first: int = 60, last: int = 180, **fields: Any) -> Hold:
@@ -176,7 +176,7 @@ async def test_ordinary_users_make_and_delete_no_reservations(portal: Any) -> No
     assert [one.name for one in await portal.client.reservations()] == [NAME]
 
 
-@pytest.mark.parametrize("name", ["maint", "carme-course", "*", "carme-aaaaaaaa,maint"])
+@pytest.mark.parametrize("name", ["maint", "carme-course", "*", "carme-aaaaaaaaaaaa,maint"])
 async def test_the_administrators_reservations_cannot_be_deleted(portal: Any, name: str) -> None:
     with pytest.raises(Denied, match="not a booking of Carme's"):
         await portal.client.release(name, user="ada")

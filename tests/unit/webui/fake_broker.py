@@ -8,7 +8,7 @@ from typing import Any
 
 from carme.broker import protocol
 from carme.errors import CarmeError, NotFound
-from carme.jobs import Cluster, Job, JobState, Node, Partition
+from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
 from carme.reports import Report
 from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
 
@@ -54,7 +54,7 @@ CLUSTER = Cluster(
 class FakeBroker:
     """`queue`: what Slurm has; `archive`: what only accounting has; `told`: sessions; `asked`: all requests.
 
-    `refusal` is how it answers who asks for more time.
+    `refusal` is how it answers who asks for more time, or for a reservation; `kept`: Slurm's reservations.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -67,6 +67,7 @@ class FakeBroker:
         self.asked: list[protocol.Request] = []
         self.told: dict[str, Session] = {}
         self.refusal: CarmeError | None = None
+        self.kept: dict[str, Reservation] = {}
         self.changes: list[int | str] = []
         self.epoch = "a"
 
@@ -122,6 +123,18 @@ class FakeBroker:
                 if self.refusal is not None:
                     raise self.refusal
                 return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
+            case protocol.GetReservations():
+                return list(self.kept.values())
+            case protocol.Reserve(hold=hold):
+                if self.refusal is not None:
+                    raise self.refusal
+                self.kept[hold.name] = Reservation(
+                    **hold.model_dump(include={"name", "start", "end", "node_names", "users"})
+                )
+                return self.kept[hold.name]
+            case protocol.Release(name=name):
+                self.kept.pop(name, None)
+                return None
             case protocol.GetJobs(active=active):
                 return [job for job in self.queue.values() if job.is_active or not active]
             case protocol.GetHistory():

@@ -68,6 +68,7 @@ INSTALLED_APPS = [
     "carme_webui.accounts",
     "carme_webui.jobs",
     "carme_webui.sessions",
+    "carme_webui.bookings",
     "allauth",
     "allauth.account",
     "allauth.idp.oidc",
@@ -188,6 +189,7 @@ CELERY_BEAT_SCHEDULE = {
     name: {"task": task, "schedule": seconds, "options": {"expires": seconds}}
     for name, task, seconds in [
         ("clear expired logins", "carme_webui.accounts.tasks.clear_expired", 3600.0),
+        ("agree on bookings", "carme_webui.bookings.tasks.agree", 20.0),
     ]
 }
 

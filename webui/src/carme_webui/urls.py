@@ -5,6 +5,7 @@ from django.urls import include, path
 urlpatterns = [
     path("", include("carme_webui.sessions.urls")),
     path("jobs/", include("carme_webui.jobs.urls")),
+    path("bookings/", include("carme_webui.bookings.urls")),
     path("accounts/", include("carme_webui.accounts.urls")),
     # /identity/o/... and /.well-known/openid-configuration
     path("", include("allauth.idp.urls")),

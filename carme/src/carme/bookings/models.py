@@ -11,7 +11,7 @@ from carme.jobs.requests import Word
 __all__ = ["NAME_PATTERN", "Hold", "Wish"]
 
 #: Reservations of Slurm with such names are Carme's; all others are the administrators' own.
-NAME_PATTERN = r"carme-[a-z0-9]{8}"
+NAME_PATTERN = r"carme-[0-9a-f]{12}"
 
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 MAXIMUM_MINUTES = 366 * 1440
@@ -25,7 +25,7 @@ def _user(text: str) -> str:
 
 def _name(text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, text):
-        raise ValueError("must be 'carme-' and 8 lower-case letters or digits")
+        raise ValueError("must be 'carme-' and 12 hexadecimal digits")
     return text
 
 

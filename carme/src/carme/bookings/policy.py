@@ -102,8 +102,9 @@ def check_rules(
 
 
 def window(policy: BookingSettings, now: datetime) -> tuple[datetime, datetime]:
-    """The earliest and the latest start that may be asked for now."""
-    return now + timedelta(minutes=policy.notice_minutes), now + timedelta(days=policy.horizon_days)
+    """The earliest and the latest start that may be asked for now; the present minute counts as a whole."""
+    minute = now.replace(second=0, microsecond=0)
+    return minute + timedelta(minutes=policy.notice_minutes), now + timedelta(days=policy.horizon_days)
 
 
 def needs_approval(wish: Wish, policy: BookingSettings) -> bool:

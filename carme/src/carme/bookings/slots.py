@@ -132,14 +132,13 @@ class Board:
             earliest, latest: Starts that are allowed.
             step: All starts are whole multiples of this, counted from a midnight in UTC.
         """
-        # What can be had changes only where a claim ends, or where ours would run into the next one.
-        places = {_up(turn, step) for turn in (*self._turns, earliest, around)}
-        places |= {_down(turn, step) for turn in (*(start - need.length for start in self._starts), latest)}
-        places.add(_up(around, step) - step)
-        allowed = sorted(place for place in places if earliest <= place <= latest)
-        before = [place for place in reversed(allowed) if place < around]
-        after = [place for place in allowed if place >= around]
-        return [*self._first(need, before, 1), *self._first(need, after, 2)]
+        # What can be had begins where a claim ends, and ceases where ours would run into the next one.
+        after = {_up(turn, step) for turn in (*self._turns, earliest, around)}
+        before = {_down(turn, step) for turn in (*(start - need.length for start in self._starts), latest)}
+        before.add(_up(around, step) - step)
+        earlier = sorted((one for one in before if earliest <= one <= latest and one < around), reverse=True)
+        later = sorted(one for one in after if earliest <= one <= latest and one >= around)
+        return [*self._first(need, earlier, 1), *self._first(need, later, 2)]
 
     def _first(self, need: Need, places: list[datetime], most: int) -> list[datetime]:
         found: list[datetime] = []

@@ -1,16 +1,20 @@
 """The form that starts a session."""
 
 import re
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from django import forms
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Cluster, SessionOptions, check, minutes_text
-from carme.wording import listing
+from carme.jobs import Cluster, SessionOptions, check, minutes_text, partition_of
+from carme.wording import listing, number
+from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.sessions.models import NAME_PATTERN, new_name
 
@@ -25,6 +29,8 @@ class StartForm(forms.Form):
         catalogue: The site's images.
         site: The site's configuration.
         options: Earlier options to begin with.
+        bookings: Those that the owner may use.
+        booking: The name of the one to begin with.
     """
 
     # Made with the form, so that a form sent twice starts one session.
@@ -37,6 +43,7 @@ class StartForm(forms.Form):
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
     minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
+    reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
 
     def __init__(
         self,
@@ -46,6 +53,8 @@ class StartForm(forms.Form):
         catalogue: ImageCatalogue,
         site: Settings,
         options: SessionOptions | None = None,
+        bookings: Sequence[Booking] = (),
+        booking: str = "",
     ) -> None:
         initial: dict[str, Any] = {
             "name": new_name(),
@@ -58,6 +67,16 @@ class StartForm(forms.Form):
         }
         if options is not None:
             initial |= options.model_dump()
+        self._bookings = {row.name: row for row in bookings}
+        if row := self._bookings.get(booking):
+            initial |= {
+                "reservation": row.name,
+                "partition": row.partition,
+                "gpu_type": row.gpu_type,
+                "gpus_per_node": row.gpus_per_node,
+                "nodes": len(row.node_names),
+                "minutes": max(1, min(_minutes_in(row), site.sessions.maximum_minutes)),
+            }
         super().__init__(data, initial=initial, label_suffix="")
         self._cluster, self._catalogue, self._site = cluster, catalogue, site
         self.options: SessionOptions | None = None
@@ -79,6 +98,10 @@ class StartForm(forms.Form):
         self._choices("partition", [(partition.name, partition.name) for partition in partitions])
         if len(partitions) < 2:
             del self.fields["partition"]
+        offers = [(row.name, f"{row.heading}: {row.span}") for row in self._bookings.values()]
+        self._choices("reservation", [("", _("None")), *offers])
+        if not offers:
+            del self.fields["reservation"]
         most = self._site.sessions.maximum_minutes
         limits = {
             "gpus_per_node": max((kind.per_node for kind in kinds), default=0),
@@ -126,12 +149,13 @@ class StartForm(forms.Form):
                 _("Nothing can be started now, because the cluster does not answer. Try again in a moment.")
             )
         wanted = {key: value for key, value in cleaned.items() if key != "name"}
-        wanted |= {key: cleaned.get(key) or None for key in ("gpu_type", "partition")}
+        wanted |= {key: cleaned.get(key) or None for key in ("gpu_type", "partition", "reservation")}
         wanted["app"] = cleaned.get("app") or "lab"
         try:
             options = SessionOptions.read(wanted)
             check(options, self._cluster, self._catalogue, self._site)
             self._check_app(options)
+            self._check_booking(options)
         except CarmeError as error:
             field = error.field if isinstance(error, InvalidRequest) and error.field in self.fields else None
             self.add_error(field, str(error))
@@ -147,3 +171,41 @@ class StartForm(forms.Form):
                 "Choose one of these.",
                 field="app",
             )
+
+    def _check_booking(self, options: SessionOptions) -> None:
+        """What does not fit into the booking would wait for ever."""
+        if options.reservation is None:
+            return
+        row = self._bookings.get(options.reservation)
+        if row is None:
+            raise InvalidRequest(
+                "This booking is over, or you may not use it.",
+                "Choose another one, or none.",
+                field="reservation",
+            )
+        assert self._cluster is not None
+        partition = partition_of(options, self._cluster, self._site).name
+        if partition != row.partition:
+            raise InvalidRequest(
+                f"The booking is in partition {row.partition!r}, not in {partition!r}.",
+                "Choose its partition, or no booking.",
+                field="partition" if "partition" in self.fields else "reservation",
+            )
+        if options.nodes > len(row.node_names):
+            raise InvalidRequest(
+                f"The booking has {number(len(row.node_names), 'node')}; {options.nodes} were asked for.",
+                f"Ask for {len(row.node_names)} or fewer.",
+                field="nodes",
+            )
+        if options.minutes > _minutes_in(row):
+            raise InvalidRequest(
+                f"The booking lasts {minutes_text(_minutes_in(row))} more; {minutes_text(options.minutes)} "
+                "were asked for.",
+                f"Ask for at most {number(_minutes_in(row), 'minute')}.",
+                field="minutes",
+            )
+
+
+def _minutes_in(booking: Booking) -> int:
+    """The longest session that still fits."""
+    return max(0, (booking.end - max(booking.start, timezone.now())) // timedelta(minutes=1))

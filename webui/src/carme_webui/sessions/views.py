@@ -20,6 +20,7 @@ from carme.jobs import Cluster, SessionOptions, minutes_text
 from carme.sessions import SessionState
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
+from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, images, supplies
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror
@@ -116,7 +117,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     """My sessions, the start form, and what is free."""
     cluster, banner = _look()
     earlier = own_sessions(signed_in(request)).filter(name=request.GET.get("again", "")).first()
-    form = _form(cluster, options=earlier.asked_for if earlier else None)
+    form = _form(request, cluster, options=earlier.asked_for if earlier else None)
     return render(request, "sessions/dashboard.html", {"form": form, **_live(request, cluster, banner)})
 
 
@@ -130,7 +131,7 @@ def dashboard_live(request: HttpRequest) -> HttpResponse:
 def start(request: HttpRequest) -> HttpResponse:
     """Check the form and start a session."""
     cluster, banner = _look()
-    form = _form(cluster, data=request.POST)
+    form = _form(request, cluster, data=request.POST)
     if not form.is_valid() or form.options is None:
         context = {"form": form, **_live(request, cluster, banner)}
         return render(request, "sessions/dashboard.html", context, status=422)
@@ -144,7 +145,7 @@ def again(request: HttpRequest, name: str) -> HttpResponse:
     fresh = request.POST.get("name", "")
     data = {key: "" if value is None else value for key, value in options.model_dump().items()}
     cluster, banner = _look()
-    form = _form(cluster, data=data | {"name": fresh})
+    form = _form(request, cluster, data=data | {"name": fresh})
     if not form.is_valid() or form.options is None:
         context = {"form": form, **_live(request, cluster, banner)}
         return render(request, "sessions/dashboard.html", context, status=422)
@@ -263,8 +264,18 @@ def _silence(taken: datetime) -> str:
     ) % minutes_text(max(1, int(age.total_seconds() // 60)))
 
 
-def _form(cluster: Cluster | None, data: Any = None, options: SessionOptions | None = None) -> StartForm:
-    return StartForm(data, cluster=cluster, catalogue=images(), site=settings.SITE, options=options)
+def _form(
+    request: HttpRequest, cluster: Cluster | None, data: Any = None, options: SessionOptions | None = None
+) -> StartForm:
+    return StartForm(
+        data,
+        cluster=cluster,
+        catalogue=images(),
+        site=settings.SITE,
+        options=options,
+        bookings=Booking.usable(signed_in(request), timezone.now()),
+        booking=request.GET.get("booking", ""),
+    )
 
 
 def _show(row: Session, banner: str) -> Shown:

@@ -1,0 +1,513 @@
+"""The calendar: booking, changing, deleting and approving, and what becomes of it in Slurm."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.utils import timezone
+
+from carme.bookings import BookingState, Cause
+from carme.errors import SlurmError
+from carme.jobs import Cluster, Node, Partition, Reservation
+from carme_webui.accounts.models import User
+from carme_webui.bookings.ics import calendar_text
+from carme_webui.bookings.lanes import Item, lay_out, slots_of
+from carme_webui.bookings.models import Booking, site_zone
+
+from .conftest import Browser
+from .fake_broker import NOW, FakeBroker, make_job
+
+NEW = "/bookings/new/"
+
+
+@pytest.fixture
+def rules(settings, broker: FakeBroker):
+    """Bookings are allowed, on two nodes; called with values it changes the rules."""
+    broker.cluster = Cluster(
+        taken=NOW,
+        partitions=[Partition(name="gpu", default=True, node_names=["n1", "n2"])],
+        nodes=[Node(name=name, cpus=16, memory_mb=64_000, gpus={"a100": 4}) for name in ("n1", "n2")],
+    )
+
+    def change(**values: Any) -> None:
+        site = django_settings.SITE
+        policy = {"enabled": True, "share_percent": 100, "notice_minutes": 0} | values
+        settings.SITE = site.model_copy(
+            update={
+                "bookings": site.bookings.model_copy(update=policy),
+                "site": site.site.model_copy(update={"time_zone": "Europe/Berlin"}),
+            }
+        )
+
+    change()
+    return change
+
+
+def tomorrow(hour: int = 10) -> datetime:
+    """An hour of tomorrow, by the site's clocks."""
+    local = timezone.now().astimezone(site_zone()) + timedelta(days=1)
+    return local.replace(hour=hour, minute=0, second=0, microsecond=0)
+
+
+def fields(hour: int = 10, **values: Any) -> dict[str, Any]:
+    """What the form sends."""
+    when = tomorrow(hour)
+    sent = {
+        "kind": "gpu:a100:4", "nodes": 1, "date": f"{when:%Y-%m-%d}", "time": f"{when:%H:%M}", "length": "2h",
+    }  # fmt: skip
+    return sent | values
+
+
+def book(browser: Browser, hour: int = 10, **values: Any):
+    return browser.send("/bookings/", NEW, **fields(hour, **values))
+
+
+def make(owner: User, first: int = 60, last: int = 180, **values: Any) -> Booking:
+    """A booking that begins so many minutes from now and ends after so many."""
+    now = timezone.now().replace(second=0, microsecond=0)
+    given: dict[str, Any] = {
+        "owner": owner, "partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "node_names": ["n1"],
+        "start": now + timedelta(minutes=first), "end": now + timedelta(minutes=last),
+        "state": BookingState.APPROVED,
+    }  # fmt: skip
+    return Booking.objects.create(**(given | values))
+
+
+# --- booking ---------------------------------------------------------------------------------------------
+
+
+def test_a_booking_becomes_a_reservation(
+    browser: Browser, alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    answer = book(browser, title="  Thesis   run ", users="bob, alice")
+    made = Booking.objects.get()
+    assert answer.status_code == 302 and answer["Location"] == made.get_absolute_url()
+    assert (made.state, made.title, made.users, made.node_names) == (
+        "approved",
+        "Thesis run",
+        ["bob"],
+        ["n1"],
+    )
+    assert (made.start, made.minutes, made.gpu_hours) == (tomorrow(), 120, 8)
+    kept = broker.kept[made.name]
+    assert (kept.start, kept.end, kept.node_names, kept.users) == (
+        made.start, made.end, ["n1"], ["alice", "bob"],
+    )  # fmt: skip
+    assert made.kept and not made.problem
+    page = browser.get(made.get_absolute_url()).content.decode()
+    assert "Thesis run" in page and "alice, bob" in page
+
+
+def test_a_second_booking_gets_another_node_and_a_third_one_the_nearest_times(
+    browser: Browser, other: Browser, broker: FakeBroker, rules
+) -> None:
+    assert book(browser).status_code == book(other).status_code == 302
+    assert {name for one in broker.kept.values() for name in one.node_names} == {"n1", "n2"}
+    answer = book(other, hour=11)
+    page = answer.content.decode()
+    assert answer.status_code == 422 and Booking.objects.count() == 2
+    assert "No node with 4 GPUs of type a100 is free for the whole time" in page
+    assert "08:00 to 10:00" in page and "12:00 to 14:00" in page
+    slot = re.findall(r'name="slot" value="([^"]+)"', page)[-1]
+    assert other.send("/bookings/", NEW, **fields(11, slot=slot)).status_code == 302
+    assert Booking.objects.filter(start=tomorrow(12), owner__username="bob").exists()
+
+
+def test_jobs_and_maintenance_have_their_nodes(browser: Browser, broker: FakeBroker, rules) -> None:
+    broker.put(make_job(1, user="bob", node_list="n1", started=tomorrow(8), minutes_limit=600))
+    broker.kept["maint"] = Reservation(
+        name="maint", start=tomorrow(9), end=tomorrow(11), node_names=["n1", "n2"], maintenance=True
+    )
+    page = book(browser).content.decode()
+    assert "07:00 to 09:00" in page and "11:00 to 13:00" in page
+    assert book(browser, hour=11).status_code == 302
+    assert Booking.objects.get().node_names == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"kind": "gpu:a100:2"}, "Nodes are booked whole"),
+        ({"kind": "'; drop"}, "must be"),
+        ({"kind": "none:a100:4"}, "There is no partition"),
+        ({"nodes": 3}, "2 nodes of partition"),
+        ({"nodes": 0}, "greater than or equal to 1"),
+        ({"length": "soon"}, "is not a length of time"),
+        ({"length": "25h"}, "at most 1 day, not 1 day 1 hour"),
+        ({"date": "2000-01-01"}, "cannot begin in the past"),
+        ({"date": "9999-12-31", "time": "23:59"}, "too far away"),
+        ({"date": "2099-01-01"}, "at most 28 days ahead"),
+        ({"date": "tomorrow"}, "Enter a valid date"),
+        ({"users": "nobody-here"}, "There is no user"),
+        ({"users": "a;b"}, "no user name"),
+        ({"title": "a\u202eb"}, "cannot be seen"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(
+    browser: Browser, broker: FakeBroker, rules, values: dict[str, Any], words: str
+) -> None:
+    answer = book(browser, **values)
+    assert answer.status_code == 422
+    assert words in answer.content.decode().replace("&#x27;", "'")
+    assert not Booking.objects.exists() and not broker.asked_for("reserve")
+
+
+def test_the_number_at_a_time_is_limited(browser: Browser, broker: FakeBroker, rules) -> None:
+    rules(at_a_time=1)
+    assert book(browser).status_code == 302
+    answer = book(browser, hour=15)
+    assert answer.status_code == 422 and "that is not over; 1 is allowed" in answer.content.decode()
+
+
+def test_what_was_given_back_is_credited(browser: Browser, alice: User, broker: FakeBroker, rules) -> None:
+    rules(gpu_hours=10)
+    made = make(alice, -120, 120, state=BookingState.ENDED, cause=Cause.UNUSED)
+    Booking.objects.filter(pk=made.pk).update(ended=made.start + timedelta(minutes=30))  # 2 of 16 GPU-hours
+    assert book(browser).status_code == 302
+    answer = book(browser, hour=15, length="30m")
+    assert "costs 2 GPU-hours; of the 10" in answer.content.decode()
+    assert "you have 0 left" in answer.content.decode()
+
+
+def test_slurms_refusal_leaves_no_booking(browser: Browser, broker: FakeBroker, rules) -> None:
+    broker.refusal = SlurmError("Other jobs have these nodes.", "Choose another time.", field="start")
+    answer = book(browser)
+    assert answer.status_code == 422 and "Other jobs have these nodes." in answer.content.decode()
+    assert not Booking.objects.exists()
+
+
+def test_while_slurm_is_away_a_booking_is_made_and_kept_later(
+    browser: Browser, broker: FakeBroker, rules
+) -> None:
+    broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
+    assert book(browser).status_code == 302
+    made = Booking.objects.get()
+    assert made.kept is None and "Slurm does not answer." in made.problem
+    assert "the portal goes on trying" in browser.get(made.get_absolute_url()).content.decode()
+
+
+def test_without_the_broker_nothing_can_be_booked_and_the_page_says_so(
+    browser: Browser, rules, broker: FakeBroker
+) -> None:
+    token = browser.token("/bookings/")
+    broker.__exit__()
+    for page in ("/bookings/", NEW):
+        answer = browser.get(page)
+        assert answer.status_code == 200 and "does not answer" in answer.content.decode()
+    answer = browser.send_with(token, NEW, **fields())
+    assert answer.status_code == 422 and not Booking.objects.exists()
+    broker.__enter__()
+
+
+def test_bookings_that_the_site_does_not_allow_cannot_be_made(
+    browser: Browser, broker: FakeBroker, rules
+) -> None:
+    rules(enabled=False)
+    assert "Nothing can be booked here" in browser.get("/bookings/").content.decode()
+    assert "cannot be booked" in book(browser).content.decode()
+
+
+def test_the_form_is_filled_in_by_a_link(browser: Browser, broker: FakeBroker, rules) -> None:
+    page = browser.get(
+        NEW, {"kind": "gpu:a100:4", "start": tomorrow(14).isoformat(), "minutes": "90"}
+    ).content.decode()
+    assert 'value="14:00"' in page and f'value="{tomorrow():%Y-%m-%d}"' in page and 'value="90m"' in page
+    for strange in ("x", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-12:00"):
+        assert browser.get(NEW, {"start": strange, "minutes": "9" * 30, "kind": "\0"}).status_code == 200
+
+
+# --- changing and deleting -------------------------------------------------------------------------------
+
+
+def test_a_booking_can_be_moved_and_keeps_its_node(
+    browser: Browser, alice: User, broker: FakeBroker, rules
+) -> None:
+    made = make(alice, node_names=["n2"])
+    answer = browser.send("/bookings/", f"{made.get_absolute_url()}change/", **fields(12, length="1h"))
+    assert answer.status_code == 302
+    made.refresh_from_db()
+    assert (made.start, made.minutes, made.node_names) == (tomorrow(12), 60, ["n2"])
+    assert broker.kept[made.name].start == made.start
+
+
+def test_a_change_that_slurm_refuses_changes_nothing(
+    browser: Browser, alice: User, broker: FakeBroker, rules
+) -> None:
+    made = make(alice)
+    broker.refusal = SlurmError("Other jobs have these nodes.", "Choose another time.", field="start")
+    answer = browser.send("/bookings/", f"{made.get_absolute_url()}change/", **fields(12))
+    assert answer.status_code == 422
+    now = Booking.objects.get()
+    assert (now.start, now.end, now.problem) == (made.start, made.end, "")
+
+
+def test_a_booking_that_has_begun_can_only_change_its_end(
+    browser: Browser, alice: User, broker: FakeBroker, rules
+) -> None:
+    made = make(alice, -30, 90, state=BookingState.ACTIVE)
+    address = f"{made.get_absolute_url()}change/"
+    assert "disabled" in browser.get(address).content.decode()
+    assert browser.send("/bookings/", address, **fields(length="3h")).status_code == 302
+    made.refresh_from_db()
+    assert made.minutes == 180 and broker.kept[made.name].end == made.end
+    answer = browser.send("/bookings/", address, **fields(length="20m"))
+    assert answer.status_code == 422 and "would be over already" in answer.content.decode()
+
+
+def test_deleting_gives_the_nodes_back(browser: Browser, alice: User, broker: FakeBroker, rules) -> None:
+    book(browser)
+    made = Booking.objects.get()
+    address = f"{made.get_absolute_url()}delete/"
+    assert "Delete the booking" in browser.get(address).content.decode()
+    browser.send("/bookings/", address)
+    made.refresh_from_db()
+    assert (made.state, made.cause, made.gpu_hours) == ("ended", "cancelled", 0)
+    assert broker.kept == {}
+    browser.send("/bookings/", address)  # twice does no harm
+    assert browser.get(f"{made.get_absolute_url()}change/").status_code == 302
+
+
+def test_others_can_neither_see_nor_change_a_booking(
+    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules
+) -> None:
+    made = make(alice, title="Secret plan")
+    for path in ("", "change/", "delete/"):
+        assert other.get(f"{made.get_absolute_url()}{path}").status_code == 404
+    for path in ("change/", "delete/", "decide/"):
+        assert other.send("/bookings/", f"{made.get_absolute_url()}{path}", **fields()).status_code == 404
+    page = other.get("/bookings/", {"day": f"{made.start.astimezone(site_zone()):%Y-%m-%d}"}).content.decode()
+    assert "Booked" in page and "Secret plan" not in page and "alice" not in page and made.name not in page
+    Booking.objects.update(users=["bob"])
+    assert other.get(made.get_absolute_url()).status_code == 200
+    assert other.get(f"{made.get_absolute_url()}change/").status_code == 404
+
+
+def test_signing_in_is_needed_for_all_but_the_feed(anonymous: Browser, alice: User, rules) -> None:
+    made = make(alice)
+    for address in ("/bookings/", NEW, made.get_absolute_url()):
+        assert anonymous.get(address).status_code == 302
+
+
+# --- approval --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manager(bob: User, other: Browser) -> Browser:
+    """Bob, who is a manager now."""
+    bob.is_staff = True
+    bob.save()
+    return other
+
+
+def test_a_large_booking_waits_for_a_manager(
+    browser: Browser, alice: User, manager: Browser, broker: FakeBroker, rules
+) -> None:
+    rules(approval_gpu_hours=7)
+    book(browser)
+    made = Booking.objects.get()
+    assert made.state == BookingState.REQUESTED and broker.kept == {}
+    decide = f"{made.get_absolute_url()}decide/"
+    assert browser.send("/bookings/", decide, answer="approve").status_code == 404
+    assert "Waiting for approval" in manager.get("/bookings/").content.decode()
+    manager.send("/bookings/", decide, answer="approve")
+    made.refresh_from_db()
+    assert made.state == BookingState.APPROVED and made.name in broker.kept
+    # To ask for more needs an approval again, and until then nothing is kept.
+    browser.send("/bookings/", f"{made.get_absolute_url()}change/", **fields(length="3h"))
+    made.refresh_from_db()
+    assert made.state == BookingState.REQUESTED and broker.kept == {}
+    manager.send("/bookings/", decide, answer="deny")
+    made.refresh_from_db()
+    assert (made.state, made.cause) == ("ended", "denied")
+    manager.send("/bookings/", decide, answer="approve")
+    made.refresh_from_db()
+    assert made.state == BookingState.ENDED and broker.kept == {}
+
+
+def test_what_managers_book_needs_no_approval(manager: Browser, broker: FakeBroker, rules) -> None:
+    rules(approval_gpu_hours=7)
+    book(manager)
+    assert Booking.objects.get().state == BookingState.APPROVED
+
+
+def test_what_slurm_refuses_is_not_approved(
+    browser: Browser, manager: Browser, broker: FakeBroker, rules
+) -> None:
+    rules(approval_gpu_hours=7)
+    book(browser)
+    made = Booking.objects.get()
+    broker.refusal = SlurmError("Other jobs have these nodes.", "Choose another time.")
+    manager.send("/bookings/", f"{made.get_absolute_url()}decide/", answer="approve")
+    made.refresh_from_db()
+    assert made.state == BookingState.REQUESTED
+
+
+# --- the calendar ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", ["day", "week"])
+def test_the_calendar_shows_what_is_whose(
+    browser: Browser, alice: User, broker: FakeBroker, rules, view: str
+) -> None:
+    made = make(alice, 60, 120, title="<b>Mine</b>")
+    now = timezone.now()
+    broker.kept["maint"] = Reservation(
+        name="maint", start=now, end=now + timedelta(days=8), node_names=["n2"], maintenance=True
+    )
+    broker.put(make_job(7, user="bob", node_list="n1", started=now, minutes_limit=30))
+    page = browser.get("/bookings/", {"view": view, "day": f"{made.start.astimezone(site_zone()):%Y-%m-%d}"})
+    text = page.content.decode()
+    assert "&lt;b&gt;Mine&lt;/b&gt;" in text and "<b>Mine" not in text
+    assert "Maintenance" in text and "Europe/Berlin" in text
+    assert made.get_absolute_url() in text
+
+
+def test_free_cells_lead_to_the_form_and_the_past_does_not(
+    browser: Browser, broker: FakeBroker, rules
+) -> None:
+    ahead = f"{tomorrow() + timedelta(days=7):%Y-%m-%d}"
+    assert (
+        browser.get("/bookings/", {"view": "day", "day": ahead}).content.decode().count('class="free"') == 96
+    )
+    assert 'class="free"' not in browser.get("/bookings/", {"day": "2020-01-01"}).content.decode()
+    for strange in ("x", "0000-00-00", "9999-12-31", "\0"):
+        assert (
+            browser.get("/bookings/", {"day": strange, "view": strange, "kind": strange}).status_code == 200
+        )
+
+
+def test_the_number_of_queries_does_not_grow_with_the_bookings(
+    browser: Browser, alice: User, bob: User, broker: FakeBroker, rules, django_assert_num_queries
+) -> None:
+    def count() -> int:
+        from django.db import connection
+        from django.test.utils import CaptureQueriesContext
+
+        with CaptureQueriesContext(
+            connection,
+        ) as queries:
+            assert browser.get("/bookings/").status_code == 200
+        return len(queries)
+
+    make(alice)
+    browser.get("/bookings/")
+    before = count()
+    for number in range(20):
+        make(bob if number % 2 else alice, 200 + 10 * number, 210 + 10 * number)
+    assert count() == before
+
+
+def test_days_have_the_hours_of_their_clocks(rules) -> None:
+    half_hour = timedelta(minutes=30)
+    counts = [
+        len(slots_of(day, 1, half_hour, site_zone())[0].slots)
+        for day in (datetime(2026, 3, 29).date(), datetime(2026, 10, 25).date(), datetime(2026, 6, 1).date())
+    ]
+    assert counts == [46, 50, 48]
+    (long,) = slots_of(datetime(2026, 10, 25).date(), 1, timedelta(hours=3), site_zone())
+    assert [(slot.end - slot.start) / timedelta(hours=1) for slot in long.slots] == [3] * 8 + [1]
+
+
+def test_columns_with_the_same_content_are_one_cell() -> None:
+    days = slots_of(datetime(2026, 6, 1).date(), 1, timedelta(hours=6), site_zone())
+    start = days[0].slots[0].start
+    item = Item("n1", start + timedelta(hours=7), start + timedelta(hours=13), "mine", "A")
+    endless = Item("n2", start, None, "job", "B")
+    one, two = lay_out([("n1", True), ("n2", False)], [item, endless], days, start + timedelta(hours=6))
+    assert [(cell.span, len(cell.items), cell.bookable) for cell in one.cells] == [
+        (1, 0, False), (2, 1, False), (1, 0, True),
+    ]  # fmt: skip
+    assert [(cell.span, cell.items) for cell in two.cells] == [(4, (endless,))]
+
+
+# --- the feed --------------------------------------------------------------------------------------------
+
+
+def feed_of(browser: Browser) -> str:
+    return re.findall(
+        r'id="feed" href="https://carme.example:8443([^"]+)"', browser.get("/bookings/").content.decode()
+    )[0]
+
+
+def test_the_feed_opens_for_who_knows_its_address(
+    browser: Browser, other: Browser, anonymous: Browser, alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    make(alice, title="Alice, her; run", users=["bob"])
+    make(bob, title="Not hers")
+    address = feed_of(browser)
+    answer = anonymous.get(address)
+    text = answer.content.decode()
+    assert answer.status_code == 200 and answer["Content-Type"].startswith("text/calendar")
+    assert r"SUMMARY:Alice\, her\; run" in text and "Not hers" not in text
+    assert "Alice" in anonymous.get(feed_of(other)).content.decode()
+    assert anonymous.get(address.replace("alice", "bob")).status_code == 404
+    assert anonymous.get(f"{address[:-6]}x.ics").status_code == 404
+    assert anonymous.get("/bookings/feed/nobody/x.ics").status_code == 404
+    browser.send("/bookings/", "/bookings/feed/")
+    assert anonymous.get(address).status_code == 404
+    assert anonymous.get(feed_of(browser)).status_code == 200
+    alice.is_active = False
+    alice.save()
+    assert anonymous.get(address).status_code == 404
+
+
+def test_the_feed_is_valid_whatever_a_title_holds(alice: User, rules) -> None:
+    row = make(alice, title="ä" * 79 + "\n")
+    row.title = "ä" * 60 + "\r\nBEGIN:VALARM"
+    text = calendar_text([row], datetime(2026, 3, 29, 1, 0, tzinfo=UTC))
+    lines = text.split("\r\n")
+    assert all(len(line.encode()) <= 75 for line in lines)
+    assert "DTSTAMP:20260329T010000Z" in lines
+    assert not [line for line in lines if line.startswith("BEGIN:VALARM")]
+    unfolded = text.replace("\r\n ", "")
+    assert "SUMMARY:" + "ä" * 60 + "BEGIN:VALARM" in unfolded
+
+
+# --- sessions in a booking -------------------------------------------------------------------------------
+
+
+def start(browser: Browser, **values: Any):
+    sent = {"image": "torch", "gpus_per_node": 4, "nodes": 1, "minutes": 60, "partition": "gpu"}
+    return browser.send("/", "/sessions/start/", **(sent | values))
+
+
+def test_a_session_starts_in_a_booking(
+    browser: Browser, alice: User, broker: FakeBroker, hub, at_once, rules
+) -> None:
+    from carme_webui.sessions.models import Session
+
+    rules()
+    made = make(alice)
+    page = browser.get("/", {"booking": made.name}).content.decode()
+    assert f'value="{made.name}" selected' in page and 'value="120"' in page
+    assert start(browser, reservation=made.name).status_code == 302
+    assert Session.objects.get().asked_for.reservation == made.name
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"minutes": 121}, "The booking lasts 2 hours more"),
+        ({"nodes": 2}, "The booking has 1 node"),
+        ({"reservation": "carme-ffffffffffff"}, "over, or you may not use it"),
+        ({"reservation": "maint"}, "over, or you may not use it"),
+    ],
+)
+def test_a_session_must_fit_into_its_booking(
+    browser: Browser, alice: User, broker: FakeBroker, rules, values: dict[str, Any], words: str
+) -> None:
+    made = make(alice)
+    answer = start(browser, **({"reservation": made.name} | values))
+    assert answer.status_code == 422 and words in answer.content.decode()
+
+
+def test_nobody_starts_in_the_booking_of_somebody_else(
+    browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    made = make(alice)
+    make(bob)
+    answer = start(other, reservation=made.name)
+    assert answer.status_code == 422 and "you may not use it" in answer.content.decode()
+    assert made.name not in other.get("/", {"booking": made.name}).content.decode()

@@ -1,0 +1,303 @@
+"""Bookings and Slurm's reservations agree again after any outage."""
+
+import itertools
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from carme.bookings import BookingState, Cause
+from carme.errors import SlurmError
+from carme.jobs import Reservation
+from carme_webui.accounts.models import User
+from carme_webui.bookings import desk, tasks
+from carme_webui.bookings import reconcile as reconcile_module
+from carme_webui.bookings.models import Booking
+from carme_webui.bookings.reconcile import reconcile
+from carme_webui.cluster import broker as site_broker
+
+from .fake_broker import FakeBroker, make_job
+from .test_bookings import make, rules
+
+__all__ = ["rules"]
+
+AWAY = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
+
+
+def after(minutes: float) -> datetime:
+    return timezone.now() + timedelta(minutes=minutes)
+
+
+def state(row: Booking) -> tuple[str, str]:
+    row.refresh_from_db()
+    return row.state, row.cause
+
+
+def reservation(row: Booking, **fields: Any) -> Reservation:
+    values = row.hold.model_dump(include={"name", "start", "end", "node_names", "users"})
+    return Reservation(**(values | fields))
+
+
+def test_a_booking_begins_and_ends_by_the_clock(alice: User, broker: FakeBroker, rules) -> None:
+    rules(grace_minutes=0)
+    row = make(alice)
+    reconcile(site_broker())
+    assert state(row) == ("approved", "")
+    reconcile(site_broker(), after(61))
+    assert state(row) == ("active", "") and row.name in broker.kept
+    reconcile(site_broker(), after(181))
+    assert state(row) == ("ended", "finished") and row.ended == row.end
+    assert row.name not in broker.kept
+
+
+def test_what_slurm_lost_is_made_again(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice)
+    reconcile(site_broker())
+    broker.kept.clear()
+    reconcile(site_broker())
+    assert broker.kept[row.name] == reservation(row)
+
+
+@pytest.mark.parametrize("fields", [{"node_names": ["n2"]}, {"users": ["bob"]}, {"end": after(500)}])
+def test_what_somebody_changed_in_slurm_is_changed_back(
+    alice: User, broker: FakeBroker, rules, fields: dict[str, Any]
+) -> None:
+    row = make(alice)
+    broker.kept[row.name] = reservation(row, **fields)
+    reconcile(site_broker())
+    assert broker.kept[row.name] == reservation(row)
+
+
+def test_what_agrees_is_left_alone(alice: User, broker: FakeBroker, rules) -> None:
+    make(alice)
+    reconcile(site_broker())
+    for _ in range(3):
+        reconcile(site_broker())
+    assert len(broker.asked_for("reserve")) == 1 and not broker.asked_for("release")
+
+
+def test_reservations_that_nobody_booked_are_deleted_but_never_the_administrators(
+    alice: User, broker: FakeBroker, rules
+) -> None:
+    row = make(alice, state=BookingState.ENDED, cause=Cause.CANCELLED)
+    for name in (row.name, "carme-000000000000", "maint", "carme-workshop"):
+        broker.kept[name] = reservation(row, name=name)
+    reconcile(site_broker())
+    assert set(broker.kept) == {"maint", "carme-workshop"}
+
+
+def test_an_outage_over_the_whole_booking_costs_nothing(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice)
+    reconcile(site_broker(), after(1000))
+    assert state(row) == ("ended", "impossible")
+    assert row.gpu_hours == 0 and not broker.asked_for("reserve")
+
+
+@pytest.mark.parametrize("broken", ["broker", "slurm"])
+def test_during_an_outage_nothing_is_forgotten(alice: User, broker: FakeBroker, rules, broken: str) -> None:
+    row = make(alice)
+    if broken == "broker":
+        broker.__exit__()
+        assert not reconcile(site_broker())
+        broker.__enter__()
+    else:
+        broker.refusal = AWAY
+        reconcile(site_broker())
+        broker.refusal = None
+        row.refresh_from_db()
+        assert row.problem and row.kept is None
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert row.name in broker.kept and row.kept and not row.problem
+
+
+def test_what_slurm_refuses_is_tried_again_and_told(
+    alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    row, second = make(alice), make(bob, node_names=["n2"])
+    broker.refusal = SlurmError("Other jobs have these nodes.", "Choose another time.")
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert "Other jobs have these nodes." in row.problem
+    broker.refusal = None
+    reconcile(site_broker())
+    assert set(broker.kept) == {row.name, second.name}
+
+
+def test_a_request_that_nobody_answered_is_over_at_its_start(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice, state=BookingState.REQUESTED)
+    reconcile(site_broker())
+    assert state(row) == ("requested", "") and broker.kept == {}
+    reconcile(site_broker(), after(61))
+    assert state(row) == ("ended", "unanswered")
+
+
+# --- unused bookings -------------------------------------------------------------------------------------
+
+
+def test_an_unused_booking_is_given_back_after_the_grace_and_credited(
+    alice: User, broker: FakeBroker, rules
+) -> None:
+    row = make(alice, 60, 180)
+    reconcile(site_broker())
+    reconcile(site_broker(), row.start + timedelta(minutes=14, seconds=59))
+    assert state(row) == ("active", "")
+    reconcile(site_broker(), row.start + timedelta(minutes=15))
+    assert state(row) == ("ended", "unused") and row.gpu_hours == 1
+    assert broker.kept == {}
+
+
+@pytest.mark.parametrize("job_state", ["RUNNING", "PENDING"])
+def test_a_booking_with_a_job_is_kept_also_after_that(
+    alice: User, broker: FakeBroker, rules, job_state: str
+) -> None:
+    row = make(alice, 60, 180)
+    reconcile(site_broker())
+    job = broker.put(make_job(1, state=job_state, reservation=row.name))
+    reconcile(site_broker(), row.start + timedelta(minutes=1))
+    broker.leave(job)
+    reconcile(site_broker(), row.start + timedelta(minutes=60))
+    assert state(row) == ("active", "")
+
+
+def test_the_grace_begins_when_slurm_keeps_it(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice, -60, 180)
+    broker.refusal = AWAY
+    reconcile(site_broker())
+    broker.refusal = None
+    reconcile(site_broker())
+    assert state(row) == ("active", "") and row.name in broker.kept
+    reconcile(site_broker(), after(16))
+    assert state(row) == ("ended", "unused")
+
+
+def test_without_a_grace_nothing_is_given_back(alice: User, broker: FakeBroker, rules) -> None:
+    rules(grace_minutes=0)
+    row = make(alice, 60, 180)
+    reconcile(site_broker())
+    reconcile(site_broker(), row.start + timedelta(minutes=100))
+    assert state(row) == ("active", "")
+
+
+# --- failed nodes and maintenance ------------------------------------------------------------------------
+
+
+def fail(broker: FakeBroker, *names: str) -> None:
+    nodes = [node.model_copy(update={"available": node.name not in names}) for node in broker.cluster.nodes]
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
+
+
+def test_a_booking_leaves_a_node_that_fails(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice, 30, 180)
+    reconcile(site_broker())
+    fail(broker, "n1")
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert row.node_names == ["n2"] and broker.kept[row.name].node_names == ["n2"]
+
+
+def test_a_booking_far_ahead_waits_for_its_node_to_come_back(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice, 600, 700)
+    fail(broker, "n1")
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert row.node_names == ["n1"]
+
+
+def test_without_another_node_its_owner_is_told_until_it_is_back(
+    alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    row = make(alice, 30, 180)
+    make(bob, 60, 90, node_names=["n2"])
+    fail(broker, "n1")
+    reconcile(site_broker())
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert row.node_names == ["n1"]
+    assert row.problem == "The node n1 does not work, and no other one is free for the whole time."
+    fail(broker)
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert not row.problem
+
+
+def test_a_booking_in_which_jobs_run_is_not_moved(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice, -5, 180, state=BookingState.ACTIVE)
+    broker.put(make_job(1, reservation=row.name))
+    fail(broker, "n1")
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert row.node_names == ["n1"] and "does not work" in row.problem
+
+
+def test_a_booking_makes_way_for_maintenance(alice: User, bob: User, broker: FakeBroker, rules) -> None:
+    row = make(alice, 600, 700)
+    other = make(bob, 1200, 1300)
+    broker.kept["maint"] = reservation(row, name="maint", maintenance=True)
+    reconcile(site_broker())
+    row.refresh_from_db()
+    other.refresh_from_db()
+    assert (row.node_names, other.node_names) == (["n2"], ["n1"])
+    broker.kept["maint"] = reservation(row, name="maint", node_names=["n1", "n2"], maintenance=True)
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert "is to be maintained then" in row.problem
+
+
+def test_a_node_that_is_no_more_is_left(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice, node_names=["gone"])
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert row.node_names == ["n1"] and row.name in broker.kept
+
+
+# --- whatever happens in whatever order ------------------------------------------------------------------
+
+
+def test_after_faults_in_any_order_one_quiet_round_makes_all_agree(
+    alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    rows = [make(alice), make(bob, node_names=["n2"]), make(alice, 300, 400)]
+
+    def lose() -> None:
+        broker.kept.clear()
+
+    def disturb() -> None:
+        for name, one in broker.kept.items():
+            broker.kept[name] = one.model_copy(update={"users": ["mallory"]})
+
+    def leave_behind() -> None:
+        broker.kept["carme-999999999999"] = reservation(rows[0], name="carme-999999999999")
+
+    def refuse() -> None:
+        broker.refusal = AWAY
+        reconcile(site_broker())
+        broker.refusal = None
+
+    for faults in itertools.permutations([lose, disturb, leave_behind, refuse]):
+        for fault in faults:
+            fault()
+        reconcile(site_broker())
+        assert broker.kept == {row.name: reservation(row) for row in rows}
+
+
+def test_a_change_between_the_look_and_the_deed_wins(
+    alice: User, broker: FakeBroker, rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner deletes the booking while a round is under way."""
+    row, second = make(alice), make(alice, 300, 400)
+
+    def slow(found: Booking, broker: Any) -> None:
+        Booking.objects.filter(pk=second.pk).update(state=BookingState.ENDED, cause=Cause.CANCELLED)
+        desk.keep(found, broker)
+
+    monkeypatch.setattr(reconcile_module, "keep", slow)
+    reconcile(site_broker())
+    assert set(broker.kept) == {row.name}
+
+
+def test_the_task_does_a_round(alice: User, broker: FakeBroker, rules) -> None:
+    row = make(alice)
+    tasks.agree()
+    assert row.name in broker.kept

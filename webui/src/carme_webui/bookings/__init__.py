@@ -1,0 +1,1 @@
+"""Bookings: nodes with GPUs that users keep for a time, shown in a calendar."""

@@ -1,0 +1,266 @@
+"""Booking, changing, deleting and deciding: the rules, the row, and the reservation, in this order.
+
+The row is written first, and then Slurm is asked. If Slurm refuses, the row becomes what it was; if it cannot
+be asked just now, the row stays and the reconciler asks.
+"""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from carme.bookings import (
+    BookingState,
+    Cause,
+    Claim,
+    Standing,
+    Wish,
+    board_of,
+    check_rules,
+    choose_nodes,
+    needs_approval,
+)
+from carme.bookings.agreement import is_ours
+from carme.bookings.claims import of_jobs, of_reservations
+from carme.bookings.policy import nearest_starts
+from carme.broker import BrokerClient
+from carme.config import BookingSettings, Settings
+from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError
+from carme.jobs import Cluster, Job, Reservation
+from carme_webui.accounts.models import User
+from carme_webui.bookings.models import Booking, Calendar, site_zone
+
+__all__ = ["approve", "book", "change", "claims", "delete", "deny", "free_starts", "keep", "let_go"]
+
+logger = logging.getLogger(__name__)
+
+
+def _away(error: CarmeError) -> bool:
+    """Whether nobody could say yes or no."""
+    return isinstance(error, BrokerUnavailable) or (
+        isinstance(error, SlurmError) and error.code == "slurm-away"
+    )
+
+
+def claims(
+    jobs: Iterable[Job], reservations: Iterable[Reservation], without: Booking | None = None
+) -> list[Claim]:
+    """Who has which node when.
+
+    Args:
+        jobs, reservations: As Slurm knows them.
+        without: The booking that looks for nodes, with what is kept for it and the jobs in it.
+    """
+    own = without.name if without else ""
+    reservations = list(reservations)
+    booked = [
+        Claim(node, row.start, row.end, row.gpus_per_node)
+        for row in Booking.open()
+        if row.name != own
+        for node in row.node_names
+    ]
+    return [
+        *booked,
+        *of_reservations(one for one in reservations if not is_ours(one.name)),
+        *of_jobs((job for job in jobs if job.reservation != own or not own), reservations),
+    ]
+
+
+def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booking:
+    """Make a booking.
+
+    Raises:
+        InvalidRequest: The site's rules or what others have forbid it; the error says what can be had.
+        CarmeError: The cluster cannot be seen, or Slurm refuses.
+    """
+    policy = site.booking_policy(wish.partition)
+    _check_users(wish, owner)
+    cluster, jobs, reservations = _look(broker)
+    now = timezone.now()
+    with transaction.atomic():
+        Calendar.lock()
+        check_rules(wish, policy, _standing(owner, wish.partition, policy, now), now, site_zone())
+        board = board_of(
+            *(wish.partition, wish.gpu_type, wish.gpus_per_node),
+            *(cluster, claims(jobs, reservations), policy),
+        )
+        nodes = choose_nodes(wish, board, policy, now, site_zone())
+        booking = Booking(owner=owner, state=_first_state(wish, owner, policy))
+        booking.take(wish, nodes)
+        booking.save()
+    if booking.state == BookingState.APPROVED:
+        try:
+            keep(booking, broker)
+        except CarmeError:
+            booking.delete()
+            raise
+    return booking
+
+
+def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -> None:
+    """Make a booking another one: other nodes, another time, other users.
+
+    Raises:
+        InvalidRequest, CarmeError: As `book` does; then it stays what it was.
+    """
+    policy = site.booking_policy(wish.partition)
+    _check_users(wish, booking.owner)
+    cluster, jobs, reservations = _look(broker)
+    now = timezone.now()
+    with transaction.atomic():
+        Calendar.lock()
+        booking.refresh_from_db()
+        _require_open(booking)
+        before = Booking.objects.get(pk=booking.pk)
+        if booking.state == BookingState.ACTIVE and wish.start != booking.start:
+            raise InvalidRequest(
+                _("The booking has begun, so its start cannot change any more."),
+                _("Change its length, or delete it and book anew."),
+                field="start",
+            )
+        if wish.end <= now:
+            raise InvalidRequest(
+                _("The booking would be over already."),
+                _("Choose a longer time, or delete the booking."),
+                field="minutes",
+            )
+        standing = _standing(booking.owner, wish.partition, policy, now, booking)
+        check_rules(wish, policy, standing, now, site_zone())
+        board = board_of(
+            *(wish.partition, wish.gpu_type, wish.gpus_per_node),
+            *(cluster, claims(jobs, reservations, booking), policy),
+        )
+        nodes = choose_nodes(wish, board, policy, now, site_zone(), prefer=booking.node_names)
+        larger = wish.gpu_hours > before.wish.gpu_hours
+        booking.take(wish, nodes)
+        if larger and booking.state == BookingState.APPROVED:
+            booking.state = _first_state(wish, booking.owner, policy)
+        booking.problem = ""
+        booking.save()
+    try:
+        if booking.state == BookingState.REQUESTED:
+            let_go(booking, broker)
+        else:
+            keep(booking, broker)
+    except CarmeError:
+        before.save()
+        raise
+
+
+def delete(booking: Booking, broker: BrokerClient) -> None:
+    """End a booking now. Raises InvalidRequest when it is over already."""
+    if not booking.move(Cause.CANCELLED):
+        _require_open(booking)
+    let_go(booking, broker)
+
+
+def approve(booking: Booking, broker: BrokerClient) -> None:
+    """Say yes for a manager.
+
+    Raises:
+        InvalidRequest: It does not wait for an approval.
+        CarmeError: Slurm cannot keep it; then it goes on waiting.
+    """
+    if not booking.move(BookingState.APPROVED):
+        raise InvalidRequest(
+            _("This booking does not wait for approval (any more)."), _("Load the calendar again.")
+        )
+    try:
+        keep(booking, broker)
+    except CarmeError:
+        booking.move(BookingState.REQUESTED)
+        raise
+
+
+def deny(booking: Booking) -> None:
+    """Say no for a manager. Raises InvalidRequest as `approve` does."""
+    if not booking.move(Cause.DENIED):
+        raise InvalidRequest(
+            _("This booking does not wait for approval (any more)."), _("Load the calendar again.")
+        )
+
+
+def keep(booking: Booking, broker: BrokerClient) -> None:
+    """Have Slurm keep the nodes. When nobody answers, the reconciler does it later.
+
+    Raises:
+        CarmeError: Slurm or the broker refuses.
+    """
+    try:
+        broker.reserve(booking.hold, user=booking.owner.username)
+    except CarmeError as error:
+        Booking.objects.filter(pk=booking.pk).update(kept=None, problem=str(error))
+        if not _away(error):
+            raise
+        logger.warning("Booking %s is kept later: %s", booking.name, error)
+    else:
+        kept = booking.kept or timezone.now()
+        Booking.objects.filter(pk=booking.pk).update(kept=kept, problem="")
+    booking.refresh_from_db()
+
+
+def let_go(booking: Booking, broker: BrokerClient) -> None:
+    """Have Slurm keep the nodes no longer. When that fails, the reconciler does it later."""
+    Booking.objects.filter(pk=booking.pk).update(kept=None)
+    booking.refresh_from_db()
+    try:
+        broker.release(booking.name, user=booking.owner.username)
+    except CarmeError as error:
+        logger.warning("Booking %s is given back later: %s", booking.name, error)
+
+
+def free_starts(
+    wish: Wish, site: Settings, broker: BrokerClient, booking: Booking | None = None
+) -> list[datetime]:
+    """The nearest starts at which the wish could be had; none when that cannot be known."""
+    policy = site.booking_policy(wish.partition)
+    try:
+        cluster, jobs, reservations = _look(broker)
+        board = board_of(
+            *(wish.partition, wish.gpu_type, wish.gpus_per_node),
+            *(cluster, claims(jobs, reservations, booking), policy),
+        )
+    except CarmeError:
+        return []
+    return nearest_starts(wish, board, policy, timezone.now())
+
+
+def _look(broker: BrokerClient) -> tuple[Cluster, list[Job], list[Reservation]]:
+    return broker.cluster(), broker.jobs(), broker.reservations()
+
+
+def _standing(
+    owner: User, partition: str, policy: BookingSettings, now: datetime, changed: Booking | None = None
+) -> Standing:
+    since = now - timedelta(days=policy.budget_days)
+    rows = Booking.objects.filter(owner=owner, partition=partition, end__gt=since)
+    rows = [row for row in rows if changed is None or row.pk != changed.pk]
+    return Standing(
+        open=sum(not row.is_over for row in rows),
+        gpu_hours=sum(row.gpu_hours for row in rows),
+        ahead=changed.start if changed else None,
+    )
+
+
+def _first_state(wish: Wish, owner: User, policy: BookingSettings) -> BookingState:
+    """What managers book needs nobody's approval."""
+    asks = needs_approval(wish, policy) and not owner.is_staff
+    return BookingState.REQUESTED if asks else BookingState.APPROVED
+
+
+def _check_users(wish: Wish, owner: User) -> None:
+    known = set(User.objects.filter(username__in=wish.users).values_list("username", flat=True))
+    if strange := sorted(set(wish.users) - known):
+        raise InvalidRequest(
+            _("There is no user %r here.") % strange[0],
+            _("Write user names as they sign in, with commas between them."),
+            field="users",
+        )
+
+
+def _require_open(booking: Booking) -> None:
+    if booking.is_over:
+        raise InvalidRequest(_("This booking is over."), _("Book anew."))

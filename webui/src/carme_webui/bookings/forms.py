@@ -1,0 +1,207 @@
+"""The form of a booking."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from django import forms
+from django.conf import settings
+from django.utils.translation import gettext_lazy as _
+from pydantic import ValidationError
+
+from carme.bookings import Wish
+from carme.bookings.clock import from_local
+from carme.config import Settings
+from carme.errors import CarmeError, InvalidRequest
+from carme.jobs import Cluster, minutes_text, parse_minutes
+from carme.jobs.requests import refusal
+from carme_webui.bookings.models import Booking, site_zone
+
+__all__ = ["YEARS", "BookingForm", "Kind", "kinds", "moment_of", "next_start"]
+
+
+#: Outside of these years zones and sums of times are not to be trusted.
+YEARS = range(1971, 2200)
+
+
+class Kind(NamedTuple):
+    """Nodes that can be booked: those of a partition with so many GPUs of a type."""
+
+    partition: str
+    gpu_type: str
+    gpus: int
+    nodes: int
+
+    @property
+    def key(self) -> str:
+        """The kind as a form sends it."""
+        return f"{self.partition}:{self.gpu_type}:{self.gpus}"
+
+    @property
+    def label(self) -> str:
+        """The kind in words."""
+        return f"{self.gpus} x {self.gpu_type} ({self.partition})"
+
+
+def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
+    """What can be booked at this site."""
+    if cluster is None:
+        return []
+    counts: dict[tuple[str, str, int], int] = {}
+    nodes = {node.name: node for node in cluster.nodes}
+    for partition in cluster.partitions:
+        if not site.booking_policy(partition.name).enabled:
+            continue
+        for name in partition.node_names:
+            for kind, count in (nodes[name].gpus if name in nodes else {}).items():
+                key = (partition.name, kind, count)
+                counts[key] = counts.get(key, 0) + (1 if count else 0)
+    return [Kind(*key, number) for key, number in sorted(counts.items()) if number]
+
+
+class BookingForm(forms.Form):
+    """What is to be booked. Times are those of the site's clocks.
+
+    Args:
+        offered: The kinds of nodes.
+        booking: The booking that is changed.
+        start: When it begins, unless the form says so.
+    """
+
+    kind = forms.CharField(label=_("Kind of node"), widget=forms.Select)
+    nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
+    date = forms.DateField(label=_("Day"), widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"))
+    time = forms.TimeField(
+        label=_("Begins at"), widget=forms.TimeInput(attrs={"type": "time"}, format="%H:%M")
+    )
+    length = forms.CharField(label=_("For how long"), max_length=32)
+    title = forms.CharField(label=_("Title"), max_length=80, required=False)
+    users = forms.CharField(label=_("Who else may use it"), max_length=2000, required=False)
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        offered: Sequence[Kind],
+        booking: Booking | None = None,
+        start: datetime | None = None,
+        initial: dict[str, Any] | None = None,
+    ) -> None:
+        zone = site_zone()
+        values: dict[str, Any] = {"nodes": 1, "length": "2h", "kind": offered[0].key if offered else ""}
+        if booking is not None:
+            start = booking.start
+            values |= {
+                "kind": f"{booking.partition}:{booking.gpu_type}:{booking.gpus_per_node}",
+                "nodes": len(booking.node_names),
+                "length": length_text(booking.minutes),
+                "title": booking.title,
+                "users": ", ".join(booking.users),
+            }
+        if start is not None:
+            local = start.astimezone(zone)
+            values |= {"date": local.date(), "time": local.time()}
+        super().__init__(data, initial=values | (initial or {}), label_suffix="")
+        self._booking = booking
+        self.wish: Wish | None = None
+        widget = self.fields["kind"].widget
+        assert isinstance(widget, forms.Select)
+        widget.choices = [(kind.key, kind.label) for kind in offered]
+        self.fields["nodes"].widget.attrs["max"] = max((kind.nodes for kind in offered), default=1)
+        self.fields["time"].help_text = _("By the clocks of %(zone)s.") % {"zone": zone.key}
+        longest = [settings.SITE.booking_policy(kind.partition).longest_minutes for kind in offered]
+        self.fields["length"].help_text = _("Like 90 (minutes), 2h or 1d12h; at most %(most)s.") % {
+            "most": minutes_text(max(longest, default=0))
+        }
+        self.fields["users"].help_text = _("User names with commas between them.")
+        if booking is not None and booking.state == "active":
+            for name in ("date", "time"):
+                self.fields[name].disabled = True
+
+    def clean_title(self) -> str:
+        """A title in one line, nothing invisible."""
+        title = " ".join(self.cleaned_data["title"].split())
+        if not title.isprintable():
+            raise forms.ValidationError(
+                _("The title has a character that cannot be seen. Use letters, digits, signs and spaces.")
+            )
+        return title
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if self.errors:
+            return cleaned
+        partition, _colon, rest = cleaned["kind"].partition(":")
+        gpu_type, _colon, gpus = rest.partition(":")
+        try:
+            self.wish = _wish(
+                {
+                    "partition": partition,
+                    "gpu_type": gpu_type,
+                    "gpus_per_node": int(gpus) if gpus.isdecimal() and len(gpus) < 6 else 0,
+                    "nodes": cleaned["nodes"],
+                    "start": self._start(cleaned),
+                    "minutes": parse_minutes(cleaned["length"]),
+                    "title": cleaned["title"],
+                    "users": cleaned["users"].replace(",", " ").split(),
+                }
+            )
+        except CarmeError as error:
+            self.refuse(error)
+        return cleaned
+
+    def _start(self, cleaned: dict[str, Any]) -> datetime:
+        if slot := moment_of(self.data.get("slot", "")):
+            return slot  # a moment, as clocks may show a time twice
+        if self._booking is not None:
+            local = self._booking.start.astimezone(site_zone())
+            same = (local.date(), local.replace(second=0).time()) == (
+                cleaned["date"],
+                cleaned["time"].replace(second=0),
+            )
+            if same:
+                return self._booking.start
+        if cleaned["date"].year not in YEARS:
+            raise InvalidRequest("This day is too far away.", "Choose one of the next weeks.", field="start")
+        naive = datetime.combine(cleaned["date"], cleaned["time"]).replace(second=0, microsecond=0)
+        return from_local(naive, site_zone())
+
+    def refuse(self, error: CarmeError) -> None:
+        """Show an error where it belongs."""
+        places = {"start": "time", "minutes": "length", "gpus_per_node": "kind", "partition": "kind"}
+        places |= {"gpu_type": "kind"}
+        field = error.field or ""
+        field = places.get(field, field.partition("[")[0])
+        self.add_error(field if field in self.fields else None, str(error))
+
+
+def _wish(values: dict[str, Any]) -> Wish:
+    try:
+        return Wish(**values)
+    except ValidationError as error:
+        raise refusal(error, Wish) from None
+
+
+def moment_of(text: str) -> datetime | None:
+    """One of the free times that were offered; None for anything else."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None or moment.year not in YEARS:
+        return None
+    return moment.astimezone(UTC).replace(microsecond=0)
+
+
+def length_text(minutes: int) -> str:
+    """Minutes as the form takes them: `90m`, `2h`, `1d`."""
+    for unit, size in (("d", 1440), ("h", 60)):
+        if minutes % size == 0:
+            return f"{minutes // size}{unit}"
+    return f"{minutes}m"
+
+
+def next_start(now: datetime) -> datetime:
+    """The next full hour by the site's clocks."""
+    local = now.astimezone(site_zone()).replace(minute=0, second=0, microsecond=0)
+    return local + timedelta(hours=1)

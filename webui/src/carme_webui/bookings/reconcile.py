@@ -1,0 +1,182 @@
+"""Makes bookings and Slurm's reservations agree, whatever was away in between.
+
+Each round works out anew what is to be done; two rounds at once do no harm. Slurm is looked at before the
+rows are read: a row is written before its reservation is made, so that every reservation that was seen
+and has no row is one that nobody wants.
+"""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from carme.bookings import BookingState, Cause, board_of
+from carme.bookings.agreement import is_ours, plan
+from carme.bookings.slots import Need
+from carme.broker import BrokerClient
+from carme.errors import CarmeError
+from carme.jobs import Cluster, Job, Reservation
+from carme_webui.bookings.desk import claims, keep, let_go
+from carme_webui.bookings.models import Booking, Calendar
+
+__all__ = ["reconcile"]
+
+logger = logging.getLogger(__name__)
+
+
+def reconcile(broker: BrokerClient, now: datetime | None = None) -> bool:
+    """One round.
+
+    Args:
+        now: The time; the present one by default.
+
+    Returns:
+        Whether Slurm could be seen. If not, only what the clock says was done.
+    """
+    now = now or timezone.now()
+    _let_time_pass(now)
+    try:
+        cluster, jobs, reservations = broker.cluster(), broker.jobs(), broker.reservations()
+    except CarmeError as error:
+        logger.warning("Bookings and Slurm's reservations are compared later: %s", error)
+        return False
+    _note_use(jobs, now)
+    _give_back_unused(broker, now)
+    _agree(broker, reservations, now)
+    _leave_bad_nodes(broker, cluster, jobs, reservations, now)
+    return True
+
+
+def _let_time_pass(now: datetime) -> None:
+    """Begin and end what the clock begins and ends."""
+    for row in Booking.open().filter(state=BookingState.REQUESTED, start__lte=now):
+        row.move(Cause.UNANSWERED)
+    for row in Booking.open().filter(end__lte=now):
+        if row.kept:
+            row.move(Cause.FINISHED, ended=row.end)
+        else:
+            row.move(Cause.IMPOSSIBLE, ended=row.start)  # so it costs nothing
+    for row in Booking.open().filter(state=BookingState.APPROVED, start__lte=now):
+        row.move(BookingState.ACTIVE)
+
+
+def _note_use(jobs: Iterable[Job], now: datetime) -> None:
+    """Remember in which bookings there are jobs; one that waits for them counts as well."""
+    names = {job.reservation for job in jobs if job.is_active and is_ours(job.reservation)}
+    Booking.objects.filter(name__in=names).update(used=now)
+
+
+def _give_back_unused(broker: BrokerClient, now: datetime) -> None:
+    """End bookings in which nobody ran anything; what is left of them is credited."""
+    for row in Booking.open().filter(state=BookingState.ACTIVE, used=None, kept__isnull=False):
+        grace = timedelta(minutes=settings.SITE.booking_policy(row.partition).grace_minutes)
+        # While Slurm did not keep it, nobody could have used it.
+        if grace and now >= max(row.start, row.kept or now) + grace and row.move(Cause.UNUSED, ended=now):
+            logger.info("Booking %s is given back: nothing ran in it.", row.name)
+            let_go(row, broker)
+
+
+def _leave_bad_nodes(
+    broker: BrokerClient,
+    cluster: Cluster,
+    jobs: list[Job],
+    reservations: list[Reservation],
+    now: datetime,
+) -> None:
+    """Put bookings whose nodes have failed, or are to be maintained, onto others where there are any."""
+    failed = {node.name for node in cluster.nodes if not node.available}
+    known = {node.name for node in cluster.nodes}
+    foreign = [one for one in reservations if not is_ours(one.name)]
+    busy = {job.reservation for job in jobs if job.is_active and not job.is_pending}
+    for row in Booking.open().exclude(state=BookingState.REQUESTED):
+        maintained = {
+            node
+            for one in foreign
+            if one.start < row.end and one.end > max(row.start, now)
+            for node in one.node_names
+        }
+        bad = sorted(set(row.node_names) & (failed | maintained) | set(row.node_names) - known)
+        if not bad:
+            # They work again, or the maintenance was called off.
+            Booking.objects.filter(pk=row.pk, kept__isnull=False).exclude(problem="").update(problem="")
+            continue
+        # A node that fails long before may well be back in time.
+        if not set(bad) & maintained and row.start > now + timedelta(hours=1):
+            continue
+        if row.name not in busy and _move(row, bad, cluster, jobs, reservations, now):
+            row.refresh_from_db()
+            _try(row, broker)
+            continue
+        why = _("is to be maintained then") if set(bad) <= maintained else _("does not work")
+        problem = _("The node %(node)s %(why)s, and no other one is free for the whole time.") % {
+            "node": bad[0],
+            "why": why,
+        }
+        Booking.objects.filter(pk=row.pk).update(problem=problem)
+
+
+def _move(
+    row: Booking,
+    bad: list[str],
+    cluster: Cluster,
+    jobs: list[Job],
+    reservations: list[Reservation],
+    now: datetime,
+) -> bool:
+    policy = settings.SITE.booking_policy(row.partition)
+    with transaction.atomic():
+        Calendar.lock()
+        row.refresh_from_db()
+        if row.is_over:
+            return True
+        try:
+            board = board_of(
+                *(row.partition, row.gpu_type, row.gpus_per_node),
+                *(cluster, claims(jobs, reservations, row), policy.model_copy(update={"share_percent": 100})),
+            )
+        except CarmeError:
+            return False
+        start = max(row.start, now)
+        need = Need(len(row.node_names), row.gpus_per_node, row.end - start)
+        nodes = board.place(need, start, prefer=set(row.node_names) - set(bad))
+        if nodes is None:
+            return False
+        logger.info("Booking %s leaves %s and is now on %s.", row.name, bad, nodes)
+        Booking.objects.filter(pk=row.pk).update(node_names=nodes, problem="")
+    return True
+
+
+def _agree(broker: BrokerClient, reservations: list[Reservation], now: datetime) -> None:
+    rows = {row.name: row for row in Booking.open().exclude(state=BookingState.REQUESTED)}
+    todo = plan((row.hold for row in rows.values()), reservations, now)
+    changed = {hold.name for hold in todo.keep}
+    agreeing = Booking.objects.filter(name__in=rows.keys() - changed, kept=None)
+    agreeing.update(kept=now)
+    for name in todo.release:
+        row = Booking.objects.select_related("owner").filter(name=name).first()
+        if row is not None:
+            row.refresh_from_db()
+            if row.state in (BookingState.APPROVED, BookingState.ACTIVE):
+                continue  # approved since
+        try:
+            broker.release(name, user=row.owner.username if row else "root")
+        except CarmeError as error:
+            logger.warning("The reservation %s is given back later: %s", name, error)
+    for hold in todo.keep:
+        row = rows[hold.name]
+        row.refresh_from_db()  # its owner may have changed or deleted it by now
+        _try(row, broker)
+
+
+def _try(row: Booking, broker: BrokerClient) -> None:
+    """Have Slurm keep what a booking holds now, if it still holds anything."""
+    if row.state not in (BookingState.APPROVED, BookingState.ACTIVE) or row.end <= timezone.now():
+        return
+    try:
+        keep(row, broker)
+    except CarmeError as error:
+        logger.warning("Slurm does not keep booking %s: %s", row.name, error)

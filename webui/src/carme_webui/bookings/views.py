@@ -1,0 +1,353 @@
+"""The calendar of bookings, and the pages of one booking."""
+
+import logging
+from datetime import date, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.decorators import login_not_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from carme.bookings import BookingState, Wish
+from carme.bookings.agreement import is_ours
+from carme.bookings.clock import span_text
+from carme.errors import CarmeError
+from carme.jobs import Cluster, Job, Reservation
+from carme.jobs.nodes import expand
+from carme_webui.accounts.login import signed_in
+from carme_webui.accounts.models import User
+from carme_webui.bookings import desk
+from carme_webui.bookings.forms import YEARS, BookingForm, Kind, kinds, moment_of, next_start
+from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
+from carme_webui.bookings.lanes import Item, lay_out, slots_of
+from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.cluster import broker
+from carme_webui.news import news
+
+__all__ = ["booking", "calendar", "change", "decide", "delete", "feed", "new", "renew_feed"]
+
+logger = logging.getLogger(__name__)
+
+#: Days and the length of a column in each view.
+VIEWS = {"day": (1, timedelta(minutes=30)), "week": (7, timedelta(hours=3))}
+FEED_DAYS = 60  # of the past that a feed still shows
+
+
+@require_safe
+def calendar(request: HttpRequest) -> HttpResponse:
+    """Who has which node when, for a day or a week."""
+    user, now, zone = signed_in(request), timezone.now(), site_zone()
+    view = request.GET.get("view", "")
+    view = view if view in VIEWS else "week"
+    day = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
+    days, length = VIEWS[view]
+    first = day - timedelta(days=day.weekday()) if view == "week" else day
+    cluster, jobs, reservations, banner = _look()
+    offered = kinds(cluster, settings.SITE)
+    kind = _chosen(offered, request.GET.get("kind", ""))
+    columns = slots_of(first, days, length, zone)
+    nodes = _nodes(cluster, kind)
+    names = {name for name, _available in nodes}
+    start, end = columns[0].slots[0].start, columns[-1].slots[-1].end
+    items = [item for item in _items(user, jobs, reservations, start, end) if item.node in names]
+    mine = [row for row in Booking.open() if row.may_be_used_by(user)]
+    waiting = Booking.open().filter(state=BookingState.REQUESTED) if user.is_staff else []
+    return render(
+        request,
+        "bookings/calendar.html",
+        {
+            "view": view,
+            "day": first,
+            "days": columns,
+            "lanes": lay_out(nodes, items, columns, now),
+            "now": now,
+            "zone": zone,
+            "kinds": offered,
+            "kind": kind,
+            "query": urlencode({"kind": kind.key if kind else ""}),
+            "before": first - timedelta(days=days),
+            "after": first + timedelta(days=days),
+            "today": now.astimezone(zone).date(),
+            "slot_minutes": length // timedelta(minutes=1),
+            "mine": mine,
+            "waiting": waiting,
+            "banner": banner,
+            "feed": _feed_address(user),
+        },
+    )
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    """The form, and the booking that comes of it."""
+    user = signed_in(request)
+    cluster, _jobs, _reservations, banner = _look()
+    offered = kinds(cluster, settings.SITE)
+    if request.method != "POST":
+        form = BookingForm(offered=offered, start=_asked_start(request), initial=_asked(request, offered))
+        return _form_page(request, form, banner)
+    form = BookingForm(_with_slot(request), offered=offered)
+    if form.is_valid() and form.wish is not None:
+        try:
+            made = desk.book(user, form.wish, settings.SITE, broker())
+        except CarmeError as error:
+            form.refuse(error)
+        else:
+            _tell(made)
+            messages.success(
+                request,
+                _("Booked: %s.") % made.span
+                if made.state != BookingState.REQUESTED
+                else _("Your booking waits for a manager's approval."),
+            )
+            return redirect(made)
+    return _form_page(request, form, banner, None, form.wish)
+
+
+@require_safe
+def booking(request: HttpRequest, name: str) -> HttpResponse:
+    """One booking."""
+    user = signed_in(request)
+    found = _visible(user, name)
+    *_rest, banner = _look()
+    return render(
+        request,
+        "bookings/booking.html",
+        {
+            "booking": found,
+            "own": found.owner == user,
+            "may_decide": user.is_staff and found.state == BookingState.REQUESTED,
+            "usable": found.may_be_used_by(user)
+            and found.state in (BookingState.APPROVED, BookingState.ACTIVE),
+            "grace": settings.SITE.booking_policy(found.partition).grace_minutes,
+            "banner": banner,
+            "zone": site_zone(),
+        },
+    )
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def change(request: HttpRequest, name: str) -> HttpResponse:
+    """Change a booking of mine."""
+    found = _own(signed_in(request), name)
+    if found.is_over:
+        return redirect(found)
+    cluster, _jobs, _reservations, banner = _look()
+    offered = kinds(cluster, settings.SITE)
+    if request.method != "POST":
+        return _form_page(request, BookingForm(offered=offered, booking=found), banner, found)
+    form = BookingForm(_with_slot(request), offered=offered, booking=found)
+    if form.is_valid() and form.wish is not None:
+        try:
+            desk.change(found, form.wish, settings.SITE, broker())
+        except CarmeError as error:
+            form.refuse(error)
+            found.refresh_from_db()
+        else:
+            _tell(found)
+            messages.success(request, _("Changed: %s.") % found.span)
+            return redirect(found)
+    return _form_page(request, form, banner, found, form.wish)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def delete(request: HttpRequest, name: str) -> HttpResponse:
+    """Ask whether to delete a booking of mine, and delete it."""
+    found = _own(signed_in(request), name)
+    if request.method != "POST" and not found.is_over:
+        return render(request, "bookings/delete.html", {"booking": found})
+    if request.method == "POST":
+        try:
+            desk.delete(found, broker())
+        except CarmeError as error:
+            messages.error(request, str(error))
+        else:
+            _tell(found)
+            messages.success(request, _("The booking is deleted; its nodes are free for others."))
+    return redirect(found)
+
+
+@require_POST
+def decide(request: HttpRequest, name: str) -> HttpResponse:
+    """A manager approves or refuses a booking."""
+    user = signed_in(request)
+    if not user.is_staff:
+        raise Http404
+    found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
+    try:
+        if request.POST.get("answer") == "approve":
+            desk.approve(found, broker())
+        else:
+            desk.deny(found)
+    except CarmeError as error:
+        messages.error(request, str(error))
+    else:
+        _tell(found)
+        messages.success(request, _("Done: %s.") % found.label)
+    logger.info("%s decided on booking %s: %s", user.username, found.name, found.label)
+    return redirect(found)
+
+
+@login_not_required
+@require_safe
+def feed(request: HttpRequest, username: str, secret: str) -> HttpResponse:
+    """The bookings of whoever knows the secret address."""
+    owner = owner_of(username, secret)
+    if owner is None:
+        raise Http404
+    now = timezone.now()
+    rows = Booking.objects.filter(end__gt=now - timedelta(days=FEED_DAYS)).select_related("owner")
+    shown = [
+        row
+        for row in rows
+        if row.may_be_used_by(owner) and (not row.is_over or (row.ended and row.ended > row.start))
+    ]
+    answer = HttpResponse(calendar_text(shown, now), content_type="text/calendar; charset=utf-8")
+    answer["Cache-Control"] = "private, no-store"
+    return answer
+
+
+@require_POST
+def renew_feed(request: HttpRequest) -> HttpResponse:
+    """Give my feed another address."""
+    renew(signed_in(request))
+    messages.success(request, _("Your calendar feed has a new address; the old one does not work any more."))
+    return redirect("bookings")
+
+
+def _visible(user: User, name: str) -> Booking:
+    """A booking whose page this user may see: one's own, one shared with them, or any for a manager."""
+    found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
+    if not (user.is_staff or found.may_be_used_by(user)):
+        raise Http404
+    return found
+
+
+def _own(user: User, name: str) -> Booking:
+    return get_object_or_404(Booking.objects.select_related("owner"), name=name, owner=user)
+
+
+def _form_page(
+    request: HttpRequest,
+    form: BookingForm,
+    banner: str,
+    found: Booking | None = None,
+    wish: Wish | None = None,
+) -> HttpResponse:
+    zone = site_zone()
+    slots: list[tuple[str, str]] = []
+    if wish is not None and "time" in form.errors:
+        length = wish.end - wish.start
+        slots = [
+            (start.isoformat(), span_text(start, start + length, zone))
+            for start in desk.free_starts(wish, settings.SITE, broker(), found)
+        ]
+    context = {"form": form, "booking": found, "slots": slots, "banner": banner}
+    return render(request, "bookings/form.html", context, status=422 if form.is_bound else 200)
+
+
+def _with_slot(request: HttpRequest) -> Any:
+    """What was sent; one of the free times that were offered replaces day and time."""
+    data = request.POST.copy()
+    if slot := moment_of(data.get("slot", "")):
+        local = slot.astimezone(site_zone())
+        data["date"], data["time"] = local.strftime("%Y-%m-%d"), local.strftime("%H:%M")
+    return data
+
+
+def _asked(request: HttpRequest, offered: list[Kind]) -> dict[str, Any]:
+    """What a link into the form fills in."""
+    kind = _chosen(offered, request.GET.get("kind", ""))
+    asked = {"kind": kind.key} if kind else {}
+    minutes = request.GET.get("minutes", "")
+    if minutes.isdecimal() and len(minutes) < 7 and int(minutes):
+        asked["length"] = f"{int(minutes)}m" if int(minutes) % 60 else f"{int(minutes) // 60}h"
+    return asked
+
+
+def _asked_start(request: HttpRequest) -> datetime:
+    now = timezone.now()
+    asked = moment_of(request.GET.get("start", ""))
+    return max(asked, now) if asked else next_start(now)
+
+
+def _chosen(offered: list[Kind], key: str) -> Kind | None:
+    return next((kind for kind in offered if kind.key == key), offered[0] if offered else None)
+
+
+def _day(text: str) -> date | None:
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        return None
+    return day if day.year in YEARS else None
+
+
+def _look() -> tuple[Cluster | None, list[Job], list[Reservation], str]:
+    """The cluster and who uses it, or why it cannot be seen."""
+    site = broker()
+    try:
+        return site.cluster(), site.jobs(), site.reservations(), ""
+    except CarmeError as error:
+        return None, [], [], str(error)
+
+
+def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]:
+    if cluster is None or kind is None:
+        return []
+    members = next((one.node_names for one in cluster.partitions if one.name == kind.partition), [])
+    return [
+        (node.name, node.available)
+        for node in cluster.nodes
+        if node.name in members and node.gpus.get(kind.gpu_type) == kind.gpus
+    ]
+
+
+def _items(
+    user: User, jobs: list[Job], reservations: list[Reservation], start: datetime, end: datetime
+) -> list[Item]:
+    """What is shown of bookings, of the administrators' reservations, and of running jobs."""
+    zone = site_zone()
+    found = []
+    for row in Booking.open().filter(start__lt=end, end__gt=start):
+        usable = row.may_be_used_by(user)
+        kind = "asked" if row.state == BookingState.REQUESTED else "mine" if row.owner == user else "shared"
+        kind = kind if usable or kind == "asked" else "other"
+        label = row.heading if usable or user.is_staff else _("Booked")
+        url = row.get_absolute_url() if usable or user.is_staff else ""
+        if user.is_staff and not usable:
+            label = f"{label} ({row.owner.username})"
+        found += [Item(node, row.start, row.end, kind, label, row.span, url) for node in row.node_names]
+    for one in reservations:
+        if not is_ours(one.name):
+            label = _("Maintenance") if one.maintenance else _("Reserved")
+            words = span_text(one.start, one.end, zone)
+            found += [Item(node, one.start, one.end, "blocked", label, words) for node in one.node_names]
+    for job in jobs:
+        if job.is_running and job.started is not None and not is_ours(job.reservation):
+            until = (
+                job.started + timedelta(minutes=job.minutes_limit) if job.minutes_limit is not None else None
+            )
+            label = _("My job %s") % job.id if job.user == user.username else _("In use")
+            url = reverse("job", args=[job.id]) if job.user == user.username else ""
+            words = span_text(job.started, until, zone) if until else ""
+            found += [
+                Item(node, job.started, until, "job", label, words, url) for node in expand(job.node_list)
+            ]
+    return found
+
+
+def _feed_address(user: User) -> str:
+    path = reverse("booking-feed", args=[user.username, secret_of(user)])
+    return f"{settings.SITE.site.url}{path}"
+
+
+def _tell(found: Booking) -> None:
+    news.tell([found.owner.username, *found.users])
