@@ -42,13 +42,12 @@ FEED_DAYS = 60  # of the past that a feed still shows
 
 @require_safe
 def calendar(request: HttpRequest) -> HttpResponse:
-    """Who has which node when, for a day or a week."""
+    """Who has which node when, for a day or a week from today or another day on."""
     user, now, zone = signed_in(request), timezone.now(), site_zone()
     view = request.GET.get("view", "")
     view = view if view in VIEWS else "week"
-    day = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
+    first = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
     days, length = VIEWS[view]
-    first = day - timedelta(days=day.weekday()) if view == "week" else day
     cluster, jobs, reservations, banner = _look()
     offered = kinds(cluster, settings.SITE)
     kind = _chosen(offered, request.GET.get("kind", ""))

@@ -59,6 +59,10 @@ function chosen() {
 if (calendar) {
   const first = calendar.querySelector("tbody a.free") ?? links()[0];
   if (first) rove(first);
+  // A day begins with the night; what is now is what one looks for.
+  const now = calendar.querySelector(".now");
+  const box = calendar.closest(".table-scroll");
+  if (now) box.scrollLeft = now.offsetLeft - box.clientWidth / 2;
   calendar.addEventListener("focusin", (event) => {
     const link = event.target.closest("tbody a");
     if (link) rove(link);
