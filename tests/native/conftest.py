@@ -19,6 +19,10 @@ import carme_runtime._core  # noqa: F401
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, help="how often test_kills.py kills or stops a rank")
+
+
 @dataclass
 class Ranks:
     """Ranks of one program."""

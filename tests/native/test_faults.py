@@ -86,6 +86,27 @@ def test_several_nodes_need_a_key(launcher):
     assert all("CARME_KEY_FILE" in said for said in ranks.outputs.values()), ranks.said()
 
 
+def test_who_says_nothing_keeps_nobody_waiting(launcher):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    silent = []
+
+    def knock_before_rank_1(rank):
+        while rank == 1 and len(silent) < 20:
+            try:
+                silent.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+            except OSError:
+                time.sleep(0.01)
+        return {}
+
+    # Each of them may be silent for five seconds, and all ranks must have joined in thirty.
+    ranks = launcher.start("join", [0, 1], "30", port=port, environment=knock_before_rank_1)
+    assert ranks.finish() == [0, 0] and all("joined" in said for said in ranks.outputs.values()), ranks.said()
+    for connection in silent:
+        connection.close()
+
+
 @pytest.mark.parametrize(
     "garbage",
     [b"", b"GET / HTTP/1.0\r\n\r\n", b"CARMERT1<" + b"\0" * 40, bytes(range(256)) * 300],

@@ -4,6 +4,7 @@
 
 import os
 import signal
+from typing import Any
 
 import torch
 
@@ -44,7 +45,7 @@ class Committed(hvd.elastic.TorchState):
     commit_seconds = 0.0
 
 
-state = Committed(model=model, optimizer=optimizer, sampler=sampler, epoch=0, loss=float("inf"))
+state: Any = Committed(model=model, optimizer=optimizer, sampler=sampler, epoch=0, loss=float("inf"))
 state.register_reset_callbacks([lambda: seen.append("reset")])
 train(state)
 weights = hvd.allgather(torch.cat([p.detach().flatten() for p in model.parameters()])[None])

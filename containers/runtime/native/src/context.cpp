@@ -19,6 +19,7 @@ std::string said(int error) { return std::strerror(error); }
 uint64_t page_up(uint64_t size) { return (size + 4095) & ~uint64_t(4095); }
 static_assert(sizeof(Control) <= areas_offset);
 constexpr uint8_t add_operation = 0, swap_operation = 1;
+constexpr int longest_end_ms = 500;
 
 }  // namespace
 
@@ -115,11 +116,12 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
             continue;
         }
         letters_->add_peer(r, end.sockets);
-        controls_[size_t(r)] = Mapping::open(end.pid, end.control_fd, 0, page_up(sizeof(Control)));
+        pidfds_[size_t(r)] = int(syscall(SYS_pidfd_open, end.pid, 0));
+        if (pidfds_[size_t(r)] < 0 && errno == ESRCH) lost_[size_t(r)].store(true);
+        controls_[size_t(r)] = open_peer(r, end.control_fd, 0, page_up(sizeof(Control)));
         if (control(r).magic.load() != control_magic)
             throw Failure(Trouble::resource, "Rank " + std::to_string(r) + " runs another version of carme_runtime.",
                           "Start all ranks from the same environment.");
-        pidfds_[size_t(r)] = int(syscall(SYS_pidfd_open, end.pid, 0));
         CPU_OR(&cpus, &cpus, &control(r).cpus);
     }
     // Whether ranks are pinned or not, all of a node come to the same answer.
@@ -213,6 +215,19 @@ char* Context::own(int id, uint64_t offset, uint64_t size) {
     return data + offset;
 }
 
+std::shared_ptr<Mapping> Context::open_peer(int rank, int fd, uint64_t offset, uint64_t size) {
+    try {
+        return Mapping::open(pids_[size_t(rank)], fd, offset, size);
+    } catch (const Failure&) {
+        // A process that ends has no open files some moments before it is seen to have ended.
+        pollfd one{pidfds_[size_t(rank)], POLLIN, 0};
+        if (one.fd >= 0) poll(&one, 1, longest_end_ms);
+        look_for_deaths();
+        throw_if_lost(rank, "the opening of its memory");
+        throw;
+    }
+}
+
 std::shared_ptr<Mapping> Context::peer_mapping(int rank, int id, uint64_t* size) {
     std::lock_guard lock(segments_mutex_);
     if (id < 0 || id >= max_segments) return nullptr;
@@ -227,7 +242,7 @@ std::shared_ptr<Mapping> Context::peer_mapping(int rank, int id, uint64_t* size)
         known = {};
         if (stamp) {
             uint64_t length = entry.size.load();
-            known.mapping = Mapping::open(pids_[size_t(rank)], entry.fd.load(), 0, segment_data + page_up(length));
+            known.mapping = open_peer(rank, entry.fd.load(), 0, segment_data + page_up(length));
             known.size = length;
             known.stamp = stamp;
         }
@@ -632,7 +647,7 @@ void Context::throw_if_lost(int rank, const char* doing) {
 
 std::shared_ptr<Mapping> Context::group_area(int rank, int slot, uint64_t offset, uint64_t size) {
     uint64_t at = areas_offset + uint64_t(slot) * area_stride + offset;
-    return Mapping::open(pids_[size_t(rank)], control_fds_[size_t(rank)], at, size);
+    return open_peer(rank, control_fds_[size_t(rank)], at, size);
 }
 
 uint64_t Context::next_generation(const std::vector<int>& ranks) {

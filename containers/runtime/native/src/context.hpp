@@ -180,6 +180,7 @@ private:
     void check_rank(int rank) const;
     void check_queue(int queue) const;
     char* own(int id, uint64_t offset, uint64_t size);
+    std::shared_ptr<Mapping> open_peer(int rank, int fd, uint64_t offset, uint64_t size);
     std::shared_ptr<Mapping> peer_mapping(int rank, int id, uint64_t* size);
     std::optional<uint64_t> remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation, uint64_t a,
                                           uint64_t b, Deadline deadline);

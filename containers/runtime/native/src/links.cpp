@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <new>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -309,7 +310,7 @@ void Links::readable(Link& link) {
         size_t room;
         if (straight) {
             at = link.destination;
-            room = size_t(std::min<uint64_t>(link.left, 4 << 20));
+            room = size_t(std::min<uint64_t>(link.room, 4 << 20));
         } else {
             if (link.head == link.tail) link.head = link.tail = 0;
             if (link.tail == buffer_size) {
@@ -325,9 +326,7 @@ void Links::readable(Link& link) {
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (got <= 0) return drop(link, nullptr);
         if (straight) {
-            link.destination += got;
-            link.left -= uint64_t(got);
-            if (!link.left) finish(link);
+            advance(link, uint64_t(got));
         } else {
             link.tail += size_t(got);
             if (!parse(link)) return;
@@ -343,14 +342,10 @@ bool Links::parse(Link& link) {
         size_t have = link.tail - link.head;
         if (link.in_payload) {
             if (!have && link.left) return true;
-            auto step = size_t(std::min<uint64_t>(have, link.left));
-            if (link.destination && step) {
-                std::memcpy(link.destination, link.buffer.get() + link.head, step);
-                link.destination += step;
-            }
+            auto step = size_t(std::min<uint64_t>(have, link.destination ? link.room : link.left));
+            if (link.destination && step) std::memcpy(link.destination, link.buffer.get() + link.head, step);
             link.head += step;
-            link.left -= step;
-            if (!link.left) finish(link);
+            advance(link, step);
             continue;
         }
         if (have < sizeof(Frame)) return true;
@@ -367,6 +362,24 @@ bool Links::parse(Link& link) {
     return false;
 }
 
+void Links::advance(Link& link, uint64_t count) {
+    link.left -= count;
+    if (!link.left) return finish(link);
+    if (!link.destination) return;
+    link.destination += count;
+    link.room -= count;
+    if (link.room) return;
+    // What a peer says that it will send is not believed: memory grows with what has come.
+    const size_t have = link.owned.size();
+    try {
+        link.owned.resize(size_t(std::min<uint64_t>(link.frame.size, 2 * have)));
+    } catch (const std::bad_alloc&) {
+        return drop(link, "sent a message for which there is no memory");
+    }
+    link.destination = link.owned.data() + have;
+    link.room = link.owned.size() - have;
+}
+
 bool Links::begin(Link& link) {
     const Frame& frame = link.frame;
     if (frame.magic != Frame{}.magic) {
@@ -378,6 +391,7 @@ bool Links::begin(Link& link) {
         link.into = into;
         link.destination = destination;
         link.left = size;
+        link.room = into == Into::unexpected ? link.owned.size() : size;
         if (!size) finish(link);
         return true;
     };
@@ -405,7 +419,7 @@ bool Links::begin(Link& link) {
             // A large one waits on the wire for its receiver, but not so long that others starve behind it.
             if (frame.size > small && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
                 return false;
-            link.owned.resize(frame.size);
+            link.owned.resize(size_t(std::min(frame.size, first_piece)));
             return expect(Into::unexpected, link.owned.data(), frame.size);
         }
         case FrameType::passive:
@@ -425,16 +439,14 @@ bool Links::begin(Link& link) {
             return expect(Into::posted, request->into, frame.size);
         }
         case FrameType::read_request: {
-            std::shared_ptr<void> keep;
-            char* at = host_.locate(frame.segment, frame.offset, frame.size, keep);
-            if (!at) break;
+            Out out;
+            out.data = host_.locate(frame.segment, frame.offset, frame.size, out.keep);
+            if (!out.data) break;
             Frame reply;
             reply.type = FrameType::read_reply;
             reply.key = frame.key;
             reply.size = frame.size;
-            Out out;
             out.frame = reply;
-            out.owned.assign(at, at + frame.size);
             out.size = frame.size;
             enqueue(link, std::move(out));
             return link.fd >= 0;
@@ -471,6 +483,7 @@ bool Links::begin(Link& link) {
             return link.fd >= 0;
         }
         case FrameType::abort_group:
+            if (frame.value >= streams_.size()) break;
             host_.group_aborted(frame.key, int(frame.value));
             abort(frame.key);
             return true;
@@ -541,6 +554,8 @@ void Links::lose(int peer) {
         complete(link->request, State::lost);
         link->request = nullptr;
         link->in_payload = false;
+        link->keep.reset();
+        link->owned = {};
         for (auto& out : link->out) complete(out.request, State::lost);
         link->out.clear();
     }

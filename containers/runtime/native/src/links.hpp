@@ -140,6 +140,7 @@ private:
         const char* data = nullptr;
         uint64_t size = 0, sent = 0;  // sent counts the header too
         std::vector<char> owned;
+        std::shared_ptr<void> keep;  // what `data` lies in
         Request* request = nullptr;
     };
     enum class Into { nothing, segment, posted, unexpected, passive };
@@ -154,15 +155,21 @@ private:
         Frame frame;
         Into into = Into::nothing;
         char* destination = nullptr;
-        uint64_t left = 0;
+        uint64_t left = 0;  // of the payload
+        uint64_t room = 0;  // at `destination`; less than `left` while memory is only taken as the payload comes
         Request* request = nullptr;
         std::shared_ptr<void> keep;
         std::vector<char> owned;
         int64_t paused_since = 0;
     };
     static constexpr size_t buffer_size = 32 * 1024;
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+    static constexpr int64_t longest_pause_ns = 50'000;
+#else
     static constexpr int64_t longest_pause_ns = 20'000'000;
+#endif
     static constexpr uint64_t small = 256 * 1024;
+    static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
 
     void run();
     void readable(Link& link);
@@ -171,6 +178,7 @@ private:
     bool begin(Link& link);     // a header is complete; false: pause
     void finish(Link& link);    // its payload is complete
     bool parse(Link& link);
+    void advance(Link& link, uint64_t count);  // so much of the payload has come
     void drop(Link& link, const char* why);
     void lose(int peer);
     void complete(Request* request, State state);

@@ -207,11 +207,12 @@ NB_MODULE(_core, m) {
     nb::class_<Plan>(m, "Plan")
         .def("__init__",
              [](Plan* self, std::shared_ptr<Group> group, uintptr_t data, uint64_t count, uint32_t type,
-                uint32_t reduction, int64_t ms, uint32_t wire) {
+                uint32_t reduction, int64_t ms, uint32_t wire, nb::object) {
                  auto call = call_of(uint32_t(Kind::allreduce), 0, data, count, type, reduction, 0, {}, {}, {}, ms, wire);
                  if (call.wire != Wire::same) call.residual = std::make_shared<Residual>();
                  new (self) Plan{std::move(group), std::move(call)};
-             })
+             },
+             nb::keep_alive<1, 9>())  // the object whose memory `data` is
         .def("run", [](Plan& p) { p.group->execute(p.call); }, Released())
         .def("start", [](Plan& p) { return p.group->submit(p.call); }, Released());
 }

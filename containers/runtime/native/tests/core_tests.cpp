@@ -300,6 +300,32 @@ void letters() {
     });
 }
 
+// Messages that come long before somebody wants them: memory grows with them.
+void early_letters() {
+    as_ranks({0, 1}, [](std::shared_ptr<Context> context) {
+        Group group(context, everyone(*context), Deadline::after_ms(20'000));
+        const std::vector<size_t> sizes{1, 300 << 10, 1 << 20, (1 << 20) + 1, 5'000'001};
+        std::vector<std::vector<char>> data;
+        for (size_t size : sizes) {
+            data.emplace_back(size);
+            for (size_t i = 0; i < size; ++i) data.back()[i] = char(i * 7 + i / 1000);
+        }
+        if (context->rank() == 1) {
+            std::vector<std::shared_ptr<Letter>> sent;
+            for (size_t i = 0; i < sizes.size(); ++i) sent.push_back(group.send(0, data[i].data(), sizes[i], uint32_t(i)));
+            for (auto& letter : sent) CHECK(letter->wait(Deadline::after_ms(60'000)));
+        }
+        group.execute({});  // rank 0 has not asked for one of them yet, and all of them are there or on their way
+        if (context->rank() == 0)
+            for (size_t i = 0; i < sizes.size(); ++i) {
+                std::vector<char> into(sizes[i]);
+                CHECK(group.receive(1, into.data(), sizes[i], uint32_t(i))->wait(Deadline::after_ms(60'000)));
+                CHECK(into == data[i]);
+            }
+        group.execute({});
+    });
+}
+
 // What a peer that went mad could send: nothing may crash, and nothing outside segments may be written.
 void garbage() {
     std::mt19937 random(7);
@@ -414,6 +440,7 @@ int main() {
     link_models();
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) one_sided(nodes);
     letters();
+    early_letters();
     garbage();
     if (failures) std::fprintf(stderr, "%d checks failed\n", failures);
     else std::puts("all checks passed");

@@ -159,7 +159,7 @@ class Group:
     def plan_allreduce(self, array: Any, op: str = "sum", timeout: int = -1, wire: str = "") -> Plan:
         """Prepare an allreduce of `array` that will be run many times; see `allreduce`."""
         at, count, kind = locate(array)
-        plan = self._plan(self._group, at, count, kind, operation(op), timeout, wire_type(wire))
+        plan = self._plan(self._group, at, count, kind, operation(op), timeout, wire_type(wire), array)
         return Plan(plan, array, self._kept)
 
     def broadcast(

@@ -7,8 +7,10 @@ one host, over a Unix socket whose peers the kernel vouches for.
 import contextlib
 import json
 import os
+import selectors
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ LENGTH = struct.Struct("!I")
 CREDENTIALS = struct.Struct("3i")
 LARGEST = 64 * 2**20
 ONE_PEER_SECONDS = 5.0  # that a connection has to prove itself
+UNKNOWN_PEERS = 64  # connections at a time that have not done so
 
 
 @dataclass(frozen=True)
@@ -89,29 +92,52 @@ def exchange(place: Place, key: bytes | None, entry: Entry, timeout: float) -> l
 def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> list[Entry]:
     entries: dict[int, Entry] = {0: entry}
     peers: dict[int, socket.socket] = {}
+    lock = threading.Lock()
+    unknown = threading.Semaphore(UNKNOWN_PEERS)
+    news, tell = socket.socketpair()  # whoever was let in wakes the one who accepts
+
+    def admit(connection: socket.socket) -> None:
+        by = min(deadline, time.monotonic() + ONE_PEER_SECONDS)
+        try:
+            rank = _admit_local(connection, by) if key is None else handshake.admit(connection, key, by)[0]
+            told = _receive(connection, by)
+            with lock:
+                if not 0 < rank < place.size or rank in entries or not isinstance(told, dict):
+                    raise handshake.NotAPeer
+                peers[rank] = connection
+                entries[rank] = told
+        except (OSError, handshake.NotAPeer, WrongKey, ValueError):
+            connection.close()  # a port scan, or a rank of another job
+        finally:
+            unknown.release()
+            with contextlib.suppress(OSError):
+                tell.send(b".")
+
     listener = _listen(place, key, deadline)
+    waiting = selectors.DefaultSelector()
     try:
+        listener.setblocking(False)
+        for each in (listener, news):
+            waiting.register(each, selectors.EVENT_READ)
         while len(entries) < place.size:
-            missing = ", ".join(str(r) for r in range(place.size) if r not in entries)
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                missing = ", ".join(str(r) for r in range(place.size) if r not in entries)
                 raise Timeout(
                     f"These ranks did not join in time: {missing}.", "See what they say, or allow more time."
-                ) from None
-            by = min(deadline, time.monotonic() + ONE_PEER_SECONDS)
+                )
+            ready = {found.fileobj for found, _ in waiting.select(left)}
+            if news in ready:
+                news.recv(4096)
+            if listener not in ready or not unknown.acquire(timeout=left):
+                continue
             try:
-                if key is None:
-                    rank = _admit_local(connection, by)
-                else:
-                    rank, _ = handshake.admit(connection, key, by)
-                if not 0 < rank < place.size or rank in entries:
-                    raise handshake.NotAPeer
-                entries[rank] = _receive(connection, by)
-                peers[rank] = connection
-            except (OSError, handshake.NotAPeer, WrongKey, ValueError):
-                connection.close()  # a port scan, or a rank of another job
+                connection, _ = listener.accept()
+            except BlockingIOError:  # gone again
+                unknown.release()
+                continue
+            # One who says nothing must not keep others waiting.
+            threading.Thread(target=admit, args=(connection,), daemon=True).start()
         everything = [entries[r] for r in range(place.size)]
         for rank, connection in peers.items():
             try:
@@ -123,9 +149,9 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
                 ) from None
         return everything
     finally:
-        listener.close()
-        for connection in peers.values():
-            connection.close()
+        with lock:
+            for each in (waiting, listener, news, tell, *peers.values()):
+                each.close()
 
 
 def _report(place: Place, key: bytes | None, entry: Entry, deadline: float) -> list[Entry]:

@@ -1,0 +1,218 @@
+// What a peer may send that does not keep to the protocol: read as a script of frames, whole, torn and made up,
+// between calls of our own. The host is a real context, so what frames do to segments and groups is covered, too.
+// What comes before, in Python, is tests/native/test_handshake.py's.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "context.hpp"
+
+using namespace carme;
+
+namespace {
+
+constexpr int ranks = 3, streams = 3;
+constexpr uint64_t group_key = 7;
+constexpr uint64_t largest = 400 * 1024;  // of what we expect; more than waits on the wire for its receiver
+
+// The script, read byte by byte; at its end all is zero.
+struct Script {
+    const uint8_t* data;
+    size_t size;
+
+    template <class T> T next() {
+        T value{};
+        size_t step = std::min(size, sizeof value);
+        std::memcpy(&value, data, step);
+        data += step;
+        size -= step;
+        return value;
+    }
+    uint64_t number(uint64_t below) { return (below <= 256 ? next<uint8_t>() : next<uint32_t>()) % below; }
+    std::vector<uint8_t> bytes(size_t count) {
+        count = std::min(count, size);
+        std::vector<uint8_t> taken(data, data + count);
+        data += count;
+        size -= count;
+        return taken;
+    }
+};
+
+Context& context() {
+    static Context* made = [] {
+        auto* c = new Context(0, ranks);
+        c->segment_alloc(0, 100);
+        c->segment_alloc(1, 300 * 1024);
+        c->on_abort(group_key, [](int culprit) {
+            if (culprit < 0 || culprit >= ranks) std::abort();  // groups look the culprit up
+        });
+        return c;
+    }();
+    return *made;
+}
+
+struct Expected {
+    std::unique_ptr<char[]> buffer;
+    std::unique_ptr<Request> request = std::make_unique<Request>();
+};
+
+class Wire {
+public:
+    Wire() : links_(context(), ranks) {
+        for (int peer = 1; peer < ranks; ++peer) {
+            std::vector<int> ours;
+            for (int stream = 0; stream < streams; ++stream) {
+                int pair[2];
+                if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) != 0) std::abort();
+                ours.push_back(pair[0]);
+                theirs_.push_back(pair[1]);
+            }
+            links_.add_peer(peer, ours);
+        }
+    }
+    ~Wire() {
+        for (auto& one : expected_) links_.cancel(one.request.get(), 1);
+        for (int fd : theirs_)
+            if (fd >= 0) close(fd);
+        links_.forget(group_key);
+    }
+
+    void play(Script& script) {
+        while (script.size) step(script);
+        for (int i = 0; i < 8; ++i) links_.poll(0);
+    }
+
+private:
+    void put(int& fd, const void* data, size_t size) {
+        auto* at = static_cast<const char*>(data);
+        for (int tries = 0; size && fd >= 0 && tries < 64; ++tries) {
+            ssize_t sent = ::send(fd, at, std::min<size_t>(size, 64 * 1024), MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (sent > 0) {
+                at += sent;
+                size -= size_t(sent);
+            } else {
+                links_.poll(0);
+            }
+        }
+    }
+
+    Frame frame_of(Script& script) {
+        Frame frame;
+        frame.type = FrameType(script.next<uint8_t>() % 12);
+        frame.operation = script.next<uint8_t>() % 3;
+        frame.segment = script.next<uint8_t>() % 4;
+        frame.key = script.number(4) ? script.number(16) : script.next<uint64_t>();
+        frame.sequence = uint32_t(script.number(3));
+        frame.tag = uint32_t(script.number(3));
+        frame.check = script.number(8) ? uint32_t(script.number(3)) : script.next<uint32_t>();
+        frame.value = script.number(4) ? uint32_t(script.number(5)) : script.next<uint32_t>();
+        frame.offset = script.number(4) ? script.number(400) : script.next<uint64_t>();
+        frame.size = script.number(16) ? script.number(script.number(4) ? 200 : largest) : script.next<uint64_t>();
+        frame.operand = script.next<uint32_t>();
+        return frame;
+    }
+
+    void step(Script& script) {
+        int& fd = theirs_[script.next<uint8_t>() % theirs_.size()];
+        switch (script.next<uint8_t>() % 10) {
+            case 0: case 1: {  // a frame, and as much of a payload as it says, or another amount
+                Frame frame = frame_of(script);
+                put(fd, &frame, sizeof frame);
+                const bool has_payload = frame.type == FrameType::write || frame.type == FrameType::message ||
+                                         frame.type == FrameType::passive || frame.type == FrameType::read_reply;
+                uint64_t size = script.number(8) ? (has_payload ? frame.size : 0) : script.number(100);
+                std::vector<char> payload(size_t(std::min<uint64_t>(size, largest)), 'p');
+                put(fd, payload.data(), payload.size());
+                break;
+            }
+            case 2: {  // anything at all
+                auto raw = script.bytes(script.next<uint8_t>());
+                put(fd, raw.data(), raw.size());
+                break;
+            }
+            case 3: {  // part of a frame
+                Frame frame = frame_of(script);
+                put(fd, &frame, script.number(sizeof frame));
+                break;
+            }
+            case 4:
+                if (fd >= 0 && script.number(4) == 0) {
+                    close(fd);
+                    fd = -1;
+                }
+                break;
+            case 5: {
+                expect();
+                Expected& one = expected_.back();
+                one.request->size = script.number(script.number(4) ? 200 : largest);
+                one.buffer = std::make_unique<char[]>(one.request->size);
+                links_.receive_message(1 + int(script.number(2)), script.number(16), uint32_t(script.number(3)),
+                                       uint32_t(script.number(3)), uint32_t(script.number(3)), one.buffer.get(),
+                                       one.request->size, one.request.get());
+                break;
+            }
+            case 6: {
+                expect();
+                Expected& one = expected_.back();
+                Frame frame;
+                frame.type = script.number(2) ? FrameType::read_request : FrameType::atomic_request;
+                if (frame.type == FrameType::read_request) {
+                    one.request->size = frame.size = script.number(1000);
+                    one.buffer = std::make_unique<char[]>(frame.size);
+                    one.request->into = one.buffer.get();
+                }
+                links_.ask(1 + int(script.number(2)), frame, one.request.get());
+                break;
+            }
+            case 7:
+                if (!expected_.empty()) {
+                    auto which = expected_.begin() + long(script.number(expected_.size()));
+                    links_.cancel(which->request.get(), 1);
+                    expected_.erase(which);
+                }
+                break;
+            case 8: {  // the peer reads what we sent
+                char sink[4096];
+                if (fd >= 0)
+                    for (int i = 0; i < 16 && recv(fd, sink, sizeof sink, MSG_DONTWAIT) > 0; ++i) {}
+                break;
+            }
+            case 9: {
+                expect();
+                Expected& one = expected_.back();
+                uint64_t size = script.number(script.number(4) ? 200 : largest);
+                one.buffer = std::make_unique<char[]>(size);
+                links_.send_message(1 + int(script.number(2)), script.number(16), 0, uint32_t(script.number(3)), 0,
+                                    one.buffer.get(), size, one.request.get());
+                break;
+            }
+        }
+        if (script.number(3)) links_.poll(0);
+        if (script.number(16) == 15) {  // for longer than a large message waits for its receiver in this build
+            usleep(60);
+            links_.poll(0);
+        }
+        while (context().passive_receive(Deadline::after_ms(0))) {}
+    }
+
+    void expect() { expected_.emplace_back(); }
+
+    Links links_;
+    std::vector<int> theirs_;
+    std::vector<Expected> expected_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    Script script{data, size};
+    Wire().play(script);
+    return 0;
+}

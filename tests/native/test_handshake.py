@@ -1,0 +1,155 @@
+"""Handshakes of which something was changed, left out or added on the way: nobody is let in, nobody hangs."""
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from carme_runtime.collectives.errors import PeerLost, WrongKey
+from carme_runtime.gaspi import handshake
+
+KEY = b"k" * 32
+RANK, STREAM = 3, 1
+FROM_CONNECTING = len(handshake.MAGIC) + 32 + handshake.ABOUT.size + 32
+FROM_ACCEPTING = 32 + 32 + 1
+REFUSED_CONNECTING = (WrongKey, PeerLost)
+REFUSED_ACCEPTING = (WrongKey, handshake.NotAPeer, OSError)
+
+
+def shaken(change_out, change_in):
+    """What both sides make of a handshake whose bytes pass through `change_out(at, data)` and `change_in`.
+
+    And whether that changed what the one or the other reads.
+    """
+    connecting, near = socket.socketpair()
+    far, accepting = socket.socketpair()
+    results: dict[str, Any] = {"spoiled": False}
+
+    def side(name, call, expected):
+        try:
+            results[name] = call() or "in"
+        except expected as error:
+            results[name] = type(error)
+        except BaseException as error:
+            results[name] = error
+
+    deadline = time.monotonic() + 30
+
+    def pump(source, target, change, read):
+        sent, at, delivered = b"", 0, b""
+        with contextlib.suppress(OSError):  # one side has refused the other and is gone
+            while data := source.recv(4096):
+                changed = change(at, data)
+                at += len(data)
+                sent, delivered = sent + data, delivered + changed
+                target.sendall(changed)
+                if len(changed) < len(data):
+                    break  # the rest will not come either: nobody waits for it
+        results["spoiled"] |= sent[:read] != delivered[:read]
+        for end, how in ((source, socket.SHUT_RD), (target, socket.SHUT_WR)):
+            with contextlib.suppress(OSError):
+                end.shutdown(how)
+
+    def greet():
+        with connecting:
+            handshake.greet(connecting, KEY, RANK, STREAM, deadline)
+
+    def admit():
+        with accepting:
+            return handshake.admit(accepting, KEY, deadline)
+
+    threads = [
+        threading.Thread(target=side, args=("connecting", greet, REFUSED_CONNECTING)),
+        threading.Thread(target=side, args=("accepting", admit, REFUSED_ACCEPTING)),
+        threading.Thread(target=pump, args=(near, far, change_out, FROM_CONNECTING)),
+        threading.Thread(target=pump, args=(far, near, change_in, FROM_ACCEPTING - 1)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    near.close()
+    far.close()
+    return results
+
+
+def refused(result, kinds):
+    return isinstance(result, type) and issubclass(result, kinds) and result is not TimeoutError
+
+
+def keep(at, data):
+    return data
+
+
+def changed(chance, length):
+    """A way of spoiling one of `length` bytes: exchanged, left out, doubled, or the first one missing."""
+    place, how, flip = (
+        chance.randrange(length),
+        chance.choice(["flip", "drop", "double", "end"]),
+        1 << chance.randrange(8),
+    )
+
+    def change(at, data):
+        here = place - at
+        if not 0 <= here < len(data):
+            return data
+        if how == "flip":
+            return data[:here] + bytes([data[here] ^ flip]) + data[here + 1 :]
+        if how == "drop":
+            return data[:here] + data[here + 1 :]
+        if how == "double":
+            return data[:here] + data[here : here + 1] + data[here:]
+        return data[:here]
+
+    return change, (place, how, flip)
+
+
+def test_an_untouched_one_lets_the_rank_in():
+    results = shaken(keep, keep)
+    assert results == {"connecting": "in", "accepting": (RANK, STREAM), "spoiled": False}
+
+
+@pytest.mark.parametrize("seed", [random.randrange(10**6)])
+def test_spoiled_ones_are_refused(seed):
+    chance = random.Random(seed)
+    spoiled = 0
+    for number in range(200):
+        outward = chance.random() < 0.6
+        change, what = changed(chance, FROM_CONNECTING if outward else FROM_ACCEPTING)
+        results = shaken(change if outward else keep, keep if outward else change)
+        told = (seed, number, outward, what, results)
+        if results["spoiled"]:
+            spoiled += 1
+            side, kinds = ("accepting", REFUSED_ACCEPTING) if outward else ("connecting", REFUSED_CONNECTING)
+            assert refused(results[side], kinds), told
+    assert spoiled > 150
+
+
+@pytest.mark.parametrize("seed", [random.randrange(10**6)])
+def test_noise_is_refused(seed):
+    chance = random.Random(seed)
+    for _ in range(200):
+        stranger, accepting = socket.socketpair()
+        with stranger, accepting:
+            start = chance.choice([b"", handshake.MAGIC, handshake.MAGIC[:5], handshake.MAGIC + bytes(32)])
+            stranger.sendall(start + chance.randbytes(chance.choice([0, 1, 31, 40, 72, 200, 5000])))
+            stranger.shutdown(socket.SHUT_WR)
+            with pytest.raises(REFUSED_ACCEPTING):
+                handshake.admit(accepting, KEY, time.monotonic() + 30)
+
+
+def test_what_a_rank_says_of_itself_is_covered_by_the_proof():
+    about = len(handshake.MAGIC) + 32
+
+    def change(at, data):
+        other = struct.pack("!II", RANK + 1, STREAM)
+        return data if at else data[:about] + other + data[about + 8 :]
+
+    results = shaken(change, keep)
+    assert results["connecting"] is WrongKey and refused(results["accepting"], REFUSED_ACCEPTING)

@@ -1,0 +1,24 @@
+"""Ranks that are killed or stopped inside every collective: see kill_ranks.py.
+
+Once for each kind of collective and signal; as often as one likes with
+
+    ./test native -- -k kills --kills 500
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KILLER = Path(__file__).parent / "kill_ranks.py"
+
+
+@pytest.mark.timeout(0)  # each attempt has a limit of its own
+def test_kills_and_stops_end_in_errors_and_survivors_go_on(request):
+    times = request.config.getoption("--kills")
+    command = [sys.executable, str(KILLER), *(["--times", str(times)] if times else [])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{done.stdout}")
+    assert done.returncode == 0, done.stdout + done.stderr
