@@ -77,7 +77,7 @@ def test_too_few_ranks_do_not_go_on(local: Launch, script: Script) -> None:
     path = script(ABOUT + "lost() if rank == 0 else wait()")
     code, _, errors = local("-n", "2", "--max-restarts", "5", "--min-ranks", "2", path).wait()
     assert code == 128 + signal.SIGKILL
-    assert errors.endswith("carme-run: 1 ranks are left, and --min-ranks asks for 2: the run is over.\n")
+    assert errors.endswith("carme-run: 1 rank could go on, and --min-ranks asks for 2: the run is over.\n")
 
 
 def test_an_interrupt_ends_all_of_it(local: Launch, script: Script, witness: Witness) -> None:

@@ -43,7 +43,8 @@ void Links::add_peer(int peer, const std::vector<int>& sockets) {
         link->buffer = std::make_unique<char[]>(buffer_size);
         fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
         // A node that vanished is noticed within seconds although it says nothing. The kernel answers for a
-        // process that is only stopped, so slowness is not taken for death.
+        // process that is only stopped while it has room for what comes: beyond that, one that takes nothing for
+        // `unacknowledged_ms` counts as lost. One that computes takes it all the same, by its background thread.
         int on = 1, idle = 1, interval = 1, count = 2, unacknowledged_ms = 1000;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);

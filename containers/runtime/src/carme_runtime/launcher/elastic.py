@@ -119,9 +119,8 @@ async def execute(
             break
         places = seats.places(fabric.members, wishes.devices_per_rank)
         if len(places) < max(limits.min_ranks, 1):
-            _say(
-                f"{len(places)} ranks are left, and --min-ranks asks for {limits.min_ranks}: the run is over."
-            )
+            left = f"{len(places)} rank" + ("s" if len(places) != 1 else "")
+            _say(f"{left} could go on, and --min-ranks asks for {limits.min_ranks}: the run is over.")
             break
         starts += 1
         why = "A node has come" if run.growing else f"Restart {restarts} of {limits.max_restarts}"
