@@ -173,7 +173,7 @@ class StartForm(forms.Form):
             )
 
     def _check_booking(self, options: SessionOptions) -> None:
-        """What does not fit into the booking would wait for ever."""
+        """More nodes than the booking has would wait for ever, and more time than it has would be cut off."""
         if options.reservation is None:
             return
         row = self._bookings.get(options.reservation)
