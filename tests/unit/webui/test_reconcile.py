@@ -161,6 +161,17 @@ def test_a_booking_with_a_job_is_kept_also_after_that(
     assert state(row) == ("active", "")
 
 
+def test_a_short_job_between_two_rounds_counts_and_one_that_never_began_does_not(
+    alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    row, other = make(alice, 60, 180), make(bob, 60, 180, node_names=["n2"])
+    reconcile(site_broker())
+    broker.put(make_job(1, state="COMPLETED", reservation=row.name, started=row.start, ended=row.start))
+    broker.put(make_job(2, state="CANCELLED", reservation=other.name))
+    reconcile(site_broker(), row.start + timedelta(minutes=60))
+    assert state(row) == ("active", "") and state(other) == ("ended", "unused")
+
+
 def test_the_grace_begins_when_slurm_keeps_it(alice: User, broker: FakeBroker, rules) -> None:
     row = make(alice, -60, 180)
     broker.refusal = AWAY

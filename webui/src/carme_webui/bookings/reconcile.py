@@ -40,7 +40,8 @@ def reconcile(broker: BrokerClient, now: datetime | None = None) -> bool:
     now = now or timezone.now()
     _let_time_pass(now)
     try:
-        cluster, jobs, reservations = broker.cluster(), broker.jobs(), broker.reservations()
+        # Jobs may have come and gone since the last round: Slurm remembers them for some minutes.
+        cluster, jobs, reservations = broker.cluster(), broker.jobs(active=False), broker.reservations()
     except CarmeError as error:
         logger.warning("Bookings and Slurm's reservations are compared later: %s", error)
         return False
@@ -65,8 +66,8 @@ def _let_time_pass(now: datetime) -> None:
 
 
 def _note_use(jobs: Iterable[Job], now: datetime) -> None:
-    """Remember in which bookings there are jobs; one that waits for them counts as well."""
-    names = {job.reservation for job in jobs if job.is_active and is_ours(job.reservation)}
+    """Remember in which bookings there are or were jobs; one that waits for them counts as well."""
+    names = {job.reservation for job in jobs if (job.is_active or job.started) and is_ours(job.reservation)}
     Booking.objects.filter(name__in=names).update(used=now)
 
 
