@@ -21,6 +21,7 @@ import ctypes
 import json
 import os
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -90,21 +91,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="20,000 small files, 4 of 64 MiB")
+    parser.add_argument("--quick", action="store_true", help="10,000 small files, 4 of 64 MiB")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--where", type=Path, default=Path("/var/tmp"), help="where the trees are made")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default: 3)")
+    parser.add_argument("--files", type=int, metavar="N", help="so many small files")
+    parser.add_argument("--only", choices=("small", "large", "mixed"), help="one of the trees")
+    parser.add_argument("--tools", nargs="+", choices=tuple(TOOLS), default=tuple(TOOLS), metavar="TOOL")
     parser.add_argument("--cold", action="store_true", help="drop the host's caches before each command")
     parser.add_argument("--plain", action="store_true", help="a plain folder, no file system of its own")
     options = parser.parse_args()
     tools = {
         name: make
         for name, make in TOOLS.items()
-        if name in ("ours", "unverified", "cp", "tar") or shutil.which(name)
+        if name == "ours"
+        or (name in options.tools and (name in ("unverified", "cp", "tar") or shutil.which(name)))
     }
-    if missing := TOOLS.keys() - tools.keys():
+    if missing := set(options.tools) - tools.keys():
         print(f"staging: not installed, so left out: {', '.join(sorted(missing))}", file=sys.stderr)
-    small, large, size = (20_000, 4, 64 << 20) if options.quick else (200_000, 20, 1 << 30)
+    small, large, size = (10_000, 4, 64 << 20) if options.quick else (200_000, 20, 1 << 30)
+    small = options.files or small
     # Twice the largest tree, or a copy of the small files for each tool.
     need = 2 * large * size + small * 8_000 * (len(tools) + 2) + (1 << 30)
     free = shutil.disk_usage(options.where).free
@@ -117,13 +123,24 @@ def main() -> int:
         return 2
     with place(options.where, need, options.plain) as folder:
         bench = Bench(folder, tools, options.rounds, options.cold)
-        with tree(folder, small, 0, size) as source:
-            rows = bench.small(source)
-        with tree(folder, 0, large, size) as source:
-            rows += bench.large(source, large * size)
-        with tree(folder, small // 2, large // 2, size) as source:
-            rows += bench.mixed(source)
+        rows: list[dict[str, Any]] = []
+        if options.only in (None, "small"):
+            with tree(folder, small, 0, size) as source:
+                rows += bench.small(source)
+        if options.only in (None, "large"):
+            with tree(folder, 0, large, size) as source:
+                rows += bench.large(source, large * size)
+        if options.only in (None, "mixed"):
+            with tree(folder, small // 2, large // 2, size) as source:
+                rows += bench.mixed(source)
     print_table(rows)
+    print("\nProcessor seconds, which say more where others use the machine as well:")
+    print_table(
+        [
+            row(each["name"], "s", each["processor"].pop("ours"), peers=each["processor"])
+            for each in [{**each, "processor": dict(each["processor"])} for each in rows]
+        ]
+    )
     if options.json:
         write_json(options.json, rows, files=small, large_bytes=large * size, cold=options.cold)
     return 0
@@ -171,8 +188,12 @@ def tree(folder: Path, small: int, large: int, size: int) -> Iterator[Path]:
     shutil.rmtree(top)
 
 
+#: For each tool and each time: seconds, and processor seconds.
+Times = dict[str, list[tuple[float, float]]]
+
+
 class Bench:
-    """The measurements.
+    """The measurements: seconds, and processor seconds with what the kernel does for them.
 
     Args:
         folder: Where there is room.
@@ -224,9 +245,9 @@ class Bench:
         """Both."""
         return [self._row("mixed_s", self._times(source, written=False), "", None)]
 
-    def _times(self, source: Path, *, written: bool, kept: bool = False) -> dict[str, list[float]]:
+    def _times(self, source: Path, *, written: bool, kept: bool = False) -> Times:
         """Copy with each tool in each round; with `kept` the last round's copies stay."""
-        times: dict[str, list[float]] = {name: [] for name in self.tools}
+        times: Times = {name: [] for name in self.tools}
         for number in range(self.rounds):
             for name in self._order(number):
                 target = self.folder / f"copy-{name}"
@@ -235,9 +256,9 @@ class Bench:
                     shutil.rmtree(target)
         return times
 
-    def _again(self, source: Path, change: int = 0) -> dict[str, list[float]]:
+    def _again(self, source: Path, change: int = 0) -> Times:
         """Run each tool once more over its own copy; with `change` every so-manyth file is another one."""
-        times: dict[str, list[float]] = {name: [] for name in self.tools if name != "unverified"}
+        times: Times = {name: [] for name in self.tools if name != "unverified"}
         for number in range(self.rounds):
             if change:
                 files = sorted(source.rglob("*.jpg"))
@@ -253,13 +274,15 @@ class Bench:
         names = list(self.tools)
         return names[number % len(names) :] + names[: number % len(names)]
 
-    def _run(self, name: str, source: Path, target: Path, written: bool) -> float:
+    def _run(self, name: str, source: Path, target: Path, written: bool) -> tuple[float, float]:
         descriptor = os.open(self.folder, os.O_RDONLY)
         libc = ctypes.CDLL(None)
         libc.syncfs(descriptor)
         if self.cold:
             Path("/proc/sys/vm/drop_caches").write_text("3\n")
         commands = self.tools[name](source, target)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         begun = time.monotonic()
         processes: list[subprocess.Popen[bytes]] = []
         for number, command in enumerate(commands):
@@ -269,6 +292,7 @@ class Bench:
                     command,
                     stdin=processes[-1].stdout if processes else subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL if last else subprocess.PIPE,
+                    stderr=errors,
                 )
             )
         codes = [process.wait() for process in reversed(processes)]
@@ -276,9 +300,13 @@ class Bench:
             libc.syncfs(descriptor)
         taken = time.monotonic() - begun
         os.close(descriptor)
-        if any(codes):
-            sys.exit(f"staging: {name} failed: {' | '.join(' '.join(command) for command in commands)}")
-        return taken
+        uses = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with errors:
+            if any(codes):
+                errors.seek(0)
+                said = errors.read().decode(errors="replace")
+                sys.exit(f"staging: {' | '.join(' '.join(command) for command in commands)} failed:\n{said}")
+        return taken, uses.ru_utime + uses.ru_stime - used.ru_utime - used.ru_stime
 
     def _floor(self, size: int) -> float | None:
         """Seconds that the device takes to write so many bytes; None without fio."""
@@ -300,17 +328,28 @@ class Bench:
     def _row(
         self,
         name: str,
-        times: dict[str, list[float]],
+        times: Times,
         aim: str,
         holds: Callable[[Callable[[str], float]], bool] | None,
         floor: float | None = None,
     ) -> dict[str, Any]:
-        medians = {tool: statistics.median(each) for tool, each in times.items()}
+        medians = {tool: statistics.median(taken for taken, _ in each) for tool, each in times.items()}
+        processor = {tool: statistics.median(used for _, used in each) for tool, each in times.items()}
         mine = medians.pop("ours")
         reached = None
         if holds and "rsync" in medians:
             reached = holds(lambda tool: mine if tool == "ours" else medians[tool])
-        return row(name, "s", mine, peers=dict(medians), floor=floor, aim=aim, holds=reached, each=times)
+        return row(
+            name,
+            "s",
+            mine,
+            peers=dict(medians),
+            floor=floor,
+            aim=aim,
+            holds=reached,
+            processor=processor,
+            each=times,
+        )
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from typing import Any
 from carme.errors import InvalidRequest
 from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack, parse_size, sync, verify
 from carme.staging.digests import ALGORITHMS
-from carme.staging.options import shown
-from carme.staging.packing import COMPRESSIONS
+from carme.staging.options import COMPRESSIONS, shown
 from carme.wording import number
 
 
@@ -72,7 +71,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: by cores)")
     command.add_argument(
         "--compression",
-        choices=tuple(COMPRESSIONS),
+        choices=COMPRESSIONS,
         default="zstd",
         help="how it is compressed (default: zstd)",
     )

@@ -9,9 +9,7 @@ import multiprocessing
 import os
 import pickle
 import signal
-import tempfile
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -46,6 +44,8 @@ class Queue:
         """Add folders."""
         self._folders += found
         while len(self._folders) > 2 * HELD:
+            import tempfile
+
             self._spool = self._spool or tempfile.TemporaryFile()  # noqa: SIM115 - until the run ends
             self._blocks.append(self._spool.seek(0, os.SEEK_END))
             pickle.dump(self._folders[:HELD], self._spool)
@@ -241,6 +241,8 @@ def _work(
                     worker.report.stop = str(stop)
                     break
                 except (OSError, RuntimeError, ValueError, TypeError, AssertionError):
+                    import traceback
+
                     worker.report.stop = f"there is a defect in the program\n{traceback.format_exc()}"
                     break
                 breathe()

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from carme.errors import CarmeError
-from carme.staging import alone, tree
-from carme.staging.comparing import compare
+from carme.staging import tree
 from carme.staging.crew import CONTEXT, Crew, Queue, Total
 from carme.staging.digests import algorithm
 from carme.staging.journal import Journal, told
 from carme.staging.limits import Pace
 from carme.staging.options import KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
-from carme.staging.packing import check_image, pack_image
 from carme.staging.work import TRIES, Copier, Report
 
 __all__ = ["Tell", "copy", "pack", "sync", "verify"]
@@ -131,6 +129,10 @@ def pack(
 
 def run_verify(source: str, destination: str, options: Options, *, tell: Tell | None) -> Result:
     """What `verify` does, in a process with one thread."""
+    # What a copy does not need is not waited for.
+    from carme.staging.comparing import compare
+    from carme.staging.packing import check_image
+
     if not destination:
         return check_image(source, tell=tell)
     paths = [path for path in (source, destination) if os.path.exists(path)]
@@ -139,12 +141,16 @@ def run_verify(source: str, destination: str, options: Options, *, tell: Tell | 
 
 def run_pack(source: str, image: str, compression: str, options: Options, *, tell: Tell | None) -> Result:
     """What `pack` does, in a process with one thread."""
+    from carme.staging.packing import pack_image
+
     return pack_image(source, image, compression, options, tell=tell, workers=worker_count(options))
 
 
 def start(name: str, *arguments: Any, tell: Tell | None) -> Any:
     """Call a function of this module, in a process with no other threads."""
     if threading.active_count() > 1:
+        from carme.staging import alone
+
         return alone.run(name, *arguments, tell=tell)
     return globals()[name](*arguments, tell=tell)
 

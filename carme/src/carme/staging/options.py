@@ -8,12 +8,14 @@ from typing import Literal
 
 from carme.errors import InvalidRequest
 
-__all__ = ["Counts", "Options", "Problem", "Progress", "Result", "parse_size"]
+__all__ = ["COMPRESSIONS", "Counts", "Options", "Problem", "Progress", "Result", "parse_size"]
 
 #: A file of at least this size is copied in parts of this size, by several workers at once; in bytes.
 PART = 64 << 20
 #: How many problems a result holds; all are told as they come.
 KEPT_PROBLEMS = 10_000
+#: What images can be compressed with.
+COMPRESSIONS = ("zstd", "lz4", "none")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

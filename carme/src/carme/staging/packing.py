@@ -18,11 +18,11 @@ from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.staging import tree
 from carme.staging.comparing import compare
 from carme.staging.digests import algorithm
-from carme.staging.options import Options, Problem, Result
+from carme.staging.options import COMPRESSIONS, Options, Problem, Result
 
-__all__ = ["COMPRESSIONS", "check_image", "pack_image"]
+__all__ = ["check_image", "pack_image"]
 
-COMPRESSIONS = {
+_COMPRESSING = {
     "zstd": ["-comp", "zstd", "-Xcompression-level", "3"],
     "lz4": ["-comp", "lz4"],
     "none": ["-noI", "-noD", "-noF", "-noX"],
@@ -66,7 +66,7 @@ def pack_image(
         made = subprocess.run(
             [
                 program, source, writing, "-noappend", "-no-progress", "-quiet", "-exit-on-error",
-                "-processors", str(workers), *COMPRESSIONS[compression],
+                "-processors", str(workers), *_COMPRESSING[compression],
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace",
