@@ -11,7 +11,7 @@ import pickle
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, BinaryIO
 
@@ -115,10 +115,12 @@ class Crew:
         while True:
             while self._idle and (tasks := queue.take(self.count)):
                 connection = self._idle.pop()
-                if tasks[0][0] == "names":
-                    with self._batches.get_lock():
-                        self._batches.value = max(0, self._batches.value - 1)
-                connection.send(tasks)
+                # A worker that was killed at this very moment would hold the lock for ever.
+                if tasks[0][0] == "names" and (lock := self._batches.get_lock()).acquire(timeout=5):
+                    self._batches.value = max(0, self._batches.value - 1)
+                    lock.release()
+                with self._talking_to(connection):
+                    connection.send(tasks)
             if len(self._idle) == self.count:
                 return
             for connection in wait([each for each in self._connections if each not in self._idle], TELL):
@@ -127,15 +129,8 @@ class Crew:
             tick()
 
     def _receive(self, connection: Connection, hear: Callable[[Report], None]) -> None:
-        try:
+        with self._talking_to(connection):
             report: Report = connection.recv()
-        except (EOFError, ConnectionError):
-            process = self._processes[self._connections.index(connection)]
-            process.join(5)
-            raise CarmeError(
-                f"A worker ended unexpectedly (exit code {process.exitcode}).",
-                "If memory was short, use fewer workers. Run the same command again to go on from here.",
-            ) from None
         if report.done:
             self._idle.add(connection)
         hear(report)
@@ -144,6 +139,19 @@ class Crew:
                 f"The copy had to stop: {report.stop}.",
                 "See to that, then run the same command again; what is copied is not copied again.",
             )
+
+    @contextlib.contextmanager
+    def _talking_to(self, connection: Connection) -> Iterator[None]:
+        """Tell that a worker has died, whichever way that shows: at once, or in the middle of a message."""
+        try:
+            yield
+        except (EOFError, OSError):
+            process = self._processes[self._connections.index(connection)]
+            process.join(5)
+            raise CarmeError(
+                f"A worker ended unexpectedly (exit code {process.exitcode}).",
+                "If memory was short, use fewer workers. Run the same command again to go on from here.",
+            ) from None
 
     def close(self) -> None:
         """End the workers, at once."""
