@@ -108,8 +108,12 @@ FAULTS: dict[str, Fault] = {
     "portal": killed("carme-portal"),
     "portal-worker": killed("carme-worker"),
     "redis": killed("redis-server"),
+    # With the head goes slurmctld, and what it had not saved yet.
     "head-reboot": Fault(
-        lambda site: _kill(site, "head"), lambda site: _boot(site, "head"), seconds=1, patience=120
+        lambda site: _kill(site, "head"),
+        lambda site: _boot(site, "head"),
+        outcome=SURVIVES | {"starting": {READY, ENDED}},
+        patience=120,
     ),
     "node-stalls": frozen(4, SURVIVES),
     "node-frozen": frozen(35, NODE_LOST),

@@ -101,9 +101,10 @@ class CarmeHub(JupyterHub):
             user = self.users[record.user]
             spawner = user.spawners[record.name]
             assert isinstance(spawner, CarmeSpawner)
-            spawner._check_pending = not spawner.is_waiting
             found.append((user, spawner))
+        await asyncio.gather(*(spawner.find_submission() for _, spawner in found if spawner.was_submitting))
         for user, spawner in found:
+            spawner._check_pending = not spawner.is_waiting
             if spawner.is_waiting:
                 spawner.server = None
                 spawner._spawn_pending = True

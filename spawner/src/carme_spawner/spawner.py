@@ -57,7 +57,7 @@ LONGEST_START = timedelta(minutes=3)
 #: Longest wait in the queue; a certificate has this much and a month more than the session's longest time.
 LONGEST_WAIT = timedelta(days=7)
 RESERVE = timedelta(days=30)
-#: Seconds that a broker which ended during a submission gets to come back.
+#: Seconds that a broker gets to come back which ended during a submission, or starts together with the hub.
 BROKERS_RETURN = 20
 #: Seconds that a server gets to answer the hub.
 ANSWER = 5.0
@@ -242,7 +242,7 @@ class CarmeSpawner(SlurmSpawner):
         token = orm.APIToken.find(self.database, self.api_token)
         assert token is not None
         self.token_id = token.id
-        # If the hub ends before the broker has answered, the next one can at least take the job its key.
+        # If the hub ends before the broker has answered, the next one can look for the job.
         self.save_state()
         try:
             self.job_id = str(await self.submit(self.request()))
@@ -278,18 +278,43 @@ class CarmeSpawner(SlurmSpawner):
             return await self.broker.submit(request, self.user.name)
         except BrokerTimeout:
             raise  # it may still be at it
-        except BrokerUnavailable as error:
-            for _ in range(BROKERS_RETURN):
-                await asyncio.sleep(1)
-                with contextlib.suppress(BrokerUnavailable):
-                    jobs = await self.broker.jobs(self.user.name)
-                    break
-            else:
-                raise error from None
-        begun = [job.id for job in jobs if job.name == request.name]
-        if begun:
-            self.log.info("%s had been submitted when the broker ended", self._log_name)
-        return max(begun) if begun else await self.broker.submit(request, self.user.name)
+        except BrokerUnavailable:
+            await asyncio.sleep(1)
+        begun = await self.submitted()
+        if begun is None:
+            return await self.broker.submit(request, self.user.name)
+        self.log.info("%s had been submitted when the broker ended", self._log_name)
+        return begun
+
+    async def submitted(self) -> int | None:
+        """The job of this session in Slurm's queue; the broker gets some time to come back.
+
+        Raises:
+            BrokerUnavailable: It did not.
+        """
+        name = job_name(self.session_name)
+        for left in reversed(range(BROKERS_RETURN)):
+            try:
+                jobs = await self.broker.jobs(self.user.name)
+                return max((job.id for job in jobs if job.name == name), default=None)
+            except BrokerUnavailable:
+                if not left:
+                    raise
+            await asyncio.sleep(1)
+        return None
+
+    async def find_submission(self) -> None:
+        """Take up the job of a start whose answer an earlier hub process did not live to see."""
+        try:
+            begun = await self.submitted()
+        except CarmeError as error:
+            self.log.warning("%s: whether it was submitted is not known. %s", self._log_name, error)
+            return
+        if begun is not None:
+            self.log.info("%s had been submitted when the hub ended", self._log_name)
+            self.job_id = str(begun)
+            self.save_state()
+            self.note(server=ServerStatus.STARTING)
 
     async def until_ready(self) -> str:
         """Wait for the server's report; returns its URL.
@@ -537,6 +562,11 @@ class CarmeSpawner(SlurmSpawner):
         self.watcher.notes.tell(int(self.job_id), self.user.name, self.session_name, SessionNote(**what))
 
     # -- what outlives the hub
+
+    @property
+    def was_submitting(self) -> bool:
+        """Its job was to be submitted, and whether it was is not known."""
+        return bool(self.token_id) and not self.job_id
 
     @property
     def is_waiting(self) -> bool:

@@ -46,6 +46,7 @@ class FakeBroker:
         self.answering.set()
         self.jobs: dict[int, Job] = {}
         self.requests: dict[int, protocol.Submit] = {}
+        self.unseen: set[int] = set()  # jobs that Slurm does not list yet
         self.facts: dict[int, Facts] = {}
         self.notes: list[tuple[int, SessionNote]] = []
         self.told_before_cancel: Ending | None = None
@@ -117,7 +118,8 @@ class FakeBroker:
                     raise NotFound(f"There is no job {job_id}.")
                 return self.jobs[job_id]
             case protocol.GetJobs(user=user):
-                return [job for job in self.jobs.values() if job.user == user and job.is_active]
+                seen = (job for job in self.jobs.values() if job.id not in self.unseen)
+                return [job for job in seen if job.user == user and job.is_active]
             case protocol.GetEvents(cursor=cursor, wait=wait):
                 if cursor == str(self.version):
                     with contextlib.suppress(TimeoutError):

@@ -74,13 +74,29 @@ async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -
     assert await site.server() is None
 
 
-async def test_a_job_whose_submission_the_hub_did_not_see_gets_no_key_and_ends(
+async def test_a_job_whose_submission_the_hub_did_not_see_is_led_to_by_the_next(site: Site) -> None:
+    site.broker.command = None
+    site.broker.answering.clear()
+    starting = asyncio.create_task(site.start())
+    await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
+    await starting
+    await site.down()
+    await site.up()
+    server = await site.server()
+    assert server and server["pending"] == "spawn"
+    await site.broker.run(100, FAKE_SESSION)
+    await eventually(site.is_ready, "the server is ready")
+    assert list(site.broker.jobs) == [100] and site.broker.cancelled == []
+
+
+async def test_a_job_that_appears_after_the_hub_looked_for_it_gets_no_key_and_ends(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.broker.command = None
     site.broker.answering.clear()
     starting = asyncio.create_task(site.start())
     await eventually(lambda: 100 in site.broker.requests, "the job is submitted")
+    site.broker.unseen = {100}
     await starting
     await site.down()
     await site.up()
