@@ -13,7 +13,7 @@ from pathlib import Path
 from carme_runtime import __version__
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
-from carme_runtime.launcher import hostfile
+from carme_runtime.launcher import horovod, hostfile
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
 from carme_runtime.launcher.placement import place
@@ -25,7 +25,7 @@ JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
 ALIASES = {"--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per-node"}
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
-    "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks",
+    "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
 )  # fmt: skip
 NOT_STARTED = 2
 
@@ -62,16 +62,23 @@ async def _run(arguments: list[str]) -> int:
         wishes = Wishes(options.devices_per_rank, options.pin_cpus, options.output, options.log_folder)
         limits = Limits(options.max_restarts, options.min_ranks or 1, options.max_ranks)
         limits.check(len(places))
+        if options.backend:
+            horovod.check_installed()
         if options.dry_run:
             print(plan(places, wishes, command))
             return 0
         environment = os.environ | dict(options.x)
         if options.hang_seconds is not None:
             environment["CARME_HANG_SECONDS"] = options.hang_seconds
-        if not limits.max_restarts:
-            return await Run(fabric, places, command, str(Path.cwd()), environment, wishes).execute()
-        seats = Seats(places, options.max_ranks or len(places), options.nodes, hosts)
-        return await elastic(fabric, places, command, str(Path.cwd()), environment, wishes, limits, seats)
+        if limits.max_restarts:
+            seats = Seats(places, options.max_ranks or len(places), options.nodes, hosts)
+            return await elastic(fabric, places, command, str(Path.cwd()), environment, wishes, limits, seats)
+        async with contextlib.AsyncExitStack() as stack:
+            variables = None
+            if options.backend:
+                variables = await stack.enter_async_context(horovod.rendezvous(places, environment))
+            run = Run(fabric, places, command, str(Path.cwd()), environment, wishes, variables=variables)
+            return await run.execute()
     finally:
         await fabric.close()
 
@@ -146,6 +153,11 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         metavar="N",
         help="nodes that come, or come back, are used for up to so many ranks (default: as many as at first)",
     )
+    parser.add_argument(
+        "--backend",
+        choices=("horovod",),
+        help="start a script that is written for Horovod itself, as horovodrun does",
+    )
     parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
     parser.add_argument("--version", action="version", version=__version__)
     arguments = _as_ours(arguments)
@@ -155,6 +167,13 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error("Nothing to run was named. Give a script: carme-run train.py")
     if (options.min_ranks or options.max_ranks) and not options.max_restarts:
         parser.error("--min-ranks and --max-ranks need runs that may start anew. Add --max-restarts 3")
+    if options.backend and options.max_restarts:
+        parser.error("Horovod cannot be started anew with other ranks. Use --max-restarts without --backend")
+    if options.backend and options.hang_seconds is not None:
+        parser.error(
+            "--hang-seconds is for the runtime's own collectives, not for Horovod's. Set Horovod's limit "
+            "instead: -x HOROVOD_STALL_CHECK_TIME_SECONDS=60"
+        )
     return options, _command(arguments[own], arguments[own + 1 :])
 
 

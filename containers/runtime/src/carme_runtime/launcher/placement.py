@@ -69,11 +69,16 @@ def place(
     return places
 
 
+def is_spread(places: list[Place]) -> bool:
+    """Whether these ranks are on several nodes."""
+    return places[-1].node_rank > 0
+
+
 def rank_environment(
     place: Place, places: list[Place], master_port: int, caller: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that the rank at `place`, one of `places`, gets on top of the caller's."""
-    several = places[-1].node_rank > 0
+    several = is_spread(places)
     variables = {
         "RANK": place.rank,
         "WORLD_SIZE": len(places),

@@ -28,6 +28,7 @@ class Run:
         wishes: How ranks are run.
         restart: How often ranks were started before this: logs go on.
         grows: Whether the run is to end because these members leave room for more ranks than it has.
+        variables: By rank, what it gets on top of the variables of every run.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Run:
         wishes: Wishes,
         restart: int = 0,
         grows: Callable[[Members], bool] = lambda members: False,
+        variables: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         self._fabric = fabric
         self._places = places
@@ -47,6 +49,7 @@ class Run:
         self._cwd = cwd
         self._environment = without_secrets(environment)
         self._wishes = wishes
+        self._variables = variables or {}
         self._logs = _open_logs(wishes.log_folder, places, restart > 0)
         self._grows = grows
         self._loop = asyncio.get_running_loop()
@@ -148,7 +151,8 @@ class Run:
             ranks = [
                 {
                     "rank": place.rank,
-                    "environment": rank_environment(place, self._places, port, self._environment),
+                    "environment": rank_environment(place, self._places, port, self._environment)
+                    | dict(self._variables.get(place.rank, {})),
                 }
                 | self._wishes.of(place)
                 for place in self._places

@@ -1,0 +1,183 @@
+"""Scripts for Horovod itself, started by carme-run in a job of two nodes: two agents on one host.
+
+Without Horovod these tests are left out: ./test builds it where Open MPI's headers are.
+"""
+
+import importlib.util
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import PROGRAMS
+
+if not importlib.util.find_spec("horovod"):
+    pytest.skip("Horovod is not installed in this environment", allow_module_level=True)
+
+AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]
+RUN = [sys.executable, "-m", "carme_runtime.launcher.command", "--backend", "horovod"]
+PATIENCE = 120.0  # seconds
+
+
+class Job:
+    """Agents of nodes n1 and n2. The first has nothing to do but to live."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[str]] = []
+        key, announce = folder / "key", folder / "fabric.json"
+        key.touch(0o600)
+        key.write_text(secrets.token_hex(32))
+        common = ["--key-file", str(key), "--unencrypted"]
+        first = [*AGENT, *common, "--nodes", "2", "--listen", "127.0.0.1", "--announce", str(announce)]
+        self.start([*first, "--socket", str(self.socket("n1")), "--", "sleep", "600"], SLURMD_NODENAME="n1")
+        wait_until(announce.exists)
+        join = ["--join", f"127.0.0.1:{json.loads(announce.read_text())['port']}"]
+        self.start([*AGENT, *common, *join, "--socket", str(self.socket("n2"))], SLURMD_NODENAME="n2")
+        wait_until(self.socket("n2").exists)
+
+    def socket(self, host: str) -> Path:
+        return self.folder / host / "agent.sock"
+
+    def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def launch(self, *arguments: str, node: str = "n1", **environment: str) -> subprocess.Popen[str]:
+        """Start carme-run on a node."""
+        return self.start([*RUN, *arguments], CARME_AGENT=str(self.socket(node)), **environment)
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.kill()
+            process.communicate()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_an_unmodified_script_trains_on_two_nodes_what_one_process_trains(job: Job, node: str) -> None:
+    script = str(PROGRAMS / "horovod_itself.py")
+    for name, ranks in (("one", "1"), ("two", "2"), ("four", "4")):
+        run = job.launch("-n", ranks, script, str(job.folder / name), node=node)
+        out, _ = run.communicate(timeout=PATIENCE)
+        assert run.returncode == 0, out
+    one, two, four = (torch.load(job.folder / name) for name in ("one", "two", "four"))
+    # rank, size, local rank and size, cross rank and size
+    assert one["places"] == [(0, 1, 0, 1, 0, 1)]
+    assert two["places"] == [(0, 2, 0, 1, 0, 2), (1, 2, 0, 1, 1, 2)]
+    assert four["places"] == [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2, 1, 2)]
+    for several in (two, four):
+        assert all(torch.equal(weights, several["weights"][0]) for weights in several["weights"])
+        torch.testing.assert_close(several["weights"][0], one["weights"][0], rtol=1e-5, atol=1e-6)
+
+
+PORT_AND_WAIT = """
+import os, time
+print(os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"], flush=True)
+time.sleep(600)
+"""
+
+
+def listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_the_server_is_on_one_address_and_ends_with_the_run(job: Job, node: str, end: signal.Signals) -> None:
+    run = job.launch("-n", "2", "--", sys.executable, "-c", PORT_AND_WAIT, node=node)
+    assert run.stdout
+    address, port = run.stdout.readline().rpartition("] ")[2].split()
+    assert address == "127.0.0.1"
+    assert listens(address, int(port))
+    assert not listens("127.0.0.2", int(port))
+    run.send_signal(end)
+    run.wait(PATIENCE)
+    wait_until(lambda: not listens(address, int(port)))
+
+
+def test_outside_of_jobs(tmp_path: Path) -> None:
+    script = str(PROGRAMS / "horovod_itself.py")
+    environment = {name: value for name, value in os.environ.items() if name != "CARME_AGENT"}
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    run = subprocess.run(
+        [*RUN, "-n", "2", script, "trained"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert run.returncode == 0, run.stderr
+    assert torch.load(tmp_path / "trained")["places"] == [(0, 2, 0, 2, 0, 1), (1, 2, 1, 2, 0, 1)]
+
+
+def test_a_rank_that_fails_ends_the_others(job: Job) -> None:
+    text = "import horovod.torch as hvd, time; hvd.init(); time.sleep(600 * hvd.rank()); raise SystemExit(3)"
+    run = job.launch("-n", "2", "--", sys.executable, "-c", text)
+    out, _ = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 3, out
+    assert "Rank 0 on n1 ended with exit code 3, so the others were stopped." in out
+
+
+def run_here(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with `folder` first among the places of modules."""
+    path = os.pathsep.join([str(folder), *(entry for entry in sys.path if entry)])
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+
+@pytest.mark.parametrize("module", ["horovod.keras", "horovod.tensorflow.keras"])
+def test_horovods_wrapper_for_keras_is_refused(module: str, tmp_path: Path) -> None:
+    done = run_here(f"import os; os.environ['KERAS_BACKEND'] = 'torch'; import {module}", tmp_path)
+    assert done.returncode == 1
+    assert "ImportError" in done.stderr
+    assert "silently does not average gradients" in done.stderr
+    assert "Use carme_runtime.keras instead" in done.stderr
+
+
+def test_the_wrapper_is_not_refused_for_keras_2(tmp_path: Path) -> None:
+    keras = tmp_path / "keras"
+    keras.mkdir()
+    (keras / "__init__.py").write_text("__version__ = '2.15.0'\n")
+    (keras / "backend.py").touch()
+    done = run_here("import horovod.keras", tmp_path)
+    assert done.returncode == 1
+    assert "No module named 'tensorflow'" in done.stderr  # which it needs as well

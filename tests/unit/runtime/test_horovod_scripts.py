@@ -1,0 +1,80 @@
+"""What carme-run tells scripts that are written for Horovod, and what it says where it cannot start them.
+
+With Horovod itself: tests/native/test_horovod_scripts.py.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.fabric.members import Member, Members
+from carme_runtime.launcher import horovod, place
+from carme_runtime.launcher.placement import Place
+
+from .conftest import Job, Process
+
+NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
+
+
+def spread(*devices: int, address: str = "10.0.0.{}") -> list[Place]:
+    """One rank for each device of nodes n1, n2, ..."""
+    nodes = [
+        Member(number, f"n{number + 1}", address.format(number + 1), count, 8, f"eth{number}")
+        for number, count in enumerate(devices)
+    ]
+    return place(Members.of(nodes, [], len(nodes)))
+
+
+def test_ranks_know_their_numbers_on_and_across_nodes() -> None:
+    told = horovod.variables(spread(2, 1, 2), 1234, {})
+    assert [[told[rank][f"HOROVOD_{name}"] for name in NAMES] for rank in range(5)] == [
+        ["0", "5", "0", "2", "0", "3", "n1"],
+        ["1", "5", "1", "2", "0", "2", "n1"],
+        ["2", "5", "0", "1", "1", "3", "n2"],
+        ["3", "5", "0", "2", "2", "3", "n3"],
+        ["4", "5", "1", "2", "1", "2", "n3"],
+    ]
+    for rank, interface in enumerate(["eth0", "eth0", "eth1", "eth2", "eth2"]):
+        assert told[rank]["HOROVOD_GLOO_IFACE"] == interface
+        assert told[rank]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.1"
+        assert told[rank]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
+        assert told[rank]["HOROVOD_CONTROLLER"] == told[rank]["HOROVOD_CPU_OPERATIONS"] == "gloo"
+
+
+def test_ranks_of_one_node_stay_off_the_network() -> None:
+    told = horovod.variables(spread(2), 1234, {})
+    for rank in range(2):
+        assert told[rank]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
+        assert told[rank]["HOROVOD_GLOO_IFACE"] == "lo"
+
+
+def test_the_caller_may_name_the_interface() -> None:
+    told = horovod.variables(spread(1, 1), 1234, {"HOROVOD_GLOO_IFACE": "ib0"})
+    assert [told[rank]["HOROVOD_GLOO_IFACE"] for rank in range(2)] == ["ib0", "ib0"]
+
+
+def test_an_address_that_horovod_cannot_use() -> None:
+    with pytest.raises(CarmeRuntimeError, match=r"by IPv4, but n1 has the address fd00::1\. Use one node"):
+        horovod.variables(spread(1, 1, address="fd00::{}"), 1234, {})
+
+
+def test_where_horovod_is_not_installed(job: Job) -> None:
+    code, out, errors = job.launch("--backend", "horovod", "-m", "calendar").wait()
+    assert (code, out) == (2, "")
+    assert errors.startswith("carme-run: Horovod is not installed for /")
+    assert "Use the image for PyTorch" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--backend", "mpi"], "argument --backend: invalid choice: 'mpi'"),
+        (["--backend=horovod", "--hang-seconds", "60"], "-x HOROVOD_STALL_CHECK_TIME_SECONDS=60"),
+        (["--backend=horovod", "--max-restarts", "1"], "Use --max-restarts without --backend"),
+    ],
+)
+def test_arguments_that_do_not_fit(local: Callable[..., Process], arguments: list[str], error: str) -> None:
+    code, out, errors = local(*arguments, "-m", "calendar").wait()
+    assert (code, out) == (2, "")
+    assert error in errors
