@@ -67,8 +67,10 @@ class Job:
 
     def close(self) -> None:
         for process in reversed(self.processes):
-            process.kill()
-            process.communicate()
+            process.terminate()  # an agent passes it on to its command
+            process.wait(PATIENCE)
+            assert process.stdout
+            process.stdout.close()
 
 
 def wait_until(condition: Callable[[], object]) -> None:
