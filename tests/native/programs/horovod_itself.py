@@ -2,7 +2,7 @@
 
 import sys
 
-import horovod.torch as hvd
+import horovod.torch as hvd  # pyright: ignore[reportMissingImports]
 import torch
 
 BATCH, STEPS = 12, 8
