@@ -3,7 +3,9 @@
 With Horovod itself: tests/native/test_horovod_scripts.py.
 """
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import horovod, place
 from carme_runtime.launcher.placement import Place
 
-from .conftest import Job, Process
+from .conftest import Job, Process, clean_environment
 
 NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
 
@@ -64,6 +66,20 @@ def test_where_horovod_is_not_installed(job: Job) -> None:
     assert (code, out) == (2, "")
     assert errors.startswith("carme-run: Horovod is not installed for /")
     assert "Use the image for PyTorch" in errors
+
+
+def test_where_horovods_server_cannot_be_started(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").touch()
+    path = os.pathsep.join([str(tmp_path), clean_environment()["PYTHONPATH"]])
+    run = job.launch("--backend", "horovod", "-m", "calendar", environment={"PYTHONPATH": path})
+    assert run.wait() == (
+        2,
+        "",
+        "carme-run: The server at which Horovod's ranks find each other could not be started on n1: "
+        "ModuleNotFoundError: No module named 'horovod.runner'. "
+        "See that the same Python with Horovod is on all nodes, and try again.\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,8 @@ async def _port(fabric: Fabric, places: list[Place]) -> int:
                 return int(said[1])
         elif event["type"] == "refused":
             raise _not_started(places, event["message"])
-    raise _not_started(places, (said[2].strip().splitlines() or ["The node was lost."])[-1])
+    reason = (said[2].strip().splitlines() or ["The node was lost"])[-1]
+    raise _not_started(places, reason.rstrip(".") + ".")
 
 
 async def _until_over(fabric: Fabric, node: int) -> None:
