@@ -16,7 +16,8 @@ add_packages() {
 # remove_since FILE: the packages that were not wanted when `apt-mark showmanual | sort` wrote FILE, and what only they need.
 remove_since() {
     apt-mark showmanual | sort | comm -13 "$1" - | xargs -r apt-mark auto >/dev/null
-    apt-get -qq autoremove --purge >/dev/null
+    # It would keep what another package merely suggests.
+    apt-get -qq -o APT::AutoRemove::SuggestsImportant=false autoremove --purge >/dev/null
     rm -f "$1"
 }
 
