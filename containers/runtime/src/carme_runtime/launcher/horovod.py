@@ -175,7 +175,7 @@ def main() -> None:
         def server_bind(self) -> None:
             # Not that of HTTPServer, which asks DNS for the host's name.
             socketserver.TCPServer.server_bind(self)
-            self.server_name, self.server_port = self.server_address[:2]
+            self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     hosts = parse_hosts(sys.argv[2])
     server = Server((sys.argv[1], 0), RendezvousHandler, 0)
