@@ -1,0 +1,104 @@
+"""A booking from the calendar to Slurm and back: kept, used by its owner, made again when lost, deleted."""
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from bs4 import BeautifulSoup
+
+from carme.validation import Visitor
+from demo_site import DemoSite, wait_until
+
+BOOKING = {"nodes": "1", "length": "30m", "title": "Cluster test"}
+SESSION = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "10", "title": "In a booking"}
+
+
+def kept(demo: DemoSite, name: str) -> str:
+    """Slurm's line on the reservation; empty when there is none."""
+    shown = demo.run("head", "scontrol", "--oneliner", "show", "reservation", name, check=False).stdout
+    return shown if f"ReservationName={name} " in shown else ""
+
+
+def book(visitor: Visitor, **values: str) -> str:
+    """Book through the form; the booking's name."""
+    page = visitor.fetch(f"{visitor.url}bookings/new/")
+    answer = visitor.send(page, visitor.form(page, "length"), BOOKING | values)
+    found = re.search(r"/bookings/(carme-[0-9a-f]{12})/$", str(answer.url))
+    assert found, re.sub(r"<[^>]+>", " ", answer.text)
+    return found[1]
+
+
+def confirm(visitor: Visitor, address: str) -> None:
+    """Press the button of a page that asks whether one is sure."""
+    page = visitor.fetch(f"{visitor.url}{address}")
+    form = BeautifulSoup(page.text, "html.parser").select_one("main form")
+    assert form is not None, page.text
+    visitor.send(page, form, {})
+
+
+def this_minute(demo: DemoSite) -> dict[str, str]:
+    """The minute that runs, which has some seconds left, as the form takes it."""
+    seconds = 60 - int(demo.run("head", "date", "+%S").stdout)
+    if seconds < 15:
+        time.sleep(seconds)
+    day, clock = demo.run("head", "date", "--utc", "+%Y-%m-%d %H:%M").stdout.split()
+    return {"date": day, "time": clock}
+
+
+@pytest.fixture
+def no_booking_left(demo: DemoSite) -> Iterator[None]:
+    yield
+    demo.end_all_jobs()
+    for name in re.findall(
+        r"ReservationName=(carme-[0-9a-f]{12}) ",
+        demo.run("head", "scontrol", "-o", "show", "reservation").stdout,
+    ):
+        for user in ("user1", "user2"):
+            with demo.visitor(user) as visitor:
+                if visitor.fetch(f"{visitor.url}bookings/{name}/delete/").status_code == 200:
+                    confirm(visitor, f"bookings/{name}/delete/")
+    wait_until(
+        "no booking is left",
+        lambda: "carme-" not in demo.run("head", "scontrol", "show", "reservation").stdout,
+    )
+
+
+@pytest.mark.usefixtures("no_booking_left")
+def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(demo: DemoSite) -> None:
+    today = this_minute(demo)
+    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+        name = book(owner, **today)
+        line = wait_until("it has begun", lambda: "State=ACTIVE" in kept(demo, name) and kept(demo, name))
+        assert "Users=user1 " in line
+        node = re.search(r" Nodes=(\S+)", line)
+        assert node is not None
+
+        # Half of the demo's GPUs is one node: a second booking is refused, with the nearest free times.
+        page = other.fetch(f"{other.url}bookings/new/")
+        answer = other.send(page, other.form(page, "length"), BOOKING | today)
+        assert answer.status_code == 422 and "may be booked at a time" in answer.text
+        assert 'name="slot"' in answer.text
+        assert other.fetch(f"{other.url}bookings/{name}/").status_code == 404
+
+        # Nobody else's jobs start on that node, the owner's do.
+        refused = demo.carme(
+            "submit", "--reservation", name, "--time", "5m", "--", "hostname", user="user2", check=False
+        )
+        assert refused.returncode == 1 and "not among those who may use this booking" in refused.stderr
+        session = owner.start(SESSION | {"reservation": name})
+        owner.wait(session, "ready", timeout=60)
+        running = demo.run("head", "squeue", "--noheader", "--user=user1", "--format=%v %N").stdout.split()
+        assert running == [name, node[1]]
+        owner.stop(session)
+        owner.wait(session, "ended", timeout=60)
+
+        # An administrator's mistake: within half a minute Slurm keeps it again.
+        demo.run("head", "scontrol", "delete", f"ReservationName={name}")
+        wait_until("Slurm keeps the booking again", lambda: kept(demo, name), timeout=45)
+
+        confirm(owner, f"bookings/{name}/delete/")
+        wait_until("the nodes are given back", lambda: not kept(demo, name))
+    actions = demo.run("head", "cat", "/var/log/carme/audit.jsonl").stdout
+    assert f'"action": "reserve", "user": "user1", "result": "ok", "name": "{name}"' in actions
+    assert f'"action": "release", "user": "user1", "result": "ok", "name": "{name}"' in actions
