@@ -463,6 +463,30 @@ async def test_a_session_that_was_lost_after_it_had_begun_ends(site: Any, order:
     assert closings(site)
 
 
+@pytest.mark.parametrize("shown", ["PENDING", "RUNNING"])
+async def test_a_session_that_was_lost_after_it_had_begun_and_whose_record_is_closed_ends(
+    site: Any, order: JobRequest, shown: str
+) -> None:
+    lost = await submitted(site, order)
+    if shown == "RUNNING":
+        site.slurm.jobs = [job | {"T": shown} if job["A"] == lost else job for job in site.slurm.jobs]
+        await reaches(site, SessionState.STARTING)
+    # As Slurm closes it: with its start as its end, and without the comment by which we know our jobs.
+    site.slurm.account(recorded(lost, "COMPLETED", Start="1795181538", End="1795181538"))
+    site.slurm.jobs = []
+    assert (await reaches(site, SessionState.ENDED)).ending is Ending.LOST
+    assert len(site.slurm.calls("sbatch")) == 1
+
+
+async def test_what_the_accounting_says_of_a_session_s_end_is_taken_without_its_comment(
+    site: Any, order: JobRequest
+) -> None:
+    lost = await submitted(site, order)
+    site.slurm.account(recorded(lost, "TIMEOUT", Start="1795181538", End="1795181598"))
+    site.slurm.jobs = []
+    assert (await reaches(site, SessionState.ENDED)).ending is Ending.TIME_LIMIT
+
+
 async def test_a_session_whose_number_another_job_gets_is_lost(site: Any, order: JobRequest) -> None:
     lost = await submitted(site, order)
     site.slurm.account(recorded(lost, "PENDING"))

@@ -363,11 +363,13 @@ class Watch:
         if known is not None and (known.user, known.name) != (job.user, job.name):
             known = None  # of another job that once had this number
         if known is not None and known.is_over and not _closed(known):
-            return known
+            # The accounting gets a job's comment, which says what it is, only with its regular end.
+            return known.model_copy(update={"kind": job.kind, "key": job.key, "image": job.image})
         if known is not None and not known.is_over:
             self._unclosed.add(job.id)
         closed = await self._close_lost()
-        waited = job.state is JobState.PENDING and (known is None or known.is_over or known.is_pending)
+        begun = known is not None and (known.started is not None or known.is_running)
+        waited = job.state is JobState.PENDING and not begun
         wanted = job.id not in self._unwanted and not self._book.is_unwanted(job)
         twice = any(one.key == job.key for one in self._found)
         if waited and wanted and not twice and self._book.is_own(job):
@@ -399,8 +401,13 @@ class Watch:
 
 
 def _closed(job: Job) -> bool:
-    """Whether a record in the accounting is of a lost job that never began, and was given an end."""
-    return job.state is JobState.COMPLETED and job.started is None
+    """Whether a record in the accounting is of a lost job that was given an end.
+
+    Of one that had begun that is its start, and without a comment: a job that ended regularly has one.
+    """
+    if job.state is not JobState.COMPLETED:
+        return False
+    return job.started is None or (job.started == job.ended and not job.key)
 
 
 def _not_yet() -> SlurmError:
