@@ -166,8 +166,8 @@ def test_ctrl_c_ends_it_and_it_goes_on(memory: Path) -> None:
     source.mkdir()
     (source / "large").write_bytes(b"1" * (100 << 20))
     # Whatever the tests were started by: what runs in the background of a shell ignores the signal.
-    arguments = ["env", "--default-signal=INT", *command("copy", str(source), str(target), "--bandwidth", "5M")]
-    first = subprocess.Popen(arguments, start_new_session=True)
+    copying = command("copy", str(source), str(target), "--bandwidth", "5M")
+    first = subprocess.Popen(["env", "--default-signal=INT", *copying], start_new_session=True)
     while not list(target.glob(f"{PARTIAL}*")):
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGINT)
