@@ -140,7 +140,8 @@ def key(settings: Settings, name: str) -> bytes:
 
 def server_limit(handler: BaseHandler) -> int:
     """How many named servers a user may have: those that have ended do not count."""
-    user = handler.find_user(handler.path_args[0])
+    # The hub's own home page names no user: it is about who looks at it.
+    user = handler.find_user(handler.path_args[0]) if handler.path_args else handler.current_user
     records = user.orm_spawners if user else {}
     ended = sum(bool(name) and record.server is None for name, record in records.items())
     return SERVERS_PER_USER + ended

@@ -327,6 +327,20 @@ async def test_what_did_not_take_the_place_is_not_blamed(site: Any, other: dict[
     assert "in favour of one with a higher priority" in (await site.client.session("s1")).sentence
 
 
+async def test_who_cancels_what_slurm_is_ending_is_not_why_it_ended(site: Any) -> None:
+    site.slurm.jobs = [JOB]
+    site.act("hub", trusted=True)
+    await reaches(site, SessionState.STARTING)
+    await site.client.note(7, "ada", READY)
+    site.slurm.jobs = [JOB | {"T": "COMPLETING"}]
+    await reaches(site, SessionState.STOPPING)
+    # As the portal does, by way of the hub, with what is left of a session.
+    await site.client.note(7, "ada", SessionNote(server=ServerStatus.STOPPING, ending=Ending.STOPPED))
+    await site.client.cancel(7, user="ada", session="s1")
+    site.slurm.jobs = [JOB | {"T": "TIMEOUT", "e": ENDED}]
+    assert (await reaches(site, SessionState.ENDED)).ending is Ending.TIME_LIMIT
+
+
 # What Slurm loses when it is killed
 
 

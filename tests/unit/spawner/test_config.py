@@ -1,6 +1,7 @@
 """The hub's configuration from carme.toml, and what the package shows."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import text
@@ -9,7 +10,7 @@ import carme_spawner
 from carme.config import Settings
 from carme.errors import ConfigError
 from carme_spawner.hub import main
-from carme_spawner.hub_config import hub_config
+from carme_spawner.hub_config import hub_config, server_limit
 
 from .conftest import Site
 
@@ -69,3 +70,11 @@ def test_a_key_of_the_wrong_form_is_named(settings: Settings) -> None:
     with pytest.raises(ConfigError, match=r"hub-crypt-key.*openssl rand") as caught:
         hub_config(settings)
     assert "secret word" not in str(caught.value)
+
+
+async def test_pages_that_name_no_user_have_a_limit_of_servers_too(site: Site) -> None:
+    await site.start()
+    [ada] = [user for user in (site.hub.users.values() if site.hub else ()) if user.name == "ada"]
+    home = SimpleNamespace(path_args=[], current_user=ada)
+    named = SimpleNamespace(path_args=["ada"], find_user=lambda name: ada if name == "ada" else None)
+    assert server_limit(home) == server_limit(named) > 0  # type: ignore[arg-type]

@@ -203,13 +203,14 @@ class SessionBook:
 
     @contextlib.contextmanager
     def cancelling(self, job_id: int, ending: Ending) -> Iterator[None]:
-        """While a job is being cancelled for this reason; what the hub noted before is the better one."""
+        """While a job is being cancelled for this reason; what was known before is the better one."""
         entry = self._entries.get(job_id)
         if entry is None:
             yield
             return
         before = entry.facts.ending
-        self._keep(entry, entry.facts.model_copy(update={"ending": before or ending}))
+        if not entry.facts.is_ending:
+            self._keep(entry, entry.facts.model_copy(update={"ending": before or ending}))
         try:
             yield
         except BaseException:

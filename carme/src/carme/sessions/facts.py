@@ -60,6 +60,12 @@ class Facts(BaseModel):
         leaving = self.server in (ServerStatus.STOPPING, ServerStatus.GONE)
         return self.ended is not None or self.ending is not None or leaving
 
+    @property
+    def is_ending(self) -> bool:
+        """Slurm is ending its job, or has: whoever cancels or clears away now is not why."""
+        state = self.job.state
+        return state.phase in (Phase.ENDING, Phase.OVER) and state is not JobState.UNKNOWN
+
 
 def session_name(job: Job) -> str | None:
     """The name of the session that a job serves; None for any other job."""
@@ -100,9 +106,7 @@ def noted(facts: Facts, note: SessionNote) -> Facts:
     if note.marks:
         times = {mark.step: mark for mark in (*reversed(note.marks), *facts.marks)}
         known["marks"] = tuple(times[step] for step in _STEPS if step in times)
-    state = facts.job.state
-    ends = state.phase in (Phase.ENDING, Phase.OVER) and state is not JobState.UNKNOWN
-    if note.ending is not None and facts.ending is None and not ends:
+    if note.ending is not None and facts.ending is None and not facts.is_ending:
         known["ending"] = note.ending
     if note.message:
         known["message"] = note.message
