@@ -331,12 +331,16 @@ class Copier(Walker):
             self.links = True
 
     def _sweep(self, source: int, target: int, path: str) -> None:
-        """Remove what an interrupted run has left of files that are no longer in the source."""
+        """Remove what an interrupted run has left of files that are no longer in the source.
+
+        The source is read by a descriptor of its own: to read it by the one that the caller is reading by
+        would have the caller begin anew, and two workers copy one file.
+        """
         with os.scandir(target) as entries:
             left = {entry.name for entry in entries if entry.name.startswith(tree.PARTIAL)}
         if not left:
             return
-        with os.scandir(source) as entries:
+        with tree.folder(source, "") as again, os.scandir(again) as entries:
             for entry in entries:
                 left.discard(tree.partial_name(self.goal(entry.name)))
         for name in left:

@@ -19,9 +19,12 @@ import pytest
 
 from carme.errors import CarmeError
 from carme.staging import Problem, copy, sync
-from carme.staging.tree import PARTIAL, STATE
+from carme.staging.tree import PARTIAL, STATE, partial_name
 
 from .trees import SOURCE, carme_data, command, many, walk
+
+#: How many copies are killed; for more: CARME_KILLS=200 ./test unit -- -k killed_at
+KILLS = int(os.environ.get("CARME_KILLS", "15"))
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems, or becomes another user")
 
@@ -56,6 +59,7 @@ def kill_at(source: Path, target: Path, delay: float, *more: str) -> bool:
     return process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.timeout(0 if KILLS > 50 else 120)
 def test_killed_at_any_moment(memory: Path) -> None:
     source = memory / "source"
     many(source / "small", 30, 40)
@@ -64,13 +68,18 @@ def test_killed_at_any_moment(memory: Path) -> None:
         (source / f"large{number}").write_bytes(random.Random(number).randbytes(1 << 20) * 70)
     os.link(source / "large0", source / "small" / "again")
     (source / "link").symlink_to("large0")
+    target = memory / "target"
+    begun = time.monotonic()
+    assert carme_data("copy", str(source), str(target)).returncode == 0
+    longest = time.monotonic() - begun
+    shutil.rmtree(target)
     outside = walk(source)
+    beside = sorted(os.listdir(memory))
     killed = 0
     chance = random.Random(7)
-    for number in range(4):
-        target = memory / f"target{number}"
-        for _ in range(5):
-            if not kill_at(source, target, chance.uniform(0.1, 0.4)):
+    while killed < KILLS:
+        for _ in range(min(5, KILLS - killed)):
+            if not kill_at(source, target, chance.uniform(0.05, longest)):
                 break
             killed += 1
             # Whatever has its name is whole.
@@ -82,8 +91,21 @@ def test_killed_at_any_moment(memory: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         assert walk(target) == outside
         shutil.rmtree(target)
-    assert killed, "no run was interrupted: the test has tested nothing"
+        assert sorted(os.listdir(memory)) == beside
     assert walk(source) == outside
+    print(f"{killed} copies were killed; each ended as the source, byte for byte")
+
+
+def test_leftovers_in_a_folder_of_many_files(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
+    many(source / "huge", 1, 5000, size=16)
+    (target / "huge/d0").mkdir(parents=True)
+    for name in ("f7", "gone"):
+        (target / "huge/d0" / partial_name(name)).write_text("half of it")
+    result = sync(str(source), str(target))
+    # Each file once, and by one worker.
+    assert result.ok and result.counts.copied == result.counts.files == 5000
+    assert walk(target) == walk(source)
 
 
 def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
@@ -291,8 +313,6 @@ def test_a_symlink_on_the_way_is_not_followed(memory: Path) -> None:
     assert [problem.path for problem in copy(str(source), str(target)).problems] == ["a/b"]
     assert not list(outside.iterdir())
     # Something planted under the name that a file has while it is incomplete is not written through either.
-    from carme.staging.tree import partial_name
-
     (source / "one").write_text("secret")
     (target / partial_name("one")).symlink_to(outside / "stolen")
     copy(str(source), str(target))
