@@ -11,7 +11,6 @@ from carme.validation import Visitor
 from demo_site import DemoSite, wait_until
 
 BOOKING = {"nodes": "1", "length": "30m", "title": "Cluster test"}
-SESSION = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "10", "title": "In a booking"}
 
 
 def kept(demo: DemoSite, name: str) -> str:
@@ -27,6 +26,13 @@ def book(visitor: Visitor, **values: str) -> str:
     found = re.search(r"/bookings/(carme-[0-9a-f]{12})/$", str(answer.url))
     assert found, re.sub(r"<[^>]+>", " ", answer.text)
     return found[1]
+
+
+def session_of(visitor: Visitor, name: str) -> str:
+    """The session that a booking has started by itself; empty as long as there is none."""
+    page = visitor.fetch(f"{visitor.url}bookings/{name}/")
+    found = re.search(r'href="/sessions/(s[a-z0-9]{8})/"', page.text)
+    return found[1] if found else ""
 
 
 def confirm(visitor: Visitor, address: str) -> None:
@@ -70,7 +76,7 @@ def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(dem
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
         name = book(owner, **today)
         line = wait_until("it has begun", lambda: "State=ACTIVE" in kept(demo, name) and kept(demo, name))
-        assert "Users=user1 " in line
+        assert "Users=user1 " in line and "NO_HOLD_JOBS_AFTER" in line
         node = re.search(r" Nodes=(\S+)", line)
         assert node is not None
 
@@ -86,7 +92,11 @@ def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(dem
             "submit", "--reservation", name, "--time", "5m", "--", "hostname", user="user2", check=False
         )
         assert refused.returncode == 1 and "not among those who may use this booking" in refused.stderr
-        session = owner.start(SESSION | {"reservation": name})
+
+        # A session starts in it by itself.
+        page = owner.fetch(f"{owner.url}bookings/{name}/")
+        owner.send(page, owner.form(page, "image"), {"image": "base"})
+        session = wait_until("the booking's session is there", lambda: session_of(owner, name), timeout=45)
         owner.wait(session, "ready", timeout=60)
         running = demo.run("head", "squeue", "--noheader", "--user=user1", "--format=%v %N").stdout.split()
         assert running == [name, node[1]]

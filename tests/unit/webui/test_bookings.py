@@ -511,3 +511,86 @@ def test_nobody_starts_in_the_booking_of_somebody_else(
     answer = start(other, reservation=made.name)
     assert answer.status_code == 422 and "you may not use it" in answer.content.decode()
     assert made.name not in other.get("/", {"booking": made.name}).content.decode()
+
+
+# --- a session by itself, and handing over ---------------------------------------------------------------
+
+
+def act(browser: Browser, row: Booking, what: str, **sent: Any) -> str:
+    """Send a form of the booking's page; the text of the page that follows."""
+    token = browser.token("/bookings/")
+    answer = browser.send_with(token, f"{row.get_absolute_url()}{what}/", **sent)
+    row.refresh_from_db()
+    return browser.get(answer["Location"]).content.decode() if answer.status_code == 302 else ""
+
+
+def test_a_session_is_planned_and_called_off(
+    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules
+) -> None:
+    row = make(alice, users=["bob"])
+    assert 'value="torch"' in browser.get(row.get_absolute_url()).content.decode()
+    assert "A session starts in the first minute" in act(browser, row, "session", image="torch")
+    assert row.session_image == "torch"
+    assert 'value="torch" selected' in browser.get(row.get_absolute_url()).content.decode()
+    page = act(browser, row, "session", image="no<such")
+    assert "no&lt;such" in page and "torch" in page and row.session_image == "torch"
+    assert act(other, row, "session", image="") == "" and row.session_image == "torch"  # not bob's to say
+    assert "No session starts by itself" in act(browser, row, "session", image="")
+    assert row.session_image == ""
+    Booking.objects.update(session_name="s12345678")
+    assert "has been started already" in act(browser, row, "session", image="torch")
+    Booking.objects.update(session_name="", state=BookingState.ENDED, cause=Cause.CANCELLED, ended=row.end)
+    assert "This booking is over." in act(browser, row, "session", image="torch")
+
+
+def test_a_booking_is_handed_over(
+    browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    row = make(alice, users=["bob"], session_image="torch")
+    broker.kept[row.name] = Reservation(**row.hold.model_dump(exclude={"partition"}))
+    assert "bob may take over" in act(browser, row, "offer", user=" bob ")
+    assert row.owner == alice and row.offered_to == bob
+    assert "Offered to you" in other.get("/bookings/").content.decode()
+    page = act(other, row, "answer", answer="accept")
+    assert "The booking is yours now." in page and "Change" in page
+    assert (row.owner, row.offered_to, row.users, row.session_image) == (bob, None, [], "")
+    assert broker.kept[row.name].users == ["bob"]
+    assert browser.get(row.get_absolute_url()).status_code == 404
+
+
+def test_an_offer_is_declined_or_taken_back(
+    browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    row = make(alice)
+    act(browser, row, "offer", user="bob")
+    act(other, row, "answer", answer="no")
+    assert row.owner == alice and row.offered_to is None
+    act(browser, row, "offer", user="bob")
+    assert "stays yours" in act(browser, row, "offer", user="")
+    assert act(other, row, "answer", answer="accept") == "" and row.owner == alice
+
+
+@pytest.mark.parametrize("name", ["alice", "nobody", "<b>"])
+def test_a_booking_is_offered_to_another_user_alone(
+    browser: Browser, alice: User, broker: FakeBroker, rules, name: str
+) -> None:
+    row = make(alice)
+    assert "There is no other user" in act(browser, row, "offer", user=name)
+    assert row.offered_to is None
+
+
+def test_nobody_takes_what_is_not_offered_or_too_much(
+    browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
+) -> None:
+    row = make(alice, users=["bob"])
+    assert "not offered to you" in act(other, row, "answer", answer="accept")
+    rules(gpu_hours=7)
+    act(browser, row, "offer", user="bob")
+    page = act(other, row, "answer", answer="accept")
+    assert "The booking costs 8 GPU-hours" in page and row.owner == alice
+    rules(gpu_hours=8)
+    broker.refusal = SlurmError("Slurm does not know bob.", "Ask an administrator.")
+    assert "Slurm does not know bob." in act(other, row, "answer", answer="accept")
+    assert row.owner == alice and row.offered_to == bob
+    broker.refusal = None
+    assert "yours now" in act(other, row, "answer", answer="accept")

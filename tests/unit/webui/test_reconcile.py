@@ -9,13 +9,15 @@ from django.utils import timezone
 
 from carme.bookings import BookingState, Cause
 from carme.errors import SlurmError
-from carme.jobs import Reservation
+from carme.jobs import Reservation, SessionOptions
+from carme.sessions import Ending, SessionState
 from carme_webui.accounts.models import User
 from carme_webui.bookings import desk, tasks
 from carme_webui.bookings import reconcile as reconcile_module
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
+from carme_webui.sessions.models import Session
 
 from .fake_broker import FakeBroker, make_job
 from .test_bookings import make, rules
@@ -312,3 +314,63 @@ def test_the_task_does_a_round(alice: User, broker: FakeBroker, rules) -> None:
     row = make(alice)
     tasks.agree()
     assert row.name in broker.kept
+
+
+# --- the session of a booking ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(alice: User, broker: FakeBroker, rules) -> Booking:
+    """A booking that has begun five minutes ago, with a session that is still to be started."""
+    row = make(alice, -5, 115, session_image="torch", title="Night run", node_names=["n1", "n2"])
+    reconcile(site_broker(), row.start - timedelta(minutes=1))
+    assert not Session.objects.exists()
+    return row
+
+
+def test_its_session_starts_once_with_all_that_is_booked(begun: Booking, broker: FakeBroker) -> None:
+    reconcile(site_broker(), begun.start)
+    made = Session.objects.get()
+    begun.refresh_from_db()
+    assert made.name == begun.session_name and made.owner == begun.owner and begun.used
+    assert made.asked_for == SessionOptions(
+        image="torch", title="Night run", partition="gpu", gpu_type="a100", gpus_per_node=4, nodes=2,
+        minutes=120, reservation=begun.name,
+    )  # fmt: skip
+    made.move(SessionState.ENDED, ending=Ending.STOPPED)
+    for _ in range(2):
+        reconcile(site_broker())
+    assert Session.objects.count() == 1
+
+
+def test_its_session_is_as_long_as_the_site_allows(begun: Booking, broker: FakeBroker, settings) -> None:
+    partitions = [one.model_copy(update={"max_minutes": 45}) for one in broker.cluster.partitions]
+    broker.cluster = broker.cluster.model_copy(update={"partitions": partitions})
+    reconcile(site_broker())
+    assert Session.objects.get().asked_for.minutes == 45
+
+
+def test_a_crash_between_name_and_session_loses_none(
+    begun: Booking, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "request", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            reconcile(site_broker())
+    begun.refresh_from_db()
+    name = begun.session_name
+    assert name and not Session.objects.exists()
+    reconcile(site_broker())
+    assert Session.objects.get().name == name
+
+
+def test_no_session_starts_while_slurm_does_not_keep_the_booking(begun: Booking, broker: FakeBroker) -> None:
+    Booking.objects.update(kept=None)
+    broker.kept.clear()
+    broker.refusal = AWAY
+    reconcile(site_broker())
+    assert not Session.objects.exists()
+    broker.refusal = None
+    for _ in range(2):
+        reconcile(site_broker())
+    assert Session.objects.count() == 1

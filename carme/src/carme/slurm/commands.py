@@ -106,6 +106,8 @@ class SlurmCommands:
             *[f"StartTime={'now' if begun else _moment(hold.start)}", f"EndTime={_moment(hold.end)}"],
             *[f"PartitionName={hold.partition}", f"Nodes={','.join(hold.node_names)}"],
             f"Users={','.join(hold.users)}",
+            # Jobs that still wait for it at its end wait like all others then; else Slurm would hold them.
+            "Flags=NO_HOLD_JOBS_AFTER",
         )
 
     async def change_reservation(

@@ -29,11 +29,15 @@ from carme.bookings.policy import nearest_starts
 from carme.broker import BrokerClient
 from carme.config import BookingSettings, Settings
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError
+from carme.images import ImageCatalogue
 from carme.jobs import Cluster, Job, Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking, Calendar, site_zone
 
-__all__ = ["approve", "book", "change", "claims", "delete", "deny", "free_starts", "keep", "let_go"]
+__all__ = [
+    "accept", "approve", "book", "change", "claims", "decline", "delete", "deny", "free_starts", "keep",
+    "let_go", "offer", "plan_session",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +159,88 @@ def delete(booking: Booking, broker: BrokerClient) -> None:
     if not booking.move(Cause.CANCELLED):
         _require_open(booking)
     let_go(booking, broker)
+
+
+def plan_session(booking: Booking, image: str, images: ImageCatalogue) -> None:
+    """Have a session start in its first minute, with all that is booked; without an image none.
+
+    Raises:
+        InvalidRequest: There is no such image, the booking is over, or its session has been started.
+    """
+    if image:
+        try:
+            images.get(image)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, error.remedy, field="session_image") from None
+    rows = Booking.open().filter(pk=booking.pk, session_name="")
+    changed = rows.update(session_image=image)
+    booking.refresh_from_db()
+    if not changed and booking.session_image != image:
+        _require_open(booking)
+        raise InvalidRequest(
+            _("The session of this booking has been started already."),
+            _("Stop it on its own page, or start another one in the booking."),
+            field="session_image",
+        )
+
+
+def offer(booking: Booking, username: str) -> None:
+    """Let another user take it over; without a name nobody any more.
+
+    Raises:
+        InvalidRequest: There is no such other user, or the booking is over.
+    """
+    taker = User.objects.filter(username=username, is_active=True).first() if username else None
+    if username and (taker is None or taker == booking.owner):
+        raise InvalidRequest(
+            _("There is no other user %r here.") % username[:40],
+            _("Write the name with which the other one signs in."),
+            field="user",
+        )
+    Booking.open().filter(pk=booking.pk).update(offered_to=taker)
+    booking.refresh_from_db()
+    _require_open(booking)
+
+
+def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -> None:
+    """Become the owner of a booking that was offered to this user; it counts as theirs from then on.
+
+    Raises:
+        InvalidRequest: It is not offered to them (any more), or is more than they may have booked.
+        CarmeError: Slurm refuses; then it stays what it was.
+    """
+    policy = site.booking_policy(booking.partition)
+    now = timezone.now()
+    with transaction.atomic():
+        Calendar.lock()
+        booking.refresh_from_db()
+        _require_open(booking)
+        if booking.offered_to != user:
+            raise InvalidRequest(
+                _("This booking is not offered to you (any more)."), _("Ask its owner to offer it again.")
+            )
+        before = Booking.objects.get(pk=booking.pk)
+        standing = _standing(user, booking.partition, policy, now, booking)
+        check_rules(booking.wish, policy, standing, now, site_zone())
+        booking.owner, booking.offered_to = user, None
+        booking.users = [name for name in booking.users if name != user.username]
+        if not booking.session_name:
+            booking.session_image = ""  # its start was the former owner's wish
+        booking.save()
+    if booking.state == BookingState.REQUESTED:
+        return
+    try:
+        keep(booking, broker)
+    except CarmeError:
+        before.save()
+        booking.refresh_from_db()
+        raise
+
+
+def decline(booking: Booking, user: User) -> None:
+    """Do not take over what was offered to this user."""
+    Booking.objects.filter(pk=booking.pk, offered_to=user).update(offered_to=None)
+    booking.refresh_from_db()
 
 
 def approve(booking: Booking, broker: BrokerClient) -> None:

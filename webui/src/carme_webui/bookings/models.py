@@ -64,6 +64,11 @@ class Booking(models.Model):
     problem = models.TextField(blank=True)
     # When a job was seen in it last.
     used = models.DateTimeField(null=True)
+    # The image of the session that is started in its first minute, and that session's name once it is to be.
+    session_image = models.CharField(max_length=64, blank=True)
+    session_name = models.CharField(max_length=9, blank=True)
+    # Who may take it over.
+    offered_to = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     created = models.DateTimeField(default=timezone.now)
 
     class Meta:
@@ -76,7 +81,7 @@ class Booking(models.Model):
     @classmethod
     def open(cls) -> "models.QuerySet[Booking]":
         """Those that are not over."""
-        return cls.objects.exclude(state=BookingState.ENDED).select_related("owner")
+        return cls.objects.exclude(state=BookingState.ENDED).select_related("owner", "offered_to")
 
     @classmethod
     def usable(cls, user: User, now: datetime) -> "list[Booking]":
@@ -88,6 +93,10 @@ class Booking(models.Model):
     def may_be_used_by(self, user: User) -> bool:
         """Whether this user may run jobs in it."""
         return user == self.owner or user.username in self.users
+
+    def may_be_seen_by(self, user: User) -> bool:
+        """Whether this user may open its page: who may use it or take it over, and managers."""
+        return user.is_staff or user == self.offered_to or self.may_be_used_by(user)
 
     def take(self, wish: Wish, node_names: list[str]) -> None:
         """Be what is wished for, on these nodes."""

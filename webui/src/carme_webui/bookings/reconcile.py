@@ -19,9 +19,10 @@ from carme.bookings.agreement import is_ours, plan
 from carme.bookings.slots import Need
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
-from carme.jobs import Cluster, Job, Reservation
+from carme.jobs import Cluster, Job, Reservation, SessionOptions
 from carme_webui.bookings.desk import claims, keep, let_go
 from carme_webui.bookings.models import Booking, Calendar
+from carme_webui.sessions.models import Session, new_name
 
 __all__ = ["reconcile"]
 
@@ -46,6 +47,7 @@ def reconcile(broker: BrokerClient, now: datetime | None = None) -> bool:
         logger.warning("Bookings and Slurm's reservations are compared later: %s", error)
         return False
     _note_use(jobs, now)
+    _begin_sessions(cluster, now)
     _give_back_unused(broker, now)
     _agree(broker, reservations, now)
     _leave_bad_nodes(broker, cluster, jobs, reservations, now)
@@ -63,6 +65,35 @@ def _let_time_pass(now: datetime) -> None:
             row.move(Cause.IMPOSSIBLE, ended=row.start)  # so it costs nothing
     for row in Booking.open().filter(state=BookingState.APPROVED, start__lte=now):
         row.move(BookingState.ACTIVE)
+
+
+def _begin_sessions(cluster: Cluster, now: datetime) -> None:
+    """Start the sessions that were planned for bookings which have begun; the portal then asks the hub."""
+    begun = Booking.open().filter(state=BookingState.ACTIVE, kept__isnull=False, end__gt=now)
+    for row in begun.exclude(session_image=""):
+        # The name is decided once, so that two rounds, or one after a crash, make one session.
+        Booking.objects.filter(pk=row.pk, session_name="").update(session_name=new_name())
+        row.refresh_from_db()
+        if Session.objects.filter(name=row.session_name).exists():
+            continue
+        longest = [
+            (row.end - max(row.start, now)) // timedelta(minutes=1),
+            settings.SITE.sessions.maximum_minutes,
+            *(one.max_minutes for one in cluster.partitions if one.name == row.partition and one.max_minutes),
+        ]
+        options = SessionOptions(
+            image=row.session_image,
+            title=row.title,
+            partition=row.partition,
+            gpu_type=row.gpu_type,
+            gpus_per_node=row.gpus_per_node,
+            nodes=len(row.node_names),
+            minutes=max(1, min(longest)),
+            reservation=row.name,
+        )
+        Session.request(row.owner, options, row.session_name)
+        Booking.objects.filter(pk=row.pk).update(used=now)
+        logger.info("Booking %s has begun: its session %s is started.", row.name, row.session_name)
 
 
 def _note_use(jobs: Iterable[Job], now: datetime) -> None:

@@ -23,5 +23,8 @@ urlpatterns = [
     path("<booking_name:name>/", views.booking, name="booking"),
     path("<booking_name:name>/change/", views.change, name="booking-change"),
     path("<booking_name:name>/delete/", views.delete, name="booking-delete"),
+    path("<booking_name:name>/session/", views.plan_session, name="booking-session"),
+    path("<booking_name:name>/offer/", views.offer, name="booking-offer"),
+    path("<booking_name:name>/answer/", views.answer_offer, name="booking-answer"),
     path("<booking_name:name>/decide/", views.decide, name="booking-decide"),
 ]

@@ -1,6 +1,7 @@
 """The calendar of bookings, and the pages of one booking."""
 
 import logging
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -28,10 +29,14 @@ from carme_webui.bookings.forms import YEARS, BookingForm, Kind, kinds, moment_o
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.bookings.models import Booking, site_zone
-from carme_webui.cluster import broker
+from carme_webui.cluster import broker, images
 from carme_webui.news import news
+from carme_webui.sessions.models import Session
 
-__all__ = ["booking", "calendar", "change", "decide", "delete", "feed", "new", "renew_feed"]
+__all__ = [
+    "answer_offer", "booking", "calendar", "change", "decide", "delete", "feed", "new", "offer",
+    "plan_session", "renew_feed",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +61,9 @@ def calendar(request: HttpRequest) -> HttpResponse:
     names = {name for name, _available in nodes}
     start, end = columns[0].slots[0].start, columns[-1].slots[-1].end
     items = [item for item in _items(user, jobs, reservations, start, end) if item.node in names]
-    mine = [row for row in Booking.open() if row.may_be_used_by(user)]
-    waiting = Booking.open().filter(state=BookingState.REQUESTED) if user.is_staff else []
+    rows = list(Booking.open())
+    mine = [row for row in rows if row.may_be_used_by(user)]
+    waiting = [row for row in rows if row.state == BookingState.REQUESTED] if user.is_staff else []
     return render(
         request,
         "bookings/calendar.html",
@@ -77,6 +83,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
             "slot_minutes": length // timedelta(minutes=1),
             "mine": mine,
             "waiting": waiting,
+            "offered": [row for row in rows if row.offered_to == user],
             "banner": banner,
             "feed": _feed_address(user),
         },
@@ -122,6 +129,9 @@ def booking(request: HttpRequest, name: str) -> HttpResponse:
         {
             "booking": found,
             "own": found.owner == user,
+            "offered": found.offered_to == user and not found.is_over,
+            "session": Session.objects.filter(name=found.session_name or None, owner=user).first(),
+            "images": _image_titles() if found.owner == user and not found.session_name else {},
             "may_decide": user.is_staff and found.state == BookingState.REQUESTED,
             "usable": found.may_be_used_by(user)
             and found.state in (BookingState.APPROVED, BookingState.ACTIVE),
@@ -174,6 +184,65 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
 
 
 @require_POST
+def plan_session(request: HttpRequest, name: str) -> HttpResponse:
+    """Have a session start in the first minute of a booking of mine, or none."""
+    found = _own(signed_in(request), name)
+    try:
+        desk.plan_session(found, request.POST.get("image", ""), images())
+    except CarmeError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(
+            request,
+            _("A session starts in the first minute of this booking.")
+            if found.session_image
+            else _("No session starts by itself."),
+        )
+    return redirect(found)
+
+
+@require_POST
+def offer(request: HttpRequest, name: str) -> HttpResponse:
+    """Offer a booking of mine to another user, or to nobody any more."""
+    found = _own(signed_in(request), name)
+    before = found.offered_to
+    try:
+        desk.offer(found, request.POST.get("user", "").strip())
+    except CarmeError as error:
+        messages.error(request, str(error))
+    else:
+        taker = found.offered_to
+        news.tell(one.username for one in (before, taker) if one)
+        messages.success(
+            request,
+            _("%s may take over this booking now. It stays yours until then.") % taker.username
+            if taker
+            else _("The booking stays yours."),
+        )
+    return redirect(found)
+
+
+@require_POST
+def answer_offer(request: HttpRequest, name: str) -> HttpResponse:
+    """Take over a booking that was offered to me, or do not."""
+    user = signed_in(request)
+    found = _visible(user, name)
+    former = found.owner.username
+    try:
+        if request.POST.get("answer") == "accept":
+            desk.accept(found, user, settings.SITE, broker())
+            messages.success(request, _("The booking is yours now."))
+        else:
+            desk.decline(found, user)
+            messages.success(request, _("You did not take the booking over."))
+    except CarmeError as error:
+        messages.error(request, str(error))
+    news.tell([former])
+    _tell(found)
+    return redirect(found if found.may_be_seen_by(user) else "bookings")
+
+
+@require_POST
 def decide(request: HttpRequest, name: str) -> HttpResponse:
     """A manager approves or refuses a booking."""
     user = signed_in(request)
@@ -222,15 +291,25 @@ def renew_feed(request: HttpRequest) -> HttpResponse:
 
 
 def _visible(user: User, name: str) -> Booking:
-    """A booking whose page this user may see: one's own, one shared with them, or any for a manager."""
-    found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
-    if not (user.is_staff or found.may_be_used_by(user)):
+    """A booking whose page this user may see: own, shared or offered, any for a manager."""
+    found = get_object_or_404(Booking.objects.select_related("owner", "offered_to"), name=name)
+    if not found.may_be_seen_by(user):
         raise Http404
     return found
 
 
 def _own(user: User, name: str) -> Booking:
-    return get_object_or_404(Booking.objects.select_related("owner"), name=name, owner=user)
+    rows = Booking.objects.select_related("owner", "offered_to")
+    return get_object_or_404(rows, name=name, owner=user)
+
+
+def _image_titles() -> dict[str, str]:
+    """The images that can be started, by name."""
+    catalogue, titles = images(), {}
+    for name in catalogue.names():
+        with suppress(CarmeError):  # one that cannot be read is not offered
+            titles[name] = catalogue.get(name).title
+    return titles
 
 
 def _form_page(
