@@ -34,7 +34,7 @@ def log_in(page: Page, demo: DemoSite, user: str = "user1") -> None:
     page.goto("/")
     page.get_by_label("User name").fill(user)
     page.get_by_label("Password").fill(demo.passwords[user])
-    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("button", name="Sign in", exact=True).click()
     expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
 
 

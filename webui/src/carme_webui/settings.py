@@ -69,8 +69,10 @@ INSTALLED_APPS = [
     "carme_webui.jobs",
     "carme_webui.sessions",
     "carme_webui.bookings",
+    "carme_webui.profile",
     "allauth",
     "allauth.account",
+    "allauth.mfa",
     "allauth.idp.oidc",
 ]
 
@@ -159,6 +161,18 @@ ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_LOGOUT_REDIRECT_URL = "account_login"
 ACCOUNT_SESSION_REMEMBER = False
 ACCOUNT_RATE_LIMITS = {"login": "30/m/ip", "login_failed": "20/m/ip,5/5m/key"}
+MFA_ADAPTER = "carme_webui.accounts.second_factor.SecondFactorAdapter"
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_FORMS = {
+    name: f"carme_webui.accounts.passkeys.{form}"
+    for name, form in [
+        ("add_webauthn", "AddPasskey"),
+        ("authenticate_webauthn", "AuthenticatePasskey"),
+        ("login_webauthn", "LoginPasskey"),
+        ("reauthenticate_webauthn", "ReauthenticatePasskey"),
+    ]
+}
 IDP_OIDC_ADAPTER = "carme_webui.accounts.identity.IdentityAdapter"
 IDP_OIDC_PRIVATE_KEY = SITE.secret("oidc-signing-key")
 

@@ -1,0 +1,7 @@
+// Says on the page what went wrong with a passkey: the library's scripts tell it by an event.
+"use strict";
+
+document.addEventListener("allauth.error", () => {
+  const place = document.getElementById("webauthn-error");
+  if (place) place.hidden = false;
+});
