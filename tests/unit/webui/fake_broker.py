@@ -2,13 +2,14 @@
 
 import socketserver
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from carme.broker import protocol
 from carme.errors import CarmeError, NotFound
-from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
+from carme.jobs import Cluster, Job, JobRequest, JobState, Node, Partition, Reservation, StartEstimate
 from carme.reports import Report
 from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
 
@@ -54,7 +55,8 @@ CLUSTER = Cluster(
 class FakeBroker:
     """`queue`: what Slurm has; `archive`: what only accounting has; `told`: sessions; `asked`: all requests.
 
-    `refusal` is how it answers who asks for more time, or for a reservation; `kept`: Slurm's reservations.
+    `refusal` is how it answers who asks for more time, a reservation or a start; `kept`: what is reserved;
+    `starts`: when a request would begin, at once without it.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -68,6 +70,7 @@ class FakeBroker:
         self.told: dict[str, Session] = {}
         self.refusal: CarmeError | None = None
         self.kept: dict[str, Reservation] = {}
+        self.starts: Callable[[JobRequest], datetime] | None = None
         self.changes: list[int | str] = []
         self.epoch = "a"
 
@@ -135,6 +138,10 @@ class FakeBroker:
             case protocol.Release(name=name):
                 self.kept.pop(name, None)
                 return None
+            case protocol.TestStart(request=asked):
+                if self.refusal is not None:
+                    raise self.refusal
+                return StartEstimate(start=self.starts(asked) if self.starts else datetime.now(UTC))
             case protocol.GetJobs(active=active):
                 return [job for job in self.queue.values() if job.is_active or not active]
             case protocol.GetHistory():

@@ -1,7 +1,7 @@
 """The form that starts a session."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,12 @@ from carme_webui.sessions.models import NAME_PATTERN, new_name
 __all__ = ["StartForm"]
 
 
+#: What an address may fill in.
+FILLED_IN = frozenset(
+    {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes", "reservation"}
+)
+
+
 class StartForm(forms.Form):
     """What the owner asks for. Choices and limits are those of the cluster as it is now.
 
@@ -31,6 +37,7 @@ class StartForm(forms.Form):
         options: Earlier options to begin with.
         bookings: Those that the owner may use.
         booking: The name of the one to begin with.
+        asked: Values of fields to begin with, as the query of an address has them.
     """
 
     # Made with the form, so that a form sent twice starts one session.
@@ -55,6 +62,7 @@ class StartForm(forms.Form):
         options: SessionOptions | None = None,
         bookings: Sequence[Booking] = (),
         booking: str = "",
+        asked: Mapping[str, str] | None = None,
     ) -> None:
         initial: dict[str, Any] = {
             "name": new_name(),
@@ -77,6 +85,7 @@ class StartForm(forms.Form):
                 "nodes": len(row.node_names),
                 "minutes": max(1, min(_minutes_in(row), site.sessions.maximum_minutes)),
             }
+        initial |= {key: value for key, value in (asked or {}).items() if key in FILLED_IN}
         super().__init__(data, initial=initial, label_suffix="")
         self._cluster, self._catalogue, self._site = cluster, catalogue, site
         self.options: SessionOptions | None = None

@@ -3,7 +3,7 @@
 import secrets
 import string
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from django.conf import settings
 from django.db import models, transaction
@@ -20,7 +20,7 @@ from carme.sessions import Session as Told
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 
-__all__ = ["NAME_PATTERN", "Session", "new_name"]
+__all__ = ["NAME_PATTERN", "Preset", "Session", "new_name", "query_of"]
 
 NAME_PATTERN = r"s[a-z0-9]{8}"
 
@@ -54,6 +54,32 @@ def new_name() -> str:
     """A fresh name of a session: `s` and 8 characters."""
     letters = string.ascii_lowercase + string.digits
     return "s" + "".join(secrets.choice(letters) for _ in range(8))
+
+
+class Preset(models.Model):
+    """Options of a session that their owner starts often."""
+
+    owner = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    name = models.CharField(max_length=80)
+    options = models.JSONField()
+
+    class Meta:
+        ordering = ("name",)
+        constraints = (models.UniqueConstraint(fields=["owner", "name"], name="one_preset_of_a_name"),)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def query(self) -> str:
+        """The query of the address that fills the form in."""
+        return query_of(SessionOptions.model_validate(self.options))
+
+
+def query_of(options: SessionOptions) -> str:
+    """Options as the query of the form's address; what is not said is left to the form."""
+    values = options.model_dump(exclude_none=True)
+    return urlencode({key: value for key, value in values.items() if value != ""})
 
 
 class Session(models.Model):

@@ -28,14 +28,18 @@ from carme_webui.news import news
 from carme_webui.sessions.clock import Remaining, remaining
 from carme_webui.sessions.forms import StartForm
 from carme_webui.sessions.lifecycle import tend_soon
-from carme_webui.sessions.models import Session, new_name
+from carme_webui.sessions.models import Preset, Session, new_name
+from carme_webui.sessions.prospects import prospects
 from carme_webui.sessions.timeline import Line, timeline
 
 __all__ = [
     "again",
     "dashboard",
     "dashboard_live",
+    "delete_preset",
     "extend",
+    "prospect",
+    "save_preset",
     "session",
     "session_live",
     "start",
@@ -47,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 RECENT = timedelta(days=2)
 RECENT_COUNT = 5
+MOST_PRESETS = 30
 # Minutes that the page offers to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
 # A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
@@ -118,7 +123,8 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     cluster, banner = _look()
     earlier = own_sessions(signed_in(request)).filter(name=request.GET.get("again", "")).first()
     form = _form(request, cluster, options=earlier.asked_for if earlier else None)
-    return render(request, "sessions/dashboard.html", {"form": form, **_live(request, cluster, banner)})
+    context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
+    return render(request, "sessions/dashboard.html", context)
 
 
 @require_safe
@@ -133,9 +139,50 @@ def start(request: HttpRequest) -> HttpResponse:
     cluster, banner = _look()
     form = _form(request, cluster, data=request.POST)
     if not form.is_valid() or form.options is None:
-        context = {"form": form, **_live(request, cluster, banner)}
+        context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
         return render(request, "sessions/dashboard.html", context, status=422)
     return _start(signed_in(request), form.options, form.cleaned_data["name"])
+
+
+@require_POST
+def prospect(request: HttpRequest) -> HttpResponse:
+    """The part of the form that says when what it asks for would begin."""
+    cluster, _banner = _look()
+    form = _form(request, cluster, data=request.POST)
+    context: dict[str, Any] = {}
+    if form.is_valid() and form.options is not None:
+        try:
+            context["prospects"] = prospects(form.options, signed_in(request).username, broker())
+        except CarmeError as error:
+            context["banner"] = str(error)
+    return render(request, "sessions/prospect.html", context)
+
+
+@require_POST
+def save_preset(request: HttpRequest) -> HttpResponse:
+    """Remember what the form asks for, under its title; one of the same name is replaced."""
+    user = signed_in(request)
+    cluster, banner = _look()
+    form = _form(request, cluster, data=request.POST)
+    if form.is_valid() and form.options is not None:
+        name = form.options.title or form.options.image
+        mine = Preset.objects.filter(owner=user)
+        if mine.exclude(name=name).count() < MOST_PRESETS:
+            # A booking is over one day, and a preset is for ever.
+            options = form.options.model_copy(update={"reservation": None}).model_dump()
+            Preset.objects.update_or_create(owner=user, name=name, defaults={"options": options})
+            messages.success(request, _("Saved as “%s”.") % name)
+            return redirect("dashboard")
+        form.add_error(None, _("You have %s presets already. Delete one first.") % MOST_PRESETS)
+    context = {"form": form, **_live(request, cluster, banner), **_presets(user)}
+    return render(request, "sessions/dashboard.html", context, status=422)
+
+
+@require_POST
+def delete_preset(request: HttpRequest, number: int) -> HttpResponse:
+    """Forget one of my presets."""
+    Preset.objects.filter(owner=signed_in(request), pk=number).delete()
+    return redirect("dashboard")
 
 
 @require_POST
@@ -147,7 +194,7 @@ def again(request: HttpRequest, name: str) -> HttpResponse:
     cluster, banner = _look()
     form = _form(request, cluster, data=data | {"name": fresh})
     if not form.is_valid() or form.options is None:
-        context = {"form": form, **_live(request, cluster, banner)}
+        context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
         return render(request, "sessions/dashboard.html", context, status=422)
     return _start(signed_in(request), form.options, form.cleaned_data["name"])
 
@@ -275,7 +322,12 @@ def _form(
         options=options,
         bookings=Booking.usable(signed_in(request), timezone.now()),
         booking=request.GET.get("booking", ""),
+        asked=request.GET.dict(),
     )
+
+
+def _presets(user: User) -> dict[str, Any]:
+    return {"presets": Preset.objects.filter(owner=user)}
 
 
 def _show(row: Session, banner: str) -> Shown:

@@ -1,0 +1,122 @@
+"""The start form before Start is pressed: when it would begin, presets, and addresses that fill it in."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from carme.errors import SlurmError
+from carme.jobs import JobRequest
+from carme_webui.accounts.models import User
+from carme_webui.sessions.models import Preset, Session
+
+from .conftest import Browser
+from .fake_broker import FakeBroker
+
+FORM: dict[str, Any] = {
+    "image": "torch", "partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "nodes": 2, "minutes": 120,
+}  # fmt: skip
+
+
+def prospect(browser: Browser, **values: Any) -> str:
+    answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
+    assert answer.status_code == 200
+    return " ".join(re.sub(r"<[^>]+>", " ", answer.content.decode()).split())
+
+
+def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
+    assert prospect(browser) == "This would begin at once."
+    asked = [request.request for request in broker.asked_for("test")]
+    assert [(one.nodes, one.gpus_per_node, one.minutes) for one in asked] == [(2, 4, 120)]
+    assert not Session.objects.exists()
+
+
+def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeBroker) -> None:
+    now = timezone.now().replace(microsecond=0)
+
+    def starts(request: JobRequest) -> datetime:
+        if request.nodes == 1:
+            return now
+        return now + timedelta(hours=1 if request.minutes < 100 else 5)
+
+    broker.starts = starts
+    text = prospect(browser)
+    assert text.startswith("This would begin about ")
+    assert "With 1 node it would begin at once. With 1 hour it would begin about " in text
+    assert "GPU" not in text  # fewer of them would not begin earlier
+    page = browser.send("/", "/sessions/prospect/", **FORM).content.decode()
+    links = re.findall(r'href="([^"]+)"', page)
+    filled = browser.get(links[0].replace("&amp;", "&")).content.decode()
+    assert 'name="nodes" value="1"' in filled and 'name="minutes" value="120"' in filled
+    assert len(broker.asked_for("test")) == 4  # the second time from memory
+
+
+def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: FakeBroker) -> None:
+    prospect(browser)
+    prospect(other)
+    assert [request.user for request in broker.asked_for("test")] == ["alice", "bob"]
+
+
+def test_a_refusal_of_slurm_is_told(browser: Browser, broker: FakeBroker) -> None:
+    broker.refusal = SlurmError("Your account may use 2 GPUs at most.", "Ask for fewer.")
+    assert prospect(browser) == "Your account may use 2 GPUs at most. Ask for fewer."
+
+
+@pytest.mark.parametrize("values", [{"nodes": 99}, {"minutes": "soon"}, {"image": "<b>"}])
+def test_what_the_form_refuses_is_not_asked(
+    browser: Browser, broker: FakeBroker, values: dict[str, Any]
+) -> None:
+    assert prospect(browser, **values) == ""
+    assert not broker.asked_for("test")
+
+
+def test_a_silent_cluster_is_told(browser: Browser, broker: FakeBroker) -> None:
+    broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
+    assert prospect(browser) == "Slurm does not answer. Wait."
+    broker.refusal = None
+    assert prospect(browser) == "This would begin at once."  # the failure is not remembered
+
+
+def save(browser: Browser, **values: Any) -> str:
+    answer = browser.send("/", "/sessions/presets/", **(FORM | values))
+    return browser.get(answer["Location"]).content.decode() if answer.status_code == 302 else (
+        answer.content.decode()
+    )  # fmt: skip
+
+
+def test_a_preset_is_saved_used_replaced_and_deleted(
+    browser: Browser, other: Browser, alice: User, broker: FakeBroker
+) -> None:
+    page = save(browser, title="Big <run>")
+    assert "Big &lt;run&gt;" in page
+    save(browser, title="Big <run>", nodes=1)
+    preset = Preset.objects.get()
+    assert preset.options["nodes"] == 1 and preset.owner == alice
+    page = browser.get(f"/?{preset.query}").content.decode()
+    assert 'name="nodes" value="1"' in page and 'value="Big &lt;run&gt;"' in page
+    assert preset.name not in other.get("/").content.decode()
+    other.send("/", f"/sessions/presets/{preset.pk}/delete/")
+    assert Preset.objects.exists()
+    browser.send("/", f"/sessions/presets/{preset.pk}/delete/")
+    assert not Preset.objects.exists()
+
+
+def test_a_wrong_form_is_no_preset(browser: Browser, broker: FakeBroker) -> None:
+    assert "Start a session" in save(browser, title="x", nodes=99)
+    assert not Preset.objects.exists()
+
+
+def test_presets_have_an_end(browser: Browser, alice: User, broker: FakeBroker) -> None:
+    Preset.objects.bulk_create(Preset(owner=alice, name=f"p{n}", options={}) for n in range(30))
+    Preset.objects.update(options={"image": "torch", "minutes": 5})
+    assert "You have 30 presets already. Delete one first." in save(browser, title="one more")
+    save(browser, title="p7", nodes=2)
+    assert Preset.objects.count() == 30 and Preset.objects.get(name="p7").options["nodes"] == 2
+
+
+def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker: FakeBroker) -> None:
+    page = browser.get("/?image=keras&nodes=%22%3E%3Cscript%3E&name=s00000000").content.decode()
+    assert 'value="keras" selected' in page and '<script>"' not in page and '"><script>' not in page
+    assert "s00000000" not in page

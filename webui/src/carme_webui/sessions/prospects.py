@@ -1,0 +1,105 @@
+"""When a session would begin if it were started now, and with what it would begin earlier."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.core.cache import cache
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from carme.bookings.clock import moment_text
+from carme.broker import BrokerClient
+from carme.errors import BrokerUnavailable, CarmeError, SlurmError
+from carme.jobs import SessionOptions, minutes_text
+from carme.wording import number
+from carme_webui.bookings.models import site_zone
+from carme_webui.sessions.models import query_of
+
+__all__ = ["Prospect", "prospects"]
+
+# Slurm is asked once for the same wish of the same user within so many seconds.
+REMEMBERED = 15
+# A start that is so near is called "at once"; one that is earlier by less is not worth a change.
+AT_ONCE = timedelta(minutes=1)
+WORTH = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """An answer of Slurm's.
+
+    Attributes:
+        options: What was asked for.
+        start: When it would begin; None where Slurm gives no time.
+        words: What is less than was asked for: `1 node`; empty for what was asked for itself.
+        refusal: Why it would never begin.
+    """
+
+    options: SessionOptions
+    start: datetime | None
+    words: str = ""
+    refusal: str = ""
+
+    @property
+    def at_once(self) -> bool:
+        """It would begin now."""
+        return self.start is not None and self.start <= timezone.now() + AT_ONCE
+
+    @property
+    def when(self) -> str:
+        """The start by the site's clocks."""
+        return moment_text(self.start, site_zone()) if self.start else ""
+
+    @property
+    def query(self) -> str:
+        """The query of the address that fills the form in with it."""
+        return query_of(self.options)
+
+
+def prospects(options: SessionOptions, user: str, broker: BrokerClient) -> list[Prospect]:
+    """What Slurm says to a wish, and to smaller ones that would begin earlier.
+
+    Raises:
+        CarmeError: Nobody can be asked.
+    """
+    asked = _ask(options, user, broker)
+    if asked.start is None or asked.at_once:
+        return [asked]
+    smaller = [_ask(one, user, broker, words) for one, words in _smaller(options)]
+    sooner = [(one.start, one) for one in smaller if one.start and one.start <= asked.start - WORTH]
+    return [asked, *(one for _start, one in sorted(sooner, key=lambda pair: pair[0]))]
+
+
+def _smaller(options: SessionOptions) -> Iterator[tuple[SessionOptions, str]]:
+    """Half as much of one thing each."""
+    if options.nodes > 1:
+        nodes = options.nodes // 2
+        yield options.model_copy(update={"nodes": nodes}), number(nodes, "node")
+    if options.gpus_per_node > 1:
+        gpus = options.gpus_per_node // 2
+        words = number(gpus, "GPU")
+        words = _("%s on each node") % words if options.nodes > 1 else words
+        yield options.model_copy(update={"gpus_per_node": gpus}), words
+    if options.minutes >= 2 * 10:
+        minutes = options.minutes // 2
+        yield options.model_copy(update={"minutes": minutes}), minutes_text(minutes)
+
+
+def _ask(options: SessionOptions, user: str, broker: BrokerClient, words: str = "") -> Prospect:
+    wish = query_of(options.model_copy(update={"title": "", "app": "lab"}))
+    key = f"prospect:{user}:{hashlib.sha256(wish.encode()).hexdigest()}"
+    found: tuple[datetime | None, str] | None = cache.get(key)
+    if found is None:
+        request = options.request(name="prospect", command=["true"], environment={})
+        try:
+            found = broker.test(request, user=user).start, ""
+        except BrokerUnavailable:
+            raise
+        except CarmeError as error:
+            if isinstance(error, SlurmError) and error.code == "slurm-away":
+                raise
+            found = None, str(error)
+        cache.set(key, found, REMEMBERED)
+    return Prospect(options, found[0], words, found[1])
