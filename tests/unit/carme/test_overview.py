@@ -135,3 +135,15 @@ async def test_an_observer_may_do_nothing_else(site: Any, request_: Any) -> None
             await question
     assert site.slurm.calls("sbatch") == site.slurm.calls("scancel") == []
     assert (await site.client.events()).jobs == []
+
+
+async def test_anybody_may_ask_what_will_be_free_and_slurm_is_asked_once_a_minute(site: Any) -> None:
+    (site.slurm.state / "reservations").write_text(RESERVATION)
+
+    def asked() -> int:
+        return json.dumps(site.slurm.calls("scontrol")).count("reservation")
+
+    for _ in range(5):
+        plan = await site.client.forecast()
+    assert plan.kinds and all(len(kind.free) == 144 for kind in plan.kinds)
+    assert asked() == 1

@@ -9,7 +9,17 @@ from typing import Any
 
 from carme.broker import protocol
 from carme.errors import CarmeError, NotFound
-from carme.jobs import Cluster, Job, JobRequest, JobState, Node, Partition, Reservation, StartEstimate
+from carme.jobs import (
+    Cluster,
+    Job,
+    JobRequest,
+    JobState,
+    Node,
+    Partition,
+    Reservation,
+    StartEstimate,
+    forecast,
+)
 from carme.reports import Report
 from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
 
@@ -126,6 +136,9 @@ class FakeBroker:
                 if self.refusal is not None:
                     raise self.refusal
                 return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
+            case protocol.GetForecast():
+                now = datetime.now(UTC)
+                return forecast(self.cluster, self.queue.values(), self.kept.values(), now)
             case protocol.GetReservations():
                 return list(self.kept.values())
             case protocol.Reserve(hold=hold):

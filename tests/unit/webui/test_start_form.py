@@ -13,7 +13,7 @@ from carme_webui.accounts.models import User
 from carme_webui.sessions.models import Preset, Session
 
 from .conftest import Browser
-from .fake_broker import FakeBroker
+from .fake_broker import FakeBroker, make_job
 
 FORM: dict[str, Any] = {
     "image": "torch", "partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "nodes": 2, "minutes": 120,
@@ -120,3 +120,15 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
     page = browser.get("/?image=keras&nodes=%22%3E%3Cscript%3E&name=s00000000").content.decode()
     assert 'value="keras" selected' in page and '<script>"' not in page and '"><script>' not in page
     assert "s00000000" not in page
+
+
+def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBroker) -> None:
+    now = timezone.now()
+    broker.put(make_job(1, user="bob", gpus=4, minutes_limit=120, started=now))
+    broker.put(make_job(2, user="bob", state="PENDING", gpus=3, node_list=""))
+    page = browser.get("/live/").content.decode()
+    assert "3 queued" in page and "By Slurm&#x27;s plan 4 will be free from" in page
+    points = re.findall(r'<polyline points="([^"]+)"', page)
+    assert points[0].startswith("0.0,40.0 ") and points[0].endswith("288.0,20.0")
+    broker.queue.clear()
+    assert "there will not be more of them" in browser.get("/live/").content.decode()

@@ -15,7 +15,7 @@ from carme.broker import protocol
 from carme.broker.protocol import EventBatch, LogPart, Overview, StartEstimate
 from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
-from carme.jobs import Cluster, Job, JobRequest, Reservation, refusal
+from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, refusal
 from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
@@ -122,6 +122,10 @@ class BrokerClient:
         """Partitions and nodes, and when they were last seen."""
         return self._ask(protocol.GetCluster)
 
+    def forecast(self) -> Forecast:
+        """How many GPUs will be free in the coming days, by Slurm's plan of a minute ago at most."""
+        return self._ask(protocol.GetForecast)
+
     def report(self, job_id: int, user: str | None = None) -> Report:
         """What a job used of what it asked for, and what to change."""
         return self._ask(protocol.GetReport, job_id=job_id, user=user)
@@ -219,6 +223,10 @@ class AsyncBrokerClient:
     async def cluster(self) -> Cluster:
         """Partitions and nodes, and when they were last seen."""
         return await self._ask(protocol.GetCluster)
+
+    async def forecast(self) -> Forecast:
+        """How many GPUs will be free in the coming days, by Slurm's plan of a minute ago at most."""
+        return await self._ask(protocol.GetForecast)
 
     async def report(self, job_id: int, user: str | None = None) -> Report:
         """What a job used of what it asked for, and what to change."""

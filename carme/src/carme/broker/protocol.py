@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from carme.bookings import Hold
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
-from carme.jobs import MAXIMUM_MINUTES, Cluster, Job, JobRequest, Reservation, StartEstimate
+from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
 from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
@@ -25,6 +25,7 @@ __all__ = [
     "Failure",
     "GetCluster",
     "GetEvents",
+    "GetForecast",
     "GetHistory",
     "GetJob",
     "GetJobs",
@@ -150,6 +151,11 @@ class GetCluster(_Asked):
     result = TypeAdapter(Cluster)
 
 
+class GetForecast(_Asked):
+    method: Literal["forecast"] = "forecast"
+    result = TypeAdapter(Forecast)
+
+
 class GetReservations(_Asked):
     method: Literal["reservations"] = "reservations"
     result = TypeAdapter(list[Reservation])
@@ -219,6 +225,7 @@ Request = (
     | GetHistory
     | GetLog
     | GetCluster
+    | GetForecast
     | GetOverview
     | GetReport
     | GetReservations

@@ -27,12 +27,14 @@ from carme.config import Settings
 from carme.errors import CarmeError, Denied, InvalidRequest, NotFound, SlurmError
 from carme.images import ImageCatalogue
 from carme.jobs import (
+    Forecast,
     Job,
     JobRequest,
     JobState,
     Reservation,
     StartEstimate,
     check,
+    forecast,
     partition_of,
     reading,
     refusal,
@@ -49,6 +51,7 @@ _log = logging.getLogger("carme.broker")
 LOG_BYTES = 8192  # of the end of a failed session's log
 LOG_SECONDS = 10.0  # the owner's home may hang
 TIDY_SECONDS = 3600.0
+FORECAST_AGE = timedelta(minutes=1)
 HISTORY = timedelta(days=7)  # how far back `history` goes by default
 PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER = 16, 4  # run as users; protects this host
 ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER = 4, 2  # questions to slurmdbd; protects the cluster
@@ -70,6 +73,7 @@ class Broker:
         self._extensions = Extensions(settings, slurm)
         self._bookings = Bookings(settings, slurm)
         self._reports = Reports(settings, slurm, self._watch, self._feed)
+        self._told_forecast: Forecast | None = None
         self._python = python
         self._images = ImageCatalogue(settings.images.directory)
         self._audit = AuditLog(settings.broker.audit_log)
@@ -153,6 +157,8 @@ class Broker:
                 return await self._log(peer, request)
             case protocol.GetCluster():
                 return self._watch.cluster()
+            case protocol.GetForecast():
+                return await self._forecast()
             case protocol.GetReport():
                 return await self._report(peer, request.job_id, request.user)
             case protocol.GetReservations():
@@ -370,6 +376,15 @@ class Broker:
         job = await self._job(peer, job_id, user)
         async with self._accounting.take(peer.account.uid):
             return await self._reports.report(job)
+
+    async def _forecast(self) -> Forecast:
+        cluster = self._watch.cluster()
+        told = self._told_forecast
+        now = datetime.now(UTC).replace(microsecond=0)
+        if told is None or now - told.start > FORECAST_AGE:
+            reservations = await self._bookings.reservations()
+            self._told_forecast = told = forecast(cluster, self._watch.jobs(), reservations, now)
+        return told
 
     def _may_use(self, peer: Peer, reservations: list[Reservation]) -> list[Reservation]:
         if peer.trusted:

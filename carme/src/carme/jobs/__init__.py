@@ -4,6 +4,7 @@ from carme.jobs.checks import Share, check, partition_of, share
 from carme.jobs.cluster import Cluster, Licence, Node, Partition, Reservation
 from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, ending_of, last_lines
 from carme.jobs.explanations import waiting_for
+from carme.jobs.forecast import Forecast, GpuForecast, forecast
 from carme.jobs.requests import MAXIMUM_MINUTES, JobRequest, SessionOptions, refusal
 from carme.jobs.states import TRANSITIONS, JobState, Phase
 from carme.jobs.status import Job, StartEstimate
@@ -15,6 +16,8 @@ __all__ = [
     "MAXIMUM_MINUTES",
     "TRANSITIONS",
     "Cluster",
+    "Forecast",
+    "GpuForecast",
     "Job",
     "JobRequest",
     "JobState",
@@ -28,6 +31,7 @@ __all__ = [
     "StartEstimate",
     "check",
     "ending_of",
+    "forecast",
     "last_lines",
     "minutes_text",
     "parse_minutes",

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
-from carme.jobs import Cluster, SessionOptions, minutes_text
+from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text
 from carme.sessions import SessionState
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
@@ -30,6 +30,7 @@ from carme_webui.sessions.forms import StartForm
 from carme_webui.sessions.lifecycle import tend_soon
 from carme_webui.sessions.models import Preset, Session, new_name
 from carme_webui.sessions.prospects import prospects
+from carme_webui.sessions.supply_plan import shown
 from carme_webui.sessions.timeline import Line, timeline
 
 __all__ = [
@@ -365,10 +366,17 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
             ]
         ],
         "cluster": cluster,
-        "supplies": supplies(cluster) if cluster else [],
+        "supplies": shown(supplies(cluster), _plan()) if cluster else [],
         "banner": banner,
         "version": version,
     }
+
+
+def _plan() -> Forecast | None:
+    try:
+        return broker().forecast()
+    except CarmeError:
+        return None  # what is free now is still worth showing
 
 
 def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""How many GPUs will be free in the coming days, by Slurm's own plan. Pure functions over times in UTC.
+
+Jobs are taken to use up their time limits and to begin when Slurm means to start them, reservations to keep
+whole nodes. So it is the least that is free as things stand: jobs end earlier, and others are submitted.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from pydantic import BaseModel, ConfigDict
+
+from carme.jobs.cluster import Cluster, Node, Reservation
+from carme.jobs.nodes import expand
+from carme.jobs.status import Job
+
+__all__ = ["Forecast", "GpuForecast", "forecast"]
+
+
+class GpuForecast(BaseModel):
+    """The GPUs of one type.
+
+    Attributes:
+        total: On all nodes, also those that take no jobs.
+        queued: GPUs that waiting jobs have asked for.
+        free: How many are free throughout each step from now on.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    gpu_type: str
+    total: int
+    queued: int
+    free: list[int]
+
+
+class Forecast(BaseModel):
+    """All types of GPUs, and the moment from which steps of `step_minutes` are counted."""
+
+    model_config = ConfigDict(frozen=True)
+
+    start: datetime
+    step_minutes: int
+    kinds: list[GpuForecast] = []
+
+
+#: A part of a node, or all of it (None), from a first step up to, but without, a last one.
+_Use = tuple[int, int, int | None]
+
+
+def forecast(
+    cluster: Cluster,
+    jobs: Iterable[Job],
+    reservations: Iterable[Reservation],
+    now: datetime,
+    *,
+    steps: int = 144,
+    step_minutes: int = 30,
+) -> Forecast:
+    """What is free from now on; 144 half hours, three days, by default."""
+    step = timedelta(minutes=step_minutes)
+
+    def span(start: datetime, end: datetime | None) -> tuple[int, int]:
+        """The steps that a time touches."""
+        first = max(0, (start - now) // step)
+        last = steps if end is None else min(steps, -((now - end) // step))
+        return first, last
+
+    nodes = {node.name: node for node in cluster.nodes}
+    uses: dict[tuple[str, str], list[_Use]] = {}
+    nowhere: dict[str, list[tuple[int, int, int]]] = {}
+    queued: dict[str, int] = {}
+    for one in reservations:
+        first, last = span(one.start, one.end)
+        for name in one.node_names:
+            for kind in nodes[name].gpus if name in nodes else ():
+                uses.setdefault((name, kind), []).append((first, last, None))
+    for job in jobs:
+        if not job.is_active or not job.gpus:
+            continue
+        waits = job.is_pending
+        if waits:
+            kind = job.gpu_type or _only_type(nodes.values())
+            queued[kind] = queued.get(kind, 0) + job.gpus
+        start = job.planned_start if waits else job.started or now
+        if start is None:
+            continue  # Slurm has no plan for it
+        start = max(start, now) if waits else start
+        length = timedelta(minutes=job.minutes_limit) if job.minutes_limit is not None else None
+        # What is still there after its limit goes on for now.
+        first, last = span(start, start + length if length is not None else None)
+        last = max(last, 1) if not waits else last
+        names = expand(job.planned_nodes if waits else job.node_list)
+        for place, name in enumerate(names):
+            gpus = job.gpus // len(names) + (place < job.gpus % len(names))
+            if name in nodes:
+                kind = _type_on(nodes[name], job.gpu_type)
+                uses.setdefault((name, kind), []).append((first, last, gpus))
+        if not names:
+            kind = job.gpu_type or _only_type(nodes.values())
+            nowhere.setdefault(kind, []).append((first, last, job.gpus))
+    kinds = []
+    for kind in sorted({kind for node in cluster.nodes for kind in node.gpus}):
+        free = [0] * steps
+        for node in cluster.nodes:
+            if node.available and node.gpus.get(kind):
+                left = _left(node.gpus[kind], uses.get((node.name, kind), ()), steps)
+                free = [sum(pair) for pair in zip(free, left, strict=True)]
+        for first, last, gpus in nowhere.get(kind, ()):
+            for place in range(first, last):
+                free[place] = max(0, free[place] - gpus)
+        total = sum(node.gpus.get(kind, 0) for node in cluster.nodes)
+        kinds.append(GpuForecast(gpu_type=kind, total=total, queued=queued.get(kind, 0), free=free))
+    return Forecast(start=now, step_minutes=step_minutes, kinds=kinds)
+
+
+def _left(total: int, uses: Iterable[_Use], steps: int) -> list[int]:
+    """What is left of a node's GPUs in each step."""
+    changes, closed = [0] * (steps + 1), [0] * (steps + 1)
+    for first, last, gpus in uses:
+        if first < last:
+            where, size = (closed, 1) if gpus is None else (changes, gpus)
+            where[first] += size
+            where[last] -= size
+    left, taken, shut = [], 0, 0
+    for place in range(steps):
+        taken += changes[place]
+        shut += closed[place]
+        left.append(0 if shut else max(0, total - taken))
+    return left
+
+
+def _type_on(node: Node, asked: str | None) -> str:
+    return asked if asked in node.gpus else next(iter(node.gpus), asked or "gpu")
+
+
+def _only_type(nodes: Iterable[Node]) -> str:
+    """The type of a job that names none; the first one where there are several."""
+    return min((kind for node in nodes for kind in node.gpus), default="gpu")

@@ -1,0 +1,104 @@
+"""What will be free by Slurm's plan: running and planned jobs, reservations, broken nodes."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carme.jobs import Cluster, Job, JobState, Node, Reservation, forecast
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def node(name: str, **values: Any) -> Node:
+    return Node.model_validate({"name": name, "cpus": 8, "memory_mb": 1000, "gpus": {"a100": 4}} | values)
+
+
+def job(state: str = "RUNNING", **values: Any) -> Job:
+    given: dict[str, Any] = {
+        "id": 1, "name": "a", "user": "u", "state": JobState(state), "nodes": 1, "node_list": "n1", "gpus": 2,
+        "gpu_type": "a100", "minutes_limit": 60, "started": NOW - timedelta(minutes=30),
+    }  # fmt: skip
+    return Job(**(given | values))
+
+
+def free(*jobs: Job, nodes: tuple[Node, ...] = (), reservations: tuple[Reservation, ...] = ()) -> list[int]:
+    """What is free in each of six half hours."""
+    cluster = Cluster(taken=NOW, nodes=list(nodes) or [node("n1"), node("n2")])
+    (kind,) = forecast(cluster, jobs, reservations, NOW, steps=6).kinds
+    return kind.free
+
+
+def reservation(first: float, last: float, **values: Any) -> Reservation:
+    hour = timedelta(hours=1)
+    given = {"name": "r", "start": NOW + first * hour, "end": NOW + last * hour, "node_names": ["n1"]}
+    return Reservation.model_validate(given | values)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ([], [8] * 6),
+        ([job()], [6, 8, 8, 8, 8, 8]),
+        ([job(minutes_limit=61)], [6, 6, 8, 8, 8, 8]),  # a minute of a half hour takes all of it
+        ([job(minutes_limit=None)], [6] * 6),
+        ([job(minutes_limit=10)], [6, 8, 8, 8, 8, 8]),  # past its limit and still there
+        ([job("COMPLETED")], [8] * 6),
+        ([job(gpus=0)], [8] * 6),
+        ([job(nodes=2, node_list="n[1-2]", gpus=8)], [0, 8, 8, 8, 8, 8]),
+        ([job("PENDING", started=None, node_list="")], [8] * 6),  # Slurm has no plan for it
+        (
+            [job("PENDING", started=None, planned_start=NOW + timedelta(hours=1), planned_nodes="n2")],
+            [8, 8, 6, 6, 8, 8],
+        ),
+        ([job("PENDING", started=None, planned_start=NOW + timedelta(hours=1))], [8, 8, 6, 6, 8, 8]),
+        ([job("PENDING", started=None, planned_start=NOW - timedelta(hours=1))], [6, 6, 8, 8, 8, 8]),
+    ],
+)
+def test_jobs_have_their_gpus_until_their_limits(jobs: list[Job], expected: list[int]) -> None:
+    assert free(*jobs) == expected
+
+
+def test_a_reservation_closes_its_nodes_and_counts_no_job_in_it_twice() -> None:
+    kept = reservation(0.5, 1.5)
+    assert free(reservations=(kept,)) == [8, 4, 4, 8, 8, 8]
+    assert free(job(minutes_limit=90), reservations=(kept,)) == [6, 4, 4, 8, 8, 8]
+    assert free(reservations=(kept, reservation(1, 2.5, name="s"))) == [8, 4, 4, 4, 4, 8]
+    assert free(reservations=(reservation(-9, -1), reservation(0, 99, node_names=["gone"]))) == [8] * 6
+
+
+def test_nodes_that_take_no_jobs_are_not_free_but_counted() -> None:
+    cluster = Cluster(taken=NOW, nodes=[node("n1"), node("n2", available=False)])
+    (kind,) = forecast(cluster, [job("PENDING"), job("PENDING", gpu_type=None)], [], NOW).kinds
+    assert (kind.total, kind.queued, set(kind.free), len(kind.free)) == (8, 4, {4}, 144)
+
+
+def test_types_are_told_apart() -> None:
+    cluster = Cluster(taken=NOW, nodes=[node("n1", gpus={"a100": 2, "v100": 2}), node("n2", gpus={})])
+    found = forecast(cluster, [job(gpu_type="v100"), job(node_list="n2")], [reservation(1, 2)], NOW, steps=5)
+    assert {kind.gpu_type: kind.free for kind in found.kinds} == {
+        "a100": [2, 2, 0, 0, 2],
+        "v100": [0, 2, 0, 0, 2],
+    }
+
+
+TIMES = st.integers(-400, 400).map(lambda minutes: NOW + timedelta(minutes=minutes))
+JOBS = st.builds(
+    job,
+    state=st.sampled_from(["RUNNING", "PENDING", "COMPLETING", "TIMEOUT"]),
+    node_list=st.sampled_from(["n1", "n[1-2]", "n9", ""]),
+    planned_nodes=st.sampled_from(["n2", "n[1-9]", ""]),
+    planned_start=st.none() | TIMES,
+    started=st.none() | TIMES,
+    minutes_limit=st.none() | st.integers(0, 400),
+    gpus=st.integers(0, 20),
+    gpu_type=st.sampled_from(["a100", "v100", None]),
+)
+KEPT = st.tuples(TIMES, TIMES).map(lambda pair: reservation(0, 0, start=min(pair), end=max(pair)))
+
+
+@given(st.lists(JOBS, max_size=6), st.lists(KEPT, max_size=3))
+def test_never_less_than_none_nor_more_than_there_are(jobs: list[Job], kept: list[Reservation]) -> None:
+    assert all(0 <= count <= 8 for count in free(*jobs, reservations=tuple(kept)))
