@@ -46,6 +46,7 @@ class Launcher:
     def __init__(self, key_file: Path) -> None:
         self.key_file = key_file
         self.started: list[subprocess.Popen[str]] = []
+        self.variables: dict[str, str] = {}  # of all ranks
         self.preload = ""  # a module that installed packages announce to the program's libraries
 
     def start(
@@ -74,7 +75,7 @@ class Launcher:
             processes.append(
                 subprocess.Popen(
                     self._command(PROGRAMS / f"{program}.py", arguments),
-                    env=os.environ | own | environment(rank),
+                    env=os.environ | own | self.variables | environment(rank),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

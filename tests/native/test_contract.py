@@ -1,14 +1,29 @@
-"""What the transport and the collectives promise, over both transports and both together."""
+"""What the transports and the collectives promise: shared memory, TCP, both together, and GPI-2.
 
+GPI-2 itself is tried where it is installed; everywhere a simulated libGPI2 (tests/simulated_gpi2.c) is, which
+has all ranks on one host.
+"""
+
+import ctypes.util
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from carme_runtime import gaspi
 
+PROGRAMS = Path(__file__).parent / "programs"
+SIMULATED_GPI2 = Path(__file__).parent.parent / "simulated_gpi2.c"
+NATIVE, INSTALLED, SIMULATED = "native", "GPI-2 as installed", "simulated GPI-2"
+TRANSPORTS = (NATIVE, INSTALLED, SIMULATED)
+
 PLACES = {
     "one rank": [0],
     "two ranks, one node": [0, 0],
+    "three ranks, one node": [0, 0, 0],
     "four ranks, one node": [0, 0, 0, 0],
     "two nodes": [0, 1],
     "three nodes": [0, 1, 2],
@@ -18,23 +33,58 @@ PLACES = {
 }
 
 
+@pytest.fixture(scope="session")
+def simulated_gpi2(tmp_path_factory):
+    """A library with GPI-2's interface, as the real one is in no package registry."""
+    library = tmp_path_factory.mktemp("gpi2") / "libGPI2.so"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    subprocess.run([*command, "-o", library, SIMULATED_GPI2], check=True)
+    return library
+
+
+@pytest.fixture
+def over(launcher, transport, request):
+    """The launcher, with ranks that use the transport of the test's parameter."""
+    if transport == SIMULATED:
+        launcher.variables["CARME_GPI2_LIBRARY"] = str(request.getfixturevalue("simulated_gpi2"))
+    elif transport == INSTALLED and not ctypes.util.find_library("GPI2"):
+        pytest.skip("GPI-2 (libGPI2.so) is not installed here")
+    if transport != NATIVE:
+        launcher.variables["CARME_TRANSPORT"] = "gpi2"
+    return launcher
+
+
 def pick(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("nodes", [pytest.param(PLACES[name], id=name) for name in names])
 
 
-@pick("two ranks, one node", "three nodes", "nodes that differ")
-def test_one_sided_operations(launcher, nodes):
-    launcher.run("one_sided", nodes)
+def pick_all(*names: str) -> pytest.MarkDecorator:
+    """These places with every transport; GPI-2's with those on one node."""
+    chosen = [
+        pytest.param(PLACES[name], transport, id=f"{transport}, {name}")
+        for name in names
+        for transport in TRANSPORTS
+        if transport == NATIVE or len(set(PLACES[name])) == 1
+    ]
+    return pytest.mark.parametrize(("nodes", "transport"), chosen)
 
 
-@pick(*PLACES)
-def test_collectives(launcher, nodes):
-    launcher.run("collectives", nodes)
+over_gpi2 = pytest.mark.parametrize("transport", [INSTALLED, SIMULATED])
 
 
-@pick("four ranks, one node", "three nodes")
-def test_the_same_bits_in_every_run(launcher, nodes):
-    said = [launcher.run("collectives", nodes, "sum").outputs[0] for _ in range(2)]
+@pick_all("two ranks, one node", "three ranks, one node", "three nodes", "nodes that differ")
+def test_one_sided_operations(over, nodes):
+    over.run("one_sided", nodes)
+
+
+@pick_all(*PLACES)
+def test_collectives(over, nodes):
+    over.run("collectives", nodes)
+
+
+@pick_all("four ranks, one node", "three nodes")
+def test_the_same_bits_in_every_run(over, nodes):
+    said = [over.run("collectives", nodes, "sum").outputs[0] for _ in range(2)]
     assert said[0] == said[1] and "bits" in said[0]
 
 
@@ -86,10 +136,10 @@ def test_ranks_that_would_reduce_in_different_ways_are_told(launcher):
     assert "Mismatch" in ranks.said(), ranks.said()
 
 
-@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1]], ids=["one node", "two nodes"])
+@pick_all("three ranks, one node", "two nodes")
 @pytest.mark.parametrize("kind", ["size", "wire", "type", "order", "alltoall"])
-def test_ranks_that_disagree_are_told(launcher, nodes, kind):
-    ranks = launcher.run("mistakes", nodes, kind)
+def test_ranks_that_disagree_are_told(over, nodes, kind):
+    ranks = over.run("mistakes", nodes, kind)
     for rank, said in ranks.outputs.items():
         assert "no error" not in said, ranks.said()
         # All notice by themselves on one node; between nodes some only learn that the group broke.
@@ -101,9 +151,9 @@ def test_ranks_that_disagree_are_told(launcher, nodes, kind):
         assert "2000 x float32 'weights'" in ranks.outputs[1]
 
 
-@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
-def test_a_rank_that_does_not_come_is_named(launcher, nodes):
-    said = launcher.run("mistakes", nodes, "late").outputs[0]
+@pick_all("two ranks, one node", "two nodes")
+def test_a_rank_that_does_not_come_is_named(over, nodes):
+    said = over.run("mistakes", nodes, "late").outputs[0]
     assert "Rank 1" in said and ("Timeout" in said or "PeerLost" in said)
 
 
@@ -125,3 +175,78 @@ def test_without_the_native_core_a_sentence_says_what_to_do(monkeypatch):
 def test_an_environment_that_makes_no_sense_is_explained(environment, word):
     with pytest.raises(gaspi.InvalidCall, match=word):
         gaspi.init(1, environment)
+
+
+@over_gpi2
+def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
+    ranks = over.start("until_killed", [0, 0, 0], "1", "go-on")
+    for process in ranks.processes:
+        assert process.stdout.readline().startswith("ready")
+    ranks.processes[1].kill()
+    assert ranks.finish(60) == [17, -signal.SIGKILL, 17], ranks.said()
+    for rank in (0, 2):
+        assert "Rank 1 was lost" in ranks.outputs[rank] and "went on" in ranks.outputs[rank], ranks.said()
+
+
+@over_gpi2
+def test_torch_trains_over_gpi2_as_over_the_native_transport(over):
+    ours = over.run("data_parallel", [0, 0], "carme", "ddp")
+    over.variables.clear()
+    assert ours.outputs == over.run("data_parallel", [0, 0], "carme", "ddp").outputs
+
+
+@over_gpi2
+def test_ranks_that_gaspi_run_started_are_ranks_here(over, tmp_path):
+    """Without any variable but those of GPI-2's own launcher."""
+    machines = tmp_path / "machines"
+    machines.write_text("localhost\n" * 3)
+    base = {name: os.environ[name] for name in ("PATH", "PYTHONPATH")} | over.variables
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, PROGRAMS / "one_sided.py"],
+            env=base
+            | {"GASPI_RANK": str(rank), "GASPI_NRANKS": "3", "GASPI_SOCKET": str(rank)}
+            | {"GASPI_MFILE": str(machines), "GASPI_MASTER": "localhost"},
+        )
+        for rank in range(3)
+    ]
+    over.started += ranks
+    assert [process.wait(90) for process in ranks] == [0, 0, 0]
+
+
+def test_without_gpi2_a_sentence_says_what_to_do(launcher):
+    ranks = launcher.start(
+        "join",
+        [0, 0],
+        "20",
+        environment=lambda rank: {"CARME_TRANSPORT": "gpi2", "CARME_GPI2_LIBRARY": "/nowhere/libGPI2.so"},
+    )
+    ranks.finish()
+    for said in ranks.outputs.values():
+        assert "/nowhere/libGPI2.so" in said and "CARME_GPI2_LIBRARY" in said, ranks.said()
+
+
+def test_a_library_that_is_another_one_is_named():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CARME_GPI2_LIBRARY", "libc.so.6")
+        with pytest.raises(gaspi.GaspiError, match="has no gaspi_config_get"):
+            gaspi.init(1, {}, transport="gpi2")
+
+
+def test_a_transport_that_is_none_is_named():
+    with pytest.raises(gaspi.InvalidCall, match="transport=verbs is no transport"):
+        gaspi.init(1, {}, transport="verbs")
+
+
+def test_ranks_with_different_transports_are_told(launcher, simulated_gpi2):
+    ranks = launcher.start(
+        "join",
+        [0, 0],
+        "20",
+        environment=lambda rank: (
+            {"CARME_TRANSPORT": "gpi2", "CARME_GPI2_LIBRARY": str(simulated_gpi2)} if rank else {}
+        ),
+    )
+    ranks.finish()
+    for said in ranks.outputs.values():
+        assert "Some ranks chose the transport" in said, ranks.said()

@@ -15,3 +15,13 @@ def load() -> Any:
             "Install it again with a C++20 compiler at hand, and without CARME_RUNTIME_PURE.",
         ) from None
     return _core
+
+
+def group_type(context: Any) -> Any:
+    """The class of groups on a context: the native core's, or that of another transport."""
+    return getattr(context, "group_type", None) or load().Group
+
+
+def plan_type(context: Any) -> Any:
+    """The same for plans."""
+    return getattr(context, "plan_type", None) or load().Plan

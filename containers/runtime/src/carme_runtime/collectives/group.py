@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from carme_runtime.collectives import links
-from carme_runtime.collectives.core import load
+from carme_runtime.collectives.core import group_type, plan_type
 from carme_runtime.collectives.errors import InvalidCall
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5, "uint8": 6}
@@ -83,7 +83,7 @@ class Group:
     `asynchronous=True` a method returns a `Pending` at once. `label` names the buffer in messages.
 
     Args:
-        context: The core's, connected.
+        context: The transport's, connected.
         ranks: Of the run.
         timeout: For the forming of the group, milliseconds.
         algorithm: How more than two nodes reduce: `direct` (everybody to everybody), `ring`, `halving`
@@ -94,15 +94,14 @@ class Group:
     def __init__(
         self, context: Any, ranks: list[int], timeout: int = -1, algorithm: str | None = None
     ) -> None:
-        core = load()
         self._context = context
-        self._group = core.Group(context, ranks, timeout, links.algorithm(algorithm))
+        self._group = group_type(context)(context, ranks, timeout, links.algorithm(algorithm))
         self._kept = Kept()  # goes after the core's group, which ends what still runs
         if links.to_be_measured() and len(ranks) == context.size > 1:
             times = self._group.measure_links()
             if times:
                 context.set_link_times(times)
-        self._plan = core.Plan
+        self._plan = plan_type(context)
         self.ranks: list[int] = self._group.ranks
         self.index: int = self._group.index
         self.size: int = self._group.size

@@ -13,6 +13,7 @@
             process.notify_reset(0, 0)
 
 Ranks on one node share memory; ranks on other nodes are reached over TCP, authenticated by the job's key.
+With `init(transport="gpi2")`, or CARME_TRANSPORT=gpi2, GPI-2 carries the data where a site has installed it.
 Every call that depends on another rank takes `timeout` in milliseconds: BLOCK waits for ever, TEST does not
 wait; when the time is over it raises `Timeout`, and the same call can be made again.
 """

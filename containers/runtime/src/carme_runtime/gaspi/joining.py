@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import logging
 import os
+import random
 import secrets
 import socket
 import threading
@@ -15,12 +16,23 @@ from typing import Any
 from carme_runtime.addresses import is_loopback
 from carme_runtime.collectives import links
 from carme_runtime.collectives.core import load
-from carme_runtime.collectives.errors import GaspiError, PeerLost, Timeout, WrongKey
+from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
 from carme_runtime.gaspi import handshake
 from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange
+from carme_runtime.transports import GPI2, NATIVE, TRANSPORT, TRANSPORTS
 
 STREAMS = 3  # to a rank on another node: one for one-sided operations, the others for collectives
+GPI2_PORTS = range(20_000, 32_000)  # below those that systems give to clients
 log = logging.getLogger("carme_runtime")
+
+
+def transport_of(name: str | None) -> str:
+    """What carries data: `name`, or what CARME_TRANSPORT says, or native. Raises InvalidCall."""
+    source = "transport=" if name else f"{TRANSPORT}="
+    name = name or os.environ.get(TRANSPORT) or NATIVE
+    if name not in TRANSPORTS:
+        raise InvalidCall(f"{source}{name} is no transport.", f"Choose from {', '.join(TRANSPORTS)}.")
+    return name
 
 
 def join(
@@ -31,16 +43,20 @@ def join(
     address: str | None,
     master: str,
     timeout: float,
+    transport: str | None = None,
 ) -> Any:
-    """The core's context of this rank, connected to all others.
+    """The transport's context of this rank, connected to all others.
 
     Args:
         exchange: tells all ranks what this one says about itself, returns what all said, by rank.
         key: the job's; None where all ranks run on one host, whose first then makes one.
         address: at which other nodes reach this one; None: what the route to `master` says.
         timeout: seconds for all of it.
+        transport: one of TRANSPORTS; None: what CARME_TRANSPORT says, else the native core.
     """
     deadline = time.monotonic() + timeout
+    if transport_of(transport) == GPI2:
+        return _join_gpi2(rank, size, exchange, address or own_address(master), deadline)
     context = load().Context(rank, size)
     links.apply_file(context)
     address = address or own_address(master)
@@ -56,6 +72,11 @@ def join(
                 "key": secrets.token_hex(32) if key is None and rank == 0 else None,
             }
         )
+        if any("control" not in entry for entry in entries):
+            raise InvalidCall(
+                "Some ranks chose the transport native, and others did not.",
+                f"Set {TRANSPORT} alike on all ranks.",
+            )
         key = key or bytes.fromhex(entries[0]["key"])
         names = [entry["node"] for entry in entries]
         nodes = [names.index(name) for name in names]
@@ -64,13 +85,41 @@ def join(
         streams = _connect_all(listener, entries, rank, counts, key, deadline)
     finally:
         listener.close()  # from here on nobody can even knock
-    # Its threads end before the interpreter does, whoever still holds it then.
-    reference = weakref.ref(context)
-    atexit.register(lambda: (held := reference()) and held.close())
+    _close_at_exit(context)
     context.connect(
         [(entries[r]["pid"], entries[r]["control"], nodes[r], streams.get(r, [])) for r in range(size)]
     )
     return context
+
+
+def _join_gpi2(rank: int, size: int, exchange: Exchange, address: str, deadline: float) -> Any:
+    from carme_runtime.gaspi import gpi2
+
+    library = gpi2.Library()  # who lacks it is to say so before the others wait for it
+    entries = exchange({"address": address, "port": random.choice(GPI2_PORTS), "transport": GPI2})
+    if any(entry.get("transport") != GPI2 for entry in entries):
+        raise InvalidCall(
+            "Some ranks chose the transport gpi2, and others did not.", f"Set {TRANSPORT} alike on all ranks."
+        )
+    hosts = [entry["address"] for entry in entries]
+    context = gpi2.start(library, rank, size, hosts, entries[0]["port"], deadline - time.monotonic())
+    _close_at_exit(context)
+    return context
+
+
+def join_started_by_gaspi_run(timeout: float) -> Any:
+    """The context of a rank that a launcher of GPI-2 has started: GPI-2 itself knows the others."""
+    from carme_runtime.gaspi import gpi2
+
+    context = gpi2.start(gpi2.Library(), None, None, None, None, timeout)
+    _close_at_exit(context)
+    return context
+
+
+def _close_at_exit(context: Any) -> None:
+    """Its threads end before the interpreter does, whoever still holds it then."""
+    reference = weakref.ref(context)
+    atexit.register(lambda: (held := reference()) and held.close())
 
 
 def own_address(master: str) -> str:

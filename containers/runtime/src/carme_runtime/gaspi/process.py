@@ -10,7 +10,8 @@ from typing import Any
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Timeout
 from carme_runtime.collectives.group import Group, Pending
 from carme_runtime.gaspi import rendezvous
-from carme_runtime.gaspi.joining import join
+from carme_runtime.gaspi.joining import join, join_started_by_gaspi_run, transport_of
+from carme_runtime.transports import GPI2
 
 BLOCK = -1
 TEST = 0
@@ -26,14 +27,21 @@ class State(enum.IntEnum):
     CORRUPT = 1
 
 
-def init(timeout: float = 120.0, environment: "dict[str, str] | None" = None) -> "Process":
+def init(
+    timeout: float = 120.0, environment: "dict[str, str] | None" = None, transport: str | None = None
+) -> "Process":
     """Joins the run that RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and CARME_KEY_FILE describe.
 
     Args:
         timeout: seconds in which all ranks must have joined.
         environment: instead of this process's own.
+        transport: `native` (shared memory within a node, TCP between nodes) or `gpi2` (the GPI-2 that is
+            installed); None: what CARME_TRANSPORT says, else `native`. The same on all ranks.
     """
-    place = rendezvous.Place.from_environment(os.environ if environment is None else environment)
+    variables = os.environ if environment is None else environment
+    if transport_of(transport) == GPI2 and "RANK" not in variables and "GASPI_RANK" in variables:
+        return Process(join_started_by_gaspi_run(timeout), int(timeout * 1000))
+    place = rendezvous.Place.from_environment(variables)
     key = rendezvous.read_key(place.key_file) if place.key_file else None
     context = join(
         place.rank,
@@ -43,6 +51,7 @@ def init(timeout: float = 120.0, environment: "dict[str, str] | None" = None) ->
         place.address,
         place.master,
         timeout,
+        transport,
     )
     return Process(context, int(timeout * 1000))
 

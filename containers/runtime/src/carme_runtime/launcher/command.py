@@ -19,6 +19,7 @@ from carme_runtime.launcher.elastic import execute as elastic
 from carme_runtime.launcher.placement import place
 from carme_runtime.launcher.run import Run
 from carme_runtime.launcher.wishes import Wishes, plan
+from carme_runtime.transports import TRANSPORT, TRANSPORTS
 
 JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
 # By Tarantella's launcher, today's and the older one's.
@@ -26,6 +27,7 @@ ALIASES = {"--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
+    "--transport",
 )  # fmt: skip
 NOT_STARTED = 2
 
@@ -68,6 +70,8 @@ async def _run(arguments: list[str]) -> int:
             print(plan(places, wishes, command))
             return 0
         environment = os.environ | dict(options.x)
+        if options.transport:
+            environment[TRANSPORT] = options.transport
         if options.hang_seconds is not None:
             environment["CARME_HANG_SECONDS"] = options.hang_seconds
         if limits.max_restarts:
@@ -157,6 +161,11 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--backend",
         choices=("horovod",),
         help="start a script that is written for Horovod itself, as horovodrun does",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        help="what carries the data of carme_runtime: its own core, or the GPI-2 that is installed",
     )
     parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
     parser.add_argument("--version", action="version", version=__version__)

@@ -1,0 +1,492 @@
+"""This process as a rank of GPI-2, with the operations of the native core's context."""
+
+import contextlib
+import ctypes
+import hashlib
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
+from carme_runtime.gaspi.gpi2.group import Gpi2Group, Gpi2Plan
+from carme_runtime.gaspi.gpi2.library import QUEUE_FULL, SUCCESS, TIMEOUT, Config, Library
+from carme_runtime.gaspi.gpi2.mail import SLICE, Mail
+
+NOTIFICATIONS = 65536
+PASSIVE_LIMIT = 2**20
+LONGEST_LIST = 255  # parts of one list operation
+PASSIVE = 1  # the key of passive messages
+GROUP_ALL = 0
+PING_MS = 1000
+LEAVE_MS = 5000
+_ONE_AT_A_TIME = threading.Lock()  # GPI-2 keeps one state for the process
+
+# (local segment, local offset, remote segment, remote offset, bytes)
+Part = tuple[int, int, int, int, int]
+
+
+class Gpi2Context:
+    """Made by `start`. Arguments and results are those of the native core's `Context`."""
+
+    group_type = Gpi2Group
+    plan_type = Gpi2Plan
+
+    def __init__(self, library: Library, rank: int, size: int, nodes: Sequence[int], timeout: int) -> None:
+        self._library = library
+        self.rank, self.size = rank, size
+        self._nodes = list(nodes)
+        self.cores = len(os.sched_getaffinity(0))
+        # The last segment and queue carry messages.
+        self._segments = library.number("segment_max") - 1
+        self._queues = library.number("queue_num") - 1
+        self._memory: dict[int, mmap.mmap] = {}
+        self._lost = [False] * size
+        self._generations: dict[tuple[int, ...], int] = {}
+        self._groups: dict[int, Gpi2Group] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.mail = Mail(self, self._segments, self._queues, timeout)
+        self.mail.when_told = self._group_told
+        self.mail.start()
+
+    # What joining and groups need
+
+    def set_link_times(self, times: Any) -> None:
+        """Collectives over GPI-2 go one way whatever the links are."""
+
+    def node_of(self, rank: int) -> int:
+        """The same number for ranks of one node."""
+        return self._nodes[rank]
+
+    def close(self) -> None:
+        """Leave the run."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.mail.close()
+        self._library.raw("proc_term", LEAVE_MS)
+        _ONE_AT_A_TIME.release()
+
+    def group_key(self, ranks: tuple[int, ...]) -> int:
+        """A number for the next group of these ranks, the same on all of them."""
+        with self._lock:
+            self._generations[ranks] = self._generations.get(ranks, 0) + 1
+            what = repr((ranks, self._generations[ranks])).encode()
+        # The lowest bit tells groups' keys from their letters'; small numbers are reserved.
+        return int.from_bytes(hashlib.blake2b(what, digest_size=8).digest(), "little") & ~1 | 2**63
+
+    def add_group(self, key: int, group: Gpi2Group) -> None:
+        """Tell this group what its other members say about it."""
+        with self._lock:
+            self._groups[key] = group
+
+    def forget_group(self, key: int) -> None:
+        """Undo `add_group`."""
+        with self._lock:
+            self._groups.pop(key, None)
+
+    def _group_told(self, sender: int, content: bytes) -> None:
+        with self._lock:
+            group = self._groups.get(int.from_bytes(content[:8], "little"))
+        if group:
+            group.told(sender, content[8:])
+
+    # Segments
+
+    def segment_alloc(self, number: int, size: int) -> None:
+        if not 0 <= number < self._segments:
+            raise InvalidCall(
+                f"Segment {number} is out of range.",
+                f"Use numbers from 0 to {self._segments - 1}: GPI-2 has room for these.",
+            )
+        if size <= 0:
+            raise InvalidCall("A segment of no bytes was asked for.", "Give a size of at least one byte.")
+        if number in self._memory:
+            raise InvalidCall(f"Segment {number} exists already.", "Delete it first, or use another number.")
+        self.make_segment(number, size)
+
+    def make_segment(self, number: int, size: int) -> mmap.mmap:
+        """Memory of this process as a segment. It outlives that, as long as somebody has it."""
+        try:
+            memory = mmap.mmap(-1, size)
+        except (OSError, ValueError, OverflowError):
+            raise InvalidCall(f"There is no memory for {size} bytes.", "Use a smaller segment.") from None
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._library.call("segment_bind", number, at, size, 0)
+        self._memory[number] = memory
+        return memory
+
+    def segment_register(self, number: int, rank: int, timeout: int) -> None:
+        self._own(number, 0, 0)
+        self._check_rank(rank)
+        self.segment_register_reserved(number, rank, timeout)
+
+    def segment_register_reserved(self, number: int, rank: int, timeout: int) -> None:
+        """Make a segment of this rank known to another."""
+        if not self._complete("segment_register", (number, rank), timeout, rank, "registering a segment"):
+            raise Timeout(f"Rank {rank} did not take note of segment {number} in time.", "Register it again.")
+
+    def wait_for_all(self, timeout: int) -> None:
+        """Wait until all ranks have come here."""
+        if not self._complete("barrier", (GROUP_ALL,), timeout, None, "joining"):
+            raise Timeout("Not all ranks joined in time.", "See what the others say.")
+
+    def segment_delete(self, number: int) -> None:
+        self._own(number, 0, 0)
+        self._library.call("segment_delete", number)
+        del self._memory[number]
+
+    def segment_size(self, number: int, rank: int) -> int:
+        self._check_rank(rank)
+        if rank == self.rank:
+            return len(self._memory.get(number, b""))
+        return self._remote_size(number, rank)
+
+    def segment_array(self, number: int) -> Any:
+        import numpy
+
+        self._own(number, 0, 0)
+        return numpy.frombuffer(self._memory[number], "uint8")
+
+    # One-sided operations
+
+    def write(
+        self, rank: int, parts: Sequence[Part], notice: "tuple[int, int, int] | None", queue: int
+    ) -> None:
+        self._check(rank, queue, "a write")
+        if notice is not None and (not 0 <= notice[1] < NOTIFICATIONS or not 0 < notice[2] < 2**32):
+            raise InvalidCall(
+                f"Notification {notice[1]} with value {notice[2]} cannot be sent.",
+                f"Use an id below {NOTIFICATIONS} and a value other than 0.",
+            )
+        for part in parts:
+            self._check_part(part, rank, "write")
+        if notice is not None and not self.segment_size(notice[0], rank):
+            raise InvalidCall(
+                f"Rank {rank} has no segment {notice[0]} that is known here.",
+                "Let it create and register the segment first.",
+            )
+        pieces = list(_pieces(parts))
+        if len(pieces) == 1:
+            mine, at, theirs, there, size = pieces.pop()
+            self.post("write", rank, queue, (mine, at, rank, theirs, there, size))
+        for begin in range(0, len(pieces), LONGEST_LIST):
+            self._post_list("write_list", rank, queue, pieces[begin : begin + LONGEST_LIST])
+        if notice is not None:  # GPI-2 keeps the order of what one queue carries to one rank
+            self.post("notify", rank, queue, (notice[0], rank, notice[1], notice[2]))
+
+    def read(self, rank: int, parts: Sequence[Part], queue: int) -> None:
+        self._check(rank, queue, "a read")
+        for part in parts:
+            self._check_part(part, rank, "read")
+        pieces = list(_pieces(parts))
+        if len(pieces) == 1:
+            mine, at, theirs, there, size = pieces.pop()
+            self.post("read", rank, queue, (mine, at, rank, theirs, there, size))
+        for begin in range(0, len(pieces), LONGEST_LIST):
+            self._post_list("read_list", rank, queue, pieces[begin : begin + LONGEST_LIST])
+
+    def wait(self, queue: int, timeout: int) -> bool:
+        self._check_queue(queue)
+        return self._complete("wait", (queue,), timeout, None, f"waiting for queue {queue}")
+
+    def notify_waitsome(self, segment: int, first: int, count: int, timeout: int) -> int:
+        self._own(segment, 0, 0)
+        if not 0 <= first < NOTIFICATIONS or not 0 < count <= NOTIFICATIONS - first:
+            raise InvalidCall(
+                f"Notifications {first} and {count} more do not exist.", f"Keep below {NOTIFICATIONS}."
+            )
+        end = None if timeout < 0 else time.monotonic() + timeout / 1000
+        while True:
+            left = SLICE if end is None else max(0, min(SLICE, int((end - time.monotonic()) * 1000)))
+            found = self.waitsome(segment, first, count, left)
+            if found >= 0 or (end is not None and time.monotonic() >= end):
+                return found
+
+    def waitsome(self, segment: int, first: int, count: int, timeout: int) -> int:
+        """Which notification is set, or -1."""
+        found = ctypes.c_ulong(0)
+        code = self._library.raw("notify_waitsome", segment, first, count, ctypes.byref(found), timeout)
+        if code not in (SUCCESS, TIMEOUT):
+            raise self._library.failure("notify_waitsome", code)
+        return found.value if code == SUCCESS else -1
+
+    def notify_reset(self, segment: int, number: int) -> int:
+        self._own(segment, 0, 0)
+        if not 0 <= number < NOTIFICATIONS:
+            raise InvalidCall(f"There is no notification {number}.", f"Use an id below {NOTIFICATIONS}.")
+        return self.reset(segment, number)
+
+    def reset(self, segment: int, number: int) -> int:
+        """Clear a notification, return its value."""
+        return self._library.number("notify_reset", segment, number)
+
+    def fetch_add(self, rank: int, segment: int, offset: int, value: int, timeout: int) -> int | None:
+        return self._atomic("atomic_fetch_add", rank, segment, offset, (value,), timeout)
+
+    def compare_swap(
+        self, rank: int, segment: int, offset: int, expected: int, value: int, timeout: int
+    ) -> int | None:
+        return self._atomic("atomic_compare_swap", rank, segment, offset, (expected, value), timeout)
+
+    def passive_send(self, rank: int, data: bytes, timeout: int) -> bool:
+        self._check(rank, 0, "a passive send")
+        if len(data) > PASSIVE_LIMIT:
+            raise InvalidCall(
+                f"A passive message of {len(data)} bytes is too long.", f"Send at most {PASSIVE_LIMIT} bytes."
+            )
+        return self.mail.post(rank, PASSIVE, [data], _deadline(timeout))
+
+    def passive_receive(self, timeout: int) -> tuple[int, bytes] | None:
+        got = self.mail.take_any(PASSIVE, _deadline(timeout))
+        return None if got is None else (got[0], bytes(got[1]))
+
+    # Health
+
+    def state_vector(self) -> list[int]:
+        # Releases have states of one byte or of four: whoever writes one leaves the rest as it was.
+        room = (ctypes.c_ubyte * (4 * self.size))(*([0x55] * (4 * self.size)))
+        self._library.call("state_vec_get", room)
+        width = 1 if all(value == 0x55 for value in room[self.size :]) else 4
+        for rank in range(self.size):
+            if room[rank * width]:
+                self._lost[rank] = True
+            elif not self._lost[rank] and rank != self.rank:
+                self._ask(rank)
+        return [int(lost) for lost in self._lost]
+
+    def ping(self, rank: int) -> bool:
+        """GPI-2 asks the rank itself: one that was stopped does not answer, and is not lost by that."""
+        self._check_rank(rank)
+        if rank != self.rank and not self._lost[rank]:
+            self._ask(rank)
+        return not self._lost[rank]
+
+    def _ask(self, rank: int) -> None:
+        if self._library.raw("proc_ping", rank, PING_MS) not in (SUCCESS, TIMEOUT):
+            self._lost[rank] = True
+
+    def kill(self, rank: int) -> None:
+        self._check_rank(rank)
+        self._library.call("proc_kill", rank, PING_MS)
+
+    def throw_if_lost(self, rank: int, doing: str) -> None:
+        """Raise PeerLost where it is."""
+        if self._lost[rank]:
+            raise PeerLost(
+                f"Rank {rank} was lost during {doing}.",
+                "Form a new group without it, or start the run again.",
+            )
+
+    # What GPI-2 does not do by itself
+
+    def post(self, function: str, rank: int, queue: int, arguments: tuple[Any, ...]) -> None:
+        """Put an operation into a queue, and make room there if need be."""
+        while True:
+            code = self._library.raw(function, *arguments, queue, SLICE)
+            if code == SUCCESS:
+                return
+            if code == QUEUE_FULL:
+                code = self._library.raw("wait", queue, SLICE)
+            if code == TIMEOUT:
+                self.ping(rank)
+            elif code < 0:  # GASPI_ERROR: the connection to the rank is broken
+                self._lost[rank] = True
+            self.throw_if_lost(rank, "a one-sided operation")
+            if code not in (SUCCESS, TIMEOUT):
+                raise self._library.failure(function, code)
+
+    def _post_list(self, function: str, rank: int, queue: int, parts: list[Part]) -> None:
+        count = len(parts)
+        mine, at, theirs, there, sizes = zip(*parts, strict=True)
+        self.post(
+            function,
+            rank,
+            queue,
+            (
+                count,
+                (ctypes.c_ubyte * count)(*mine),
+                (ctypes.c_ulong * count)(*at),
+                rank,
+                (ctypes.c_ubyte * count)(*theirs),
+                (ctypes.c_ulong * count)(*there),
+                (ctypes.c_ulong * count)(*sizes),
+            ),
+        )
+
+    def _complete(
+        self, function: str, arguments: tuple[Any, ...], timeout: int, rank: int | None, doing: str
+    ) -> bool:
+        """Call what ends with SUCCESS or TIMEOUT until the time is over, looking for deaths now and then."""
+        end = _deadline(timeout)
+        while True:
+            left = SLICE if end is None else max(0, min(SLICE, int((end - time.monotonic()) * 1000)))
+            code = self._library.raw(function, *arguments, left)
+            if code == SUCCESS:
+                return True
+            if code < 0 and rank is not None:
+                self._lost[rank] = True
+            states = self.state_vector() if rank is None else [not self.ping(rank)]
+            if any(states):
+                self.throw_if_lost(states.index(True) if rank is None else rank, doing)
+            if code != TIMEOUT:
+                raise self._library.failure(function, code)
+            if end is not None and time.monotonic() >= end:
+                return False
+
+    def _atomic(
+        self, function: str, rank: int, segment: int, offset: int, values: tuple[int, ...], timeout: int
+    ) -> int | None:
+        self._check(rank, 0, "an atomic operation")
+        if offset % 8 or not 0 <= offset <= self.segment_size(segment, rank) - 8:
+            raise InvalidCall(
+                f"Offset {offset} of segment {segment} of rank {rank} is no place for 8 bytes.",
+                "Give a multiple of 8 within the segment.",
+            )
+        old = ctypes.c_ulong(0)
+        arguments = (segment, offset, rank, *values, ctypes.byref(old))
+        over = self._complete(function, arguments, timeout, rank, "an atomic operation")
+        return old.value if over else None
+
+    # Checks
+
+    def _check(self, rank: int, queue: int, doing: str) -> None:
+        self._check_rank(rank)
+        self._check_queue(queue)
+        self.throw_if_lost(rank, doing)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise InvalidCall(
+                f"There is no rank {rank} among {self.size}.", f"Use a rank from 0 to {self.size - 1}."
+            )
+
+    def _check_queue(self, queue: int) -> None:
+        if not 0 <= queue < self._queues:
+            raise InvalidCall(f"There is no queue {queue}.", f"Use one from 0 to {self._queues - 1}.")
+
+    def _own(self, number: int, offset: int, size: int) -> None:
+        memory = self._memory.get(number)
+        if memory is None or number >= self._segments:
+            raise InvalidCall(f"There is no segment {number} on this rank.", "Create it first.")
+        if offset < 0 or size < 0 or offset + size > len(memory):
+            raise InvalidCall(
+                f"Bytes {offset} to {offset + size} lie outside segment {number}, which has {len(memory)}.",
+                "Keep within the segment.",
+            )
+
+    def _check_part(self, part: Part, rank: int, what: str) -> None:
+        mine, at, theirs, there, size = part
+        self._own(mine, at, size)
+        known = self.segment_size(theirs, rank)
+        if there < 0 or there + size > known:
+            raise InvalidCall(
+                f"The {what} reaches outside segment {theirs} of rank {rank}, which has {known} bytes as far "
+                "as is known here.",
+                "Keep within the segment, and let its rank register it first.",
+            )
+
+    def _remote_size(self, number: int, rank: int) -> int:
+        if not 0 <= number < self._segments:
+            return 0
+        size = ctypes.c_ulong(0)
+        code = self._library.raw("segment_size", number, rank, ctypes.byref(size))
+        return size.value if code == SUCCESS else 0
+
+
+def start(
+    library: Library,
+    rank: int | None,
+    size: int | None,
+    hosts: Sequence[str] | None,
+    port: int | None,
+    timeout: float,
+) -> Gpi2Context:
+    """Make this process a rank of GPI-2.
+
+    Args:
+        rank: This one's number; like `size`, `hosts` and `port` None where a launcher of GPI-2 has told the
+            library by GASPI_ variables.
+        size: The number of ranks.
+        hosts: By rank, where it runs.
+        port: Where GPI-2's ranks find each other; those of one host take the following ones.
+        timeout: Seconds.
+    """
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise InvalidCall(
+            "This process is a rank of GPI-2 already, which can be so only once at a time.",
+            "Close the first one, or use it.",
+        )
+    milliseconds = max(int(timeout * 1000), 1)
+    try:
+        told = contextlib.nullcontext()
+        if rank is not None and size is not None and hosts is not None and port is not None:
+            config = Config()
+            library.call("config_get", ctypes.byref(config))
+            config.sn_port = port
+            library.call("config_set", config)
+            told = _told(rank, size, hosts)
+        with told:
+            code = library.raw("proc_init", milliseconds)
+        if code == TIMEOUT:
+            raise Timeout(
+                "GPI-2's ranks did not all come in time.",
+                "See what the others say, and whether a firewall lies between the nodes.",
+            )
+        if code != SUCCESS:
+            raise library.failure("proc_init", code)
+        found = (library.number("proc_rank"), library.number("proc_num"))
+        if hosts is None:
+            hosts = Path(os.environ["GASPI_MFILE"]).read_text().split()
+        nodes = [hosts.index(host) for host in hosts]
+        return Gpi2Context(library, *found, nodes, milliseconds)
+    except BaseException:
+        _ONE_AT_A_TIME.release()
+        raise
+
+
+@contextlib.contextmanager
+def _told(rank: int, size: int, hosts: Sequence[str]) -> Iterator[None]:
+    """The variables that gaspi_run sets, while GPI-2 starts."""
+    with tempfile.TemporaryDirectory(prefix="carme-gpi2-") as folder:
+        machines = Path(folder) / "machines"
+        machines.write_text("".join(f"{host}\n" for host in hosts))
+        told = variables(rank, size, hosts, str(machines))
+        before = {name: os.environ.get(name) for name in told}
+        os.environ.update(told)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def variables(rank: int, size: int, hosts: Sequence[str], machines: str) -> dict[str, str]:
+    """What GPI-2 reads when it starts; `machines`: a file with the hosts of all ranks, one a line."""
+    return {
+        "GASPI_RANK": str(rank),
+        "GASPI_NRANKS": str(size),
+        "GASPI_SOCKET": str(hosts[:rank].count(hosts[rank])),
+        "GASPI_MASTER": hosts[0],
+        "GASPI_MFILE": machines,
+    }
+
+
+def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
+    """Parts that GPI-2 takes: not empty, and none longer than 1 GiB."""
+    for mine, at, theirs, there, size in parts:
+        for begin in range(0, size, 2**30):
+            yield mine, at + begin, theirs, there + begin, min(2**30, size - begin)
+
+
+def _deadline(timeout: int) -> float | None:
+    return None if timeout < 0 else time.monotonic() + timeout / 1000

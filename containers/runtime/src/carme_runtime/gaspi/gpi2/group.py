@@ -1,0 +1,621 @@
+"""Groups and collectives over messages.
+
+All members exchange directly: each sends every other member its part, and adds what came in the members'
+order. So results have the same bits in every run and on every member. 16-bit numbers are added as float32.
+Wire types are accepted, and change nothing. Each message tells what its sender has called, so that members
+that disagree are told.
+"""
+
+import ctypes
+import itertools
+import json
+import queue
+import struct
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from carme_runtime.collectives import errors
+from carme_runtime.collectives.errors import GaspiError, InvalidCall, Mismatch, PeerLost, Timeout
+
+if TYPE_CHECKING:
+    from carme_runtime.gaspi.gpi2.context import Gpi2Context
+
+BARRIER, ALLREDUCE, BROADCAST, REDUCE_SCATTER, ALLGATHER, ALLTOALL = range(1, 7)
+NAMES = {
+    BARRIER: "barrier", ALLREDUCE: "allreduce", BROADCAST: "broadcast", REDUCE_SCATTER: "reduce_scatter",
+    ALLGATHER: "allgather", ALLTOALL: "alltoall",
+}  # fmt: skip
+TYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
+SIZES = (4, 8, 2, 2, 4, 8, 1)
+REDUCTION_NAMES = ("sum", "mean", "min", "max", "product")
+WIRE_NAMES = ("", " as bf16", " as int8")
+SMALL = 4096  # bytes up to which everybody sends everything to everybody
+_FLOATING = range(4)
+_BFLOAT16 = 3
+_LENGTH = struct.Struct("<I")
+_REMEDY = "Call the same collectives with the same shapes and types in the same order on all ranks."
+
+
+class Gpi2Group:
+    """Arguments and results are those of the native core's `Group`."""
+
+    def __init__(
+        self, context: "Gpi2Context", ranks: Sequence[int], timeout: int, algorithm: int = 0
+    ) -> None:
+        self._context = context
+        self.ranks = sorted(ranks)
+        for index, rank in enumerate(self.ranks):
+            if not 0 <= rank < context.size or (index and rank == self.ranks[index - 1]):
+                raise InvalidCall(
+                    f"A group cannot hold rank {rank} (again).",
+                    f"Name each rank once, from 0 to {context.size - 1}.",
+                )
+        if context.rank not in self.ranks:
+            raise InvalidCall("This rank is not in the group.", "Form a group on its members only.")
+        self.index = self.ranks.index(context.rank)
+        self.size = len(self.ranks)
+        self._key = context.group_key(tuple(self.ranks))
+        self._error: GaspiError | None = None
+        self._running = threading.Lock()
+        # Threads hold the group by what is queued alone, so that they end with it.
+        self._waiting: queue.SimpleQueue[tuple[Gpi2Group, Gpi2Handle, _Call] | None] = queue.SimpleQueue()
+        self._outstanding = 0
+        self._state = threading.Lock()
+        self._worker: threading.Thread | None = None
+        self._letters: dict[tuple[int, int], deque[Gpi2Letter]] = defaultdict(deque)
+        self._letters_lock = threading.RLock()
+        self._posts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._postman: threading.Thread | None = None
+        context.add_group(self._key, self)
+        self._run(_Call(BARRIER, doing="the forming of a group", timeout=timeout))
+
+    # Calls
+
+    def execute(self, *arguments: Any) -> None:
+        """Do a collective, after those that were submitted."""
+        call = _Call.of(*arguments)
+        self._check(call)
+        with self._state:
+            alone = not self._outstanding
+            if alone:
+                self._outstanding += 1
+        if not alone:
+            self._submit(call).wait(-1)
+            return
+        try:
+            self._run(call)
+        finally:
+            with self._state:
+                self._outstanding -= 1
+
+    def submit(self, *arguments: Any) -> "Gpi2Handle":
+        """Do a collective in the background."""
+        call = _Call.of(*arguments)
+        self._check(call)
+        return self._submit(call)
+
+    def measure_links(self) -> list[tuple[int, float]]:
+        """Nothing: there is one way of reducing."""
+        return []
+
+    def _submit(self, call: "_Call") -> "Gpi2Handle":
+        handle = Gpi2Handle()
+        with self._state:
+            self._outstanding += 1
+            if self._worker is None:
+                self._worker = threading.Thread(
+                    target=_work, args=(self._waiting,), name="carme-gpi2-group", daemon=True
+                )
+                self._worker.start()
+        self._waiting.put((self, handle, call))
+        return handle
+
+    def work(self, handle: "Gpi2Handle", call: "_Call") -> None:
+        """Do what was submitted."""
+        error = None
+        try:
+            self._run(call)
+        except BaseException as found:
+            error = found
+        with self._state:
+            self._outstanding -= 1
+        handle.finish(error)
+
+    def _check(self, call: "_Call") -> None:
+        if REDUCTION_NAMES[call.reduction] == "mean" and call.type not in _FLOATING and call.kind != BARRIER:
+            raise InvalidCall(
+                f"The mean of {TYPE_NAMES[call.type]} is not an integer.", "Use sum, and divide afterwards."
+            )
+        if call.wire and (call.kind != ALLREDUCE or call.type != 0 or call.reduction > 1):
+            raise InvalidCall(
+                f"Only a sum or mean of float32 travels{WIRE_NAMES[call.wire]}.", "Leave the wire type out."
+            )
+
+    # Running one
+
+    def _run(self, call: "_Call") -> None:
+        with self._running:
+            if self._error:
+                raise self._error
+            call.begin()
+            try:
+                self._dispatch(call)
+            except GaspiError as error:
+                self._break(error)
+                raise self._error or error from None
+
+    def _dispatch(self, call: "_Call") -> None:
+        if call.kind == BARRIER:
+            distance = 1
+            while distance < self.size:
+                self._send((self.index + distance) % self.size, call, b"")
+                self._take((self.index - distance) % self.size, call, 0)
+                distance *= 2
+        elif call.kind == BROADCAST:
+            self._broadcast(call)
+        elif call.kind == ALLREDUCE:
+            self._allreduce(call)
+        elif call.kind == REDUCE_SCATTER:
+            self._reduce_scatter(call)
+        elif call.kind == ALLGATHER:
+            total = sum(call.receive_sizes)
+            mine = memory(call.input, call.receive_sizes[self.index])
+            self._exchange(call, [mine] * self.size, memory(call.output, total), call.receive_sizes)
+        else:
+            cuts = _cuts(call.send_sizes)
+            source = memory(call.input, cuts[-1])
+            blocks = [source[a:b] for a, b in itertools.pairwise(cuts)]
+            target = memory(call.output, sum(call.receive_sizes))
+            self._exchange(call, blocks, target, call.receive_sizes)
+
+    def _broadcast(self, call: "_Call") -> None:
+        """By a binomial tree."""
+        buffer = memory(call.output, call.count)
+        place = (self.index - call.root) % self.size
+        distance = 1
+        while distance < self.size and not place & distance:
+            distance *= 2
+        if place:
+            buffer[:] = self._take((place - distance + call.root) % self.size, call, len(buffer))
+        while distance > 1:
+            distance //= 2
+            if place + distance < self.size:
+                self._send((place + distance + call.root) % self.size, call, buffer)
+
+    def _allreduce(self, call: "_Call") -> None:
+        import numpy
+
+        size = SIZES[call.type]
+        buffer = memory(call.output, call.count * size)
+        values = _numbers(buffer, call.type)
+        if values.nbytes <= SMALL or self.size == 1:
+            raw = values.tobytes()
+            for other in self._others():
+                self._send(other, call, raw)
+            result = self._reduced(call, values, values.nbytes)
+            _store(result, buffer, call.type)
+            return
+        cuts = [call.count * i // self.size for i in range(self.size + 1)]
+        for other in self._others():
+            self._send(other, call, _bytes_of(values[cuts[other] : cuts[other + 1]]))
+        mine = values[cuts[self.index] : cuts[self.index + 1]]
+        block = self._reduced(call, mine, mine.nbytes)
+        if call.type == _BFLOAT16 or call.type == 2:  # all members must keep what this one rounds
+            rounded = bytearray(block.size * size)
+            _store(block, memoryview(rounded), call.type)
+        else:
+            rounded = _bytes_of(numpy.ascontiguousarray(block))
+        for other in self._others():
+            self._send(other, call, rounded)
+        buffer[cuts[self.index] * size : cuts[self.index + 1] * size] = rounded
+        for other in self._others():
+            begin, end = cuts[other] * size, cuts[other + 1] * size
+            buffer[begin:end] = self._take(other, call, end - begin)
+
+    def _reduce_scatter(self, call: "_Call") -> None:
+        size = SIZES[call.type]
+        source = memory(call.input, call.count * size * self.size)
+        values = _numbers(source, call.type)
+        blocks = [values[i * call.count : (i + 1) * call.count] for i in range(self.size)]
+        for other in self._others():
+            self._send(other, call, _bytes_of(blocks[other]))
+        result = self._reduced(call, blocks[self.index], blocks[self.index].nbytes)
+        _store(result, memory(call.output, call.count * size), call.type)
+
+    def _reduced(self, call: "_Call", mine: Any, expected: int) -> Any:
+        """What `mine` and the next message of each other member give together, in the members' order."""
+        import numpy
+
+        functions = (numpy.add, numpy.add, numpy.minimum, numpy.maximum, numpy.multiply)
+        total: Any = None
+        for member in range(self.size):
+            values = mine
+            if member != self.index:
+                values = numpy.frombuffer(self._take(member, call, expected), mine.dtype)
+            total = values.copy() if total is None else functions[call.reduction](total, values, out=total)
+        if REDUCTION_NAMES[call.reduction] == "mean":
+            total *= total.dtype.type(1.0 / self.size)
+        return total
+
+    def _exchange(self, call: "_Call", blocks: list[Any], target: memoryview, sizes: Sequence[int]) -> None:
+        """Send a block to each member, lay what comes side by side."""
+        for other in self._others():
+            self._send(other, call, blocks[other])
+        cuts = _cuts(sizes)
+        own = bytes(blocks[self.index])
+        if len(own) != sizes[self.index]:
+            raise self._other_size(self.index, len(own), sizes[self.index])
+        target[cuts[self.index] : cuts[self.index + 1]] = own
+        for other in self._others():
+            target[cuts[other] : cuts[other + 1]] = self._take(other, call, sizes[other])
+
+    def _others(self) -> list[int]:
+        """The other members, each member beginning with the one after itself."""
+        return [(self.index + step) % self.size for step in range(1, self.size)]
+
+    def _send(self, member: int, call: "_Call", content: Any) -> None:
+        self._context.mail.post(
+            self.ranks[member], self._key, [_LENGTH.pack(len(call.told)), call.told, content]
+        )
+
+    def _take(self, member: int, call: "_Call", expected: int) -> memoryview:
+        rank = self.ranks[member]
+        message = self._context.mail.take(rank, self._key, call.deadline, self._look)
+        if message is None:
+            raise Timeout(
+                f"Rank {rank} did not come to {call.doing} within {call.timeout} ms of rank "
+                f"{self._context.rank}'s call.",
+                "See what it does, or allow more time; this group can no longer be used.",
+            )
+        (length,) = _LENGTH.unpack_from(message)
+        told = bytes(message[_LENGTH.size : _LENGTH.size + length])
+        if not call.agrees(told):
+            raise Mismatch(
+                f"Rank {self._context.rank} called {call.doing}, but rank {rank} called "
+                f"{_Call.described(told)}.",
+                _REMEDY,
+            )
+        content = memoryview(message)[_LENGTH.size + length :]
+        if len(content) != expected:
+            raise self._other_size(member, len(content), expected)
+        return content
+
+    def _other_size(self, member: int, sent: int, expected: int) -> Mismatch:
+        return Mismatch(
+            f"Rank {self.ranks[member]} sends {sent} bytes to rank {self._context.rank}, which expects "
+            f"{expected}.",
+            "Give matching sizes on both ranks.",
+        )
+
+    # Breaking up
+
+    def _look(self) -> None:
+        if self._error:
+            raise self._error
+
+    def _break(self, error: GaspiError) -> None:
+        """Nobody can use the group any more; tell the others why."""
+        if self._error:
+            return
+        self._error = error
+        said = json.dumps([type(error).__name__, error.message, error.remedy]).encode()
+        content = self._key.to_bytes(8, "little") + said
+        for other in self._others():
+            try:
+                self._context.mail.post(self.ranks[other], 0, [content], time.monotonic() + 0.2)
+            except GaspiError:  # it is gone, too
+                continue
+
+    def told(self, sender: int, content: bytes) -> None:
+        """Another member has broken up."""
+        kind, message, remedy = json.loads(content)
+        if kind == "Timeout":  # of the other one: for this one it is the rank that went away
+            kind, message = "PeerLost", f"Rank {sender} gave up: {message}"
+        if not self._error:
+            self._error = getattr(errors, kind, PeerLost)(message, remedy)
+        self._context.mail.wake()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_posts"):
+            self._waiting.put(None)
+            self._posts.put(None)
+            self._context.forget_group(self._key)
+
+    # Letters
+
+    def send(self, member: int, at: int, size: int, tag: int) -> "Gpi2Letter":
+        """Begin to send a message to a member."""
+        self._check_member(member)
+        letter = Gpi2Letter(self, member, tag, None)
+        rank, key, content = self.ranks[member], self._letter_key(tag), memory(at, size)
+
+        def post() -> None:
+            try:
+                self._context.mail.post(rank, key, [content])
+            except GaspiError as error:
+                letter.error = error
+            letter.over.set()
+
+        with self._letters_lock:
+            if self._postman is None:
+                self._postman = threading.Thread(
+                    target=_deliver, args=(self._posts,), name="carme-gpi2-post", daemon=True
+                )
+                self._postman.start()
+        self._posts.put(post)
+        return letter
+
+    def receive(self, member: int, at: int, size: int, tag: int) -> "Gpi2Letter":
+        """Begin to receive a message of a member."""
+        self._check_member(member)
+        letter = Gpi2Letter(self, member, tag, memory(at, size))
+        with self._letters_lock:
+            self._letters[member, tag].append(letter)
+        return letter
+
+    def fill(self, member: int, tag: int, deadline: float | None = None, wait: bool = False) -> None:
+        """Give letters that are waited for what has come; with `wait`, at least one or until `deadline`."""
+        rank, key = self.ranks[member], self._letter_key(tag)
+        while True:
+            if wait:
+                message = self._context.mail.take(rank, key, deadline, self._look)
+            else:
+                message = self._context.mail.poll(rank, key)
+            if message is None:
+                return
+            with self._letters_lock:
+                letter = self._letters[member, tag].popleft()
+            letter.take(message, rank)
+            if wait or not self._letters[member, tag]:
+                return
+
+    def _letter_key(self, tag: int) -> int:
+        return (self._key + ((tag << 1) | 1)) % 2**64
+
+    def _check_member(self, member: int) -> None:
+        if not 0 <= member < self.size:
+            raise InvalidCall(
+                f"There is no member {member} to exchange messages with.", "Name another member."
+            )
+
+
+def _work(waiting: "queue.SimpleQueue[tuple[Gpi2Group, Gpi2Handle, _Call] | None]") -> None:
+    while (item := waiting.get()) is not None:
+        group, handle, call = item
+        group.work(handle, call)
+        del item, group, handle, call
+
+
+def _deliver(posts: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (post := posts.get()) is not None:
+        post()
+        del post
+
+
+class Gpi2Handle:
+    """A collective in the background."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def finish(self, error: BaseException | None) -> None:
+        """It ended, well or with an error."""
+        self._error = error
+        self._over.set()
+
+    def wait(self, timeout: int) -> bool:
+        """Wait at most `timeout` milliseconds; whether it is over. Raises what it raised."""
+        if not self._over.wait(None if timeout < 0 else timeout / 1000):
+            return False
+        if self._error:
+            raise self._error
+        return True
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._over.is_set()
+
+
+class Gpi2Letter:
+    """A message between two members."""
+
+    def __init__(self, group: Gpi2Group, member: int, tag: int, into: memoryview | None) -> None:
+        self._group, self._member, self._tag, self._into = group, member, tag, into
+        self.over = threading.Event()
+        self.error: GaspiError | None = None
+
+    def take(self, message: bytearray, rank: int) -> None:
+        """This is what has come."""
+        assert self._into is not None
+        if len(message) == len(self._into):
+            self._into[:] = message
+        else:
+            self.error = Mismatch(
+                f"Rank {rank} sent a message of another size.",
+                "Send and receive the same number of elements of the same type.",
+            )
+        self.over.set()
+
+    def wait(self, timeout: int) -> bool:
+        """Wait at most `timeout` milliseconds; whether it is over."""
+        end = None if timeout < 0 else time.monotonic() + timeout / 1000
+        if self._into is None:
+            self.over.wait(None if end is None else max(0.0, end - time.monotonic()))
+        while self._into is not None and not self.over.is_set():
+            self._group.fill(self._member, self._tag, end, wait=True)
+            if end is not None and time.monotonic() >= end:
+                break
+        if self.over.is_set() and self.error:
+            raise self.error
+        return self.over.is_set()
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        if self._into is not None and not self.over.is_set():
+            self._group.fill(self._member, self._tag)
+        return self.over.is_set()
+
+
+class Gpi2Plan:
+    """An allreduce that is repeated on one buffer."""
+
+    def __init__(
+        self,
+        group: Gpi2Group,
+        at: int,
+        count: int,
+        kind: int,
+        reduction: int,
+        timeout: int,
+        wire: int,
+        buffer: Any,
+    ) -> None:
+        self._group, self._buffer = group, buffer
+        self._arguments = (ALLREDUCE, 0, at, count, kind, reduction, 0, (), (), "", timeout, wire)
+
+    def run(self) -> None:
+        """Do it once more."""
+        self._group.execute(*self._arguments)
+
+    def start(self) -> Gpi2Handle:
+        """Do it once more, in the background."""
+        return self._group.submit(*self._arguments)
+
+
+class _Call:
+    def __init__(
+        self,
+        kind: int,
+        *,
+        source: int = 0,
+        output: int = 0,
+        count: int = 0,
+        element: int = 0,
+        reduction: int = 0,
+        root: int = 0,
+        send_sizes: Sequence[int] = (),
+        receive_sizes: Sequence[int] = (),
+        label: str = "",
+        timeout: int = -1,
+        wire: int = 0,
+        doing: str = "",
+    ) -> None:
+        self.kind, self.input, self.output, self.count = kind, source, output, count
+        self.type, self.reduction, self.root, self.wire = element, reduction, root, wire
+        self.send_sizes, self.receive_sizes = list(send_sizes), list(receive_sizes)
+        self.timeout = timeout
+        self.deadline: float | None = None
+        shape: list[Any] = [] if kind == BARRIER else [count, element, reduction, root, wire]
+        if kind == ALLGATHER:
+            shape.append(self.receive_sizes)
+        self.told = json.dumps([kind, *shape, label, doing]).encode()
+        self.doing = self.described(self.told)
+
+    @classmethod
+    def of(
+        cls,
+        kind: int,
+        source: int,
+        output: int,
+        count: int,
+        element: int,
+        reduction: int,
+        root: int,
+        send_sizes: Sequence[int],
+        receive_sizes: Sequence[int],
+        label: str,
+        timeout: int,
+        wire: int,
+    ) -> "_Call":
+        return cls(
+            kind,
+            source=source,
+            output=output,
+            count=count,
+            element=element,
+            reduction=reduction,
+            root=root,
+            send_sizes=send_sizes,
+            receive_sizes=receive_sizes,
+            label=label,
+            timeout=timeout,
+            wire=wire,
+        )
+
+    def begin(self) -> None:
+        """Its time begins."""
+        self.deadline = None if self.timeout < 0 else time.monotonic() + self.timeout / 1000
+
+    def agrees(self, told: bytes) -> bool:
+        """Whether another member called the same. Labels name buffers for people, and may differ."""
+        if told == self.told:
+            return True
+        *theirs, _, _ = json.loads(told)
+        *mine, _, _ = json.loads(self.told)
+        return theirs == mine
+
+    @staticmethod
+    def described(told: bytes) -> str:
+        """For people."""
+        kind, *shape, label, doing = json.loads(told)
+        if doing:
+            return doing
+        if kind == BARRIER:
+            return "barrier"
+        count, element, reduction, root, wire = shape[:5]
+        named = f" '{label}'" if label else ""
+        if kind == ALLTOALL:
+            return f"alltoall of {TYPE_NAMES[element]}{named}"
+        name = (
+            f"{NAMES[kind]} ({REDUCTION_NAMES[reduction]})"
+            if kind in (ALLREDUCE, REDUCE_SCATTER)
+            else NAMES[kind]
+        )
+        how = f" from member {root}" if kind == BROADCAST else WIRE_NAMES[wire]
+        return f"{name} of {count} x {TYPE_NAMES[element]}{named}{how}"
+
+
+def memory(at: int, size: int) -> memoryview:
+    """The bytes at an address."""
+    if not size:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_ubyte * size).from_address(at)).cast("B")
+
+
+def _cuts(sizes: Sequence[int]) -> list[int]:
+    cuts = [0]
+    for size in sizes:
+        cuts.append(cuts[-1] + size)
+    return cuts
+
+
+def _bytes_of(values: Any) -> memoryview:
+    return memoryview(values).cast("B") if values.size else memoryview(b"")
+
+
+def _numbers(buffer: memoryview, kind: int) -> Any:
+    """The buffer as numbers that NumPy can add; those of 16 bits as float32."""
+    import numpy
+
+    if kind == _BFLOAT16:
+        return (numpy.frombuffer(buffer, "uint16").astype("uint32") << 16).view("float32")
+    values = numpy.frombuffer(buffer, TYPE_NAMES[kind])
+    return values.astype("float32") if TYPE_NAMES[kind] == "float16" else values
+
+
+def _store(values: Any, buffer: memoryview, kind: int) -> None:
+    """Undo `_numbers`, rounding to the nearest."""
+    import numpy
+
+    if kind == _BFLOAT16:
+        bits = values.astype("float32").view("uint32")
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        values = numpy.where(numpy.isnan(values), 0x7FC0, rounded).astype("uint16")
+    else:
+        values = values.astype(TYPE_NAMES[kind], copy=False)
+    if len(buffer):
+        buffer[:] = _bytes_of(numpy.ascontiguousarray(values))

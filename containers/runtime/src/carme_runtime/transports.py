@@ -1,0 +1,6 @@
+"""What may carry the data of `carme_runtime` between ranks."""
+
+NATIVE = "native"  # shared memory within a node, TCP between nodes
+GPI2 = "gpi2"  # the GPI-2 that a site has installed
+TRANSPORTS = (NATIVE, GPI2)
+TRANSPORT = "CARME_TRANSPORT"
