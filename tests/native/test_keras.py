@@ -1,7 +1,6 @@
 """Keras models that are trained by all ranks."""
 
 import json
-from importlib.util import find_spec
 
 import pytest
 
@@ -37,8 +36,6 @@ def by_keras_alone():
 def test_results_do_not_depend_on_the_number_of_ranks(
     launcher, tmp_path, monkeypatch, by_keras_alone, backend, nodes
 ):
-    if find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
     monkeypatch.setenv("KERAS_BACKEND", backend)
     if backend not in by_keras_alone:
         by_keras_alone[backend] = train(launcher, tmp_path, [0], "plain")[0]
@@ -51,18 +48,32 @@ def test_results_do_not_depend_on_the_number_of_ranks(
         compare(ours, by_keras_alone[backend], f"rank {rank} of {len(nodes)}")
 
 
-@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("backend", "nodes"),
+    [("torch", [0]), ("torch", [0, 0]), ("torch", [0, 0, 1, 1]), ("tensorflow", [0]), ("tensorflow", [0, 1])],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
+)
 @pytest.mark.parametrize(
     "what",
     ["callbacks", "backup", "saving", "layers_with_state", "micro_batches", "tensors", "sequential"],
 )
-def test_scripts(launcher, tmp_path, nodes, what):
+def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
     folder = tmp_path / "shared"
     folder.mkdir()
     launcher.run("keras_scripts", nodes, what, str(folder))
 
 
-def test_mistakes_are_told_to_all_ranks_and_do_no_harm(launcher):
+def test_tensorboards_of_all_ranks(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # which writes them
+    monkeypatch.setenv("TNT_TENSORBOARD_ON_ALL_DEVICES", "true")
+    launcher.run("keras_scripts", [0, 0], "tensorboards", str(tmp_path))
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_mistakes_are_told_to_all_ranks_and_do_no_harm(launcher, monkeypatch, backend):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
     ranks = launcher.run("keras_mistakes", [0, 0])
     said = [
         dict(line.split(": ", 1) for line in ranks.outputs[rank].splitlines() if ": " in line)

@@ -55,18 +55,26 @@ def parser() -> argparse.ArgumentParser:
         "--images",
         metavar="NAMES",
         type=lambda names: names.split(","),
-        help="job images with commas between them: vscode takes longer (default: base,torch, or as before)",
+        help="job images with commas between them: vscode takes longer, tensorflow is the fourth (default: "
+        "base,torch, or as before)",
+    )
+    up.add_argument(
+        "--monitoring", action="store_const", const=True, help="also Prometheus and its alerts, from now on"
     )
 
     up.add_argument(
-        "--monitoring", action="store_const", const=True, help="also Prometheus and its alerts, from now on"
+        "--horovod",
+        action="store_const",
+        const=True,
+        help="also Horovod in the images of PyTorch and TensorFlow, from now on; compiled once, for some "
+        "minutes",
     )
 
     hosts = command("hosts", "set up the bare hosts only: nothing of Carme is installed")
     for option in ("--nodes", "--gpus", "--port"):
         hosts.add_argument(option, type=int, metavar="N", help="as for up")
     hosts.add_argument("--subnet", help="as for up")
-    hosts.set_defaults(images=None, monitoring=None)
+    hosts.set_defaults(images=None, monitoring=None, horovod=None)
 
     show = command(
         "status", "show nodes, services and address; the exit status is 0 only when the demo is ready"
@@ -306,7 +314,7 @@ class Demo:
         known = settings.load(self.places) or Settings()
         given = {
             name: getattr(options, name)
-            for name in ("nodes", "gpus", "port", "subnet", "images", "monitoring")
+            for name in ("nodes", "gpus", "port", "subnet", "images", "monitoring", "horovod")
         }
         chosen = dataclasses.replace(
             known, **{name: value for name, value in given.items() if value is not None}

@@ -128,6 +128,7 @@ def variables(settings: Settings, words: dict[str, str]) -> dict[str, object]:
         "demo_gpus_per_node": settings.gpus,
         "site_url": settings.url,
         "images_names": list(settings.images),
+        "images_horovod": settings.horovod,
         "demo_users": [{**user, "password": words[user["name"]]} for user in USERS],
     }
 

@@ -48,6 +48,7 @@ class Settings:
         subnet: the nodes' network, IPv4, a /24 or larger.
         images: the job images that are built; those of every demo are added.
         monitoring: Prometheus and its alerts on the head. Once there it stays.
+        horovod: Horovod in the images of PyTorch and TensorFlow. Once there it stays.
     """
 
     nodes: int = 2
@@ -56,6 +57,7 @@ class Settings:
     subnet: str = "10.77.0.0/24"
     images: tuple[str, ...] = IMAGES
     monitoring: bool = False
+    horovod: bool = False
 
     def __post_init__(self) -> None:
         _within("--nodes", self.nodes, 1, MAXIMUM_NODES)

@@ -1,23 +1,31 @@
-"""What scripts do around training; argument 1: which of it, 2: a folder all ranks see."""
+"""What scripts do around training; argument 1: which of it, 2: a folder all ranks see.
+
+KERAS_BACKEND is torch or tensorflow.
+"""
 
 # pyright: reportMissingImports=false, reportOptionalSubscript=false, reportOptionalMemberAccess=false
+# pyright: reportPossiblyUnboundVariable=false, reportArgumentType=false
 
-import os
-
-os.environ["KERAS_BACKEND"] = "torch"
 import sys
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import torch
+import pytest
 
 import carme_runtime.keras as tnt
+from carme_runtime.collectives.errors import InvalidCall
 
 kind, folder = sys.argv[1], Path(sys.argv[2])
-torch.set_num_threads(1)
-tnt.init()
+on_torch = keras.backend.backend() == "torch"
+if on_torch:
+    import torch
+
+    torch.set_num_threads(1)
+else:
+    import tensorflow
+tnt.init(devices_per_node=1)
 rank, size = tnt.get_rank(), tnt.get_size()
 keras.utils.set_random_seed(3 + rank)  # what the ranks share comes from rank 0
 numbers = np.random.default_rng(5)
@@ -90,7 +98,7 @@ def callbacks():
     assert aggregated.losses == np.array([history.history["loss"], history.history["val_loss"]]).T.tolist()
     assert len(master.losses) == (4 if rank == 0 else 0)
     locals_ = everywhere(np.array(local.losses)[None])
-    assert not np.allclose(locals_[0], locals_[1])
+    assert size == 1 or not np.allclose(locals_[0], locals_[-1])
     # 16 samples are split evenly, so that the mean over ranks is that over samples.
     np.testing.assert_allclose(locals_.mean(0)[:, 0], history.history["loss"], rtol=1e-5)
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -101,6 +109,20 @@ def callbacks():
     # The checkpoint is Keras' own.
     loaded: Any = keras.models.load_model(folder / "at4.keras")
     assert np.isclose(loaded.evaluate(x, y, verbose=0)[0], model.evaluate(x, y, verbose=0)[0], rtol=0.2)
+
+    class Tested(keras.callbacks.Callback):
+        loss = 0.0
+
+        def on_test_end(self, logs=None):
+            self.loss = logs["loss"]
+
+    one, all_ = Tested(), Tested()
+    watching = [all_, tnt.callbacks.Callback(one, aggregate_logs=False)]
+    tested = model.evaluate(x, y, 16, verbose=0, return_dict=True, callbacks=watching)
+    assert all_.loss == tested["loss"]
+    losses = everywhere(np.array([one.loss]))
+    assert size == 1 or losses[0] != losses[-1]
+    np.testing.assert_allclose(losses.mean(), tested["loss"], rtol=1e-5)
 
     stopped = Watch(stop_at=6)
     model.fit(x, y, 16, epochs=9, validation_data=(x, y), verbose=0, callbacks=[stopped])
@@ -198,15 +220,32 @@ def micro_batches():
     np.testing.assert_allclose(own.history["loss"], whole.history["loss"], rtol=1e-5)
     np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-4, atol=1e-6)
     assert first.history["loss"]
+    if not on_torch:
+        # A data set of single samples, and one in batches that fit: the same as arrays.
+        single = tensorflow.data.Dataset.from_tensor_slices((x, y))
+        keras.utils.set_random_seed(1)
+        models = [compiled() for _ in range(3)]
+        for model in models[1:]:
+            model.set_weights(models[0].get_weights())
+        arrays, singles, batches = (
+            model.fit(*data, tnt_micro_batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
+            for model, data in zip(models, [(x, y), (single,), (single.batch(4 * size),)], strict=True)
+        )
+        assert singles == batches
+        np.testing.assert_allclose(singles, arrays, rtol=1e-6)
+        assert models[0].predict(single, tnt_micro_batch_size=4, verbose=0).shape == (64, 2)
+        with pytest.raises(InvalidCall, match="comes in batches of 7 samples, but"):
+            models[0].fit(single.batch(7, drop_remainder=True), tnt_micro_batch_size=4, verbose=0)
 
 
 def tensors():
-    values = {"number": rank + 1, "array": np.full((2, 3), rank, "float32"), "tensor": torch.ones(4) * rank}
+    tensor = keras.ops.ones(4) * rank
+    values = {"number": rank + 1, "array": np.full((2, 3), rank, "float32"), "tensor": tensor}
     total = tnt.TensorAllreducer(values).allreduce(values)
     assert total["number"] == size * (size + 1) // 2
     assert (total["array"] == sum(range(size))).all()
-    assert isinstance(total["tensor"], torch.Tensor)
-    assert (total["tensor"] == sum(range(size))).all()
+    assert keras.ops.is_tensor(total["tensor"])
+    assert keras.ops.convert_to_numpy(total["tensor"]).tolist() == [sum(range(size))] * 4
     assert (values["array"] == rank).all()
     last = tnt.TensorBroadcaster([rank, 0.5 * rank], root_rank=size - 1).broadcast([rank, 0.5 * rank])
     assert last == [size - 1, 0.5 * (size - 1)]
@@ -230,6 +269,20 @@ def sequential():
     assert float(functional.keras_model.optimizer.learning_rate) == 0.25
     assert functional(x).shape == (64, 2)
     functional.summary()
+    data = tnt.ParallelStrategy.DATA
+    assert tnt.Model(mlp(), parallel_strategy=data).fit is not None
+    assert tnt.Sequential(name="with", parallel_strategy=data).name == "with"
+    with pytest.raises(InvalidCall, match=r"does not train with ParallelStrategy\.PIPELINING"):
+        tnt.Model(mlp(), parallel_strategy=tnt.ParallelStrategy.PIPELINING)
+
+
+def tensorboards():
+    """Each rank's own, where that is asked for."""
+    model = compiled()
+    for _ in range(2):
+        model.fit(x, y, 16, verbose=0, callbacks=[keras.callbacks.TensorBoard(str(folder / "boards"))])
+    everywhere(0)
+    assert sorted(path.name for path in (folder / "boards").iterdir()) == [f"rank_{r}" for r in range(size)]
 
 
 {
@@ -242,6 +295,8 @@ def sequential():
         micro_batches,
         tensors,
         sequential,
+        tensorboards,
     )
 }[kind]()
-torch.distributed.destroy_process_group()
+if on_torch:
+    torch.distributed.destroy_process_group()

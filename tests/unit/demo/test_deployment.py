@@ -72,6 +72,7 @@ def test_ansible_is_told_site_users_and_gpus() -> None:
     assert told["site_url"] == "https://localhost:9443"
     assert told["demo_gpus_per_node"] == 1
     assert told["images_names"] == ["base", "torch"]
+    assert told["images_horovod"] is False
     assert told["demo_users"] == [
         {"name": "user1", "uid": 2001, "admin": False, "password": "a"},
         {"name": "user2", "uid": 2002, "admin": False, "password": "b"},

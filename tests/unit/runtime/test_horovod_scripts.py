@@ -65,7 +65,7 @@ def test_where_horovod_is_not_installed(job: Job) -> None:
     code, out, errors = job.launch("--backend", "horovod", "-m", "calendar").wait()
     assert (code, out) == (2, "")
     assert errors.startswith("carme-run: Horovod is not installed for /")
-    assert "Use the image for PyTorch" in errors
+    assert "Use the image of PyTorch or TensorFlow" in errors
 
 
 def test_where_horovods_server_cannot_be_started(job: Job, tmp_path: Path) -> None:

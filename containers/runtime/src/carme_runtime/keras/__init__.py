@@ -9,15 +9,17 @@ those over all ranks, and results do not depend on the number of ranks. Names an
 Tarantella, so that `import carme_runtime.keras as tnt` runs scripts that were written for it.
 """
 
-from carme_runtime.keras import callbacks, models
-from carme_runtime.keras.model import Model, Sequential
+from carme_runtime.keras import callbacks, models, start
+from carme_runtime.keras.model import Model, ParallelStrategy, Sequential
 from carme_runtime.keras.tensors import TensorAllgatherer, TensorAllreducer, TensorBroadcaster
 from carme_runtime.keras.world import get_master_rank, get_rank, get_size, init, is_master_rank
 
 TarantellaModel = Model
+start.begin()
 
 __all__ = [
     "Model",
+    "ParallelStrategy",
     "Sequential",
     "TarantellaModel",
     "TensorAllgatherer",

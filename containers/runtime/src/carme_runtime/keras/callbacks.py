@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Callable as Function
+from pathlib import Path
 from typing import Any, Protocol
 
 from carme_runtime.keras.library import keras
+from carme_runtime.keras.steps import VALIDATION
 from carme_runtime.keras.world import World, world
 
 # Two writers of one file destroy it.
@@ -46,7 +48,7 @@ class Callback(keras.callbacks.Callback):
         self.run_on_all_ranks = (
             _runs_everywhere(keras_callback) if run_on_all_ranks is None else run_on_all_ranks
         )
-        self.localize: Function[[dict[str, Any]], dict[str, Any]] = dict
+        self.localize: Function[[dict[str, Any], str], dict[str, Any]] = lambda logs, prefix: logs
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Tell the callback."""
@@ -58,18 +60,20 @@ class Callback(keras.callbacks.Callback):
         super().set_model(model)
         self.keras_callback.set_model(model)
 
-    def _logs(self, logs: dict[str, Any] | None) -> dict[str, Any] | None:
-        return logs if self.aggregate_logs or logs is None else self.localize(logs)
+    def _logs(self, logs: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:
+        return logs if self.aggregate_logs or logs is None else self.localize(logs, prefix)
 
 
 def _forward(name: str, numbered: bool) -> None:
     """Let `Callback` pass calls of this hook on."""
+    # Only in the logs of an epoch do names say by themselves what is of the validation data.
+    prefix = VALIDATION if name.startswith("on_test") else ""
 
     def with_number(self: Callback, number: int, logs: dict[str, Any] | None = None) -> None:
-        getattr(self.keras_callback, name)(number, self._logs(logs))
+        getattr(self.keras_callback, name)(number, self._logs(logs, prefix))
 
     def without_number(self: Callback, logs: dict[str, Any] | None = None) -> None:
-        getattr(self.keras_callback, name)(self._logs(logs))
+        getattr(self.keras_callback, name)(self._logs(logs, prefix))
 
     setattr(Callback, name, with_number if numbered else without_number)
 
@@ -94,9 +98,9 @@ class Trained(Protocol):
 
     def settle(self) -> None: ...
 
-    def forget_local_logs(self) -> None: ...
+    def forget_local_logs(self, prefix: str) -> None: ...
 
-    def localize(self, logs: dict[str, Any]) -> dict[str, Any]: ...
+    def localize(self, logs: dict[str, Any], prefix: str) -> dict[str, Any]: ...
 
 
 class First(keras.callbacks.Callback):
@@ -108,11 +112,11 @@ class First(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count anew."""
-        self._trained.forget_local_logs()
+        self._trained.forget_local_logs("")
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Test the model that all ranks have."""
-        self._trained.forget_local_logs()
+        self._trained.forget_local_logs(VALIDATION)
         self._trained.settle()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -163,10 +167,19 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
         one.localize = trained.localize
         if not here.is_master and hasattr(one.keras_callback, "verbose"):
             one.keras_callback.verbose = 0
+        if isinstance(one.keras_callback, keras.callbacks.TensorBoard) and one.run_on_all_ranks:
+            _own_folder(one.keras_callback, here.rank)
     last = LastOfBatch(trained) if looks_at_batches else Last(trained)
     # Unwrapped where nothing is changed: Keras looks at the classes of some.
     plain = [one.keras_callback if one.aggregate_logs else one for one in running]
     return [First(trained), *plain, last], any(not one.aggregate_logs for one in wrapped)
+
+
+def _own_folder(tensorboard: Any, rank: int) -> None:
+    """Let each rank write below the folder, and not anew below that in a second call of fit."""
+    folder = Path(tensorboard.log_dir)
+    if folder.name != f"rank_{rank}":
+        tensorboard.log_dir = str(folder / f"rank_{rank}")
 
 
 def _looks_at_batches(callback: Any) -> bool:

@@ -4,6 +4,7 @@
 
 import pickle
 import random
+import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -284,6 +285,22 @@ def adapt(
         if "Unrecognized data type" not in str(error):
             raise
         raise InvalidCall(f"An object of type {type(x).__name__} is no data set.", f"Give {KINDS}.") from None
+
+
+def batched(data: Any, size: int) -> Any:
+    """A `tf.data.Dataset` of single samples in batches of `size`; all else as it is."""
+    tf = sys.modules.get("tensorflow")
+    if tf is None or not isinstance(data, tf.data.Dataset) or _has_batches(data):
+        return data
+    return data.batch(size)
+
+
+def _has_batches(data: Any) -> bool:
+    """Whether a data set, or one that it was made from, was told to make batches."""
+    name = type(data).__name__
+    if "Unbatch" in name:
+        return False
+    return "Batch" in name or any(_has_batches(source) for source in data._inputs())
 
 
 def split_for_validation(data: tuple[Any, Any, Any], fraction: float) -> tuple[Any, Any]:

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.data import Share, Shares
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.losses import WEIGHTS
-from carme_runtime.keras.steps import Steps
+from carme_runtime.keras.steps import VALIDATION, Steps, assign_values, flat_values
 from carme_runtime.keras.world import World
 
 _BUCKET_BYTES = 8 << 20
@@ -28,6 +27,8 @@ class GraphSteps(Steps):
         super().__init__(model, world)
         self._tf: Any = import_module("tensorflow")
         self._of_total = self._tf.Variable([0.0, 1.0], trainable=False, dtype="float64")
+        self._kept: dict[str, Any] = {}  # what this rank has counted, as variables of the graph
+        self._keeps = False
         model.train_function = model.test_function = None
 
     def take(self, share: Share) -> None:
@@ -41,16 +42,32 @@ class GraphSteps(Steps):
             data = data.example()
         self._model._symbolic_build(data_batch=data)
 
+    def keep_local_logs(self, wanted: bool) -> None:
+        """Whether a callback wants this rank's own logs: then the graph is another."""
+        super().keep_local_logs(wanted)
+        if wanted != self._keeps:
+            self._keeps = wanted
+            self._model.train_function = self._model.test_function = None
+
+    def forget_local_logs(self, prefix: str) -> None:
+        """Count this rank's own logs from zero: those of training, or those with the prefix `val_`."""
+        if prefix in self._kept:
+            self._kept[prefix].assign(self._tf.zeros_like(self._kept[prefix]))
+
+    def localize(self, logs: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """The logs with the values of this rank alone, where it has them; it has them with the prefix."""
+        whole = flat_values(self._model.metrics_variables)
+        own: dict[str, float] = {}
+        for kind, kept in self._kept.items():
+            own |= self._results(kept.numpy(), kind)
+        assign_values(self._model.metrics_variables, whole)
+        return {name: own.get(prefix + name, value) for name, value in logs.items()}
+
     def begin(self) -> None:
         """Make the ranks equal, and take over the gradients."""
         self._begun = True
         if self._world.size == 1:
             return
-        if self.wants_local_logs:
-            raise InvalidCall(
-                "Logs of one rank are not kept on the TensorFlow backend.",
-                "Leave aggregate_logs=False out, or set KERAS_BACKEND=torch.",
-            )
         self._model.jit_compile = False  # XLA has no node that leaves the graph
         self._give_out(self._compare_variables())
         self._take_over(self._model.optimizer)
@@ -80,7 +97,10 @@ class GraphSteps(Steps):
         model.reset_metrics()
         logs = step(data)
         if variables:
-            whole = self._sum(self._counting(variables), "metrics")
+            own = self._counting(variables)
+            if self.wants_local_logs:
+                self._keep(own, "" if training else VALIDATION)
+            whole = self._sum(own, "metrics")
             parts = tf.split(whole, [int(np.prod(tuple(v.shape), dtype=np.int64)) for v in variables])
             for v, earlier, part in zip(variables, before, parts, strict=True):
                 v.assign(earlier + tf.cast(tf.reshape(part, v.shape), v.dtype))
@@ -92,6 +112,12 @@ class GraphSteps(Steps):
             values = self._sum(tf.where(samples > 0, values * samples, 0.0), "logs") / total
             others = dict(zip(others, tf.unstack(values), strict=True))
         return {name: others[name] if name in others else metrics[name] for name in logs}
+
+    def _keep(self, own: Any, prefix: str) -> None:
+        if prefix not in self._kept or self._kept[prefix].shape != own.shape:
+            with self._tf.init_scope():
+                self._kept[prefix] = self._tf.Variable(np.zeros(own.shape), trainable=False, dtype="float64")
+        self._kept[prefix].assign_add(own)
 
     def _counting(self, values: list[Any]) -> Any:
         """Values in one vector; zeros where this rank's share is empty."""

@@ -1,5 +1,6 @@
 """Keras models that train on all ranks."""
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -7,12 +8,30 @@ import numpy as np
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras import callbacks as callbacks_module
-from carme_runtime.keras.data import Shares, adapt, length, rows, share, split_for_validation, too_small
+from carme_runtime.keras.data import (
+    Shares,
+    adapt,
+    batched,
+    length,
+    rows,
+    share,
+    split_for_validation,
+    too_small,
+)
 from carme_runtime.keras.graph import steps
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.world import world
 
 _OWN = ("_model", "_world", "_steps")
+
+
+class ParallelStrategy(enum.Flag):
+    """How ranks share the work on a model: each has all of it and some samples (DATA), and nothing else."""
+
+    NONE = enum.auto()
+    DATA = enum.auto()
+    PIPELINING = enum.auto()
+    ALL = DATA | PIPELINING
 
 
 class Model:
@@ -22,9 +41,19 @@ class Model:
 
     Everything else is as with the Keras model, of which all attributes can be read and set here. Batch sizes
     are those over all ranks. In place of a model, the arguments of `keras.Model` will do.
+
+    Args:
+        parallel_strategy: DATA, which is all there is.
     """
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: Any, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA, **keywords: Any
+    ) -> None:
+        if parallel_strategy is not ParallelStrategy.DATA:
+            raise InvalidCall(
+                f"carme_runtime.keras does not train with {parallel_strategy}.",
+                "Leave parallel_strategy out: each rank has the whole model, and its share of each batch.",
+            )
         first = arguments[0] if arguments else None
         if isinstance(first, Model):
             model = first.keras_model
@@ -304,6 +333,8 @@ class Model:
         asked = batch_size or whole
         if training and distribute and asked is not None and asked < size:
             raise too_small(asked, size)
+        if whole is not None:
+            x = batched(x, whole)
         source = adapt(x, y, sample_weight, asked, steps, shuffle, class_weight)
         return Shares(source, self._world, self._steps.take, distribute, whole, training)
 
@@ -330,7 +361,8 @@ class Model:
         return found[0]
 
     def _callbacks(self, callbacks: Any) -> list[Any]:
-        running, self._steps.wants_local_logs = callbacks_module.prepare(callbacks, self._steps, self._world)
+        running, wants_local_logs = callbacks_module.prepare(callbacks, self._steps, self._world)
+        self._steps.keep_local_logs(wants_local_logs)
         return running
 
     def _verbose(self, verbose: Any) -> Any:
@@ -377,9 +409,11 @@ class Model:
         return np.concatenate(pieces)
 
 
-def Sequential(layers: Any = None, **keywords: Any) -> Model:
+def Sequential(
+    layers: Any = None, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA, **keywords: Any
+) -> Model:
     """`keras.Sequential` that is trained by all ranks."""
-    return Model(keras.Sequential(layers, **keywords))
+    return Model(keras.Sequential(layers, **keywords), parallel_strategy=parallel_strategy)
 
 
 def _takes_batch_size(data: Any) -> bool:

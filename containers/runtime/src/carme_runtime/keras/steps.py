@@ -11,6 +11,7 @@ from carme_runtime.keras.library import keras
 from carme_runtime.keras.losses import WEIGHTS, GlobalLoss
 from carme_runtime.keras.world import MASTER, World
 
+VALIDATION = "val_"  # before the names of logs
 _SEEDS = "seed_generator_state"
 
 
@@ -75,16 +76,26 @@ class Steps:
         moving = [v for v in self._model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
         if not moving:
             return
-        mean = self._world.add(_flat(moving), "moving averages") / self._world.size
-        _assign(moving, mean)
+        mean = self._world.add(flat_values(moving), "moving averages") / self._world.size
+        assign_values(moving, mean)
 
-    def forget_local_logs(self) -> None:
-        """Count this rank's own logs from zero."""
-        self._local.clear()
+    def keep_local_logs(self, wanted: bool) -> None:
+        """Whether a callback wants this rank's own logs."""
+        self.wants_local_logs = wanted
 
-    def localize(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """The logs with the values of this rank alone, where it has them."""
-        return {name: self._local_logs.get(name, value) for name, value in logs.items()}
+    def forget_local_logs(self, prefix: str) -> None:
+        """Count this rank's own logs from zero: those of training, or those with the prefix `val_`."""
+        self._local.pop(prefix, None)
+
+    def localize(self, logs: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """The logs with the values of this rank alone, where it has them; it has them with the prefix."""
+        return {name: self._local_logs.get(prefix + name, value) for name, value in logs.items()}
+
+    def _results(self, counted: np.ndarray, prefix: str) -> dict[str, float]:
+        """What the metrics make of these values of their variables, in which they are left."""
+        assign_values(self._model.metrics_variables, counted)
+        metrics = self._model.get_metrics_result()
+        return {prefix + name: float(value) for name, value in metrics.items()}
 
     # -- steps
 
@@ -111,13 +122,13 @@ class Steps:
         model.reset_metrics()
         logs = step(data)
         variables = model.metrics_variables
-        own = _flat(variables)
+        own = flat_values(variables)
         if share.samples == 0:
             own[:] = 0
         if self.wants_local_logs:
-            self._keep_local_logs(variables, own, training)
+            self._keep_local_logs(own, training)
         earlier = np.concatenate([before.get(id(v), np.zeros(_count(v))) for v in variables] or [np.zeros(0)])
-        _assign(variables, earlier + self._world.add(own.copy(), "metrics"))
+        assign_values(variables, earlier + self._world.add(own.copy(), "metrics"))
         return self._logs(logs, share)
 
     def _undivided(self, data: Any) -> Share:
@@ -137,13 +148,11 @@ class Steps:
         whole = dict(zip(others, mean.tolist(), strict=True))
         return {name: whole[name] if name in whole else metrics[name] for name in logs}
 
-    def _keep_local_logs(self, variables: list[Any], own: np.ndarray, training: bool) -> None:
-        prefix = "" if training else "val_"
+    def _keep_local_logs(self, own: np.ndarray, training: bool) -> None:
+        prefix = "" if training else VALIDATION
         kept = self._local.get(prefix)
         self._local[prefix] = whole = own.copy() if kept is None else kept + own
-        _assign(variables, whole)
-        for name, value in self._model.get_metrics_result().items():
-            self._local_logs[prefix + name] = float(value)
+        self._local_logs |= self._results(whole, prefix)
 
     def _share_losses(self) -> None:
         """Wrap the losses of the compiled model, which Keras builds with its first batch."""
@@ -197,12 +206,13 @@ def _copy(variable: Any) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(variable.value), np.float64).reshape(-1)
 
 
-def _flat(variables: list[Any]) -> np.ndarray:
+def flat_values(variables: list[Any]) -> np.ndarray:
     """The values of all, one after the other."""
     return np.concatenate([_copy(v) for v in variables] or [np.zeros(0)])
 
 
-def _assign(variables: list[Any], values: np.ndarray) -> None:
+def assign_values(variables: list[Any], values: np.ndarray) -> None:
+    """Give all their values, laid one after the other."""
     begin = 0
     for v in variables:
         part = values[begin : begin + _count(v)]

@@ -141,8 +141,12 @@ def world() -> World:
     return _world
 
 
-def init() -> None:
-    """Join the other ranks. Everything that needs them does so by itself; older scripts call this."""
+def init(devices_per_node: int | None = None) -> None:
+    """Join the other ranks. Everything that needs them does so by itself; older scripts call this.
+
+    Args:
+        devices_per_node: Of no meaning: how many ranks a node has says `carme-run`, and each takes its GPU.
+    """
     world()
 
 

@@ -27,8 +27,8 @@ def check_installed() -> None:
     if not importlib.util.find_spec("horovod"):
         raise CarmeRuntimeError(
             f"Horovod is not installed for {sys.executable}.",
-            "Use the image for PyTorch, which has it, or change the script's import to "
-            "'import carme_runtime.horovod as hvd', which needs no --backend.",
+            "Use the image of PyTorch or TensorFlow, where the site has built Horovod into it, or change the "
+            "script's import to 'import carme_runtime.horovod as hvd', which needs no --backend.",
         )
 
 
