@@ -1,4 +1,4 @@
-"""Ordinary scripts for PyTorch and for Horovod in a session over two nodes."""
+"""Ordinary scripts for PyTorch, Keras and Horovod in a session over two nodes."""
 
 import base64
 import re
@@ -11,29 +11,49 @@ import pytest
 from carme.validation import NotebookKernel
 from demo_site import ROOT, DemoSite
 
-OPTIONS = {"nodes": "2", "gpus_per_node": "1", "minutes": "15", "title": "Backends"}
+OPTIONS = {"nodes": "2", "gpus_per_node": "2", "minutes": "15", "title": "Backends"}
 PROGRAMS = ROOT / "tests/native/programs"
-COMPARE = """
+KERAS = "/opt/carme/examples/digits_keras.py"
+COMPARE = {
+    "torch": """
 import torch
-one, two = torch.load("one.pt"), torch.load("two.pt")
-assert all(torch.equal(weights, two["weights"][0]) for weights in two["weights"])
-torch.testing.assert_close(two["weights"][0], one["weights"][0], rtol=1e-5, atol=1e-6)
-print("RESULT", *two["places"])
-"""
+one, *several = (torch.load(f"{n}.pt") for n in (1, 2, 4))
+places = [each["places"] for each in several]
+for each in several:
+    assert all(torch.equal(weights, each["weights"][0]) for weights in each["weights"])
+    torch.testing.assert_close(each["weights"][0], one["weights"][0], rtol=1e-5, atol=1e-6)
+""",
+    "tensorflow": """
+import numpy
+one, *several = (numpy.load(f"{n}.npz") for n in (1, 2, 4))
+places = [[tuple(place.tolist()) for place in each["places"]] for each in several]
+for each in several:
+    assert (each["weights"] == each["weights"][0]).all()
+    numpy.testing.assert_allclose(each["weights"][0], one["weights"][0], rtol=1e-4, atol=1e-6)
+""",
+}
+SCRIPTS = {"torch": ("horovod_itself.py", "pt"), "tensorflow": ("horovod_itself_tensorflow.py", "npz")}
+# rank, size, local rank and size, cross rank and size
+TWO = [(0, 2, 0, 1, 0, 2), (1, 2, 0, 1, 1, 2)]
+FOUR = [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2, 1, 2)]
 
 
 @contextmanager
-def session(demo: DemoSite, script: Path, image: str = "torch") -> Iterator[NotebookKernel]:
-    """A notebook in a session of two nodes, with a script in its folder."""
-    content = base64.b64encode(script.read_bytes()).decode()
+def session(demo: DemoSite, image: str, script: Path | None = None) -> Iterator[NotebookKernel]:
+    """A notebook in a session of two nodes, perhaps with a script in its folder."""
+    if demo.run("head", "test", "-f", f"/srv/carme/images/{image}.sif", check=False).returncode:
+        pytest.skip(f"the image {image} is not built here; ./demo up --images {image} builds it")
     with demo.visitor("user1") as visitor:
         name = visitor.start(OPTIONS | {"image": image})
         visitor.wait(name, "ready", timeout=120)
         with visitor.kernel(visitor.open(name)) as kernel:
-            code = f"import base64; open('{script.name}', 'wb').write(base64.b64decode('{content}'))"
-            assert kernel.run(code, timeout=60).ok
+            if script:
+                content = base64.b64encode(script.read_bytes()).decode()
+                code = f"import base64; open('{script.name}', 'wb').write(base64.b64decode('{content}'))"
+                assert kernel.run(code, timeout=60).ok
             yield kernel
-            kernel.run(f"import os; os.unlink('{script.name}')", timeout=60)
+            if script:
+                kernel.run(f"import os; os.unlink('{script.name}')", timeout=60)
         visitor.stop(name)
         visitor.wait(name, "ended", timeout=60)
 
@@ -47,21 +67,71 @@ def trained(kernel: NotebookKernel, backend: str, how: str) -> str:
 
 
 def test_unmodified_scripts_train_to_the_same_bits_as_on_gloo(demo: DemoSite) -> None:
-    with session(demo, PROGRAMS / "data_parallel.py") as kernel:
+    with session(demo, "torch", PROGRAMS / "data_parallel.py") as kernel:
         for how in ("ddp", "fsdp"):
             # Of two summands the order does not matter, so not a bit may differ.
             assert trained(kernel, "carme", how) == trained(kernel, "gloo", how)
 
 
-def test_an_unmodified_horovod_script_trains_as_in_one_process(demo: DemoSite) -> None:
-    if demo.run("head", "test", "-f", "/srv/carme/images/horovod.sif", check=False).returncode:
-        pytest.skip("the image horovod is not built here; ./demo up --images base,torch,horovod builds it")
-    with session(demo, PROGRAMS / "horovod_itself.py", "horovod") as kernel:
+@pytest.mark.parametrize("image", ["torch", "tensorflow"])
+def test_a_keras_script_has_the_same_losses_on_any_number_of_ranks(demo: DemoSite, image: str) -> None:
+    with session(demo, image) as kernel:
+        losses: dict[int, list[float]] = {}
+        for ranks in (1, 2, 4):
+            cell = kernel.run(f"!carme-run -n {ranks} {KERAS} --epochs 2", timeout=300)
+            assert f"{ranks} ranks, Keras 3" in cell.output, cell.output[-3000:]
+            assert f"on {image}" in cell.output
+            losses[ranks] = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", cell.output)]
+            assert len(losses[ranks]) == 2
+        assert losses[2] == pytest.approx(losses[1], rel=1e-4)
+        assert losses[4] == pytest.approx(losses[1], rel=1e-4)
+        print(image, losses)
+
+
+def need_horovod(demo: DemoSite) -> None:
+    if not demo.settings.horovod:
+        pytest.skip("the images are built without Horovod here; ./demo up --horovod builds it")
+
+
+@pytest.mark.parametrize("image", ["torch", "tensorflow"])
+@pytest.mark.parametrize("backend", ["horovod", "mpi"])
+def test_an_unmodified_horovod_script_trains_as_in_one_process(
+    demo: DemoSite, image: str, backend: str
+) -> None:
+    need_horovod(demo)
+    script, suffix = SCRIPTS[image]
+    with session(demo, image, PROGRAMS / script) as kernel:
         said = ""
-        for ranks, name in ((1, "one.pt"), (2, "two.pt")):
-            run = f"!carme-run --backend horovod -n {ranks} horovod_itself.py {name}"
+        for ranks in (1, 2, 4):
+            run = f"!carme-run --backend {backend} -n {ranks} {script} {ranks}.{suffix}"
             said += kernel.run(run, timeout=300).output
-        cell = kernel.run(COMPARE, timeout=60)
-        kernel.run("import os; os.unlink('one.pt'); os.unlink('two.pt')", timeout=60)
-        # rank, size, local rank and size, cross rank and size
-        assert "RESULT (0, 2, 0, 1, 0, 2) (1, 2, 0, 1, 1, 2)" in cell.output, said + cell.output + cell.error
+        cell = kernel.run(COMPARE[image] + "print('RESULT', *places)", timeout=60)
+        kernel.run(f"!rm -f [124].{suffix}", timeout=60)
+        assert f"RESULT {TWO} {FOUR}" in cell.output, said + cell.output + cell.error
+
+
+def test_horovods_own_commands_need_no_ssh(demo: DemoSite) -> None:
+    need_horovod(demo)
+    script, suffix = SCRIPTS["torch"]
+    with session(demo, "torch", PROGRAMS / script) as kernel:
+        for launcher in ("horovodrun --gloo -np", "horovodrun --mpi -np", "mpirun -np"):
+            said = ""
+            for ranks in (1, 2, 4):
+                # Both fill a host before they go to the next one.
+                hosts = "n1:1,n2:1" if ranks == 2 else "n1:2,n2:2"
+                run = f"!{launcher} {ranks} -H {hosts} python {script} {ranks}.{suffix}"
+                said += kernel.run(run, timeout=300).output
+            cell = kernel.run(COMPARE["torch"] + "print('RESULT', *places)", timeout=60)
+            kernel.run(f"!rm -f [124].{suffix}", timeout=60)
+            assert f"RESULT {TWO} {FOUR}" in cell.output, said + cell.output + cell.error
+
+
+@pytest.mark.parametrize("image", ["torch", "tensorflow"])
+def test_horovods_wrapper_for_keras_is_refused(demo: DemoSite, image: str) -> None:
+    need_horovod(demo)
+    with session(demo, image) as kernel:
+        for module in ("horovod.keras", "horovod.tensorflow.keras"):
+            cell = kernel.run(f"import {module}", timeout=120)
+            assert not cell.ok
+            assert "does not average gradients" in cell.error.replace("\n", " "), cell.error
+            assert "carme_runtime.keras" in cell.error
