@@ -89,6 +89,16 @@ elif name == "scontrol" and sys.argv[1] == "update" and "ReservationName=" in sy
     (job,) = [job for job in jobs if f"JobId={job['A']}" in sys.argv]
     job["v"] = "(null)"
     (state / "jobs.json").write_text(json.dumps(jobs))
+elif name == "scontrol" and sys.argv[1] == "update" and "NodeName=" in sys.argv[2]:
+    values = dict(word.split("=") for word in sys.argv[2:])
+    lines = (state / "nodes").read_text().splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(f"NodeName={values['NodeName']} "):
+            line = re.sub(r" AvailableFeatures=\S+", "", line)
+            lines[number] = f"{line.rstrip()} AvailableFeatures={values['AvailableFeatures']} "
+    (state / "nodes").write_text("".join(line + "\n" for line in lines))
+elif name == "scontrol" and sys.argv[1] == "update" and any(word.startswith("Prefer=") for word in sys.argv):
+    pass
 elif name == "scontrol" and sys.argv[1] == "update":
     values = dict(word.split("=") for word in sys.argv[2:])
     (job,) = [job for job in jobs if str(job["A"]) == values["JobId"]]
@@ -106,6 +116,8 @@ elif name == "sbatch" and "test-only" in options:
         "sbatch: Job 9 to start at 1795181538 using 1 processors on nodes n1 in partition gpu",
         file=sys.stderr,
     )
+elif name == "sbatch" and options.get("prefer", "") not in (state / "nodes").read_text():
+    sys.exit("sbatch: error: Batch job submission failed: Invalid preferred feature specification")
 elif name == "sbatch":
     number = 100 + len(jobs)
     job = {"A": number, "j": options["job-name"], "u": os.environ["USER"], "P": options["partition"]}

@@ -2,9 +2,11 @@
 
 import asyncio
 import codecs
+import contextlib
 import logging
 import secrets
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +23,7 @@ from carme.broker.protocol import EventBatch, LogPart
 from carme.broker.reports import Reports
 from carme.broker.sessions import SessionBook
 from carme.broker.shares import Shares
+from carme.broker.staging import bringer, check_stages, data_line, features, is_bringer_of, prefer
 from carme.broker.store import Store
 from carme.broker.watch import Watch
 from carme.config import Settings
@@ -40,6 +43,7 @@ from carme.jobs import (
     refusal,
     share,
 )
+from carme.jobs.nodes import expand
 from carme.reports import Report
 from carme.sessions import Ending, Extension
 from carme.slurm import Order, Slurm, UnixAccount
@@ -50,6 +54,7 @@ _log = logging.getLogger("carme.broker")
 
 LOG_BYTES = 8192  # of the end of a failed session's log
 LOG_SECONDS = 10.0  # the owner's home may hang
+DATA_SECONDS = 2.0  # between two looks at how far the data of waiting jobs is
 TIDY_SECONDS = 3600.0
 FORECAST_AGE = timedelta(minutes=1)
 HISTORY = timedelta(days=7)  # how far back `history` goes by default
@@ -75,6 +80,8 @@ class Broker:
         self._reports = Reports(settings, slurm, self._watch, self._feed)
         self._told_forecast: Forecast | None = None
         self._python = python
+        #: Features of the nodes to which a job brings data, as long as the job that follows is not led there.
+        self._led: dict[int, list[str]] = {}
         self._images = ImageCatalogue(settings.images.directory)
         self._audit = AuditLog(settings.broker.audit_log)
         self._programs = Shares(PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER)
@@ -93,6 +100,7 @@ class Broker:
                 tasks.create_task(self._read_last_words())
                 tasks.create_task(self._tidy())
                 tasks.create_task(self._reports.run())
+                tasks.create_task(self._follow_data())
         finally:
             await self._book.close()
 
@@ -108,6 +116,45 @@ class Broker:
             since = self._feed.change
             await asyncio.gather(*map(self._read_last_words_of, self._book.without_log()))
             await self._feed.wait(since, protocol.MAXIMUM_WAIT, lambda: bool(self._book.without_log()))
+
+    async def _follow_data(self) -> None:
+        """Tell how far the data of waiting jobs is, and have those jobs follow it to its nodes."""
+        while True:
+            await asyncio.sleep(DATA_SECONDS)
+            with contextlib.suppress(CarmeError):
+                jobs = [job for job in self._watch.jobs() if job.key and job.is_active]
+                told = {}
+                for job in [one for one in jobs if one.is_pending and one.reason == "Dependency"]:
+                    first = next((one for one in jobs if is_bringer_of(one, job)), None)
+                    if first is not None and first.is_running:
+                        told[job.id] = await self._told_by(first)
+                        await self._lead(job, first)
+                self._watch.data_is(told)
+                ids = {job.id for job in jobs}
+                self._led = {key: value for key, value in self._led.items() if key in ids}
+
+    async def _told_by(self, job: Job) -> str:
+        """The last line about the data in the log of the job that brings it."""
+        try:
+            async with asyncio.timeout(LOG_SECONDS):
+                size = (await self._part_of_log(job, 0, 1)).size
+                text = (await self._part_of_log(job, max(0, size - LOG_BYTES), LOG_BYTES)).text
+        except (CarmeError, TimeoutError):
+            return ""
+        return data_line(text)
+
+    async def _lead(self, job: Job, first: Job) -> None:
+        """Have a job prefer the nodes to which its data is on its way; whether it came, they tell."""
+        wanted = self._led.get(first.id)
+        if not wanted or not first.node_list:
+            return
+        self._led[first.id] = []
+        try:
+            for node in expand(first.node_list):
+                await self._slurm.add_features(node, wanted)
+            await self._slurm.set_preference(job.id, "&".join(wanted))
+        except SlurmError as error:
+            _log.warning("Job %s is not led to its data: %s", job.id, error)
 
     async def _read_last_words_of(self, job: Job) -> None:
         text = ""
@@ -191,39 +238,77 @@ class Broker:
             "gpu_type": request.gpu_type,
             "minutes": request.minutes,
         }
+        if request.stage:
+            what["stage"] = [f"{stage.target}:{stage.source}" for stage in request.stage]
         owner = await owner_of_job(peer, user, self._settings)
         order = None
         try:
             order = self._order(request)
+            if request.stage:
+                order = await self._with_data(order, owner)
             async with self._programs.take(owner.uid):
-                job_id = await self._slurm.submit(order, owner)
+                job_id = await self._submit_order(order, owner)
         except CarmeError as error:
             if order and error.code == "slurm-away":
                 self._watch.abandon(order.key, owner)  # Slurm may have taken it all the same
+            if order and order.after is not None:
+                await self._end_bringer(order.after, owner)
             self._audit.record(peer, "submit", owner.name, error.code, message=error.message, **what)
             raise
         self._audit.record(peer, "submit", owner.name, "ok", job_id=job_id, key=order.key, **what)
-        await self._watch.add(
-            Job(
-                id=job_id,
-                key=order.key,
-                kind=request.kind,
-                image=request.image,
-                name=request.name,
-                user=owner.name,
-                account=order.account or "",
-                partition=order.partition,
-                state=JobState.PENDING,
-                nodes=request.nodes,
-                gpus=request.nodes * request.gpus_per_node,
-                gpu_type=request.gpu_type,
-                cpus=request.nodes * order.share.cpus,
-                memory_mb=request.nodes * order.share.memory_mb,
-                minutes_limit=request.minutes,
-                submitted=datetime.now(UTC).replace(microsecond=0),
-            )
-        )
+        await self._watch.add(self._submitted(order, owner, job_id))
         return job_id
+
+    def _submitted(self, order: Order, owner: UnixAccount, job_id: int) -> Job:
+        """A job as it is at first."""
+        request = order.request
+        return Job(
+            id=job_id,
+            key=order.key,
+            kind=request.kind,
+            image=request.image,
+            name=request.name,
+            user=owner.name,
+            account=order.account or "",
+            partition=order.partition,
+            state=JobState.PENDING,
+            nodes=request.nodes,
+            gpus=request.nodes * request.gpus_per_node,
+            gpu_type=request.gpu_type,
+            cpus=request.nodes * order.share.cpus,
+            memory_mb=request.nodes * order.share.memory_mb,
+            minutes_limit=request.minutes,
+            submitted=datetime.now(UTC).replace(microsecond=0),
+        )
+
+    async def _submit_order(self, order: Order, owner: UnixAccount) -> int:
+        try:
+            return await self._slurm.submit(order, owner)
+        except SlurmError as error:
+            if not order.prefer or error.code == "slurm-away":
+                raise
+            # The copies may be gone since the last look, and Slurm knows no such nodes any more.
+            return await self._slurm.submit(replace(order, prefer=""), owner)
+
+    async def _with_data(self, order: Order, owner: UnixAccount) -> Order:
+        """The order, which begins when a job of its own, submitted here, has brought the data."""
+        cluster = self._watch.cluster()
+        order = replace(order, prefer=prefer(order, owner, cluster))
+        first = bringer(order, owner, cluster)
+        if first is None:
+            return order
+        async with self._programs.take(owner.uid):
+            job_id = await self._slurm.submit(first, owner)
+        self._led[job_id] = features(order, owner)
+        await self._watch.add(self._submitted(first, owner, job_id))
+        return replace(order, after=job_id)
+
+    async def _end_bringer(self, job_id: int, owner: UnixAccount) -> None:
+        """End the job that brings data for one that is not to run any more."""
+        with contextlib.suppress(CarmeError):
+            self._watch.unwanted(job_id)
+            async with self._programs.take(owner.uid):
+                await self._slurm.cancel(job_id, owner)
 
     async def _test(self, peer: Peer, request: JobRequest, user: str | None) -> StartEstimate:
         owner = await owner_of_job(peer, user, self._settings)
@@ -234,6 +319,8 @@ class Broker:
     def _order(self, request: JobRequest) -> Order:
         cluster = self._watch.cluster()
         check(request, cluster, self._images, self._settings)
+        check_stages(request, self._settings)
+        staging = self._settings.staging
         part = share(request, cluster, self._settings)
         return Order(
             key=secrets.token_hex(16),
@@ -252,6 +339,9 @@ class Broker:
                 "gpu_type": request.gpu_type,
                 "workdir": request.workdir,
                 "binds": [str(path) for path in self._settings.sessions.bind],
+                "stage": [stage.model_dump() | {"key": stage.key} for stage in request.stage],
+                "results": request.results,
+                "staging": staging.model_dump(mode="json"),
             },
         )
 
@@ -278,6 +368,8 @@ class Broker:
             self._audit.record(peer, "cancel", job.user, error.code, job_id=job_id, message=error.message)
             raise
         self._audit.record(peer, "cancel", job.user, "ok", job_id=job_id)
+        for other in [one for one in self._watch.jobs() if one.is_active and is_bringer_of(one, job)]:
+            await self._end_bringer(other.id, owner)
         await self._feed.tell()
         await self._book.save()
         self._watch.hurry()

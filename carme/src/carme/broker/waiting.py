@@ -29,6 +29,8 @@ class Waiting:
         self._users: set[str] = set()
         self._reservations: list[Reservation] = []
         self._booked: set[str] = set()
+        #: How far the data of jobs is, by job.
+        self.data: dict[int, str] = {}
         self._asked = {"limits": -AGAIN_SECONDS, "reservations": -AGAIN_SECONDS}
 
     async def complete(self, jobs: Iterable[Job], cluster: Cluster | None) -> dict[int, Job]:
@@ -61,6 +63,8 @@ class Waiting:
     def _detail(self, job: Job, cluster: Cluster | None) -> str:
         if job.reason.startswith(_LIMITS):
             return limit_detail(job, self._limits)
+        if job.reason == "Dependency":
+            return self.data.get(job.id, "")
         if job.reason == "Reservation":
             return next(
                 (

@@ -146,6 +146,12 @@ class Watch:
         await self._book.save()
         self.hurry()
 
+    def data_is(self, told: dict[int, str]) -> None:
+        """How far the data of waiting jobs is, by job; shown with the next look."""
+        if told != self._waiting.data:
+            self._waiting.data = told
+            self.hurry()
+
     def unwanted(self, job_id: int) -> None:
         """Somebody cancels this job: should Slurm lose it, it is not to come back."""
         self._unwanted.add(job_id)

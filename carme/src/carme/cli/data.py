@@ -6,7 +6,6 @@ import argparse
 import json
 import shutil
 import sys
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +13,7 @@ from carme.errors import InvalidRequest
 from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack, parse_size, sync, verify
 from carme.staging.digests import ALGORITHMS
 from carme.staging.options import COMPRESSIONS, shown
+from carme.staging.progress import Outlook, duration, progress_text, size
 from carme.wording import number
 
 
@@ -188,7 +188,7 @@ class Teller:
     def __init__(self, events: bool, quiet: bool, *, dry: bool = False, verb: str = "copied") -> None:
         self.events, self.quiet, self.dry, self.verb = events, quiet, dry, verb
         self.terminal = not events and not quiet and sys.stderr.isatty()
-        self.recent: list[tuple[float, int, int]] = []
+        self.outlook = Outlook()
         self.drawn = False
 
     def __call__(self, what: Problem | Progress | tuple[str, str]) -> None:
@@ -204,7 +204,7 @@ class Teller:
                 print(f"would {what[0]} {shown(what[1])}")
         elif self.events and not self.quiet:
             self._event(
-                "progress", **asdict(what.counts), seconds=round(what.seconds, 2), **self._outlook(what)
+                "progress", **asdict(what.counts), seconds=round(what.seconds, 2), **self.outlook(what)
             )
         elif self.terminal:
             self._draw(what)
@@ -214,39 +214,12 @@ class Teller:
             # Bytes that are not UTF-8 become \\udcXX, which Python's json gives back as they were.
             print(json.dumps({"event": event, **values}), flush=True)
 
-    def _outlook(self, progress: Progress) -> dict[str, Any]:
-        """The rate of the last seconds and, where the total is known, what is left."""
-        counts = progress.counts
-        done = counts.bytes_copied + counts.bytes_unchanged
-        self.recent = [*self.recent[-20:], (time.monotonic(), done, counts.files)]
-        (begun, first, first_files), (now, last, last_files) = self.recent[0], self.recent[-1]
-        span = max(now - begun, 0.001)
-        left = None
-        if progress.total_bytes is not None and progress.total_files is not None and progress.seconds > 1:
-            # Many small files take the time of files, few large ones that of bytes: the slower counts.
-            shares = [
-                (progress.total_bytes - last, (last - first) / span),
-                (progress.total_files - last_files, (last_files - first_files) / span),
-            ]
-            if all(rate > 0 or rest <= 0 for rest, rate in shares):
-                left = round(max((rest / rate if rest > 0 else 0.0) for rest, rate in shares), 1)
-        return {
-            "bytes_per_second": round((last - first) / span),
-            "files_per_second": round((last_files - first_files) / span, 1),
-            "total_bytes": progress.total_bytes,
-            "total_files": progress.total_files,
-            "seconds_left": left,
-        }
-
     def _draw(self, progress: Progress) -> None:
-        outlook, counts = self._outlook(progress), progress.counts
-        done = counts.bytes_copied + counts.bytes_unchanged
-        text = f"{counts.files} files, {size(done)}, {size(outlook['bytes_per_second'])}/s"
+        text = progress_text(progress, self.outlook(progress))
         if total := progress.total_bytes:
+            done = progress.counts.bytes_copied + progress.counts.bytes_unchanged
             filled = min(20, 20 * done // total)
-            text = f"[{'#' * filled}{'.' * (20 - filled)}] {min(100, 100 * done // total)} %  {text}"
-            if outlook["seconds_left"] is not None:
-                text += f", {duration(outlook['seconds_left'])} left"
+            text = f"[{'#' * filled}{'.' * (20 - filled)}] {text}"
         text = text[: max(20, shutil.get_terminal_size().columns - 1)]
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
         self.drawn = True
@@ -297,21 +270,3 @@ class Teller:
         line = would + ", ".join(parts)
         went = " It went on from an interrupted run." if result.resumed else ""
         return f"{line[0].upper()}{line[1:]}, in {duration(result.seconds)}{rate}.{went}"
-
-
-def size(count: float) -> str:
-    """A number of bytes for people, in units of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def duration(seconds: float) -> str:
-    """A time span for people."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -6,15 +6,17 @@ import re
 from pathlib import Path
 
 from carme.broker import BrokerClient
+from carme.cli.datasets import datasets
 from carme.cli.output import add_json, print_json
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
-from carme.jobs import JobRequest, minutes_text, parse_minutes
+from carme.jobs import JobRequest, minutes_text, parse_minutes, parse_stages
 
 _EPILOG = """\
 examples:
   carme submit train.sh
   carme submit --gpus 2 --time 2h -- python train.py --epochs 3
+  carme submit --stage imagenet --results results -- python train.py
   carme submit --image torch --nodes 2 --gpus 1 -- carme-run train.py
 """
 
@@ -38,6 +40,19 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument("--partition", help="partition (default: the site's)")
     parser.add_argument("--account", help="account that pays (default: yours)")
     parser.add_argument("--reservation", metavar="NAME", help="booking to run in (default: none)")
+    parser.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="[TARGET:]WHAT",
+        help="bring a dataset, or a folder by its absolute path, near before the job begins: to 'local' "
+        "(default), 'scratch' or 'ram'; the job finds it in $CARME_DATA; may be given several times",
+    )
+    parser.add_argument(
+        "--results",
+        metavar="FOLDER",
+        help="copy what the job leaves in $CARME_RESULTS there, however it ends",
+    )
     parser.add_argument("--name", help="name of the job (default: the command's)")
     add_json(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -62,6 +77,8 @@ def _submit(options: argparse.Namespace) -> int:
             "memory_mb_per_node": options.memory,
             "minutes": minutes,
             "reservation": options.reservation,
+            "stage": parse_stages(" ".join(options.stage), datasets()) if options.stage else [],
+            "results": str(Path(options.results).absolute()) if options.results else None,
             "workdir": os.getcwd(),  # noqa: PTH109 - no links resolved: the path must hold on the nodes
         }
     )

@@ -177,6 +177,24 @@ class PartitionSettings(_Table):
     bookings: PartitionBookingSettings = PartitionBookingSettings()
 
 
+class StagingSettings(_Table):
+    """`[staging]`: data that is brought to jobs.
+
+    Attributes:
+        cache: Folder on each node's own disk, for copies that are kept and jobs' private folders.
+        cache_gb: What all copies on a node may take, in GiB; 0: all but a twentieth of the disk.
+        scratch: Shared folder for copies that all nodes use; none: the target `scratch` is refused.
+        minutes: The longest time that copying before a job's start may take.
+        datasets: Folder of the site's catalogue of datasets, the same on all hosts.
+    """
+
+    cache: AbsolutePath = Path("/var/cache/carme/data")
+    cache_gb: int = Field(default=0, ge=0)
+    scratch: AbsolutePath | None = None
+    minutes: int = Field(default=720, ge=1)
+    datasets: AbsolutePath = Path("/srv/carme/datasets")
+
+
 class HubSettings(_Table):
     """`[hub]`: JupyterHub and its proxy."""
 
@@ -219,6 +237,7 @@ class Settings(_Table):
     images: ImageSettings = ImageSettings()
     sessions: SessionSettings = SessionSettings()
     bookings: BookingSettings = BookingSettings()
+    staging: StagingSettings = StagingSettings()
     partitions: dict[Word, PartitionSettings] = {}
     hub: HubSettings = HubSettings()
     portal: PortalSettings = PortalSettings()

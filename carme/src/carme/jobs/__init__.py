@@ -6,6 +6,7 @@ from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, ending_of, last_lines
 from carme.jobs.explanations import waiting_for
 from carme.jobs.forecast import Forecast, GpuForecast, forecast
 from carme.jobs.requests import MAXIMUM_MINUTES, JobRequest, SessionOptions, refusal
+from carme.jobs.stages import TARGETS, Stage, parse_stages, stage_text
 from carme.jobs.states import TRANSITIONS, JobState, Phase
 from carme.jobs.status import Job, StartEstimate
 from carme.jobs.times import minutes_text, parse_minutes
@@ -14,6 +15,7 @@ __all__ = [
     "FORGOTTEN",
     "LOG_FOLLOWS",
     "MAXIMUM_MINUTES",
+    "TARGETS",
     "TRANSITIONS",
     "Cluster",
     "Forecast",
@@ -28,6 +30,7 @@ __all__ = [
     "Reservation",
     "SessionOptions",
     "Share",
+    "Stage",
     "StartEstimate",
     "check",
     "ending_of",
@@ -35,8 +38,10 @@ __all__ = [
     "last_lines",
     "minutes_text",
     "parse_minutes",
+    "parse_stages",
     "partition_of",
     "refusal",
     "share",
+    "stage_text",
     "waiting_for",
 ]

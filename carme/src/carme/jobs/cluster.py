@@ -32,6 +32,7 @@ class Node(_Seen):
     gpus_used: dict[str, int] = {}
     available: bool = True
     reason: str = ""
+    features: list[str] = []
 
 
 class Cluster(_Seen):

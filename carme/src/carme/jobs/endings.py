@@ -46,6 +46,7 @@ _BY_EXIT: dict[int, Ending] = {
     Exit.NO_COMMAND: Ending.DIED_AT_START,
     Exit.NO_WORKDIR: Ending.DIED_AT_START,
     Exit.BEGUN_BEFORE: Ending.LOST,
+    Exit.NOT_STAGED: Ending.DIED_AT_START,
 }
 
 
@@ -162,6 +163,8 @@ def _death(job: "Job", ending: Ending, what: str, again: str, where: str) -> str
                 f"The {what}'s working directory cannot be entered on {where}; "
                 f"choose another one and {again}."
             )
+        case Exit.NOT_STAGED:
+            return f"The data of the {what} could not be brought to {where}; its log says why, then {again}."
         case Exit.FAILED:
             return f"The {what} could not be launched on {where}; its log says why, then {again}."
         case _:

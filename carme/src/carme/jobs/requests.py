@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from carme.errors import InvalidRequest
+from carme.jobs.stages import ResultsPath, Stages
 from carme.wording import nearest, place, problem
 
 _NAME = re.compile(r"[A-Za-z0-9._ -]{1,64}")
@@ -109,6 +110,9 @@ class JobRequest(_Asked):
 
     `reservation` is the name of the booking to run in. Memory is in MiB (2**20 bytes), as in Slurm.
     Processors and memory that are not named follow from the share of the node's GPUs: `carme.jobs.share`.
+
+    What `stage` names is there, in the folder that `CARME_DATA` names, before the command runs. What the job
+    leaves in the folder that `CARME_RESULTS` names is copied to `results` when it has ended, however it did.
     """
 
     name: Annotated[str, AfterValidator(_name)]
@@ -127,6 +131,8 @@ class JobRequest(_Asked):
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     reservation: Word | None = None
     workdir: Annotated[str, AfterValidator(_workdir)] | None = None
+    stage: Stages = []
+    results: ResultsPath | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -149,6 +155,8 @@ class SessionOptions(_Asked):
     reservation: Word | None = None
     title: str = Field(default="", max_length=80)
     app: Word = "lab"
+    stage: Stages = []
+    results: ResultsPath | None = None
 
     def request(
         self,
@@ -172,4 +180,6 @@ class SessionOptions(_Asked):
             gpu_type=self.gpu_type,
             minutes=self.minutes,
             reservation=self.reservation,
+            stage=self.stage,
+            results=self.results,
         )

@@ -70,7 +70,10 @@ class Job(BaseModel):
             return ending_of(self, None, was_ready=True)[1]
         if self.state is JobState.CONFIGURING:
             return waiting_for("Prolog")
-        return waiting_for(self.reason, self.detail) if self.is_pending else ""
+        # Ours depend on nothing but the job that brings their data.
+        staging = self.reason == "Dependency" and self.kind != "other"
+        reason = "BurstBufferStageIn" if staging else self.reason
+        return waiting_for(reason, self.detail) if self.is_pending else ""
 
     @property
     def is_pending(self) -> bool:

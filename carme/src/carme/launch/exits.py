@@ -4,6 +4,9 @@ from enum import IntEnum
 
 from carme.errors import CarmeError
 
+#: How lines about a job's data begin in its log; the node and a colon follow.
+DATA_LINE = "carme-job: data on "
+
 
 class Exit(IntEnum):
     """An exit code of `carme-job` itself; programs of users hardly ever end with one of these."""
@@ -15,6 +18,7 @@ class Exit(IntEnum):
     NO_COMMAND = 234
     NO_WORKDIR = 235
     BEGUN_BEFORE = 236
+    NOT_STAGED = 237
 
 
 class LaunchError(CarmeError):

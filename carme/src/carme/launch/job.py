@@ -166,11 +166,17 @@ def _run(folder: str, submission: str) -> int:
     check_home(home())
     begin(folder, submission)
     programs = Programs()
-    if spec["image"] is None:
+    if spec["image"] is None and not wants_data(spec):
         return _directly(programs, folder, spec)
     make_private(allocation.private)
+    staged = None
     try:
         os.chdir("/")
+        staged = data(spec, folder, allocation)
+        if not spec["command"]:
+            return _ahead_of_others(programs, folder, spec, allocation)
+        if spec["image"] is None:
+            return _directly(programs, folder, spec)
         agent = [
             *["carme-agent", "--nodes", str(allocation.nodes)],
             *credentials(folder),
@@ -180,12 +186,12 @@ def _run(folder: str, submission: str) -> int:
             *["--environment-file", f"{folder}/environment.json"],
             *["--", *spec["command"]],
         ]
-        first = programs.start([*container(spec), *agent], forwarded(folder))
+        first = programs.start([*container(spec, staged), *agent], forwarded(folder))
         if allocation.nodes > 1:
             _with_others(programs, first, folder, spec, allocation)
         return programs.wait(first)
     finally:
-        _remove(allocation.private)
+        _remove(allocation.private, staged)
 
 
 def _join(folder: str, where: str) -> int:
@@ -194,12 +200,42 @@ def _join(folder: str, where: str) -> int:
     spec = _read(f"{folder}/spec.json")
     programs = Programs()
     make_private(allocation.private)
+    staged = None
     try:
         os.chdir("/")
+        staged = data(spec, folder, allocation)
+        if not spec["command"]:
+            return 0
         agent = ["carme-agent", *credentials(folder), "--join", where]
-        return programs.wait(programs.start([*container(spec), *agent], forwarded(folder)))
+        return programs.wait(programs.start([*container(spec, staged), *agent], forwarded(folder)))
     finally:
-        _remove(allocation.private)
+        _remove(allocation.private, staged)
+
+
+def _ahead_of_others(programs: Programs, folder: str, spec: dict[str, Any], allocation: Allocation) -> int:
+    """In a job that only brings the data of another one: the same on its other nodes."""
+    if allocation.nodes == 1:
+        return 0
+    program = [sys.executable, "-m", "carme.launch.job", "--join", "-:0", folder]
+    return programs.wait(
+        programs.start([*step(spec, allocation.nodes), *program], _without_export(os.environ))
+    )
+
+
+def wants_data(spec: dict[str, Any]) -> bool:
+    """Whether data is to be brought to the job, or its results are to be taken away."""
+    return bool(spec.get("stage") or spec.get("results"))
+
+
+def data(spec: dict[str, Any], folder: str, allocation: Allocation) -> Any:
+    """Bring the job's data to this node; what is there then, None when nothing was asked for."""
+    if not wants_data(spec):
+        return None
+    from carme.launch.staging import stage
+
+    staged = stage(spec, folder, allocation.job_id, allocation.nodes, allocation.private)
+    os.environ.update(staged.environment)
+    return staged
 
 
 def _directly(programs: Programs, folder: str, spec: dict[str, Any]) -> int:
@@ -341,10 +377,11 @@ def make_private(path: str) -> None:
         ) from None
 
 
-def _remove(folder: str) -> None:
+def _remove(folder: str, staged: Any) -> None:
     import shutil  # the job is over: now there is time
 
-    shutil.rmtree(folder, ignore_errors=True)
+    for path in (folder, *(staged.folders if staged else ())):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def credentials(folder: str) -> list[str]:
@@ -373,7 +410,7 @@ def forwarded(folder: str) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if name.startswith(("SLURM_", "SLURMD_", "CUDA_", "NVIDIA_", "ROCR_", "GPU_DEVICE_"))
-        or name in ("USER", "LOGNAME")
+        or name in ("USER", "LOGNAME", "CARME_DATA", "CARME_RESULTS")
     }
     inside |= {"LANG": "C.UTF-8", "CARME_JOB_FOLDER": folder, "CARME_STEP_PROLOG": str(BEGAN)}
     return os.environ | {f"APPTAINERENV_{name}": value for name, value in inside.items()}
@@ -392,8 +429,13 @@ def step(spec: dict[str, Any], nodes: int) -> list[str]:
     return arguments
 
 
-def container(spec: dict[str, Any]) -> list[str]:
-    """The beginning of the command line that runs something in the job's container on this node."""
+def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
+    """The beginning of the command line that runs something in the job's container on this node.
+
+    Args:
+        spec: The job's.
+        staged: What was brought here for it.
+    """
     image = spec["image"]
     if not os.path.isfile(image):
         raise LaunchError(
@@ -414,8 +456,10 @@ def container(spec: dict[str, Any]) -> list[str]:
             arguments.append("--nv")
         else:
             binds += devices("/dev")
-    for path in binds:
+    for path in [*binds, *(staged.binds if staged else ())]:
         arguments += ["--bind", f"{path}:{path}"]
+    for path in staged.read_only if staged else ():
+        arguments += ["--bind", f"{path}:{path}:ro"]
     return [*arguments, "--pwd", spec["workdir"] or home(), local_copy(image)]
 
 

@@ -144,6 +144,20 @@ class SlurmCommands:
         output = await _ask("scontrol", "--oneliner", "show", "assoc_mgr", which, "flags=assoc,qos")
         return parsing.limits(output)
 
+    async def add_features(self, node: str, features: Iterable[str]) -> None:
+        # As it is now, not as it was at the last look: nodes change their features themselves.
+        shown = await _ask("scontrol", "--oneliner", "show", "node", node)
+        present = parsing.node_features(shown)
+        if new := [feature for feature in features if feature not in present]:
+            both = ",".join([*present, *new])
+            await _ask(
+                *["scontrol", "update", f"NodeName={node}"],
+                *[f"AvailableFeatures={both}", f"ActiveFeatures={both}"],
+            )
+
+    async def set_preference(self, job_id: int, features: str) -> None:
+        await _ask("scontrol", "update", f"JobId={job_id}", f"Prefer={features}")
+
     async def set_limit(self, job_id: int, minutes: int) -> None:
         await _ask("scontrol", "update", f"JobId={job_id}", f"TimeLimit={minutes}")
 
@@ -273,6 +287,10 @@ def _arguments(order: Order) -> list[str]:
         arguments.append(f"--reservation={request.reservation}")
     if request.gpus_per_node:
         arguments.append(f"--gres={gres}")
+    if order.after is not None:
+        arguments.append(f"--dependency=afterany:{order.after}")
+    if order.prefer:
+        arguments.append(f"--prefer={order.prefer}")
     return arguments
 
 

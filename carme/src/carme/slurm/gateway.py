@@ -20,6 +20,8 @@ class Order:
         partition, account: Where it runs and who pays; None leaves it to Slurm.
         share: Processors and memory on each node.
         spec: What `carme-job` reads on the compute node.
+        after: The job that must have ended before this one begins, however it ended.
+        prefer: Features of nodes that are taken first where that costs no waiting, joined by `&`.
     """
 
     key: str
@@ -28,6 +30,8 @@ class Order:
     account: str | None
     share: Share
     spec: dict[str, Any]
+    after: int | None = None
+    prefer: str = ""
 
 
 class ExitStatus(NamedTuple):
@@ -153,6 +157,14 @@ class Slurm(Protocol):
 
     async def estimate(self, order: Order, owner: UnixAccount) -> StartEstimate:
         """When the job would start."""
+        ...
+
+    async def add_features(self, node: str, features: Iterable[str]) -> None:
+        """Give a node more features, for as long as the controller runs."""
+        ...
+
+    async def set_preference(self, job_id: int, features: str) -> None:
+        """Have a waiting job take nodes with these features (joined by `&`) first."""
         ...
 
     async def cancel(self, job_id: int, owner: UnixAccount) -> None:

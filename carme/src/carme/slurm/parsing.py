@@ -312,7 +312,13 @@ def _node(line: str) -> Node:
         gpus_used={kind: count for kind, count in gres(_value(line, "GresUsed")).items() if count},
         available="*" not in state and not words & _UNUSABLE,
         reason=reason[1].strip() if reason else "",
+        features=node_features(line),
     )
+
+
+def node_features(line: str) -> list[str]:
+    """The features in `scontrol -o show node`."""
+    return [word for word in _value(line, "AvailableFeatures").split(",") if word]
 
 
 def _value(line: str, key: str) -> str:

@@ -144,7 +144,8 @@ class Comparer(Walker):
                 return
             elif its.st_size >= PART and not self.index:
                 self.report.large.append((where, str(its.st_size), False))
-            elif not self._same(one, other, 0, its.st_size):
+            # A folder that is compared with itself is only to have its digests.
+            elif not os.path.samestat(its, own) and not self._same(one, other, 0, its.st_size):
                 self.differs(where, "it has other contents at the destination")
             else:
                 self.report.counts.unchanged += 1

@@ -10,9 +10,18 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from carme.config import Settings
+from carme.datasets import Datasets
 from carme.errors import CarmeError, InvalidRequest
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Cluster, SessionOptions, check, minutes_text, partition_of
+from carme.jobs import (
+    Cluster,
+    SessionOptions,
+    check,
+    minutes_text,
+    parse_stages,
+    partition_of,
+    stage_text,
+)
 from carme.wording import listing, number
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
@@ -51,6 +60,23 @@ class StartForm(forms.Form):
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
     minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
+    stage = forms.CharField(
+        label=_("Data"),
+        required=False,
+        max_length=4000,
+        help_text=_(
+            "Datasets, or folders by their absolute paths, that are copied to the node before the session's "
+            "time begins. The session finds them in the folder that CARME_DATA names."
+        ),
+    )
+    results = forms.CharField(
+        label=_("Results"),
+        required=False,
+        max_length=4096,
+        help_text=_(
+            "What the session leaves in the folder that CARME_RESULTS names is copied there at its end."
+        ),
+    )
 
     def __init__(
         self,
@@ -74,7 +100,7 @@ class StartForm(forms.Form):
             "minutes": site.sessions.default_minutes,
         }
         if options is not None:
-            initial |= options.model_dump()
+            initial |= options.model_dump() | {"stage": stage_text(options.stage)}
         self._bookings = {row.name: row for row in bookings}
         if row := self._bookings.get(booking):
             initial |= {
@@ -123,6 +149,15 @@ class StartForm(forms.Form):
             "minutes": most,
             "words": minutes_text(most),
         }
+        # Users' own datasets lie in their homes, which the portal does not see: the site's are offered.
+        self._datasets = Datasets(self._site.staging.datasets)
+        names = self._datasets.names()
+        self.fields["stage"].widget.attrs |= {
+            "placeholder": ", ".join([*names[:3], "/scratch/..."]),
+            "autocomplete": "off",
+            "spellcheck": "false",
+        }
+        self.fields["results"].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
         self.fields["title"].widget.attrs |= {"placeholder": _("Optional"), "autocomplete": "off"}
 
     def _choices(self, name: str, choices: list[tuple[Any, Any]]) -> None:
@@ -161,6 +196,8 @@ class StartForm(forms.Form):
         wanted |= {key: cleaned.get(key) or None for key in ("gpu_type", "partition", "reservation")}
         wanted["app"] = cleaned.get("app") or "lab"
         try:
+            wanted["stage"] = parse_stages((cleaned.get("stage") or "").replace(",", " "), self._datasets)
+            wanted["results"] = cleaned.get("results") or None
             options = SessionOptions.read(wanted)
             check(options, self._cluster, self._catalogue, self._site)
             self._check_app(options)

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
-from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text
+from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, stage_text
 from carme.sessions import SessionState
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
@@ -191,7 +191,8 @@ def again(request: HttpRequest, name: str) -> HttpResponse:
     """Start a session with the options of an earlier one; what is not possible now leads to the form."""
     options = _mine(request, name).asked_for
     fresh = request.POST.get("name", "")
-    data = {key: "" if value is None else value for key, value in options.model_dump().items()}
+    values = options.model_dump() | {"stage": stage_text(options.stage)}
+    data = {key: "" if value is None else value for key, value in values.items()}
     cluster, banner = _look()
     form = _form(request, cluster, data=data | {"name": fresh})
     if not form.is_valid() or form.options is None:

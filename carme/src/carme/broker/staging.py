@@ -1,0 +1,105 @@
+"""The job that brings another one's data before that begins, and the nodes that have it already."""
+
+import secrets
+from dataclasses import replace
+
+from carme.config import Settings
+from carme.errors import InvalidRequest
+from carme.jobs import Cluster, Job, JobRequest, Share
+from carme.launch.exits import DATA_LINE
+from carme.slurm import Order, UnixAccount
+
+__all__ = ["bringer", "check_stages", "data_line", "features", "is_bringer_of", "prefer"]
+
+STAGING_NAME = "stage-"
+#: What copying gets on each node: it mostly waits for disks and the network.
+CPUS, MEMORY_MB = 2, 1024
+
+
+def check_stages(request: JobRequest, settings: Settings) -> None:
+    """Refuse what no node can do. Raises InvalidRequest."""
+    if settings.staging.scratch is None and any(stage.target == "scratch" for stage in request.stage):
+        raise InvalidRequest(
+            "This site has no scratch for staging.", "Stage to 'local' or 'ram' instead.", field="stage"
+        )
+
+
+def bringer(order: Order, owner: UnixAccount, cluster: Cluster) -> Order | None:
+    """The job that brings the data of an order; None where the next one on some nodes finds it there already.
+
+    Args:
+        order: What is to run when the data is there.
+        owner: Whose job it is.
+        cluster: The nodes, with the copies that they have.
+    """
+    stages = [stage for stage in order.request.stage if stage.target != "ram"]
+    if not stages:
+        return None
+    local = [stage for stage in stages if stage.target == "local"]
+    wanted = {stage.feature(owner.uid) for stage in local}
+    members = next((one.node_names for one in cluster.partitions if one.name == order.partition), [])
+    having = [
+        node
+        for node in cluster.nodes
+        if node.name in members and node.available and wanted <= set(node.features)
+    ]
+    if len(local) == len(stages) and len(having) >= order.request.nodes:
+        return None
+    key = secrets.token_hex(16)
+    nodes = order.request.nodes if local else 1
+    limits = [one.max_minutes for one in cluster.partitions if one.name == order.partition]
+    minutes = min([order.spec["staging"]["minutes"], *(limit for limit in limits if limit)])
+    cpus = min([CPUS, *(node.cpus for node in cluster.nodes if node.name in members)])
+    return replace(
+        order,
+        key=key,
+        request=JobRequest(
+            name=f"{STAGING_NAME}{order.key[:12]}",
+            kind="batch",
+            command=["-"],  # none: it ends when the data is there
+            nodes=nodes,
+            minutes=minutes,
+            reservation=order.request.reservation,
+        ),
+        share=Share(cpus=cpus, memory_mb=MEMORY_MB),
+        spec={
+            **order.spec,
+            "kind": "batch",
+            "image": None,
+            "command": [],
+            "nodes": nodes,
+            "cpus": cpus,
+            "gpus": 0,
+            "gpu_type": None,
+            "stage": [stage.model_dump() | {"key": stage.key} for stage in stages],
+            "results": None,
+        },
+    )
+
+
+def prefer(order: Order, owner: UnixAccount, cluster: Cluster) -> str:
+    """The features of nodes that have the data, as far as any node has; empty when none does."""
+    known = {feature for node in cluster.nodes for feature in node.features}
+    return "&".join(feature for feature in features(order, owner) if feature in known)
+
+
+def features(order: Order, owner: UnixAccount) -> list[str]:
+    """The features of nodes that have all of the data."""
+    return sorted({stage.feature(owner.uid) for stage in order.request.stage if stage.target == "local"})
+
+
+def is_bringer_of(job: Job, other: Job) -> bool:
+    """Whether a job brings the data of another one."""
+    return (
+        other.key is not None
+        and job.user == other.user
+        and job.key is not None
+        and job.name == f"{STAGING_NAME}{other.key[:12]}"
+    )
+
+
+def data_line(log: str) -> str:
+    """The last words about data in a log, without who said them and without a full stop."""
+    lines = [line for line in log.splitlines() if line.startswith(DATA_LINE)]
+    words = lines[-1].removeprefix(DATA_LINE).partition(": ")[2] if lines else ""
+    return "".join(letter for letter in words if letter.isprintable())[:120].rstrip(". ")

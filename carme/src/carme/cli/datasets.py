@@ -1,0 +1,138 @@
+"""`carme datasets`."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from carme.broker import BrokerClient
+from carme.cli.output import add_json, moment, print_json, print_table
+from carme.config import load
+from carme.datasets import Dataset, Datasets, readers
+from carme.errors import CarmeError
+from carme.jobs import Stage
+from carme.staging.progress import size
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands."""
+    parser = commands.add_parser("datasets", help="the catalogue of data that jobs read")
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = parts.add_parser("list", help="all datasets")
+    add_json(command)
+    command.set_defaults(run=_list)
+
+    command = parts.add_parser("show", help="one dataset with its versions and where copies of them are")
+    command.add_argument("name", metavar="NAME")
+    add_json(command)
+    command.set_defaults(run=_show)
+
+    command = parts.add_parser(
+        "add",
+        help="enter a folder as a dataset, or as its newest version",
+        description="Read all files of FOLDER and enter it with its digest. The data stays where it is, and "
+        "must not be changed as long as the version is used: jobs that have a copy do not look for changes.",
+    )
+    command.add_argument("name", metavar="NAME")
+    command.add_argument("folder", metavar="FOLDER")
+    command.add_argument("--title", default="", help="what it is")
+    command.add_argument("--licence", default="", help="under which terms it may be used")
+    _whose(command)
+    add_json(command)
+    command.set_defaults(run=_add)
+
+    command = parts.add_parser("remove", help="take a dataset out of the catalogue; its data stays")
+    command.add_argument("name", metavar="NAME")
+    _whose(command)
+    add_json(command)
+    command.set_defaults(run=_remove)
+
+
+def datasets() -> Datasets:
+    """The site's datasets and this user's own."""
+    return Datasets(load().staging.datasets, Path.home() / ".local/share/carme/datasets")
+
+
+def _whose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--site", action="store_true", help="in the site's catalogue (administrators)")
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = datasets().all()
+    if options.json:
+        print_json([_told(one) for one in found])
+        return 0
+    if not found:
+        print("There are no datasets yet. Add one with: carme datasets add NAME FOLDER")
+        return 0
+    rows = []
+    for one in found:
+        newest = one.version()
+        what = [one.name, newest.short, newest.files, size(newest.size), readers(newest.path)]
+        rows.append([*what, "site" if one.site else "yours", one.licence or "-", one.title or "-"])
+    print_table(["NAME", "VERSION", "FILES", "SIZE", "READERS", "WHOSE", "LICENCE", "TITLE"], rows)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    one = datasets().get(options.name)
+    told = _told(one, _copies(one))
+    if options.json:
+        print_json(told)
+        return 0
+    print(f"{one.name}{': ' + one.title if one.title else ''}")
+    print(f"Licence: {one.licence or 'not told'}. Catalogue: {'the site' if one.site else 'yours'}.")
+    rows = []
+    for version, each in zip(one.versions, told["versions"], strict=True):
+        what = [version.short, moment(version.added), version.files, size(version.size), version.path]
+        rows.append([*what, each["readers"], ", ".join(each["copies"]) or "-"])
+    print_table(["VERSION", "ADDED", "FILES", "SIZE", "PATH", "READERS", "YOUR COPIES ON"], rows)
+    print(f"Use it with: carme submit --stage {one.name} ...")
+    return 0
+
+
+def _copies(one: Dataset) -> dict[str, list[str]]:
+    """The nodes that hold copies of this user's, by digest; nothing while the broker is down."""
+    try:
+        nodes = BrokerClient().cluster().nodes
+    except CarmeError:
+        return {}
+    found = {}
+    for version in one.versions:
+        feature = Stage(source=version.path, version=version.digest).feature(os.getuid())
+        found[version.digest] = [node.name for node in nodes if feature in node.features]
+    return found
+
+
+def _told(one: Dataset, copies: dict[str, list[str]] | None = None) -> dict[str, Any]:
+    values = one.model_dump(mode="json")
+    for version, each in zip(one.versions, values["versions"], strict=True):
+        each |= {"short": version.short, "readers": readers(version.path)}
+        if copies is not None:
+            each["copies"] = copies.get(version.digest, [])
+    return values
+
+
+def _add(options: argparse.Namespace) -> int:
+    one, new = datasets().add(
+        options.name, options.folder, site=options.site, title=options.title, licence=options.licence
+    )
+    if options.json:
+        print_json(_told(one))
+        return 0
+    newest = one.version()
+    what = f"{newest.files} files, {size(newest.size)}"
+    known = "" if new else " It was there already."
+    print(f"The dataset {one.name} has version {newest.short} ({what}).{known}")
+    print(f"Use it with: carme submit --stage {one.name} ...")
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    datasets().remove(options.name, site=options.site)
+    if options.json:
+        print_json({"removed": options.name})
+    else:
+        print(f"The dataset {options.name} is out of the catalogue; its data stays where it is.")
+    return 0

@@ -1,0 +1,272 @@
+"""One JSON file a dataset: the site's in a shared folder, users' own in their homes."""
+
+import grp
+import hashlib
+import json
+import os
+import pwd
+import re
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.wording import listing
+
+__all__ = ["Dataset", "Datasets", "Version", "digest_of", "readers"]
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_SHORTEST = 6  # digits of a digest that name a version
+
+
+class Version(BaseModel):
+    """A folder's contents at one time. `digest` is over paths, sizes and contents; `size` is in bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    digest: str = Field(pattern=r"^[a-z0-9]+:[0-9a-f]{16,128}$")
+    path: str
+    files: int = Field(ge=0)
+    size: int = Field(ge=0)
+    added: datetime
+
+    @property
+    def short(self) -> str:
+        """The digits that people use."""
+        return self.digest.partition(":")[2][:12]
+
+
+class Dataset(BaseModel):
+    """A name with its versions, the newest last."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+    title: str = ""
+    licence: str = ""
+    versions: list[Version] = Field(min_length=1)
+    site: bool = False
+
+    def version(self, wanted: str = "") -> Version:
+        """The newest version, or the one whose digest begins so.
+
+        Raises:
+            NotFound: There is none.
+        """
+        if not wanted:
+            return self.versions[-1]
+        found = [one for one in self.versions if one.digest.partition(":")[2].startswith(wanted)]
+        if len(found) != 1 or len(wanted) < _SHORTEST:
+            raise NotFound(
+                f"The dataset {self.name!r} has no version {wanted!r}; it has: "
+                f"{listing([one.short for one in self.versions])}.",
+                f"Name at least {_SHORTEST} digits of one of these, or leave it out for the newest.",
+            )
+        return found[0]
+
+
+class Datasets:
+    """All datasets that somebody sees.
+
+    Args:
+        site: The site's folder, `settings.staging.datasets`.
+        own: A user's own folder, whose datasets come before the site's of the same name; or None.
+    """
+
+    def __init__(self, site: Path, own: Path | None = None) -> None:
+        self.site, self.own = site, own
+
+    def names(self) -> list[str]:
+        """The names, in order."""
+        return sorted(
+            {
+                file.stem
+                for folder in self._folders()
+                for file in folder.glob("*.json")
+                if _NAME.fullmatch(file.stem)
+            }
+        )
+
+    def all(self) -> list[Dataset]:
+        """Every dataset that can be read."""
+        found = []
+        for name in self.names():
+            try:
+                found.append(self.get(name))
+            except CarmeError:
+                continue
+        return found
+
+    def get(self, name: str) -> Dataset:
+        """The dataset called `name`.
+
+        Raises:
+            NotFound: There is none; the message lists those that there are.
+            CarmeError: Its file cannot be read.
+        """
+        for folder in self._folders() if _NAME.fullmatch(name) else ():
+            file = folder / f"{name}.json"
+            try:
+                values = json.loads(file.read_text(encoding="utf-8"))
+                return Dataset.model_validate({**values, "name": name, "site": folder == self.site})
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, TypeError) as error:
+                raise CarmeError(
+                    f"The file {file} of the dataset {name!r} cannot be read: {error}.",
+                    "Add the dataset again.",
+                ) from None
+        raise NotFound(
+            f"There is no dataset {name!r}; there are: {listing(self.names())}.",
+            "Name one of these or an absolute path, or add one: carme datasets add NAME FOLDER",
+        )
+
+    def add(
+        self, name: str, path: str, *, site: bool = False, title: str = "", licence: str = "",
+        digest: Callable[[str], tuple[str, int, int]] | None = None,
+    ) -> tuple[Dataset, bool]:  # fmt: skip
+        """Enter a folder as the newest version of a dataset; whether it is a version that was not there.
+
+        Args:
+            name: The dataset, made if it is not there.
+            path: The folder.
+            site: In the site's catalogue, not in one's own.
+            title, licence: What it is and under which terms it may be used; empty: as it was.
+            digest: Gives a folder's digest, files and bytes.
+
+        Raises:
+            CarmeError: The name or the folder cannot be used, or the catalogue cannot be written.
+        """
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"{name!r} is no name of a dataset.",
+                "Use 1 to 64 letters, digits, dots, underscores or hyphens.",
+                field="name",
+            )
+        path = os.path.realpath(path)
+        if not os.path.isdir(path):  # noqa: PTH112
+            raise NotFound(f"There is no folder {path}.", "Name the folder that holds the data.")
+        text, files, size = (digest or digest_of)(path)
+        folder = self._folder(site)
+        try:
+            before = Datasets(folder).get(name)
+        except NotFound:
+            before = None
+        versions = [
+            one for one in (before.versions if before else []) if (one.digest, one.path) != (text, path)
+        ]
+        new = before is None or len(versions) == len(before.versions)
+        versions.append(
+            Version(
+                digest=text, path=path, files=files, size=size, added=datetime.now(UTC).replace(microsecond=0)
+            )
+        )
+        dataset = Dataset(
+            name=name,
+            title=title or (before.title if before else ""),
+            licence=licence or (before.licence if before else ""),
+            versions=versions,
+            site=site,
+        )
+        self._write(folder, dataset)
+        return dataset, new
+
+    def remove(self, name: str, *, site: bool = False) -> None:
+        """Take a dataset out of the catalogue; its data stays. Raises CarmeError."""
+        file = self._folder(site) / f"{name}.json"
+        try:
+            if not _NAME.fullmatch(name):
+                raise FileNotFoundError
+            file.unlink()
+        except FileNotFoundError:
+            raise NotFound(
+                f"There is no dataset {name!r} in the {'site' if site else 'own'} catalogue.",
+                "See 'carme datasets list'.",
+            ) from None
+        except OSError as error:
+            raise CarmeError(
+                f"{file} cannot be removed: {error.strerror}.",
+                "Only administrators change the site's catalogue.",
+            ) from None
+
+    def _folders(self) -> list[Path]:
+        return [folder for folder in (self.own, self.site) if folder is not None]
+
+    def _folder(self, site: bool) -> Path:
+        folder = self.site if site else self.own
+        if folder is None:
+            raise InvalidRequest("There is no catalogue of your own here.", "Name the site's with --site.")
+        return folder
+
+    def _write(self, folder: Path, dataset: Dataset) -> None:
+        file = folder / f"{dataset.name}.json"
+        writing = folder / f".{dataset.name}.{os.getpid()}"
+        try:
+            folder.mkdir(mode=0o755 if dataset.site else 0o700, parents=True, exist_ok=True)
+            values: dict[str, Any] = dataset.model_dump(mode="json", exclude={"site"})
+            writing.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            writing.chmod(0o644)
+            writing.rename(file)
+        except OSError as error:
+            raise CarmeError(
+                f"{file} cannot be written: {error.strerror}.",
+                "Only administrators change the site's catalogue; leave out --site for your own."
+                if dataset.site
+                else "See that your home directory has space left.",
+            ) from None
+
+
+def digest_of(path: str) -> tuple[str, int, int]:
+    """A folder's digest, the number of its files and their bytes.
+
+    The digest is over the paths, sizes and strong digests of all regular files in the order of their paths:
+    two folders with the same files have the same one, wherever they lie.
+
+    Raises:
+        CarmeError: Something in it cannot be read.
+    """
+    from carme.staging.comparing import compare
+    from carme.staging.engine import worker_count
+    from carme.staging.options import Options
+
+    found: list[tuple[bytes, int, str]] = []
+
+    def index(name: str, size: int, digest: str) -> None:
+        found.append((os.fsencode(name), size, digest))
+
+    options = Options()
+    result = compare(path, path, options, index, tell=None, workers=worker_count(options, path))
+    if not result.ok:
+        first = result.problems[0]
+        raise CarmeError(
+            f"{path} cannot be read in full: {first.path}: {first.reason}.",
+            "Get permission for it, or remove it.",
+        )
+    if not found:
+        raise InvalidRequest(
+            f"There are no files in {path}.", "Name the folder that holds the data.", field="path"
+        )
+    whole = hashlib.blake2b(digest_size=32)
+    for name, size, digest in sorted(found):
+        whole.update(b"%d:%s%d:%s;" % (len(name), name, size, digest.encode()))
+    return f"{result.hash}:{whole.hexdigest()}", len(found), sum(size for _, size, _ in found)
+
+
+def readers(path: str) -> str:
+    """Who may read a folder, by its owner and mode: `everybody`, `group NAME`, or a user's name."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return "not there"
+    if status.st_mode & stat.S_IROTH and status.st_mode & stat.S_IXOTH:
+        return "everybody"
+    try:
+        if status.st_mode & stat.S_IRGRP:
+            return f"group {grp.getgrgid(status.st_gid).gr_name}"
+        return pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        return f"group {status.st_gid}" if status.st_mode & stat.S_IRGRP else str(status.st_uid)

@@ -1,0 +1,146 @@
+"""Data that a job wants near its processors before it begins, and where its results go."""
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from carme.errors import InvalidRequest
+from carme.wording import listing
+
+if TYPE_CHECKING:
+    from carme.datasets import Datasets
+
+__all__ = ["TARGETS", "ResultsPath", "Stage", "parse_stages", "stage_text"]
+
+#: Where a copy can lie, and what that is.
+TARGETS = {
+    "local": "the node's own disk, kept there for the next job",
+    "scratch": "the site's shared scratch",
+    "ram": "the node's memory, for as long as the job runs",
+}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_MOST = 16
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or any(ord(letter) < 32 for letter in text) or len(text) > 4096:
+        raise ValueError(f"must be an absolute path, not {text[:80]!r}")
+    return text.rstrip("/") or "/"
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("must be 1 to 64 letters, digits, dots, underscores or hyphens")
+    return text
+
+
+ResultsPath = Annotated[str, AfterValidator(_path)]
+
+
+class Stage(BaseModel):
+    """A folder or file that is copied before the job begins.
+
+    Args:
+        source: Where it lies, on all nodes.
+        target: Where the copy goes, one of TARGETS.
+        name: What the job finds it under, in the folder that `CARME_DATA` names.
+        version: The digest of a dataset's version, which never changes; empty: what lies there now.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: Annotated[str, AfterValidator(_path)]
+    target: Literal["local", "scratch", "ram"] = "local"
+    name: Annotated[str, AfterValidator(_name)] = ""
+    version: str = Field(default="", max_length=140, pattern=r"^[a-z0-9:]*$")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("name"):
+            last = str(values.get("source", "")).rstrip("/").rsplit("/", 1)[-1]
+            name = re.sub(r"[^A-Za-z0-9_.-]", "-", last)[:64].lstrip(".-") or "data"
+            return values | {"name": name}
+        return values
+
+    @property
+    def key(self) -> str:
+        """What copies of this are known by: 24 hexadecimal digits."""
+        text = f"{self.source}\0{self.version}".encode(errors="surrogateescape")
+        return hashlib.blake2b(text, digest_size=12).hexdigest()
+
+    def feature(self, uid: int) -> str:
+        """The feature of nodes that hold a user's copy."""
+        return f"carme_{uid}_{self.key}"
+
+
+def check_names(stages: list[Stage]) -> list[Stage]:
+    """Refuse two of one name, and too many. Raises ValueError."""
+    if len(stages) > _MOST:
+        raise ValueError(f"must be at most {_MOST}, not {len(stages)}")
+    names = [stage.name for stage in stages]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"names {name!r} twice; give what is to be staged different names")
+    return stages
+
+
+Stages = Annotated[list[Stage], AfterValidator(check_names)]
+
+
+class _List(BaseModel):
+    stage: Stages = []
+
+    @classmethod
+    def of(cls, stages: list[Stage]) -> Self:
+        return cls(stage=stages)
+
+
+def parse_stages(text: str, datasets: "Datasets") -> list[Stage]:
+    """What `scratch:/data/imagenet mnist ram:cifar@1a2b3c` asks for.
+
+    Args:
+        text: Parts with space between them. Each is an absolute path or a dataset's name (with `@` and the
+            beginning of a version's digest, else its newest), with a target and a colon in front or without.
+        datasets: Where names are looked up.
+
+    Raises:
+        InvalidRequest: In one sentence what is wrong with which part.
+    """
+    stages = []
+    for part in text.split():
+        target, colon, rest = part.partition(":")
+        if not colon or target.startswith("/"):
+            target, rest = "local", part
+        if target not in TARGETS:
+            raise InvalidRequest(
+                f"{part!r} names the target {target!r}; there are: {listing(TARGETS)}.",
+                "Write for example scratch:/data/imagenet.",
+                field="stage",
+            )
+        if rest.startswith("/"):
+            source, name, version = rest, "", ""
+        else:
+            name, _, wanted = rest.partition("@")
+            known = datasets.get(name).version(wanted)
+            source, version = known.path, known.digest
+        try:
+            stages.append(Stage.model_validate(
+                {"source": source, "target": target, "name": name, "version": version}
+            ))  # fmt: skip
+            _List.of(stages)
+        except ValidationError as error:
+            why = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise InvalidRequest(
+                f"{part!r} cannot be staged: it {why}.",
+                "Name an absolute path or a dataset; 'carme datasets' lists them.",
+                field="stage",
+            ) from None
+    return stages
+
+
+def stage_text(stages: list[Stage]) -> str:
+    """What `parse_stages` reads, as far as that can be said in words; datasets by their paths."""
+    return " ".join(f"{stage.target}:{stage.source}" for stage in stages)

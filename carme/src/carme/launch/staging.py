@@ -1,0 +1,152 @@
+"""What a job's nodes do about its data: bring it near before the command runs, and say where results go.
+
+Only jobs that ask for it import this and what it needs.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from carme.errors import CarmeError
+from carme.launch.exits import DATA_LINE, Exit, LaunchError
+from carme.staging import Options, Progress, sync
+from carme.staging.cache import Cache
+from carme.staging.progress import Outlook, duration, progress_text
+
+SAY_SECONDS = 2.0
+
+__all__ = ["Staged", "stage"]
+
+
+class Staged:
+    """What is there for a job on this node.
+
+    `held` are descriptors that keep copies in use until this process ends.
+    """
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+        self.read_only: list[str] = []
+        self.binds: list[str] = []
+        self.folders: list[str] = []
+        self.held: list[int] = []
+
+
+def stage(spec: dict[str, Any], folder: str, job_id: str, nodes: int, private: str) -> Staged:
+    """Bring the job's data to this node, and make the folder of its results.
+
+    Args:
+        spec: The job's.
+        folder: Its private folder in the home.
+        job_id: Slurm's number.
+        nodes: How many nodes it has.
+        private: Its own folder in /tmp of this node, which is there.
+
+    Raises:
+        LaunchError: It cannot; the message says why.
+    """
+    staged = Staged()
+    places = spec["staging"]
+    own = f"{places['cache']}/jobs/{job_id}"
+    if spec["stage"]:
+        os.mkdir(f"{private}/data", 0o700)
+        staged.environment["CARME_DATA"] = f"{private}/data"
+    for wanted in spec["stage"]:
+        path = _bring(wanted, places, job_id, staged)
+        os.symlink(path, f"{private}/data/{wanted['name']}")
+    if spec["stage"]:
+        _mark(f"{own}/staged")
+    if spec["results"]:
+        results = f"{own}/results"
+        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        try:
+            os.mkdir(results, 0o700)
+            with open(f"{own}/results.json", "w", encoding="utf-8") as file:
+                to = f"{spec['results']}/{node}" if nodes > 1 else spec["results"]
+                json.dump({"to": to, "log": f"{folder}/output.log"}, file)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise _refused(
+                f"There is no folder for results on {socket.gethostname()}: {own}: {error.strerror}.",
+                "Tell an administrator; the prolog makes it.",
+            ) from None
+        staged.environment["CARME_RESULTS"] = results
+        staged.binds.append(results)
+    return staged
+
+
+def _bring(wanted: dict[str, Any], places: dict[str, Any], job_id: str, staged: Staged) -> str:
+    name, source = wanted["name"], wanted["source"]
+    begun, said, outlook = time.monotonic(), 0.0, Outlook()
+
+    def tell(what: Any) -> None:
+        nonlocal said
+        if isinstance(what, Progress):
+            rates = outlook(what)
+            if time.monotonic() - said >= SAY_SECONDS:
+                said = time.monotonic()
+                _say(f"{name}: {progress_text(what, rates)}")
+
+    if not os.path.exists(source):
+        raise _refused(
+            f"{source} is not there on {socket.gethostname()}, or you may not read it.",
+            "Check the path, and that all nodes have it.",
+        )
+    try:
+        if wanted["target"] == "ram":
+            path = f"/dev/shm/carme-{job_id}-{wanted['key']}"
+            result = sync(source, path, Options(estimate=True), tell=tell)
+            staged.folders.append(path)
+            if not result.ok:
+                raise CarmeError(f"{result.problems[0].path}: {result.problems[0].reason}.")
+            was_there = False
+        else:
+            place, limit = _place(wanted["target"], places)
+            path, held, was_there = Cache(place, limit).hold(
+                wanted["key"], source, wanted["version"], job=job_id, tell=tell
+            )
+            staged.held.append(held)
+    except CarmeError as error:
+        raise LaunchError(Exit.NOT_STAGED, error.message, error.remedy) from None
+    staged.read_only.append(path)
+    taken = duration(time.monotonic() - begun)
+    if was_there:
+        _say(f"{name}: it was there already ({taken}).")
+    else:
+        _say(f"{name}: copied to {wanted['target']} in {taken}.")
+    return path
+
+
+def _place(target: str, places: dict[str, Any]) -> tuple[str, int]:
+    if target == "local":
+        return f"{places['cache']}/users/{os.getuid()}", places["cache_gb"] << 30
+    if not places["scratch"]:
+        raise CarmeError("This site has no scratch for staging.", "Stage to 'local' instead.")
+    place = f"{places['scratch']}/carme-{os.getuid()}"
+    try:
+        os.mkdir(place, 0o700)
+    except FileExistsError:
+        pass  # whether it is ours is looked at
+    except OSError as error:
+        raise CarmeError(f"{place} cannot be made: {error.strerror}.", "Tell an administrator.") from None
+    return place, 0
+
+
+def _mark(path: str) -> None:
+    """Tell the epilog that this node has copies; without the prolog's folder nobody is told."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return
+
+
+def _say(text: str) -> None:
+    print(f"{DATA_LINE}{socket.gethostname()}: {text}", file=sys.stderr, flush=True)
+
+
+def _refused(message: str, remedy: str) -> LaunchError:
+    return LaunchError(Exit.NOT_STAGED, message, remedy)

@@ -1,0 +1,113 @@
+"""Data that is brought to jobs: before the start, from the node's own disk, kept for the next one, and out again."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from carme.jobs import Job
+from demo_site import DemoSite, wait_until
+
+CACHE = "/var/cache/carme/data"
+OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "stage": "lines"}
+MAKE = """
+import os, random
+os.makedirs("/scratch/lines", exist_ok=True)
+chance = random.Random(1)
+for number in range(200):
+    with open(f"/scratch/lines/part{number}", "w") as file:
+        for _ in range(20):
+            x = chance.random()
+            file.write(f"{x} {3 * x + 1}\\n")
+"""
+# A line through the points, found by steps down the slope; where the points came from is told besides.
+TRAIN = """
+import glob, json, os
+data, results = os.environ["CARME_DATA"] + "/lines", os.environ["CARME_RESULTS"]
+points = [tuple(map(float, line.split())) for name in glob.glob(data + "/part*") for line in open(name)]
+a = b = 0.0
+for _ in range(400):
+    da = sum((a * x + b - y) * x for x, y in points) / len(points)
+    db = sum((a * x + b - y) for x, y in points) / len(points)
+    a, b = a - da, b - db
+json.dump([round(a, 2), round(b, 2)], open(results + "/line.json", "w"))
+try:
+    open(data + "/part0", "a")
+except OSError as error:
+    changed = error.strerror
+print(json.dumps([len(points), os.path.realpath(data), round(a, 2), round(b, 2), changed]))
+"""
+
+
+@pytest.fixture
+def lines(demo: DemoSite) -> Iterator[None]:
+    """A dataset of the site; no node has a copy of it."""
+    demo.run("head", "python3", "-c", MAKE)
+    demo.run("head", "/opt/carme/venv/bin/carme", "datasets", "add", "--site", "lines", "/scratch/lines")
+    yield
+    demo.run("head", "/opt/carme/venv/bin/carme", "datasets", "remove", "--site", "lines", check=False)
+    demo.run("head", "rm", "-rf", "/scratch/lines", "/home/user1/lines-results", "/home/user1/stopped")
+    for node in ("n1", "n2"):
+        demo.run(node, "sh", "-c", f"rm -rf {CACHE}/users/* && /opt/carme/venv/bin/carme-janitor")
+
+
+def brought(demo: DemoSite) -> list[Job]:
+    """The jobs of user1 that brought data, or are at it."""
+    found = demo.carme_json("jobs", "--all-states")
+    return [Job.model_validate(job) for job in found if job["name"].startswith("stage-")]
+
+
+def results(demo: DemoSite, path: str) -> str:
+    return demo.run("head", "cat", path, check=False).stdout
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: DemoSite) -> None:
+    before = {job.id for job in brought(demo)}
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(OPTIONS | {"title": "Staged", "results": "/home/user1/lines-results"})
+        visitor.wait(name, "ready", timeout=90)
+        (first,) = [job for job in brought(demo) if job.id not in before]
+        assert first.node_list and not first.gpus
+        log = demo.carme("logs", str(first.id)).stdout
+        assert "lines: copied to local" in log
+        with visitor.kernel(visitor.open(name)) as kernel:
+            cell = kernel.run(TRAIN, timeout=60)
+        assert cell.ok, cell.output
+        points, path, slope, offset, changed = json.loads(cell.output)
+        assert points == 4000 and path.startswith(f"{CACHE}/users/") and changed == "Read-only file system"
+        assert (slope, offset) == (3, 1)
+        (job,) = [job for job in demo.carme_json("jobs") if job["name"] == f"session-{name}"]
+        # It went where its data was, and Slurm knows of the copy.
+        assert job["node_list"] == first.node_list
+        shown = demo.run("head", "scontrol", "-o", "show", "node", first.node_list).stdout
+        assert re.search(r"ActiveFeatures=\S*carme_[0-9]+_[0-9a-f]{24}", shown)
+        visitor.stop(name)
+        visitor.wait(name, "ended", timeout=60)
+        wait_until("the results are out", lambda: results(demo, "/home/user1/lines-results/line.json") == "[3.0, 1.0]")
+
+        name = visitor.start(OPTIONS | {"title": "Staged again"})
+        visitor.wait(name, "ready", timeout=60)
+        assert {job.id for job in brought(demo)} - before == {first.id}
+        (job,) = [job for job in demo.carme_json("jobs") if job["name"] == f"session-{name}"]
+        assert job["node_list"] == first.node_list
+        assert "lines: it was there already" in demo.carme("logs", str(job["id"])).stdout
+        visitor.stop(name)
+        visitor.wait(name, "ended", timeout=60)
+    gone = f"{CACHE}/jobs/"
+    wait_until("no job's folder is left", lambda: not demo.run(first.node_list, "ls", gone).stdout.strip())
+
+
+@pytest.mark.usefixtures("lines")
+def test_results_of_a_failed_job_and_of_a_node_that_went_down(demo: DemoSite) -> None:
+    script = "echo done >$CARME_RESULTS/state; ls $CARME_DATA/lines | wc -l; exit 3"
+    words = ["--time", "5m", "--stage", "ram:/scratch/lines", "--results", "/home/user1/stopped"]
+    job_id = demo.carme_json("submit", *words, "--name", "fails")  # the command follows
+    del job_id, script
+
+
+@pytest.mark.usefixtures("lines")
+def test_what_cannot_be_staged_is_said(demo: DemoSite) -> None:
+    refused = demo.carme("submit", "--stage", "lines2", "--", "hostname", check=False)
+    assert refused.returncode == 1 and "There is no dataset 'lines2'; there are: lines" in refused.stderr

@@ -1,0 +1,115 @@
+"""Jobs with data: the job that brings it, where the next one goes, and what is said meanwhile."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.broker import service
+from carme.errors import InvalidRequest
+from carme.jobs import JobRequest, Stage
+from carme.slurm import UnixAccount
+
+from .test_broker import until
+
+
+@pytest.fixture
+def with_data(request_: JobRequest) -> JobRequest:
+    stages = [Stage(source="/data/imagenet"), Stage(source="/data/labels", target="ram")]
+    return request_.model_copy(update={"stage": stages, "gpus_per_node": 1, "results": "/home/ada/out"})
+
+
+def options(call: dict[str, Any]) -> dict[str, str]:
+    return {k: v for k, _, v in (word.removeprefix("--").partition("=") for word in call["arguments"])}
+
+
+def spec(call: dict[str, Any]) -> dict[str, Any]:
+    return json.loads((Path(options(call)["chdir"]) / "spec.json").read_text())
+
+
+async def test_a_job_of_its_own_brings_the_data_first(site: Any, with_data: JobRequest) -> None:
+    job_id = await site.client.submit(with_data)
+    first, second = site.slurm.calls("sbatch")
+    bringer = next(job for job in await site.client.jobs() if job.id != job_id)
+    assert options(second)["dependency"] == f"afterany:{bringer.id}"
+    # It holds no GPU while it copies, and does not count against the job's own time.
+    assert "gres" not in options(first) and options(first)["time"] == "720"
+    assert first["uid"] == second["uid"] == UnixAccount.named("ada").uid
+    assert [stage["source"] for stage in spec(first)["stage"]] == ["/data/imagenet"]
+    assert spec(first)["command"] == [] and spec(first)["results"] is None
+    assert [stage["target"] for stage in spec(second)["stage"]] == ["local", "ram"]
+    assert spec(second)["results"] == "/home/ada/out"
+    assert spec(second)["stage"][0]["key"] == with_data.stage[0].key
+    audit = site.settings.broker.audit_log.read_text()
+    assert '"stage": ["local:/data/imagenet", "ram:/data/labels"]' in audit
+
+
+async def test_who_cancels_the_job_cancels_what_brings_its_data(site: Any, with_data: JobRequest) -> None:
+    job_id = await site.client.submit(with_data)
+    both = {job.id for job in await site.client.jobs()}
+    await site.client.cancel(job_id)
+    assert {int(call["arguments"][-1]) for call in site.slurm.calls("scancel")} == both and len(both) == 2
+
+
+async def test_nodes_that_have_the_data_are_preferred_and_nothing_is_brought(
+    site: Any, with_data: JobRequest
+) -> None:
+    feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
+    nodes = site.slurm.state / "nodes"
+    nodes.write_text(nodes.read_text().replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
+
+    async def seen() -> bool:
+        return any(feature in node.features for node in (await site.client.cluster()).nodes)
+
+    await until(seen)
+    await site.client.submit(with_data)
+    (call,) = site.slurm.calls("sbatch")
+    assert options(call)["prefer"] == feature and "dependency" not in options(call)
+    # Somebody else's copies are of no use to others.
+    assert feature != with_data.stage[0].feature(4711)
+    # The node has forgotten it since the last look: Slurm refuses the word, and the job starts without it.
+    nodes.write_text(nodes.read_text().replace(f"AvailableFeatures={feature} ", ""))
+    await site.client.submit(with_data)
+    refused, taken = site.slurm.calls("sbatch")[1:3]
+    assert "prefer" in options(refused) and "prefer" not in options(taken)
+
+
+async def test_the_job_follows_its_data_and_says_how_far_it_is(
+    site: Any, with_data: JobRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "DATA_SECONDS", 0.05)
+    job_id = await site.client.submit(with_data)
+    first = site.slurm.calls("sbatch")[0]
+    log = Path(options(first)["chdir"]) / "output.log"
+    log.write_text("carme-job: data on n1: imagenet: 45 %, 1.2 GiB/s, 12.0 s left\n")
+    log.chmod(0o644)
+    jobs = json.loads((site.slurm.state / "jobs.json").read_text())
+    for job in jobs:
+        running = {"T": "RUNNING", "N": "n1"} if job["A"] != job_id else {"r": "Dependency"}
+        job.update(running)
+    (site.slurm.state / "jobs.json").write_text(json.dumps(jobs))
+
+    async def told() -> bool:
+        return "45 %" in (await site.client.job(job_id)).explanation
+
+    await until(told)
+    said = (await site.client.job(job_id)).explanation
+    assert said.startswith("The data of the job is being staged in (imagenet: 45 %, 1.2 GiB/s, 12.0 s left)")
+    feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
+
+    async def led() -> bool:
+        return any(
+            call["arguments"] == ["update", f"JobId={job_id}", f"Prefer={feature}"]
+            for call in site.slurm.calls("scontrol")
+        )
+
+    await until(led)
+    assert f"AvailableFeatures={feature}" in (site.slurm.state / "nodes").read_text()
+
+
+async def test_scratch_where_there_is_none(site: Any, request_: JobRequest) -> None:
+    asked = request_.model_copy(update={"stage": [Stage(source="/data/x", target="scratch")]})
+    with pytest.raises(InvalidRequest, match="no scratch for staging"):
+        await site.client.submit(asked)
+    assert not site.slurm.calls("sbatch")

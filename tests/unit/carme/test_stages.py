@@ -1,0 +1,133 @@
+"""What jobs ask to have near them, and the catalogue of datasets."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from carme.datasets import Datasets, readers
+from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.jobs import JobRequest, SessionOptions, Stage, parse_stages, stage_text
+
+
+@pytest.fixture
+def datasets(tmp_path: Path) -> Datasets:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/one").write_text("1")
+    (tmp_path / "data/two").write_text("22")
+    found = Datasets(tmp_path / "site", tmp_path / "own")
+    found.add("mnist", str(tmp_path / "data"), site=True, title="Digits", licence="CC0")
+    return found
+
+
+def test_targets_paths_and_names(datasets: Datasets, tmp_path: Path) -> None:
+    version = datasets.get("mnist").version()
+    stages = parse_stages(
+        f"scratch:/data/imagenet/ mnist ram:/data/a:b local:mnist2@{version.short[:6]}",
+        _two(datasets, tmp_path),
+    )
+    assert [(stage.target, stage.source, stage.name) for stage in stages] == [
+        ("scratch", "/data/imagenet", "imagenet"),
+        ("local", str(tmp_path / "data"), "mnist"),
+        ("ram", "/data/a:b", "a-b"),
+        ("local", str(tmp_path / "data"), "mnist2"),
+    ]
+    assert stages[1].version == version.digest and stages[0].version == ""
+    # Copies are known by what is copied, not by what a job calls it.
+    assert stages[1].key == stages[3].key != stages[0].key
+    assert parse_stages(stage_text(stages[:1]), datasets) == stages[:1]
+
+
+def _two(datasets: Datasets, tmp_path: Path) -> Datasets:
+    datasets.add("mnist2", str(tmp_path / "data"))
+    return datasets
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tape:/data", "names the target 'tape'; there are: local, scratch"),
+        ("imagenet", "no dataset 'imagenet'; there are: mnist"),
+        ("mnist@ffffff", "no version 'ffffff'"),
+        ("/data/x ram:/other/x", "names 'x' twice"),
+        ("../data", "no dataset '../data'"),
+        ("local:", "no dataset ''"),
+    ],
+)
+def test_wrong_words_are_named(datasets: Datasets, text: str, words: str) -> None:
+    with pytest.raises(CarmeError) as caught:
+        parse_stages(text, datasets)
+    assert words in str(caught.value)
+
+
+def test_requests_refuse_what_no_node_can_read() -> None:
+    asked = {"name": "a", "kind": "batch", "command": ["x"], "minutes": 1}
+    for stage in (
+        {"source": "data"},
+        {"source": "/a\nb"},
+        {"source": "/a", "target": "tape"},
+        {"source": "/a", "x": 1},
+    ):
+        with pytest.raises(InvalidRequest):
+            JobRequest.read({**asked, "stage": [stage]})
+    with pytest.raises(InvalidRequest):
+        JobRequest.read({**asked, "results": "results"})
+    with pytest.raises(InvalidRequest):
+        JobRequest.read({**asked, "stage": [{"source": f"/{number}"} for number in range(17)]})
+    options = SessionOptions(image="base", minutes=5, stage=[Stage(source="/data/x")], results="/home/a/out")
+    again = SessionOptions.read(json.loads(options.model_dump_json()))
+    request = again.request(name="s", command=["x"], environment={})
+    assert again == options and request.stage == options.stage and request.results == "/home/a/out"
+
+
+def test_versions(datasets: Datasets, tmp_path: Path) -> None:
+    first = datasets.get("mnist")
+    assert (first.version().files, first.version().size, first.licence) == (2, 3, "CC0")
+    _, new = datasets.add("mnist", str(tmp_path / "data"), site=True)
+    assert not new and len(datasets.get("mnist").versions) == 1
+    (tmp_path / "data/two").write_text("23")
+    second, new = datasets.add("mnist", str(tmp_path / "data"), site=True)
+    assert new and len(second.versions) == 2 and second.title == "Digits"
+    assert second.version(first.version().short).digest == first.version().digest != second.version().digest
+    # The same files elsewhere, written in another order, are the same version.
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved/two").write_text("23")
+    (tmp_path / "moved/one").write_text("1")
+    moved, _ = datasets.add("moved", str(tmp_path / "moved"))
+    assert moved.version().digest == second.version().digest
+    assert datasets.names() == ["mnist", "moved"]
+    datasets.remove("moved")
+    with pytest.raises(NotFound):
+        datasets.remove("moved")
+    assert (tmp_path / "moved/one").exists()
+
+
+def test_what_cannot_be_entered(datasets: Datasets, tmp_path: Path) -> None:
+    for name, folder, words in [
+        ("a/b", tmp_path / "data", "no name of a dataset"),
+        ("a", tmp_path / "nowhere", "There is no folder"),
+        ("a", tmp_path / "site", ""),
+    ]:
+        if words:
+            with pytest.raises(CarmeError, match=words):
+                datasets.add(name, str(folder))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidRequest, match="no files"):
+        datasets.add("a", str(tmp_path / "empty"))
+    (tmp_path / "site/broken.json").write_text("{")
+    with pytest.raises(CarmeError, match="Add the dataset again"):
+        datasets.get("broken")
+    assert [one.name for one in datasets.all()] == ["mnist"]
+
+
+def test_who_may_read(tmp_path: Path) -> None:
+    for mode, words in ((0o755, "everybody"), (0o750, "group "), (0o700, "")):
+        tmp_path.chmod(mode)
+        assert readers(str(tmp_path)).startswith(words) and (readers(str(tmp_path)) == "everybody") == (
+            mode == 0o755
+        )
+    assert readers("/nowhere") == "not there"
+    assert os.path.isdir(tmp_path)  # noqa: PTH112
