@@ -7,6 +7,7 @@ import os
 import pwd
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,14 @@ from .trees import SOURCE, many, walk
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
 NOBODY = 65534
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory, and where other users can go."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder)
 
 
 def stage(source: Path, version: str = "") -> Stage:
@@ -159,10 +168,6 @@ def test_somebody_elses_folder_is_not_used(tmp_path: Path) -> None:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Path]:
     """A node's folders for user nobody, as the prolog makes them."""
-    os.chmod(tmp_path, 0o711)
-    for folder in tmp_path.parents:
-        if folder != Path("/tmp") and folder.is_relative_to("/tmp"):
-            os.chmod(folder, folder.stat().st_mode | 0o011)
     top = tmp_path / "node"
     for path in (top, top / "jobs", top / "users"):
         path.mkdir(mode=0o711)
