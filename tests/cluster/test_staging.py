@@ -1,4 +1,4 @@
-"""Data that is brought to jobs: before the start, from the node's own disk, kept for the next one, and out again."""
+"""Data that is brought to jobs: before the start, from the node's own disk, kept, and out again."""
 
 import json
 import re
@@ -85,7 +85,10 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
         assert re.search(r"ActiveFeatures=\S*carme_[0-9]+_[0-9a-f]{24}", shown)
         visitor.stop(name)
         visitor.wait(name, "ended", timeout=60)
-        wait_until("the results are out", lambda: results(demo, "/home/user1/lines-results/line.json") == "[3.0, 1.0]")
+        wait_until(
+            "the results are out",
+            lambda: results(demo, "/home/user1/lines-results/line.json") == "[3.0, 1.0]",
+        )
 
         name = visitor.start(OPTIONS | {"title": "Staged again"})
         visitor.wait(name, "ready", timeout=60)
@@ -100,11 +103,58 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
 
 
 @pytest.mark.usefixtures("lines")
-def test_results_of_a_failed_job_and_of_a_node_that_went_down(demo: DemoSite) -> None:
-    script = "echo done >$CARME_RESULTS/state; ls $CARME_DATA/lines | wc -l; exit 3"
-    words = ["--time", "5m", "--stage", "ram:/scratch/lines", "--results", "/home/user1/stopped"]
-    job_id = demo.carme_json("submit", *words, "--name", "fails")  # the command follows
-    del job_id, script
+def test_results_of_a_job_that_fails_and_from_a_node_that_went_down(demo: DemoSite) -> None:
+    def submit(script: str) -> int:
+        options = [
+            "--json",
+            "--time",
+            "5m",
+            "--stage",
+            "ram:/scratch/lines",
+            "--results",
+            "/home/user1/stopped",
+        ]
+        return json.loads(demo.carme("submit", *options, "--", "sh", "-c", script).stdout)["job_id"]
+
+    job_id = submit("ls $CARME_DATA/lines | wc -l >$CARME_RESULTS/state; exit 3")
+    # What lies in memory comes with the job itself.
+    assert not [job for job in brought(demo) if job.is_active]
+    wait_until("the results are out", lambda: results(demo, "/home/user1/stopped/state") == "200\n")
+    assert "Results: 1 files" in demo.carme("logs", str(job_id)).stdout
+
+    job_id = submit("echo half >$CARME_RESULTS/state; exec sleep 300")
+    job = wait_until("the job runs", lambda: _running(demo, job_id))
+    wait_until(
+        "it has written",
+        lambda: (
+            demo.run(job.node_list, "sh", "-c", f"cat {CACHE}/jobs/{job_id}/results/*", check=False).stdout
+        ),
+    )
+    demo.run(job.node_list, "systemctl", "stop", "slurmd")  # no epilog will run
+    demo.run(job.node_list, "sh", "-c", "pkill -KILL slurmstepd; true")
+    try:
+        wait_until("Slurm has given the node up", lambda: not _active(demo, job_id), timeout=60)
+        assert results(demo, "/home/user1/stopped/state") == "200\n"
+    finally:
+        demo.run(job.node_list, "systemctl", "start", "slurmd")
+        demo.run("head", "scontrol", "update", f"NodeName={job.node_list}", "State=RESUME", check=False)
+    wait_until(
+        "the node is back",
+        lambda: demo.run("head", "sinfo", "-hn", job.node_list, "-o", "%t").stdout.strip() == "idle",
+    )
+    if demo.run(job.node_list, "ls", f"{CACHE}/jobs").stdout.strip():
+        demo.run(job.node_list, "/opt/carme/venv/bin/carme-janitor")
+    wait_until("the results are out", lambda: results(demo, "/home/user1/stopped/state") == "half\n")
+    assert not demo.run(job.node_list, "ls", f"{CACHE}/jobs").stdout.strip()
+
+
+def _running(demo: DemoSite, job_id: int) -> Job | None:
+    job = Job.model_validate(next(one for one in demo.carme_json("jobs") if one["id"] == job_id))
+    return job if job.is_running else None
+
+
+def _active(demo: DemoSite, job_id: int) -> bool:
+    return any(job["id"] == job_id for job in demo.carme_json("jobs"))
 
 
 @pytest.mark.usefixtures("lines")

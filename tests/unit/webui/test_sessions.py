@@ -73,9 +73,25 @@ def test_a_start_makes_the_hubs_user_and_server(browser: Browser, broker: FakeBr
     assert path == "users/alice/servers/s0123abcd"
     assert body["user_options"] == {
         "image": "torch", "nodes": 1, "gpus_per_node": 2, "gpu_type": "a100", "minutes": 60,
-        "partition": "gpu", "reservation": None, "title": "My run", "app": "lab",
+        "partition": "gpu", "reservation": None, "title": "My run", "app": "lab", "stage": [],
+        "results": None,
     }  # fmt: skip
     assert (the().state, the().label) == ("requested", "Requested")
+
+
+def test_data_and_results_go_to_the_hub_and_wrong_words_are_refused(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    answer = start(browser, stage="tape:/data/imagenet")
+    assert answer.status_code == 422 and "names the target &#x27;tape&#x27;" in answer.content.decode()
+    assert "no dataset &#x27;imagenet&#x27;" in start(browser, stage="imagenet").content.decode()
+    start(browser, stage="/data/imagenet, scratch:/data/labels", results="/home/alice/out")
+    options = hub.called("POST")[-1][1]["user_options"]
+    assert [(one["target"], one["source"]) for one in options["stage"]] == [
+        ("local", "/data/imagenet"),
+        ("scratch", "/data/labels"),
+    ]
+    assert options["results"] == "/home/alice/out"
 
 
 def test_a_form_sent_twice_starts_one_session(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:

@@ -1,0 +1,215 @@
+"""BeeGFS 7 (`beegfs-ctl`) and 8 (`beegfs`): its mounts, how folders are striped, quotas, free space.
+
+Everything runs as the caller; changing stripe patterns takes root, or a folder whose owner BeeGFS lets do it.
+Source of the programs' outputs and options: the documentation of BeeGFS 7.4 and 8.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from carme.errors import CarmeError
+
+__all__ = ["BeeGFS", "Mount", "Pattern", "Quota", "mounts", "parse_pattern", "parse_quota", "suited"]
+
+_SECONDS = 30
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+#: Of files whose mean size is below this (bytes), each lies on one target in small chunks.
+SMALL = 1 << 20
+#: From this mean size on (bytes), each file lies on all the targets that are useful for one reader.
+LARGE = 256 << 20
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted BeeGFS; `configuration` is the client's file, where the mount names one."""
+
+    path: str
+    configuration: str = ""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How new files in a folder are spread. `chunk` is in bytes; `pool` is a storage pool's number."""
+
+    kind: Literal["raid0", "buddymirror"] = "raid0"
+    chunk: int = 512 << 10
+    targets: int = 4
+    pool: int | None = None
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What a user uses and may use, in one storage pool. Sizes in bytes; None: no limit."""
+
+    pool: str
+    used: int
+    limit: int | None
+    files: int
+    files_limit: int | None
+
+    @property
+    def share(self) -> float:
+        """The larger part that is used up, from 0 on; above 1 nothing can be written."""
+        parts = [self.used / self.limit if self.limit else 0.0]
+        parts.append(self.files / self.files_limit if self.files_limit else 0.0)
+        return max(parts)
+
+
+def mounts(table: str | None = None) -> list[Mount]:
+    """The BeeGFS file systems that are mounted here.
+
+    Args:
+        table: What stands in `/proc/self/mountinfo`; None: what stands there now.
+    """
+    text = Path("/proc/self/mountinfo").read_text(errors="replace") if table is None else table
+    found = []
+    for line in text.splitlines():
+        fields, _, about = line.partition(" - ")
+        if about.split(" ", 1)[0] == "beegfs":
+            options = about.split()[2].split(",") if len(about.split()) > 2 else []
+            named = [option.partition("=")[2] for option in options if option.startswith("cfgFile=")]
+            path = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields.split()[4])
+            found.append(Mount(path, named[0] if named else ""))
+    return found
+
+
+def suited(files: int, size: int, targets: int, pool: int | None = None) -> Pattern:
+    """The pattern for what is in a folder, or will be.
+
+    Many small files: one target each, so that opening one asks one server, and small chunks. Few large ones:
+    spread over as many targets as there are, up to 16, in large chunks, so that one reader gets many servers.
+
+    Args:
+        files: How many files.
+        size: Their bytes in all.
+        targets: Storage targets of the file system, or of the pool.
+        pool: The storage pool to use.
+    """
+    mean = size / files if files else 0
+    if mean < SMALL:
+        return Pattern(chunk=64 << 10 if mean < 64 << 10 else 512 << 10, targets=1, pool=pool)
+    if mean < LARGE:
+        return Pattern(chunk=1 << 20, targets=max(1, min(4, targets)), pool=pool)
+    return Pattern(chunk=4 << 20, targets=max(1, min(16, targets)), pool=pool)
+
+
+class BeeGFS:
+    """One mounted BeeGFS.
+
+    Args:
+        mount: Which one.
+
+    Raises:
+        CarmeError: Neither of its programs is installed.
+    """
+
+    def __init__(self, mount: Mount) -> None:
+        self.mount = mount
+        #: 8: the program `beegfs`; 7: `beegfs-ctl`.
+        self.version = 8 if shutil.which("beegfs") else 7
+        if self.version == 7 and not shutil.which("beegfs-ctl"):
+            raise CarmeError(
+                "Neither beegfs nor beegfs-ctl is installed here.",
+                "Install BeeGFS's tools (beegfs-tools, beegfs-utils).",
+            )
+
+    def pattern(self, folder: str) -> Pattern:
+        """How new files in a folder are spread. Raises CarmeError."""
+        if self.version == 8:
+            output = self._run("beegfs", "entry", "info", "--retro", "--verbose", folder)
+        else:
+            output = self._run("beegfs-ctl", *self._where(), "--getentryinfo", "--verbose", folder)
+        return parse_pattern(output)
+
+    def set_pattern(self, folder: str, pattern: Pattern) -> None:
+        """Have new files in a folder spread so; files that are there stay as they are. Raises CarmeError."""
+        if self.version == 8:
+            words = ["beegfs", "entry", "set"]
+            words += [f"--num-targets={pattern.targets}", f"--chunk-size={pattern.chunk}"]
+            if pattern.pool is not None:
+                words.append(f"--pool=storage:{pattern.pool}")
+            if pattern.kind == "buddymirror":
+                words.append("--pattern=mirrored")
+        else:
+            words = ["beegfs-ctl", *self._where(), "--setpattern"]
+            words += [f"--numtargets={pattern.targets}", f"--chunksize={pattern.chunk}"]
+            if pattern.pool is not None:
+                words.append(f"--storagepoolid={pattern.pool}")
+            if pattern.kind == "buddymirror":
+                words.append("--pattern=buddymirror")
+        self._run(*words, folder)
+
+    def quota(self, uid: int) -> list[Quota]:
+        """A user's quotas, one for each storage pool. Raises CarmeError; so does BeeGFS 8, always."""
+        if self.version == 8:
+            raise CarmeError(
+                "Quotas of BeeGFS 8 cannot be read by Carme.", "Ask: beegfs quota list-usage --uids YOUR_ID"
+            )
+        return parse_quota(self._run("beegfs-ctl", *self._where(), "--getquota", "--uid", str(uid)))
+
+    def space(self) -> tuple[int, int]:
+        """Bytes in all, and bytes that are free."""
+        status = os.statvfs(self.mount.path)
+        return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+    def _where(self) -> list[str]:
+        if self.mount.configuration:
+            return [f"--cfgFile={self.mount.configuration}"]
+        return [f"--mount={self.mount.path}"]
+
+    def _run(self, *words: str) -> str:
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CarmeError(f"{words[0]} cannot be asked: {error}.", "Tell an administrator.") from None
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            why = said[-1][:200] if said else "it says nothing"
+            raise CarmeError(f"{words[0]} failed: {why}.", "Tell an administrator.")
+        return done.stdout
+
+
+def parse_pattern(output: str) -> Pattern:
+    """`beegfs-ctl --getentryinfo` and `beegfs entry info --retro`. Raises CarmeError."""
+    kind = re.search(r"\+ Type: (\w[\w ]*)", output)
+    chunk = re.search(r"\+ Chunksize: ([0-9.]+ ?\w*)", output)
+    targets = re.search(r"\+ Number of storage targets: desired: (\d+)", output)
+    pool = re.search(r"\+ Storage Pool: (\d+)", output)
+    if not (kind and chunk and targets):
+        raise CarmeError(
+            "The stripe pattern cannot be read from what BeeGFS's program says.", "Tell an administrator."
+        )
+    mirrored = "mirror" in kind[1].lower()
+    return Pattern(
+        kind="buddymirror" if mirrored else "raid0",
+        chunk=_size(chunk[1]) or 0,
+        targets=int(targets[1]),
+        pool=int(pool[1]) if pool else None,
+    )
+
+
+def parse_quota(output: str) -> list[Quota]:
+    """`beegfs-ctl --getquota`: a table for each storage pool."""
+    found, pool = [], ""
+    for line in output.splitlines():
+        if match := re.match(r"Quota information for storage pool (.*) \(ID: \d+\):", line):
+            pool = match[1]
+        cells = [cell.strip() for part in line.split("||") for cell in part.split("|")]
+        if len(cells) == 6 and cells[1].isdecimal():
+            found.append(
+                Quota(pool, _size(cells[2]) or 0, _size(cells[3]), int(_size(cells[4]) or 0), _size(cells[5]))
+            )
+    return found
+
+
+def _size(text: str) -> int | None:
+    """Bytes, or a number, in `601.03 GiB`, `512k`, `17688628`; None for `unlimited` and the like."""
+    match = re.fullmatch(r"([0-9.]+) ?([KMGTP]?)(?:I?B|B)?", text.strip().upper())
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None
