@@ -18,5 +18,6 @@ def check(module: str, file: str) -> None:
         import keras
     else:
         from tensorflow import keras
-    if int(keras.__version__.partition(".")[0]) >= 3:
-        raise ImportError(f"{module} cannot be used with Keras {keras.__version__}. {WARNING}")
+    version = getattr(keras, "__version__", "2")  # tf_keras, which is Keras 2, does not say it there
+    if int(version.partition(".")[0]) >= 3:
+        raise ImportError(f"{module} cannot be used with Keras {version}. {WARNING}")
