@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mpi_environments import mpi_environment
 from report import machine
 
 KIB, MIB = 1024, 1024 * 1024
@@ -244,17 +245,6 @@ def spawn(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-
-
-def mpi_environment(package: str) -> Path:
-    """An environment with mpi4py and one MPI; made once."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "carme" / f"benchmark-{package}"
-    done = cache / "complete"
-    if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(cache)], check=True)
-        subprocess.run([str(cache / "bin" / "pip"), "install", "-q", "numpy", "mpi4py", package], check=True)
-        done.touch()
-    return cache
 
 
 def admit(contestant: Contestant, listener: socket.socket) -> None:

@@ -250,3 +250,24 @@ def test_ranks_with_different_transports_are_told(launcher, simulated_gpi2):
     ranks.finish()
     for said in ranks.outputs.values():
         assert "Some ranks chose the transport" in said, ranks.said()
+
+
+@over_gpi2
+def test_carme_run_starts_programs_for_gpi2(over, tmp_path):
+    """With the variables of gaspi_run, and without those by which our own ranks find each other."""
+    program = tmp_path / "program"
+    program.write_text(
+        "#!/bin/sh\nunset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT\n"
+        f"test $(wc -l <$GASPI_MFILE) = 3 && exec {sys.executable} {PROGRAMS / 'one_sided.py'}\n"
+    )
+    program.chmod(0o755)
+    run = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "3", "--backend", "gaspi"]
+    done = subprocess.run(
+        [*run, "--", str(program)],
+        env=os.environ | over.variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,28 @@
 """What addresses say about where they lead."""
 
+import contextlib
+import fcntl
+import socket
+import struct
+
+GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+
 
 def is_loopback(address: str) -> bool:
     """Whether `address` is this host's own, so that nothing sent to it reaches a network."""
     return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+def interface_of(address: str) -> str:
+    """The interface whose first IPv4 address is `address`; empty when there is none."""
+    try:
+        wanted = socket.inet_aton(socket.gethostbyname(address))
+    except OSError:
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                request = struct.pack("256s", name.encode())
+                if fcntl.ioctl(probe, GET_INTERFACE_ADDRESS, request)[20:24] == wanted:
+                    return name
+    return ""

@@ -1,10 +1,12 @@
 """A group of ranks and what they do together."""
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from carme_runtime import profile
 from carme_runtime.collectives import links
 from carme_runtime.collectives.core import group_type, plan_type
 from carme_runtime.collectives.errors import InvalidCall
@@ -15,6 +17,10 @@ OPERATIONS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4}
 WIRES = {"": 0, "bf16": 1, "int8": 2}
 _BARRIER, _ALLREDUCE, _BROADCAST, _REDUCE_SCATTER, _ALLGATHER, _ALLTOALL = range(1, 7)
 _BYTES = TYPES["uint8"]
+_NAMES = {
+    _BARRIER: "barrier", _ALLREDUCE: "allreduce", _BROADCAST: "broadcast", _REDUCE_SCATTER: "reduce_scatter",
+    _ALLGATHER: "allgather", _ALLTOALL: "alltoall",
+}  # fmt: skip
 
 
 class Kept:
@@ -40,10 +46,14 @@ class Pending:
     Dropped before that, it leaves them to `kept`; without one, it is called off.
     """
 
-    def __init__(self, handle: Any, buffers: tuple[Any, ...], kept: Kept | None = None) -> None:
+    def __init__(
+        self, handle: Any, buffers: tuple[Any, ...], kept: Kept | None = None, name: str = "", size: int = 0
+    ) -> None:
         self._handle = handle
         self._buffers = buffers
         self._kept = kept
+        # For `profile`: what it is, the bytes of this rank's buffer, and when it began.
+        self._seen = (name, size, profile.recorder.mark()) if profile.recorder and name else None
 
     def __del__(self) -> None:
         if self._kept is not None and not self._handle.done():
@@ -51,7 +61,17 @@ class Pending:
 
     def wait(self, timeout: int = -1) -> bool:
         """Wait at most `timeout` milliseconds; whether it is over. Raises what the collective raised."""
-        return self._handle.wait(timeout)
+        if self._seen is None or profile.recorder is None:
+            return self._handle.wait(timeout)
+        name, size, began = self._seen
+        waited = time.perf_counter()
+        over = self._handle.wait(timeout)
+        profile.recorder.add(profile.WAITING, name, waited)
+        if over:
+            profile.recorder.add(profile.COLLECTIVE, name, began[0], size)
+            profile.recorder.waited_beside(began)
+            self._seen = None
+        return over
 
     def done(self) -> bool:
         """Whether it is over."""
@@ -69,10 +89,14 @@ class Plan:
         self._kept = kept
         self.run: Callable[[], None] = plan.run
         self._start = plan.start
+        if profile.recorder:
+            self.run = _timed(plan.run, buffer)
 
     def start(self) -> Pending:
         """Begin in the background."""
-        return Pending(self._start(), (self._buffer,), self._kept)
+        if profile.recorder is None:
+            return Pending(self._start(), (self._buffer,), self._kept)
+        return Pending(self._start(), (self._buffer,), self._kept, "allreduce", _size(self._buffer))
 
 
 class Group:
@@ -335,6 +359,7 @@ class Group:
         if asynchronous and self._kept.held:
             self._kept.sweep()
         call = self._group.submit if asynchronous else self._group.execute
+        began = time.perf_counter() if profile.recorder else 0.0
         handle = call(
             kind,
             source,
@@ -349,7 +374,31 @@ class Group:
             timeout,
             wire,
         )
-        return Pending(handle, buffers, self._kept) if asynchronous else None
+        if profile.recorder is None:
+            return Pending(handle, buffers, self._kept) if asynchronous else None
+        name, size = _NAMES[kind], _size(buffers[0]) if buffers else 0
+        if asynchronous:
+            return Pending(handle, buffers, self._kept, name, size)
+        profile.recorder.add(profile.WAITING, name, began)
+        profile.recorder.add(profile.COLLECTIVE, name, began, size)
+        return None
+
+
+def _timed(run: Callable[[], None], buffer: Any) -> Callable[[], None]:
+    def timed() -> None:
+        began = time.perf_counter()
+        run()
+        if profile.recorder:
+            profile.recorder.add(profile.WAITING, "allreduce", began)
+            profile.recorder.add(profile.COLLECTIVE, "allreduce", began, _size(buffer))
+
+    return timed
+
+
+def _size(buffer: Any) -> int:
+    """Bytes of a buffer."""
+    _, count, kind = locate(buffer)
+    return count * SIZES[kind]
 
 
 def operation(op: str) -> int:

@@ -21,12 +21,14 @@ import logging
 import socket
 import ssl
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 from carme_runtime.fabric import handshake
 from carme_runtime.fabric.frames import FRAME_LIMIT, UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed, Message
 from carme_runtime.fabric.local_socket import is_own_peer
 from carme_runtime.fabric.members import Member, Members
+from carme_runtime.fabric.mpi import remove_hosts, write_hosts
 from carme_runtime.fabric.tls import Certificate
 from carme_runtime.ranks import Node
 
@@ -48,9 +50,17 @@ class Agent:
         members: the nodes known at the start, this one included.
         number: this node's number.
         uplink: the link to the first node's agent; None on the first node.
+        folder: where this node's lists of hosts for MPI are kept; None: nowhere.
     """
 
-    def __init__(self, node: Node, members: Members, number: int, uplink: Link | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        members: Members,
+        number: int,
+        uplink: Link | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self._node = node
         self._members = members
         self._number = number
@@ -63,6 +73,8 @@ class Agent:
         self._refusals = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._folder = folder
+        self._list_hosts()
 
     async def serve_clients(self, listener: socket.socket) -> asyncio.Server:
         """Accept clients of this node at a Unix socket."""
@@ -105,6 +117,8 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._folder:
+            remove_hosts(self._folder)
 
     async def _accept(self, listener: socket.socket, key: bytes, certificate: Certificate | None) -> None:
         with listener:
@@ -243,6 +257,7 @@ class Agent:
 
     def _set_members(self, members: Members) -> None:
         self._members = members
+        self._list_hosts()
         news: Message = {"members": members.as_json()}
         for link in (*self._joined.values(), *self._clients.values()):
             link.send(news)
@@ -250,6 +265,10 @@ class Agent:
         for channel in self._node.channels():
             if int(channel.split(".")[0]) not in numbers:
                 self._node.end(channel)
+
+    def _list_hosts(self) -> None:
+        if self._folder:
+            write_hosts(self._folder, self._members)
 
     def _refuse(self, address: str, reason: str) -> None:
         self._refusals += 1

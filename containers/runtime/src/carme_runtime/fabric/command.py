@@ -18,7 +18,7 @@ from pathlib import Path
 from carme_runtime import __version__
 from carme_runtime.addresses import is_loopback
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.fabric import local_socket
+from carme_runtime.fabric import local_socket, mpi
 from carme_runtime.fabric.child import Child
 from carme_runtime.key import read_key, read_private
 
@@ -123,6 +123,7 @@ def _serve_first(options: argparse.Namespace) -> int:
         ):
             made.append(Path(local.getsockname()))
             environment["CARME_AGENT"] = str(made[0])
+            environment |= mpi.session_variables(made[0].parent, options.listen, environment)
             for path in options.announce:
                 made.append(path)
                 _announce(path, {"host": options.listen, "port": network.getsockname()[1]})

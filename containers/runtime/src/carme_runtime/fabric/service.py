@@ -66,7 +66,8 @@ async def _serve(
     when_ended(command.pid, ended.set_result)
     node = Node(environment, options.listen, options.key_file)
     node.announce_agent(Path(local.getsockname()))
-    agent = Agent(node, Members.of([Member(number=0, **node.about())], [], options.nodes), 0)
+    members = Members.of([Member(number=0, **node.about())], [], options.nodes)
+    agent = Agent(node, members, 0, folder=Path(local.getsockname()).parent)
     try:
         agent.serve_network(network, key, certificate)
         await agent.serve_clients(local)
@@ -121,7 +122,7 @@ async def _join(options: Namespace, local: socket.socket) -> int:
         raise CarmeRuntimeError(
             f"The agent at {options.join} did not let this node in.", "Its log, the job's output, says why."
         ) from None
-    agent = Agent(node, members, number, link)
+    agent = Agent(node, members, number, link, Path(local.getsockname()).parent)
     await agent.serve_clients(local)
     node.announce_agent(Path(local.getsockname()))
     log.info("%s joined the job of %s", node.host, members.present[0].host)

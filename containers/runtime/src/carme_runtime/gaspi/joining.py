@@ -93,25 +93,27 @@ def join(
 
 
 def _join_gpi2(rank: int, size: int, exchange: Exchange, address: str, deadline: float) -> Any:
-    from carme_runtime.gaspi import gpi2
+    from carme_runtime.gaspi.gpi2.context import start
+    from carme_runtime.gaspi.gpi2.library import Library
 
-    library = gpi2.Library()  # who lacks it is to say so before the others wait for it
+    library = Library()  # who lacks it is to say so before the others wait for it
     entries = exchange({"address": address, "port": random.choice(GPI2_PORTS), "transport": GPI2})
     if any(entry.get("transport") != GPI2 for entry in entries):
         raise InvalidCall(
             "Some ranks chose the transport gpi2, and others did not.", f"Set {TRANSPORT} alike on all ranks."
         )
     hosts = [entry["address"] for entry in entries]
-    context = gpi2.start(library, rank, size, hosts, entries[0]["port"], deadline - time.monotonic())
+    context = start(library, rank, size, hosts, entries[0]["port"], deadline - time.monotonic())
     _close_at_exit(context)
     return context
 
 
 def join_started_by_gaspi_run(timeout: float) -> Any:
     """The context of a rank that a launcher of GPI-2 has started: GPI-2 itself knows the others."""
-    from carme_runtime.gaspi import gpi2
+    from carme_runtime.gaspi.gpi2.context import start
+    from carme_runtime.gaspi.gpi2.library import Library
 
-    context = gpi2.start(gpi2.Library(), None, None, None, None, timeout)
+    context = start(Library(), None, None, None, None, timeout)
     _close_at_exit(context)
     return context
 

@@ -20,7 +20,7 @@ from typing import Any
 from carme_runtime.addresses import is_loopback
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.gaspi import handshake
+from carme_runtime.gaspi import handshake, launchers
 from carme_runtime.key import read_key as read_key_file
 
 Entry = dict[str, Any]
@@ -45,7 +45,11 @@ class Place:
 
     @classmethod
     def from_environment(cls, environment: "os._Environ[str] | dict[str, str]") -> "Place":
-        """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, CARME_KEY_FILE and CARME_ADDRESS."""
+        """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, CARME_KEY_FILE and CARME_ADDRESS.
+
+        Where the first are not set, what MPI's launchers and `srun` set instead: see `launchers`.
+        """
+        environment = dict(environment) | launchers.translated(environment)
         try:
             rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
             port = int(environment.get("MASTER_PORT", "0"))

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.gaspi import launchers
 from carme_runtime.gaspi.joining import node_name, own_address
 from carme_runtime.horovod.journal import Journal
 from carme_runtime.torch import backend
@@ -41,6 +42,7 @@ def init() -> None:
     if _world is not None:
         return
     started = not dist.is_initialized()
+    launchers.complete()
     if started and "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend.NAME, timeout=_TIMEOUT)
     elif started:

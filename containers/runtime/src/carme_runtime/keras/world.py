@@ -13,6 +13,7 @@ import numpy as np
 
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.gaspi import launchers
 from carme_runtime.keras.library import keras
 
 MASTER = 0
@@ -171,6 +172,7 @@ def is_master_rank() -> bool:
 
 
 def _join() -> Group | None:
+    launchers.complete()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
     if keras.backend.backend() == "torch":

@@ -8,15 +8,17 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
-from carme_runtime import __version__
+from carme_runtime import __version__, profile
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
-from carme_runtime.launcher import horovod, hostfile
+from carme_runtime.launcher import gaspi, horovod, hostfile, mpi
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
-from carme_runtime.launcher.placement import place
+from carme_runtime.launcher.placement import Place, place
 from carme_runtime.launcher.run import Run
 from carme_runtime.launcher.wishes import Wishes, plan
 from carme_runtime.transports import TRANSPORT, TRANSPORTS
@@ -27,7 +29,7 @@ ALIASES = {"--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
-    "--transport",
+    "--transport", "--profile",
 )  # fmt: skip
 NOT_STARTED = 2
 
@@ -64,7 +66,7 @@ async def _run(arguments: list[str]) -> int:
         wishes = Wishes(options.devices_per_rank, options.pin_cpus, options.output, options.log_folder)
         limits = Limits(options.max_restarts, options.min_ranks or 1, options.max_ranks)
         limits.check(len(places))
-        if options.backend:
+        if options.backend == "horovod":
             horovod.check_installed()
         if options.dry_run:
             print(plan(places, wishes, command))
@@ -72,17 +74,28 @@ async def _run(arguments: list[str]) -> int:
         environment = os.environ | dict(options.x)
         if options.transport:
             environment[TRANSPORT] = options.transport
+        if options.profile:
+            environment[profile.PROFILE] = str(options.profile.absolute())
+            profile.forget(options.profile, options.max_ranks or len(places))
         if options.hang_seconds is not None:
             environment["CARME_HANG_SECONDS"] = options.hang_seconds
         if limits.max_restarts:
             seats = Seats(places, options.max_ranks or len(places), options.nodes, hosts)
-            return await elastic(fabric, places, command, str(Path.cwd()), environment, wishes, limits, seats)
+            code = await elastic(fabric, places, command, str(Path.cwd()), environment, wishes, limits, seats)
+            _show_profile(options, len(places))
+            return code
         async with contextlib.AsyncExitStack() as stack:
             variables = None
-            if options.backend:
+            if options.backend == "mpi":
+                await _become_mpirun(fabric, places, command, environment, options)
+            elif options.backend == "gaspi":
+                variables, command = gaspi.rank_variables(places), gaspi.wrapped(command)
+            elif options.backend:
                 variables = await stack.enter_async_context(horovod.rendezvous(places, environment))
             run = Run(fabric, places, command, str(Path.cwd()), environment, wishes, variables=variables)
-            return await run.execute()
+            code = await run.execute()
+            _show_profile(options, len(places))
+            return code
     finally:
         await fabric.close()
 
@@ -159,13 +172,20 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument(
         "--backend",
-        choices=("horovod",),
-        help="start a script that is written for Horovod itself, as horovodrun does",
+        choices=("horovod", "mpi", "gaspi"),
+        help="start what is written for Horovod itself, as horovodrun does, for MPI, by the mpirun that is "
+        "installed, or for GPI-2, as gaspi_run does",
     )
     parser.add_argument(
         "--transport",
         choices=TRANSPORTS,
         help="what carries the data of carme_runtime: its own core, or the GPI-2 that is installed",
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="DIR",
+        help="say at the end where the ranks' time went, and write a trace of each to DIR/rank-N.json",
     )
     parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
     parser.add_argument("--version", action="version", version=__version__)
@@ -177,13 +197,56 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if (options.min_ranks or options.max_ranks) and not options.max_restarts:
         parser.error("--min-ranks and --max-ranks need runs that may start anew. Add --max-restarts 3")
     if options.backend and options.max_restarts:
-        parser.error("Horovod cannot be started anew with other ranks. Use --max-restarts without --backend")
-    if options.backend and options.hang_seconds is not None:
+        parser.error(
+            "--backend cannot be started anew with other ranks. Use --max-restarts without --backend"
+        )
+    if options.backend == "mpi":
+        _check_mpi(parser, options)
+    if options.backend == "horovod" and options.hang_seconds is not None:
         parser.error(
             "--hang-seconds is for the runtime's own collectives, not for Horovod's. Set Horovod's limit "
             "instead: -x HOROVOD_STALL_CHECK_TIME_SECONDS=60"
         )
     return options, _command(arguments[own], arguments[own + 1 :])
+
+
+def _show_profile(options: argparse.Namespace, ranks: int) -> None:
+    if options.profile:
+        print(profile.table(options.profile, ranks), file=sys.stderr, flush=True)
+
+
+def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """mpirun starts the ranks and shows what they say: what carme-run does with both is not to be had."""
+    for name, value in (
+        ("--pin-cpus", options.pin_cpus),
+        ("--log-folder", options.log_folder),
+        ("--output master", options.output == "master"),
+        ("--profile", options.profile),
+        ("--devices-per-rank", options.devices_per_rank),
+    ):
+        if value:
+            parser.error(f"{name} does not go with --backend mpi. Use the variables of your MPI instead")
+
+
+async def _become_mpirun(
+    fabric: Fabric,
+    places: list[Place],
+    program: list[str],
+    environment: Mapping[str, str],
+    options: argparse.Namespace,
+) -> NoReturn:
+    """Replace this process: signals and the exit code are then those of mpirun."""
+    first = places[0].member.number
+    fabric.send(first, {"type": "port"})
+    while (event := await fabric.next_event()).node != first or event.content["type"] != "port":
+        if event.gone:
+            raise CarmeRuntimeError("The job's agent on this node was lost.", "Start a new job.")
+    passed = dict(options.x) | ({TRANSPORT: options.transport} if options.transport else {})
+    line, own = mpi.command(places, program, environment, passed, event.content["port"])
+    await fabric.close()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execve(line[0], line, own)
 
 
 def _as_ours(arguments: list[str]) -> list[str]:

