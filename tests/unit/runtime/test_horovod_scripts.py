@@ -85,7 +85,10 @@ def test_where_horovods_server_cannot_be_started(job: Job, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--backend", "mpi"], "argument --backend: invalid choice: 'mpi'"),
+        (["--backend", "nccl"], "argument --backend: invalid choice: 'nccl'"),
+        (["--backend", "mpi", "--pin-cpus"], "--pin-cpus does not go with --backend mpi"),
+        (["--backend", "mpi", "--max-restarts", "1"], "Use --max-restarts without --backend"),
+        (["--transport", "verbs"], "argument --transport: invalid choice: 'verbs'"),
         (["--backend=horovod", "--hang-seconds", "60"], "-x HOROVOD_STALL_CHECK_TIME_SECONDS=60"),
         (["--backend=horovod", "--max-restarts", "1"], "Use --max-restarts without --backend"),
     ],
