@@ -1,6 +1,9 @@
 """A broker that speaks the real protocol on a real socket, over a queue that the tests write."""
 
+import socket
 import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -9,6 +12,7 @@ from typing import Any
 
 from carme.broker import protocol
 from carme.errors import CarmeError, NotFound
+from carme.files import program
 from carme.jobs import (
     Cluster,
     Job,
@@ -69,8 +73,8 @@ class FakeBroker:
     `starts`: when a request would begin, at once without it.
     """
 
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
+    def __init__(self, address: Path) -> None:
+        self.socket = address
         self.cluster: Cluster = CLUSTER
         self.queue: dict[int, Job] = {}
         self.archive: dict[int, Job] = {}
@@ -80,6 +84,7 @@ class FakeBroker:
         self.told: dict[str, Session] = {}
         self.refusal: CarmeError | None = None
         self.kept: dict[str, Reservation] = {}
+        self.home = address.parent / "home"
         self.starts: Callable[[JobRequest], datetime] | None = None
         self.changes: list[int | str] = []
         self.epoch = "a"
@@ -139,6 +144,8 @@ class FakeBroker:
             case protocol.GetForecast():
                 now = datetime.now(UTC)
                 return forecast(self.cluster, self.queue.values(), self.kept.values(), now)
+            case protocol.OpenFiles():
+                return None
             case protocol.GetReservations():
                 return list(self.kept.values())
             case protocol.Reserve(hold=hold):
@@ -186,6 +193,16 @@ class FakeBroker:
                 return None
         raise AssertionError(f"the portal must not ask for {request.method}")
 
+    def run_files(self, connection: socket.socket) -> None:
+        """The program that the real broker runs, here as whoever runs the tests."""
+        subprocess.run(
+            [sys.executable, "-I", "-S", str(program.__file__)],
+            stdin=connection.fileno(),
+            stdout=connection.fileno(),
+            env={"HOME": str(self.home)},
+            check=False,
+        )
+
     def _known(self, job_id: int) -> Job:
         for place in (self.queue, self.archive):
             if job_id in place:
@@ -204,6 +221,8 @@ class FakeBroker:
                 except CarmeError as error:
                     answer = protocol.Answer(error=protocol.Failure.of(error))
                 self.wfile.write(answer.model_dump_json().encode() + b"\n")
+                if isinstance(request, protocol.OpenFiles) and answer.error is None:
+                    fake.run_files(self.connection)
 
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True

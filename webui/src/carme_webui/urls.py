@@ -6,6 +6,7 @@ urlpatterns = [
     path("", include("carme_webui.sessions.urls")),
     path("jobs/", include("carme_webui.jobs.urls")),
     path("bookings/", include("carme_webui.bookings.urls")),
+    path("files/", include("carme_webui.files.urls")),
     path("profile/", include("carme_webui.profile.urls")),
     path("accounts/", include("carme_webui.accounts.urls")),
     # /identity/o/... and /.well-known/openid-configuration

@@ -19,7 +19,7 @@ from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, refusal
 from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
-__all__ = ["AsyncBrokerClient", "BrokerClient"]
+__all__ = ["AsyncBrokerClient", "BrokerClient", "open_files"]
 
 TIMEOUT = 60.0  # seconds
 
@@ -68,6 +68,31 @@ def _failed(socket: Path, error: OSError) -> BrokerUnavailable:
     if isinstance(error, TimeoutError):
         return _gone(socket, "it took too long", BrokerTimeout)
     return _gone(socket, (error.strerror or str(error)).lower())
+
+
+def open_files(broker: "BrokerClient", user: str) -> sockets.socket:
+    """For services: a connection to a user's files, as `carme.files` speaks it; the caller closes it.
+
+    Raises what the methods of BrokerClient do.
+    """
+    request = _request(protocol.OpenFiles, {"user": user})
+    connection = sockets.socket(sockets.AF_UNIX)
+    try:
+        connection.settimeout(broker.timeout)
+        connection.connect(str(broker.socket))
+        connection.sendall(_line(request))
+        # Byte by byte: what follows the line is no longer the broker's.
+        answer = bytearray()
+        while not answer.endswith(b"\n") and (byte := connection.recv(1)):
+            answer += byte
+        _result(request, bytes(answer), broker.socket)
+    except OSError as error:
+        connection.close()
+        raise _failed(broker.socket, error) from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 class BrokerClient:

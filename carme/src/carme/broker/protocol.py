@@ -37,6 +37,7 @@ __all__ = [
     "GetSessions",
     "LogPart",
     "Note",
+    "OpenFiles",
     "Overview",
     "Release",
     "Request",
@@ -181,6 +182,13 @@ class GetReport(_Asked):
     result = TypeAdapter(Report)
 
 
+class OpenFiles(_Asked):
+    """After the answer the connection is that of `carme.files.program`, which runs as the user."""
+
+    method: Literal["files"] = "files"
+    user: str = Field(min_length=1, max_length=256)
+
+
 class GetOverview(_Asked):
     method: Literal["overview"] = "overview"
     result = TypeAdapter(Overview)
@@ -235,6 +243,7 @@ Request = (
     | GetSessions
     | GetSession
     | Note
+    | OpenFiles
 )
 request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="method")])
 

@@ -1,7 +1,10 @@
 """The broker's socket: connections, their limits, and answers."""
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 import socket
 from collections import Counter
 from pathlib import Path
@@ -10,7 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from carme.broker import protocol
 from carme.broker.access import Peer, identify
-from carme.broker.service import Broker
+from carme.broker.service import Broker, HandOver
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
 
@@ -19,6 +22,7 @@ _log = logging.getLogger("carme.broker")
 CONNECTIONS = 16  # of one ordinary user at a time
 CONNECTIONS_OF_SERVICES = 512
 BACKLOG = 1024  # connections that wait to be accepted; the kernel refuses those beyond
+PROGRAMS, PROGRAMS_OF_ALL = 8, 64  # that have a connection to a user's files, of one user and in all
 LINE_SECONDS = 10.0  # for a request to arrive, and for an answer to be taken
 
 
@@ -30,6 +34,7 @@ class Server:
         self._broker = broker
         self._line_seconds = line_seconds
         self._open: Counter[int] = Counter()
+        self._programs: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -77,7 +82,10 @@ class Server:
             # reset the connection before they read our answer.
             busy = _busy(peer, limit) if self._open[uid] > limit else None
             while line := await self._line(reader, writer):
-                await self._send(writer, busy or await self._answer(peer, line))
+                answer = busy or await self._answer(peer, line)
+                if isinstance(answer, HandOver):
+                    return await self._hand_over(writer, answer)
+                await self._send(writer, answer)
                 if busy:
                     break
         finally:
@@ -108,9 +116,12 @@ class Server:
         await self._send(writer, protocol.Answer(error=protocol.Failure.of(error)))
         return b""
 
-    async def _answer(self, peer: Peer, line: bytes) -> protocol.Answer:
+    async def _answer(self, peer: Peer, line: bytes) -> protocol.Answer | HandOver:
         try:
-            return protocol.Answer(result=to_jsonable_python(await self._broker.answer(peer, line)))
+            result = await self._broker.answer(peer, line)
+            if isinstance(result, HandOver):
+                return self._with_room(result)
+            return protocol.Answer(result=to_jsonable_python(result))
         except CarmeError as error:
             return protocol.Answer(error=protocol.Failure.of(error))
         except Exception:
@@ -121,6 +132,49 @@ class Server:
                 "internal",
             )
             return protocol.Answer(error=protocol.Failure.of(error))
+
+    def _with_room(self, hand_over: HandOver) -> HandOver:
+        if self._programs[hand_over.account.uid] >= PROGRAMS or self._programs.total() >= PROGRAMS_OF_ALL:
+            raise CarmeError(
+                "Too many files are being read or written at once.", "Try again in a moment.", code="busy"
+            )
+        return hand_over
+
+    async def _hand_over(self, writer: asyncio.StreamWriter, to: HandOver) -> None:
+        """Answer, and let a program have the connection; this one ends when that program does."""
+        self._programs[to.account.uid] += 1
+        # What comes from now on is not for us.
+        writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+        connection = os.dup(writer.get_extra_info("socket").fileno())
+        process = None
+        try:
+            await self._send(writer, protocol.Answer())
+            os.set_blocking(connection, True)
+            process = await asyncio.create_subprocess_exec(
+                *to.arguments,
+                stdin=connection,
+                stdout=connection,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=to.account.environment(),
+                cwd="/",
+                start_new_session=True,
+                umask=0o077,
+                **to.account.identity(),
+            )
+            writer.transport.abort()  # ours alone; the program has its own
+            os.close(connection)
+            connection = -1
+            await process.wait()
+        except OSError:
+            _log.exception("The files of %s cannot be opened.", to.account.name)
+        finally:
+            if connection >= 0:
+                os.close(connection)
+            if process is not None and process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+            self._programs[to.account.uid] -= 1
 
     async def _send(self, writer: asyncio.StreamWriter, answer: protocol.Answer) -> None:
         writer.write(answer.model_dump_json().encode() + b"\n")

@@ -8,7 +8,7 @@ import secrets
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,6 +28,7 @@ from carme.broker.store import Store
 from carme.broker.watch import Watch
 from carme.config import Settings
 from carme.errors import CarmeError, Denied, InvalidRequest, NotFound, SlurmError
+from carme.files import program
 from carme.images import ImageCatalogue
 from carme.jobs import (
     Forecast,
@@ -60,6 +61,13 @@ FORECAST_AGE = timedelta(minutes=1)
 HISTORY = timedelta(days=7)  # how far back `history` goes by default
 PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER = 16, 4  # run as users; protects this host
 ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER = 4, 2  # questions to slurmdbd; protects the cluster
+
+
+class HandOver(NamedTuple):
+    """The peer's connection becomes that of a program which runs as a user."""
+
+    account: UnixAccount
+    arguments: list[str]
 
 
 class Broker:
@@ -226,6 +234,8 @@ class Broker:
                 return self._book.session(request.name, account and account.name)
             case protocol.Note():
                 return await self._note(peer, request)
+            case protocol.OpenFiles():
+                return await self._files(peer, request.user)
 
     async def _submit(self, peer: Peer, request: JobRequest, user: str | None) -> int:
         what = {
@@ -508,6 +518,16 @@ class Broker:
             raise
         self._audit.record(peer, "release", request.user, "ok", name=request.name)
         self._watch.hurry()
+
+    async def _files(self, peer: Peer, user: str) -> HandOver:
+        if not peer.trusted:
+            raise Denied(
+                f"{peer.account.name} may not open others' files; the site's portal does for their owners.",
+                "Use your files as they are.",
+            )
+        account = await asyncio.to_thread(UnixAccount.named, user)
+        require_person(account, self._settings)
+        return HandOver(account, [self._python, "-I", "-S", str(program.__file__)])
 
     def _overview(self, peer: Peer) -> Overview:
         if not peer.observer:

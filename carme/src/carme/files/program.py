@@ -1,0 +1,191 @@
+"""The small program that reads and changes a user's files, run as that user: never root follows a path.
+
+Standard input and output are one connection. On it comes one line of JSON, {"do": ..., "path": ...}, and
+goes one line, {"ok": {...}} or {"error": errno, "message": ...}; after the line of `read` follow the bytes
+that it names, and after the line of `write` come those. Paths are text as Python has it for bytes that are
+no UTF-8 (surrogates). It needs the standard library alone.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+from typing import Any, BinaryIO
+
+MOST_ENTRIES = 20_000  # of a folder that are told
+CHUNK = 1 << 20
+PARTIAL = ".carme-upload-"
+
+
+class Refused(Exception):
+    """Something that is not to be done."""
+
+
+def main() -> int:
+    """Do what is asked."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        asked = json.loads(source.readline(1 << 16))
+        action = ACTIONS[asked.pop("do")]
+        answer = action(source, sink, **asked)
+    except OSError as error:
+        return _say(sink, {"error": error.errno or 0, "message": error.strerror or str(error)})
+    except Refused as error:
+        return _say(sink, {"error": 0, "message": str(error)})
+    except (KeyError, TypeError, ValueError) as error:
+        return _say(sink, {"error": errno.EINVAL, "message": f"not understood: {error}"})
+    if answer is not None:
+        _say(sink, {"ok": answer})
+    return 0
+
+
+def _say(sink: BinaryIO, answer: dict[str, Any]) -> int:
+    sink.write(json.dumps(answer).encode() + b"\n")
+    sink.flush()
+    return 0
+
+
+def _told(status: os.stat_result) -> dict[str, Any]:
+    kind = "folder" if stat.S_ISDIR(status.st_mode) else "file" if stat.S_ISREG(status.st_mode) else "other"
+    return {"kind": kind, "size": status.st_size, "changed": status.st_mtime}
+
+
+def show(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
+    """A folder's entries; those of uploads that are not complete are left out."""
+    entries: list[dict[str, Any]] = []
+    more = False
+    with os.scandir(path) as found:
+        for entry in found:
+            if entry.name.startswith(PARTIAL):
+                continue
+            if len(entries) == MOST_ENTRIES:
+                more = True
+                break
+            try:
+                told = _told(entry.stat())
+            except OSError:  # a link to nowhere, or gone by now
+                told = {"kind": "other", "size": 0, "changed": 0.0}
+            entries.append({"name": entry.name, "link": entry.is_symlink(), **told})
+    return {"entries": entries, "more": more}
+
+
+def home(source: BinaryIO, sink: BinaryIO) -> dict[str, Any]:
+    """Where the user is at home."""
+    return {"path": os.environ["HOME"]}
+
+
+def read(source: BinaryIO, sink: BinaryIO, path: str, offset: int = 0, length: int | None = None) -> None:
+    """Bytes of a file."""
+    # O_NONBLOCK: opening a FIFO must not wait for its writer.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    status = os.fstat(file)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused("it is not a plain file")
+    if offset < 0 or (length is not None and length < 0):
+        raise ValueError("a negative place")
+    most = max(0, status.st_size - offset)
+    left = most if length is None else min(length, most)
+    _say(sink, {"ok": {"length": left, **_told(status)}})
+    # What is cut off meanwhile is told by the connection's end before `length`.
+    while left and (sent := os.sendfile(sink.fileno(), file, offset, min(left, 1 << 30))):
+        offset, left = offset + sent, left - sent
+
+
+def _partial(path: str, upload: str) -> str:
+    if not re.fullmatch("[0-9a-f]{32}", upload):
+        raise ValueError("the upload's name")
+    return os.path.join(os.path.dirname(path), PARTIAL + upload)
+
+
+def begun(source: BinaryIO, sink: BinaryIO, path: str, upload: str) -> dict[str, Any]:
+    """How much of an upload has arrived, and whether there is a file of that name already."""
+    try:
+        offset = os.lstat(_partial(path, upload)).st_size
+    except FileNotFoundError:
+        offset = 0
+        if not os.path.isdir(os.path.dirname(path)):
+            raise
+    return {"offset": offset, "exists": os.path.lexists(path)}
+
+
+def write(
+    source: BinaryIO,
+    sink: BinaryIO,
+    path: str,
+    upload: str,
+    offset: int,
+    length: int,
+    size: int,
+    replace: bool,
+) -> dict[str, Any]:
+    """Take a part of an upload; the last one makes it the file, which is there whole or not at all."""
+    if not 0 <= offset <= offset + length <= size:
+        raise ValueError("a part that is not within the file")
+    partial = _partial(path, upload)
+    if os.path.isdir(path):
+        raise Refused("there is a folder of that name")
+    if not replace and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    there = os.fstat(file).st_size
+    if there < offset:
+        raise Refused(f"{there} bytes have arrived, so the next part begins there")
+    if there > offset:
+        os.ftruncate(file, offset)  # what an interrupted part left
+    os.lseek(file, offset, os.SEEK_SET)
+    left = length
+    while left:
+        part = source.read(min(CHUNK, left))
+        if not part:
+            raise Refused("the connection ended too soon")
+        view = memoryview(part)
+        while view:
+            view = view[os.write(file, view) :]
+        left -= len(part)
+    done = offset + length == size
+    if done:
+        os.fsync(file)
+        if replace:
+            os.replace(partial, path)
+        else:
+            os.link(partial, path)  # unlike a rename, it replaces nothing that came meanwhile
+            os.unlink(partial)
+    return {"offset": offset + length, "done": done}
+
+
+def make(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
+    """A new folder."""
+    os.mkdir(path)
+    return {}
+
+
+def move(source: BinaryIO, sink: BinaryIO, path: str, to: str) -> dict[str, Any]:
+    """Another name; what has that name stays."""
+    if os.path.lexists(to):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    os.rename(path, to)
+    return {}
+
+
+def remove(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
+    """A file, a link, or a folder with all that is in it."""
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+    return {}
+
+
+ACTIONS = {
+    "show": show, "home": home, "read": read, "begun": begun, "write": write, "make": make, "move": move,
+    "remove": remove,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""My files in the browser: looking, fetching, sending, tidying up; all of it is done as the user."""
