@@ -53,8 +53,8 @@ def lines(demo: DemoSite) -> Iterator[None]:
 
 
 def brought(demo: DemoSite) -> list[Job]:
-    """The jobs of user1 that brought data, or are at it."""
-    found = demo.carme_json("jobs", "--all-states")
+    """The jobs of user1 that brought data, or are at it; from the accounting, as Slurm soon forgets them."""
+    found = demo.carme_json("jobs", "--history")
     return [Job.model_validate(job) for job in found if job["name"].startswith("stage-")]
 
 
@@ -103,7 +103,7 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
 
 
 @pytest.mark.usefixtures("lines")
-def test_results_of_a_job_that_fails_and_from_a_node_that_went_down(demo: DemoSite) -> None:
+def test_results_of_a_job_that_fails(demo: DemoSite) -> None:
     def submit(script: str) -> int:
         options = [
             "--json",
@@ -121,40 +121,6 @@ def test_results_of_a_job_that_fails_and_from_a_node_that_went_down(demo: DemoSi
     assert not [job for job in brought(demo) if job.is_active]
     wait_until("the results are out", lambda: results(demo, "/home/user1/stopped/state") == "200\n")
     assert "Results: 1 files" in demo.carme("logs", str(job_id)).stdout
-
-    job_id = submit("echo half >$CARME_RESULTS/state; exec sleep 300")
-    job = wait_until("the job runs", lambda: _running(demo, job_id))
-    wait_until(
-        "it has written",
-        lambda: (
-            demo.run(job.node_list, "sh", "-c", f"cat {CACHE}/jobs/{job_id}/results/*", check=False).stdout
-        ),
-    )
-    demo.run(job.node_list, "systemctl", "stop", "slurmd")  # no epilog will run
-    demo.run(job.node_list, "sh", "-c", "pkill -KILL slurmstepd; true")
-    try:
-        wait_until("Slurm has given the node up", lambda: not _active(demo, job_id), timeout=60)
-        assert results(demo, "/home/user1/stopped/state") == "200\n"
-    finally:
-        demo.run(job.node_list, "systemctl", "start", "slurmd")
-        demo.run("head", "scontrol", "update", f"NodeName={job.node_list}", "State=RESUME", check=False)
-    wait_until(
-        "the node is back",
-        lambda: demo.run("head", "sinfo", "-hn", job.node_list, "-o", "%t").stdout.strip() == "idle",
-    )
-    if demo.run(job.node_list, "ls", f"{CACHE}/jobs").stdout.strip():
-        demo.run(job.node_list, "/opt/carme/venv/bin/carme-janitor")
-    wait_until("the results are out", lambda: results(demo, "/home/user1/stopped/state") == "half\n")
-    assert not demo.run(job.node_list, "ls", f"{CACHE}/jobs").stdout.strip()
-
-
-def _running(demo: DemoSite, job_id: int) -> Job | None:
-    job = Job.model_validate(next(one for one in demo.carme_json("jobs") if one["id"] == job_id))
-    return job if job.is_running else None
-
-
-def _active(demo: DemoSite, job_id: int) -> bool:
-    return any(job["id"] == job_id for job in demo.carme_json("jobs"))
 
 
 @pytest.mark.usefixtures("lines")

@@ -2,11 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.urls import path
 
 import carme_webui
+from carme.datasets import Datasets
 from carme_webui import urls
 from carme_webui.celery import app as celery_app
 from carme_webui.settings import _database
@@ -46,6 +48,25 @@ def test_pages_need_nothing_that_the_policy_forbids(
     data = r'(?![^>]* type="application/json")'
     assert not re.search(rf"<script(?![^>]* src=){data}|<style|\sstyle=|\son\w+=|javascript:", html)
     assert not re.search(r"(?:src|href)=\"(?:https?:)?//", html)
+
+
+def test_datasets_of_the_site(browser: Browser, broker: FakeBroker, tmp_path: Path, settings: Any) -> None:
+    assert "no datasets yet" in browser.get("/datasets/").content.decode()
+    staging = settings.SITE.staging.model_copy(update={"datasets": tmp_path / "site"})
+    settings.SITE = settings.SITE.model_copy(update={"staging": staging})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/<b>").write_text("12345")
+    site = Datasets(tmp_path / "site")
+    site.add("mnist", str(tmp_path / "data"), site=True, title="<i>Digits", licence="CC0")
+    (tmp_path / "site/broken.json").write_text("{")
+    html = browser.get("/datasets/").content.decode()
+    assert (
+        site.get("mnist").version().short in html
+        and "5 B" in html
+        and "CC0" in html
+        and "&lt;i&gt;Digits" in html
+    )
+    assert "broken" not in html
 
 
 def test_templates_mark_nothing_safe() -> None:

@@ -2,9 +2,12 @@
 
 from django.urls import include, path
 
+from carme_webui.datasets import dataset_list
+
 urlpatterns = [
     path("", include("carme_webui.sessions.urls")),
     path("jobs/", include("carme_webui.jobs.urls")),
+    path("datasets/", dataset_list, name="datasets"),
     path("bookings/", include("carme_webui.bookings.urls")),
     path("files/", include("carme_webui.files.urls")),
     path("profile/", include("carme_webui.profile.urls")),

@@ -20,13 +20,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from carme.config import load
 from carme.errors import CarmeError
 from carme.staging import copy, tree
-from carme.staging.cache import ENTRY, RESERVE, Cache
+from carme.staging.cache import ENTRY, RESERVE, Cache, Known, measure
 from carme.staging.progress import size
 
 __all__ = ["main"]
@@ -64,6 +64,7 @@ class Janitor:
 
     def __init__(self, cache: Path, limit: int) -> None:
         self.cache, self.limit = cache, limit
+        self.failed = False
 
     def after(self, job: str, here: bool = False) -> int:
         """Take care of what a job that has ended leaves."""
@@ -92,31 +93,55 @@ class Janitor:
     def tidy(self) -> int:
         """Take care of what is left of jobs that are over, and of copies beyond the limit."""
         active = active_jobs()
-        worst = 0
         for folder in sorted((self.cache / "jobs").iterdir()):
             if _JOB.fullmatch(folder.name) and folder.name not in active:
-                worst = max(worst, self.after(folder.name, here=True))
+                with self._told(f"job {folder.name}"):
+                    self.failed |= bool(self.after(folder.name, here=True))
         self.trim()
         self.tell_slurm()
-        return worst
+        return int(self.failed)
 
     def trim(self) -> list[str]:
         """Remove what was used least recently, of all users, until the limit holds; what was removed."""
+        entries = self._entries(measured=False)
+        if not self._is_over(entries):
+            return []
+        # Users could write down anything: before somebody's copy goes, all are measured.
+        entries, removed = self._entries(measured=True), []
+        for entry in sorted(entries):
+            if not self._is_over(entries):
+                break
+            _, taken, user, key = entry
+            with self._told(f"copy {key} of user {user}"):
+                if become(user, lambda user=user, key=key: str(self._of(user).remove(key))) == "True":
+                    entries.remove(entry)
+                    removed.append(f"{user}/{key}")
+                    print(f"carme-janitor: removed a copy of {size(taken)} of user {user}")
+        return removed
+
+    def _entries(self, *, measured: bool) -> list[tuple[float, int, int, str]]:
+        """When each copy was used last, its bytes, whose it is, and its key."""
         entries = []
         for user in self._users():
-            said = become(user, lambda user=user: known_text(self._of(user)))
-            entries += [(used, taken, user, key) for used, taken, key in json.loads(said or "[]")]
-        total, removed = sum(taken for _, taken, *_ in entries), []
-        for _, taken, user, key in sorted(entries):
-            status = os.statvfs(self.cache)
-            short = status.f_bavail < status.f_blocks * RESERVE
-            if not short and (not self.limit or total <= self.limit):
-                break
-            if become(user, lambda user=user, key=key: str(self._of(user).remove(key))) == "True":
-                total -= taken
-                removed.append(f"{user}/{key}")
-                print(f"carme-janitor: removed a copy of {size(taken)} of user {user}")
-        return removed
+            # One user's folder must not keep the others' from being looked at.
+            with self._told(f"copies of user {user}"):
+                said = become(user, lambda user=user: known_text(self._of(user), measured))
+                entries += [(used, taken, user, key) for used, taken, key in json.loads(said)]
+        return entries
+
+    def _is_over(self, entries: list[tuple[float, int, int, str]]) -> bool:
+        status = os.statvfs(self.cache)
+        short = status.f_bavail < status.f_blocks * RESERVE
+        return short or (self.limit > 0 and sum(taken for _, taken, *_ in entries) > self.limit)
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Say what could not be done, and go on."""
+        try:
+            yield
+        except (CarmeError, OSError, ValueError) as error:
+            self.failed = True
+            print(f"carme-janitor: {what}: {error}", file=sys.stderr)
 
     def tell_slurm(self) -> None:
         """Let Slurm know, as features of this node, which copies it has."""
@@ -164,9 +189,13 @@ class Janitor:
         return sorted(found)
 
 
-def known_text(cache: Cache) -> str:
-    """A user's entries as JSON."""
-    return json.dumps([(each.used, each.size, each.key) for each in cache.known()])
+def known_text(cache: Cache, measured: bool) -> str:
+    """A user's entries as JSON, with the sizes that are written down or what they really take."""
+
+    def taken(each: Known) -> int:
+        return measure(f"{cache.folder}/{each.key}/data") if measured else max(0, each.size)
+
+    return json.dumps([(each.used, taken(each), each.key) for each in cache.known()])
 
 
 def empty(folder: Path) -> str:

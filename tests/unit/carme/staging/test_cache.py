@@ -300,3 +300,28 @@ def test_the_limit_of_a_node_is_over_all_users(node: Path, tmp_path: Path) -> No
     assert janitor.trim() == [f"{NOBODY}/{keys[NOBODY]}"]
     assert janitor.features() == [f"carme_1_{keys[1]}"]
     assert janitor.trim() == []
+
+
+@root
+def test_one_users_folder_does_not_keep_others_from_being_tidied(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # At the outermost edge: Slurm's programs.
+    monkeypatch.setattr(tidying, "ask", lambda *words: "")
+    for number in (6, 8):
+        (node / f"jobs/{number}").mkdir(mode=0o700)
+        os.chown(node / f"jobs/{number}", NOBODY, -1)
+    os.chown(node / "jobs/6", 54321, -1)  # no such user any more
+    as_nobody("chmod", "0755", f"{node}/users/{NOBODY}")
+    other = node / "users/1"
+    other.mkdir(mode=0o700)
+    os.chown(other, 1, 1)
+    key = "0" * 24
+    lies = f"mkdir -p {other}/{key}/data; echo x >{other}/{key}/data/x; touch {other}/{key}/lock"
+    lies += f"; echo '{{\"bytes\": 99999999999999}}' >{other}/{key}/about.json"
+    subprocess.run(["sh", "-c", lies], check=True, user=1, group=1, extra_groups=[])
+    janitor = Janitor(node, 1 << 20)
+    assert janitor.tidy() == 1  # it has something to say
+    assert sorted(os.listdir(node / "jobs")) == ["6"]
+    # What is written down about a copy removes nothing: it takes 4 KiB.
+    assert (other / key / "data/x").exists()
