@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import pwd
@@ -75,7 +76,8 @@ class Janitor:
             return 0
         names = become(status.st_uid, lambda: " ".join(os.listdir(folder)))
         if "staged" in names.split():
-            self.tell_slurm()
+            with self._told("what this node has"):
+                self.tell_slurm()
         if "results.json" in names.split() and not here and shutil.which("systemd-run"):
             # The node is free for others meanwhile.
             unit = [f"--unit=carme-results-{job}", "--property=Nice=10", "--property=IOSchedulingClass=idle"]
@@ -92,8 +94,10 @@ class Janitor:
 
     def tidy(self) -> int:
         """Take care of what is left of jobs that are over, and of copies beyond the limit."""
+        # First the folders: whose job begins after that is not among them.
+        folders = sorted((self.cache / "jobs").iterdir())
         active = active_jobs()
-        for folder in sorted((self.cache / "jobs").iterdir()):
+        for folder in folders:
             if _JOB.fullmatch(folder.name) and folder.name not in active:
                 with self._told(f"job {folder.name}"):
                     self.failed |= bool(self.after(folder.name, here=True))
@@ -204,6 +208,17 @@ def empty(folder: Path) -> str:
     Returns:
         What keeps it from being done; empty when it is done.
     """
+    here = os.open(folder, tree.FOLDER)
+    try:
+        fcntl.flock(here, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _emptied(folder, here)
+    except BlockingIOError:
+        return "its results are being taken out already"
+    finally:
+        os.close(here)
+
+
+def _emptied(folder: Path, here: int) -> str:
     about = None
     with contextlib.suppress(FileNotFoundError):
         about = json.loads((folder / "results.json").read_text(encoding="utf-8"))
@@ -224,14 +239,11 @@ def empty(folder: Path) -> str:
                 f"{tree.shown(first.path)}: {first.reason}. They stay on {socket.gethostname()}.",
             )
         say(about, f"Results: {counts.files} files ({size(counts.bytes_copied)}) copied to {about['to']}.")
-    here = os.open(folder, tree.FOLDER)
     try:
         for name in os.listdir(here):
             tree.remove(here, name)
     except OSError as error:
         return f"{folder} cannot be emptied: {tree.reason(error)}"
-    finally:
-        os.close(here)
     return ""
 
 

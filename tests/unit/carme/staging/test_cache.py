@@ -262,6 +262,17 @@ def test_leftovers_of_jobs_that_are_over_go_and_running_ones_stay(
     # The node's own features stay, that of a copy that is gone does not.
     assert told[-1][-2:] == ("AvailableFeatures=big", "ActiveFeatures=big")
 
+    def begins(*words: str) -> str:
+        # A job that begins while Slurm is asked.
+        if words[0] == "squeue":
+            (node / "jobs/9").mkdir(mode=0o700)
+            os.chown(node / "jobs/9", NOBODY, -1)
+        return "8\n" if words[0] == "squeue" else ""
+
+    monkeypatch.setattr(tidying, "ask", begins)
+    assert Janitor(node, 0).tidy() == 0
+    assert (node / "jobs/9").exists()
+
     def away(*words: str) -> str:
         raise CarmeError("squeue cannot be asked.")
 
