@@ -4,7 +4,6 @@ import random
 import signal
 import socket
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,6 @@ def await_ready(ranks):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1, 1], [0, 1]], ids=["one node", "two of two", "two nodes"])
 def test_a_lost_rank_is_an_error_for_the_others(launcher, nodes, how):
-    shared_before = set(Path("/dev/shm").iterdir())
     # A stopped rank costs the others their whole time limit: fewer of these.
     for attempt in range(5 if how == signal.SIGKILL else 1):
         seed = random.randrange(10**6)
@@ -38,7 +36,6 @@ def test_a_lost_rank_is_an_error_for_the_others(launcher, nodes, how):
             assert "PeerLost" in ranks.outputs[rank] or "Timeout" in ranks.outputs[rank], ranks.said()
         ranks.processes[victim].kill()
         ranks.finish()
-    assert set(Path("/dev/shm").iterdir()) <= shared_before | set(Path("/dev/shm").glob("pym*"))
 
 
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 1]], ids=["one node", "two nodes"])
