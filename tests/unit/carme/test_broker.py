@@ -5,6 +5,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from carme.broker.service import log_part
 from carme.config import Settings
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
 from carme.jobs import Job, JobRequest, JobState
+from carme.jobs.scripts import sent, sent_script
 from carme.slurm import UnixAccount
 
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -515,6 +518,89 @@ async def test_a_log_that_is_no_file_of_the_user_is_not_read(
             await site.client.log(job_id)
 
 
+async def test_a_batch_job_is_submitted_again_with_its_secrets_which_nobody_is_told(
+    site: Any, request_: JobRequest
+) -> None:
+    command, files = sent("#!/bin/sh -e\necho hello\n", ["a b"])
+    secret = request_.model_copy(
+        update={"environment": {"KEY": "s3cret"}, "command": command, "files": files}
+    )
+    job_id = await site.client.submit(secret)
+    recipe = await site.client.recipe(job_id)
+    assert recipe.variables == ["KEY"] and "s3cret" not in recipe.model_dump_json()
+    assert sent_script(recipe.request.command, recipe.request.files) == (
+        "#!/bin/sh -e\necho hello\n",
+        ["a b"],
+    )
+    again = await site.client.job(await site.client.resubmit(job_id))
+    folder = site.home / ".local/share/carme/jobs" / again.key
+    assert again.id != job_id and again.name == request_.name
+    assert json.loads((folder / "environment.json").read_text()) == {"KEY": "s3cret"}
+    (folder / "request.json").unlink()
+    with pytest.raises(NotFound, match="submitted with is not known"):
+        await site.client.resubmit(again.id)
+    with pytest.raises(NotFound):
+        await site.client.recipe(999)
+
+
+async def test_what_an_owner_wrote_into_a_request_is_checked_anew(site: Any, request_: JobRequest) -> None:
+    job_id = await site.client.submit(request_)
+    file = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "request.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"nodes": 99}))
+    with pytest.raises(InvalidRequest, match="99 were asked for"):
+        await site.client.resubmit(job_id)
+    file.write_text(json.dumps(values | {"kind": "session", "image": "torch"}))
+    with pytest.raises(NotFound):
+        await site.client.resubmit(job_id)
+    file.write_text("{")
+    with pytest.raises(InvalidRequest):
+        await site.client.resubmit(job_id)
+
+
+async def test_a_result_is_read_like_a_log(site: Any, request_: JobRequest) -> None:
+    job_id = await site.client.submit(request_)
+    assert (await site.client.result(job_id)).size == 0
+    folder = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key
+    (folder / "result").write_text("eHl6")
+    assert (await site.client.result(job_id, offset=2)).text == "l6"
+
+
+async def test_a_script_is_read_as_its_user(site: Any, folder: Path) -> None:
+    (site.home / "train.sh").write_text("echo hello\n")
+    found = await site.client.script("train.sh")
+    assert (found.path, found.text) == (str(site.home / "train.sh"), "echo hello\n")
+    (site.home / "binary").write_bytes(b"\x7fELF\0\0")
+    (site.home / "large").write_text("x" * 300_000)
+    (folder / "of-root").write_text("secret")
+    (folder / "of-root").chmod(0o600)
+    (site.home / "link").symlink_to(folder / "of-root")
+    for path in ("nothing.sh", "binary", "large", ".", "a\nb", "link"):
+        with pytest.raises(InvalidRequest) as caught:
+            await site.client.script(path)
+        assert caught.value.field == "script_path" and "secret" not in str(caught.value)
+    if os.getuid() == 0:
+        with pytest.raises(InvalidRequest, match="Permission denied"):
+            await site.client.script(str(folder / "of-root"))
+    with pytest.raises(Denied):
+        await site.client.script("train.sh", user="bob")
+
+
+def test_a_script_that_travels_runs_as_its_first_line_says(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    hostile = ["a b", "$(echo no)", "--", "", "*"]
+    python = (
+        f"#!{sys.executable} -I\nimport sys\nprint(''.join(f'[{{word}}]' for word in sys.argv[1:]), end='')\n"
+    )
+    for text in ("#!/bin/sh\nprintf '[%s]' \"$@\"\n", "printf '[%s]' \"$@\"\n", python):
+        command, files = sent(text, hostile)
+        (tmp_path / "files/script").write_text(files["script"])
+        done = subprocess.run(
+            command, env={"CARME_JOB_FOLDER": str(tmp_path)}, capture_output=True, cwd=tmp_path
+        )
+        assert done.stdout.decode() == "".join(f"[{word}]" for word in hostile), done.stderr
+
+
 def test_parts_of_a_log_join_to_the_whole() -> None:
     whole = "a€ß😀\n".encode() * 3 + b"\xff\xc3"
     text, offset = "", 0
@@ -655,9 +741,8 @@ async def test_both_clients_have_the_same_methods_and_words(site: Any) -> None:
         return {name for name in vars(kind) if not name.startswith("_")}
 
     assert methods(BrokerClient) == methods(AsyncBrokerClient)
-    assert methods(BrokerClient) == {
-        kind.model_fields["method"].default for kind in protocol.Request.__args__
-    }
+    asked = {kind.model_fields["method"].default for kind in protocol.Request.__args__}
+    assert methods(BrokerClient) == asked - {"files"}  # which hands the connection over: open_files
 
 
 async def test_no_broker(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """A portal with its own configuration, a JupyterHub and a broker that listen for real."""
 
 import atexit
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
+from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlencode
 
 import django
 import pytest
@@ -87,9 +90,12 @@ from django.conf import settings as django_settings  # noqa: E402
 from django.core.cache import cache  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.test import Client  # noqa: E402
+from django.utils import timezone  # noqa: E402
 
 from carme_webui.accounts import login  # noqa: E402
 from carme_webui.accounts.models import User  # noqa: E402
+from carme_webui.api import limits  # noqa: E402
+from carme_webui.api.models import SCOPES, Token  # noqa: E402
 from carme_webui.errands import Errands  # noqa: E402
 from carme_webui.sessions import lifecycle  # noqa: E402
 
@@ -105,6 +111,7 @@ def _static() -> None:
 @pytest.fixture(autouse=True)
 def _fresh_cache(db: None) -> None:
     cache.clear()
+    limits._counter.cache_clear()
 
 
 @pytest.fixture
@@ -213,6 +220,34 @@ def browser(alice: User) -> Browser:
     found = Browser()
     found.force_login(alice)
     return found
+
+
+class Program(Client):
+    """A program that asks the API with a token."""
+
+    def __init__(self, secret: str) -> None:
+        headers = {"host": "carme.example:8443", "x-forwarded-proto": "https"}
+        if secret:
+            headers["authorization"] = f"Bearer {secret}"
+        super().__init__(enforce_csrf_checks=True, headers=headers)
+
+    def ask(self, method: str, path: str, body: object = None, **query: object):
+        """The answer to a request below /api/v1/."""
+        url = f"/api/v1/{path}" + (f"?{urlencode(query)}" if query else "")
+        data = json.dumps(body) if body is not None else ""
+        return self.generic(method.upper(), url, data, content_type="application/json")
+
+
+def program_of(user: User, *scopes: str) -> Program:
+    """A program with a token of this user; without scopes named it may do all."""
+    expires = timezone.now() + timedelta(days=1)
+    return Program(Token.make(user, "test", list(scopes or SCOPES), expires)[1])
+
+
+@pytest.fixture
+def program(alice: User) -> Program:
+    """A program of Alice's."""
+    return program_of(alice)
 
 
 @pytest.fixture

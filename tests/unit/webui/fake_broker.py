@@ -10,9 +10,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
+
 from carme.broker import protocol
-from carme.errors import CarmeError, NotFound
+from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.files import program
+from carme.images import ImageCatalogue
 from carme.jobs import (
     Cluster,
     Job,
@@ -22,6 +25,7 @@ from carme.jobs import (
     Partition,
     Reservation,
     StartEstimate,
+    check,
     forecast,
 )
 from carme.reports import Report
@@ -69,8 +73,9 @@ CLUSTER = Cluster(
 class FakeBroker:
     """`queue`: what Slurm has; `archive`: what only accounting has; `told`: sessions; `asked`: all requests.
 
-    `refusal` is how it answers who asks for more time, a reservation or a start; `kept`: what is reserved;
-    `starts`: when a request would begin, at once without it.
+    `refusal` is how it answers who asks for more time, a reservation, a start or a job; `kept`: what is
+    reserved; `starts`: when a request would begin, at once without it; `wanted`: what jobs were submitted
+    with; `results`: what they left; `scripts`: by user and path.
     """
 
     def __init__(self, address: Path) -> None:
@@ -86,6 +91,9 @@ class FakeBroker:
         self.kept: dict[str, Reservation] = {}
         self.home = address.parent / "home"
         self.starts: Callable[[JobRequest], datetime] | None = None
+        self.wanted: dict[int, JobRequest] = {}
+        self.results: dict[int, bytes] = {}
+        self.scripts: dict[tuple[str, str], str] = {}
         self.changes: list[int | str] = []
         self.epoch = "a"
 
@@ -161,15 +169,44 @@ class FakeBroker:
             case protocol.TestStart(request=asked):
                 if self.refusal is not None:
                     raise self.refusal
-                return StartEstimate(start=self.starts(asked) if self.starts else datetime.now(UTC))
+                check(asked, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
+                start = self.starts(asked) if self.starts else datetime.now(UTC)
+                return StartEstimate(nodes="n1", start=start)
             case protocol.GetJobs(active=active):
                 return [job for job in self.queue.values() if job.is_active or not active]
-            case protocol.GetHistory():
-                return list(self.archive.values())
-            case protocol.GetJob(job_id=job_id):
-                return self._known(job_id)
-            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit):
-                self._known(job_id)
+            case protocol.GetHistory(since=since, until=until, limit=limit):
+                found = list(self.archive.values())
+                if since is not None and until is not None:
+                    found = [job for job in found if job.submitted and since <= job.submitted < until]
+                return sorted(found, key=lambda job: job.id, reverse=True)[:limit]
+            case protocol.Submit(request=wanted, user=user):
+                if self.refusal is not None:
+                    raise self.refusal
+                check(wanted, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
+                number = max([100, *self.queue, *self.archive]) + 1
+                self.wanted[number] = wanted
+                self.put(make_job(number, user=user or "", state="PENDING", name=wanted.name, kind="batch"))
+                return number
+            case protocol.GetRecipe(job_id=job_id, user=user):
+                return protocol.Recipe(
+                    request=self._wanted(job_id, user).model_copy(update={"environment": {}})
+                )
+            case protocol.Resubmit(job_id=job_id, user=user):
+                return self.answer(protocol.Submit(request=self._wanted(job_id, user), user=user))
+            case protocol.GetScript(path=path, user=user):
+                text = self.scripts.get((user or "", path))
+                if text is None:
+                    raise InvalidRequest(f"There is no script {path!r}.", "Look.", field="script_path")
+                return protocol.Script(path=f"/home/{user}/{path}", text=text)
+            case protocol.GetJob(job_id=job_id, user=user):
+                return self._known(job_id, user)
+            case protocol.GetResult(job_id=job_id, user=user, offset=offset, limit=limit):
+                self._known(job_id, user)
+                whole = self.results.get(job_id, b"")
+                part = whole[offset : offset + limit]
+                return protocol.LogPart(text=part.decode(), offset=offset + len(part), size=len(whole))
+            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user):
+                self._known(job_id, user)
                 if job_id not in self.logs:
                     raise NotFound(f"Job {job_id} has no log.", "Wait until it has started.")
                 part = self.logs[job_id][offset : offset + limit]
@@ -178,11 +215,15 @@ class FakeBroker:
                     offset=offset + len(part),
                     size=len(self.logs[job_id]),
                 )
-            case protocol.GetReport(job_id=job_id):
-                self._known(job_id)
+            case protocol.GetReport(job_id=job_id, user=user):
+                self._known(job_id, user)
                 if job_id not in self.reports:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]
+            case protocol.Cancel(job_id=job_id, user=user, session=None):
+                job = self._known(job_id, user)
+                self.leave(job.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
+                return None
             case protocol.Cancel(job_id=job_id):
                 for session in self.told.values():
                     if session.job_id == job_id:
@@ -203,9 +244,15 @@ class FakeBroker:
             check=False,
         )
 
-    def _known(self, job_id: int) -> Job:
+    def _wanted(self, job_id: int, user: str | None) -> JobRequest:
+        self._known(job_id, user)
+        if job_id not in self.wanted:
+            raise NotFound(f"What job {job_id} was submitted with is not known.", "Look elsewhere.")
+        return self.wanted[job_id]
+
+    def _known(self, job_id: int, user: str | None = None) -> Job:
         for place in (self.queue, self.archive):
-            if job_id in place:
+            if job_id in place and user in (None, place[job_id].user):
                 return place[job_id]
         raise NotFound(f"There is no job {job_id}.", "Check the number.")
 

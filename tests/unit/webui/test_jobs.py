@@ -7,8 +7,11 @@ from django.utils import timezone
 
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.cluster import broker as site_broker
+from carme_webui.jobs import past
 from carme_webui.jobs.mirror import follow
 from carme_webui.jobs.models import Job, Mirror
+from carme_webui.jobs.past import read_past
+from carme_webui.jobs.views import _follow
 
 from .conftest import Browser
 from .fake_broker import NOW, FakeBroker, make_job
@@ -189,6 +192,159 @@ def test_the_filter(browser: Browser, broker: FakeBroker, state: str, shown: set
     page = browser.get("/jobs/", {"state": state}).content.decode()
     assert {number for number in range(1, 6) if f'href="/jobs/{number}/"' in page} == shown
     assert "<script>" not in page.replace("<script src", "")
+
+
+def test_years_of_history_are_searched(browser: Browser, broker: FakeBroker) -> None:
+    Job.store(
+        [
+            make_job(
+                1, name="train <resnet>", state="COMPLETED", submitted=NOW - timedelta(days=900), kind="batch"
+            ),
+            make_job(2, name="Train bert", state="FAILED", submitted=NOW),
+            make_job(33, name="notebook", state="COMPLETED", submitted=NOW),
+        ]
+    )
+
+    def found(**query: str) -> set[int]:
+        page = browser.get("/jobs/", query)
+        assert page.status_code == 200
+        return {number for number in (1, 2, 33) if f'href="/jobs/{number}/"' in page.content.decode()}
+
+    assert found(q="TRAIN") == {1, 2} and found(q="33") == {33} and found(q="train", state="failed") == {2}
+    assert found(until=str((NOW - timedelta(days=1)).date())) == {1} and found(kind="batch") == {1}
+    assert found(since=str(NOW.date()), until=str(NOW.date())) == {2, 33}
+    assert found(q="'; DROP TABLE") == set() and found(q="9" * 100) == set()
+    for odd in (
+        {"since": "x"},
+        {"since": "0001-01-01"},
+        {"until": "9999-12-31"},
+        {"kind": "x"},
+        {"q": "a\0b"},
+    ):
+        found(**odd)
+
+
+# --- the past --------------------------------------------------------------------------------------------
+
+
+def test_the_accounting_of_years_is_read_backwards_once(db, broker: FakeBroker, settings) -> None:
+    portal = settings.SITE.portal.model_copy(update={"history_days": 400})
+    settings.SITE = settings.SITE.model_copy(update={"portal": portal})
+    now = timezone.now()
+    days = {1: 500, 2: 390, 3: 200, 4: 3}
+    for number, age in days.items():
+        broker.leave(make_job(number, state="COMPLETED", submitted=now - timedelta(days=age)))
+    broker.leave(make_job(5, state="RUNNING", submitted=now - timedelta(days=2)))  # the keeper's
+    read_past(site_broker(), now)
+    assert states() == dict.fromkeys((2, 3, 4), "COMPLETED"), "no older one, and none that runs"
+    asked = len(broker.asked_for("history"))
+    Job.objects.filter(id=2).update(name="as it was")
+    read_past(site_broker(), now)
+    assert len(broker.asked_for("history")) == asked + 1, "only the last day is read again"
+    assert Job.objects.get(id=2).name == "as it was"
+
+
+def test_more_jobs_than_are_told_at_once_are_all_read(db, broker: FakeBroker, monkeypatch) -> None:
+    monkeypatch.setattr(past, "LIMIT", 5)
+    now = timezone.now()
+    for number in range(1, 41):
+        broker.leave(make_job(number, state="COMPLETED", submitted=now - timedelta(hours=3 * number)))
+    read_past(site_broker(), now)
+    assert len(states()) == 40
+
+
+def test_a_broker_that_dies_meanwhile_loses_nothing(db, broker: FakeBroker, folder) -> None:
+    now = timezone.now()
+    broker.leave(make_job(1, state="COMPLETED", submitted=now - timedelta(days=100)))
+    (folder / "broker.sock").rename(folder / "away.sock")
+    assert read_past(site_broker(), now) == 0 and Mirror.load().past is None
+    (folder / "away.sock").rename(folder / "broker.sock")
+    read_past(site_broker(), now)
+    assert states() == {1: "COMPLETED"}
+
+
+# --- submitting ------------------------------------------------------------------------------------------
+
+FIELDS = {"nodes": "1", "gpus_per_node": "0", "minutes": "5"}
+
+
+def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: FakeBroker) -> None:
+    page = browser.get("/jobs/submit/?pattern=distributed").content.decode()
+    assert "carme-run train.py" in page
+    script = "#!/bin/bash\r\necho $HOME\r\n"
+    checked = browser.send("/jobs/submit/", "/jobs/submit/", script=script, check="1", **FIELDS)
+    assert "This can be submitted" in checked.content.decode() and not broker.asked_for("submit")
+    answer = browser.send(
+        "/jobs/submit/", "/jobs/submit/", script=script, arguments="'a b' c", name="mine", **FIELDS
+    )
+    (asked,) = broker.asked_for("submit")
+    assert asked.user == "alice" and asked.request.name == "mine"
+    assert asked.request.files == {"script": "#!/bin/bash\necho $HOME\n"} and asked.request.command[-2:] == [
+        "a b",
+        "c",
+    ]
+    assert answer.status_code == 302
+    shown = browser.get(answer["Location"], follow=True)
+    number = shown.resolver_match.kwargs["job_id"]
+    assert f"Job {number}" in shown.content.decode()
+    assert "echo $HOME" in browser.get(f"/jobs/{number}/recipe/").content.decode()
+    assert "echo $HOME" in browser.get(f"/jobs/submit/?job={number}").content.decode()
+    again = browser.send(f"/jobs/{number}/", f"/jobs/{number}/resubmit/")
+    assert len(broker.wanted) == 2 and again.status_code == 302
+    browser.send(f"/jobs/{number}/cancel/", f"/jobs/{number}/cancel/")
+    assert [request.job_id for request in broker.asked_for("cancel")] == [number]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "exactly one of"),
+        ({"script": "x", "script_path": "y"}, "exactly one of"),
+        ({"script_path": "nothing.sh"}, "There is no script"),
+        ({"script": "x", "nodes": "99"}, "99 were asked for"),
+        ({"script": "x", "arguments": "'"}, "not closed"),
+        ({"script": "x", "image": "none"}, "There is no image"),
+        ({"script": "x", "name": "<b>"}, "must be 1 to 64 letters"),
+        ({"script": "x", "minutes": "0"}, "greater than or equal"),
+        ({"script": "x", "reservation": "carme-0123456789ab"}, None),
+    ],
+)
+def test_what_cannot_be_submitted_comes_back_with_the_reason(
+    browser: Browser, broker: FakeBroker, fields: dict[str, str], said: str | None
+) -> None:
+    page = browser.send("/jobs/submit/", "/jobs/submit/", **(FIELDS | fields))
+    if said is not None:
+        assert page.status_code == 422 and said in page.content.decode()
+        assert not broker.queue
+
+
+@pytest.mark.parametrize("path", ["cancel", "resubmit", "recipe", "log", "new"])
+def test_nobody_touches_anothers_job(other: Browser, broker: FakeBroker, path: str) -> None:
+    Job.store([broker.put(make_job(1, kind="batch"))])
+    broker.logs[1] = b"secret"
+    token = other.token("/jobs/submit/")
+    sends = path in ("cancel", "resubmit")
+    answer = other.send_with(token, f"/jobs/1/{path}/") if sends else other.get(f"/jobs/1/{path}/")
+    assert answer.status_code == 404
+    assert not broker.asked_for("cancel") and not broker.asked_for("log") and not broker.asked_for("recipe")
+    assert other.get("/jobs/submit/?job=1").status_code == 404
+
+
+async def test_a_log_is_followed_to_its_end(transactional_db, broker: FakeBroker) -> None:
+    broker.put(make_job(1))
+    broker.logs[1] = "first ü\n".encode()
+    events = _follow(1, "alice", 0)
+    assert await anext(events) == "retry: 2000\n\n"
+    assert await anext(events) == 'id: 9\nevent: text\ndata: "first \\u00fc\\n"\n\n'
+    broker.logs[1] += b"</script>\n"
+    assert (await anext(events)).startswith("id: 19\n")
+    broker.put(make_job(1, state="COMPLETED", ended=NOW))
+    assert (await anext(events)).startswith("id: 19\nevent: over")
+    with pytest.raises(StopAsyncIteration):
+        await anext(events)
+    others = _follow(1, "bob", 0)
+    await anext(others)
+    assert "event: trouble" in await anext(others)
 
 
 @pytest.mark.parametrize("page", ["2", "0", "-1", "9999999", "x", "1e9", "' OR 1=1", "9" * 5000])

@@ -34,7 +34,11 @@ def _database(url: str) -> dict[str, Any]:
             "PASSWORD": unquote(parts.password or ""),
             "HOST": unquote(parts.hostname or ""),
             "PORT": str(parts.port or ""),
-            "OPTIONS": dict(parse_qsl(parts.query)),
+            # Each request has a thread of its own under ASGI, so no thread could keep a connection.
+            "OPTIONS": {
+                **dict(parse_qsl(parts.query)),
+                "pool": {"min_size": 1, "max_size": 20, "timeout": 10},
+            },
         }
     raise ConfigError(
         f"'database' in [portal] must be like 'sqlite:////var/lib/carme/portal/portal.sqlite3' or "
@@ -70,6 +74,7 @@ INSTALLED_APPS = [
     "carme_webui.sessions",
     "carme_webui.bookings",
     "carme_webui.profile",
+    "carme_webui.api",
     "allauth",
     "allauth.account",
     "allauth.mfa",
@@ -79,6 +84,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "carme_webui.security.content_security_policy",
+    "carme_webui.api.problems.as_problems",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
@@ -204,6 +210,7 @@ CELERY_BEAT_SCHEDULE = {
     for name, task, seconds in [
         ("clear expired logins", "carme_webui.accounts.tasks.clear_expired", 3600.0),
         ("agree on bookings", "carme_webui.bookings.tasks.agree", 20.0),
+        ("read the accounting", "carme_webui.jobs.tasks.mirror_past", 60.0),
     ]
 }
 

@@ -11,6 +11,8 @@ urlpatterns = [
     path("bookings/", include("carme_webui.bookings.urls")),
     path("files/", include("carme_webui.files.urls")),
     path("profile/", include("carme_webui.profile.urls")),
+    path("api/", include("carme_webui.api.urls")),
+    path("tokens/", include("carme_webui.api.page_urls")),
     path("accounts/", include("carme_webui.accounts.urls")),
     # /identity/o/... and /.well-known/openid-configuration
     path("", include("allauth.idp.urls")),

@@ -1,6 +1,6 @@
 """Bookings: nodes with GPUs that users keep for themselves for a time, as Slurm reservations."""
 
-from carme.bookings.models import NAME_PATTERN, Hold, Wish
+from carme.bookings.models import NAME_PATTERN, YEARS, Hold, Wish
 from carme.bookings.policy import Standing, board_of, check_rules, choose_nodes, needs_approval
 from carme.bookings.slots import Board, Claim, Need
 from carme.bookings.states import CAUSES, STATES, TRANSITIONS, BookingState, Cause, may_follow
@@ -10,6 +10,7 @@ __all__ = [
     "NAME_PATTERN",
     "STATES",
     "TRANSITIONS",
+    "YEARS",
     "Board",
     "BookingState",
     "Cause",

@@ -8,13 +8,15 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from carme.jobs.requests import Word
 
-__all__ = ["NAME_PATTERN", "Hold", "Wish"]
+__all__ = ["NAME_PATTERN", "YEARS", "Hold", "Wish"]
 
 #: Reservations of Slurm with such names are Carme's; all others are the administrators' own.
 NAME_PATTERN = r"carme-[0-9a-f]{12}"
 
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 MAXIMUM_MINUTES = 366 * 1440
+#: Outside of these years zones and sums of times are not to be trusted.
+YEARS = range(1971, 2200)
 
 
 def _user(text: str) -> str:
@@ -29,14 +31,16 @@ def _name(text: str) -> str:
     return text
 
 
-def _whole_seconds(moment: datetime) -> datetime:
+def _moment(moment: datetime) -> datetime:
+    if moment.year not in YEARS:
+        raise ValueError(f"must lie in the years {YEARS[0]} to {YEARS[-1]}")
     if moment.microsecond:
         raise ValueError("must be a whole second")
     return moment
 
 
 User = Annotated[str, AfterValidator(_user)]
-Moment = Annotated[AwareDatetime, AfterValidator(_whole_seconds)]
+Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
 
 
 class Wish(BaseModel):

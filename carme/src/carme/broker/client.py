@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from carme.bookings import Hold
 from carme.broker import protocol
-from carme.broker.protocol import EventBatch, LogPart, Overview, StartEstimate
+from carme.broker.protocol import EventBatch, LogPart, Overview, Recipe, Script, StartEstimate
 from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
 from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, refusal
@@ -135,13 +135,35 @@ class BrokerClient:
         """Jobs in Slurm's queue; with `active=False` those too that ended minutes ago."""
         return self._ask(protocol.GetJobs, user=user, active=active)
 
-    def history(self, user: str | None = None, since: datetime | None = None, limit: int = 200) -> list[Job]:
+    def history(
+        self,
+        user: str | None = None,
+        since: datetime | None = None,
+        limit: int = 200,
+        until: datetime | None = None,
+    ) -> list[Job]:
         """Jobs in Slurm's accounting, newest first, by default those of the last seven days."""
-        return self._ask(protocol.GetHistory, user=user, since=since, limit=limit)
+        return self._ask(protocol.GetHistory, user=user, since=since, until=until, limit=limit)
 
     def log(self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536) -> LogPart:
         """A part of the job's output, from byte `offset`."""
         return self._ask(protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit)
+
+    def result(self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536) -> LogPart:
+        """A part of what the job left as its result, from byte `offset`; empty as long as there is none."""
+        return self._ask(protocol.GetResult, job_id=job_id, user=user, offset=offset, limit=limit)
+
+    def recipe(self, job_id: int, user: str | None = None) -> Recipe:
+        """What a batch job was submitted with, without the values of its environment."""
+        return self._ask(protocol.GetRecipe, job_id=job_id, user=user)
+
+    def resubmit(self, job_id: int, user: str | None = None) -> int:
+        """Start a batch job once more as it was, its environment included; the new job's id."""
+        return self._ask(protocol.Resubmit, job_id=job_id, user=user)
+
+    def script(self, path: str, user: str | None = None) -> Script:
+        """A script, read as the user; `path` is absolute or within the home directory."""
+        return self._ask(protocol.GetScript, path=path, user=user)
 
     def cluster(self) -> Cluster:
         """Partitions and nodes, and when they were last seen."""
@@ -234,16 +256,38 @@ class AsyncBrokerClient:
         return await self._ask(protocol.GetJobs, user=user, active=active)
 
     async def history(
-        self, user: str | None = None, since: datetime | None = None, limit: int = 200
+        self,
+        user: str | None = None,
+        since: datetime | None = None,
+        limit: int = 200,
+        until: datetime | None = None,
     ) -> list[Job]:
         """Jobs in Slurm's accounting, newest first, by default those of the last seven days."""
-        return await self._ask(protocol.GetHistory, user=user, since=since, limit=limit)
+        return await self._ask(protocol.GetHistory, user=user, since=since, until=until, limit=limit)
 
     async def log(
         self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536
     ) -> LogPart:
         """A part of the job's output, from byte `offset`."""
         return await self._ask(protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit)
+
+    async def result(
+        self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536
+    ) -> LogPart:
+        """A part of what the job left as its result, from byte `offset`; empty as long as there is none."""
+        return await self._ask(protocol.GetResult, job_id=job_id, user=user, offset=offset, limit=limit)
+
+    async def recipe(self, job_id: int, user: str | None = None) -> Recipe:
+        """What a batch job was submitted with, without the values of its environment."""
+        return await self._ask(protocol.GetRecipe, job_id=job_id, user=user)
+
+    async def resubmit(self, job_id: int, user: str | None = None) -> int:
+        """Start a batch job once more as it was, its environment included; the new job's id."""
+        return await self._ask(protocol.Resubmit, job_id=job_id, user=user)
+
+    async def script(self, path: str, user: str | None = None) -> Script:
+        """A script, read as the user; `path` is absolute or within the home directory."""
+        return await self._ask(protocol.GetScript, path=path, user=user)
 
     async def cluster(self) -> Cluster:
         """Partitions and nodes, and when they were last seen."""

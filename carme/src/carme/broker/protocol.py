@@ -31,17 +31,23 @@ __all__ = [
     "GetJobs",
     "GetLog",
     "GetOverview",
+    "GetRecipe",
     "GetReport",
     "GetReservations",
+    "GetResult",
+    "GetScript",
     "GetSession",
     "GetSessions",
     "LogPart",
     "Note",
     "OpenFiles",
     "Overview",
+    "Recipe",
     "Release",
     "Request",
     "Reserve",
+    "Resubmit",
+    "Script",
     "StartEstimate",
     "Submit",
     "TestStart",
@@ -64,6 +70,24 @@ class LogPart(BaseModel):
     text: str
     offset: int
     size: int
+
+
+class Script(BaseModel):
+    """A script of a user's: its absolute path and its text."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    text: str
+
+
+class Recipe(BaseModel):
+    """What a batch job was submitted with. The values of its environment stay in its folder."""
+
+    model_config = ConfigDict(frozen=True)
+
+    request: JobRequest
+    variables: list[str] = []
 
 
 class EventBatch(BaseModel):
@@ -90,6 +114,13 @@ class _Asked(BaseModel):
 class Submit(_Asked):
     method: Literal["submit"] = "submit"
     request: JobRequest
+    user: User = None
+    result = TypeAdapter(int)
+
+
+class Resubmit(_Asked):
+    method: Literal["resubmit"] = "resubmit"
+    job_id: int = Field(ge=1)
     user: User = None
     result = TypeAdapter(int)
 
@@ -134,6 +165,7 @@ class GetHistory(_Asked):
     method: Literal["history"] = "history"
     user: User = None
     since: datetime | None = None
+    until: datetime | None = None
     limit: int = Field(default=200, ge=1, le=10_000)
     result = TypeAdapter(list[Job])
 
@@ -145,6 +177,29 @@ class GetLog(_Asked):
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=65_536, ge=1, le=1 << 20)
     result = TypeAdapter(LogPart)
+
+
+class GetResult(_Asked):
+    method: Literal["result"] = "result"
+    job_id: int = Field(ge=1)
+    user: User = None
+    offset: int = Field(default=0, ge=0)
+    limit: int = Field(default=65_536, ge=1, le=1 << 20)
+    result = TypeAdapter(LogPart)
+
+
+class GetRecipe(_Asked):
+    method: Literal["recipe"] = "recipe"
+    job_id: int = Field(ge=1)
+    user: User = None
+    result = TypeAdapter(Recipe)
+
+
+class GetScript(_Asked):
+    method: Literal["script"] = "script"
+    path: str = Field(min_length=1, max_length=4096)
+    user: User = None
+    result = TypeAdapter(Script)
 
 
 class GetCluster(_Asked):
@@ -232,6 +287,10 @@ Request = (
     | GetJobs
     | GetHistory
     | GetLog
+    | GetResult
+    | GetRecipe
+    | GetScript
+    | Resubmit
     | GetCluster
     | GetForecast
     | GetOverview

@@ -8,6 +8,7 @@ import secrets
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -19,7 +20,7 @@ from carme.broker.bookings import Bookings
 from carme.broker.extensions import Extensions
 from carme.broker.feed import Feed
 from carme.broker.overview import Overview, SessionFigures
-from carme.broker.protocol import EventBatch, LogPart
+from carme.broker.protocol import EventBatch, LogPart, Recipe, Script
 from carme.broker.reports import Reports
 from carme.broker.sessions import SessionBook
 from carme.broker.shares import Shares
@@ -42,6 +43,7 @@ from carme.jobs import (
     partition_of,
     reading,
     refusal,
+    scripts,
     share,
 )
 from carme.jobs.nodes import expand
@@ -208,8 +210,18 @@ class Broker:
                 return await self._jobs(peer, request.user, request.active)
             case protocol.GetHistory():
                 return await self._history(peer, request)
-            case protocol.GetLog():
+            case protocol.GetLog() | protocol.GetResult():
                 return await self._log(peer, request)
+            case protocol.GetRecipe():
+                request_ = await self._request_of(peer, request.job_id, request.user)
+                hidden = request_.model_copy(update={"environment": {}})
+                return Recipe(request=hidden, variables=sorted(request_.environment))
+            case protocol.Resubmit():
+                job = await self._job(peer, request.job_id, request.user)
+                again = await self._request_of(peer, job.id, request.user)
+                return await self._submit(peer, again, job.user)
+            case protocol.GetScript():
+                return await self._script(peer, request)
             case protocol.GetCluster():
                 return self._watch.cluster()
             case protocol.GetForecast():
@@ -426,13 +438,21 @@ class Broker:
         account = await acting_for(peer, request.user, self._settings)
         since = request.since or datetime.now(UTC) - HISTORY
         async with self._accounting.take(peer.account.uid):
-            return await self._slurm.history(account.name if account else None, since, request.limit)
+            return await self._slurm.history(
+                account.name if account else None, since, request.limit, request.until
+            )
 
-    async def _log(self, peer: Peer, request: protocol.GetLog) -> LogPart:
+    async def _log(self, peer: Peer, request: protocol.GetLog | protocol.GetResult) -> LogPart:
         job = await self._job(peer, request.job_id, request.user)
-        return await self._part_of_log(job, request.offset, request.limit)
+        file = "output.log" if isinstance(request, protocol.GetLog) else "result"
+        return await self._part_of_log(job, request.offset, request.limit, file)
 
-    async def _part_of_log(self, job: Job, offset: int, limit: int) -> LogPart:
+    async def _part_of_log(self, job: Job, offset: int, limit: int, file: str = "output.log") -> LogPart:
+        size, part = await self._read_in_folder(job, file, offset, limit)
+        return log_part(part, offset, size)
+
+    async def _read_in_folder(self, job: Job, file: str, offset: int, limit: int) -> tuple[int, bytes]:
+        """The size of a file in a job's folder, and a part of it; nothing when there is no such file."""
         if job.key is None:
             raise NotFound(
                 f"Job {job.id} was not started by Carme, so its log is not known.",
@@ -441,7 +461,13 @@ class Broker:
         owner = await asyncio.to_thread(UnixAccount.named, job.user)
         if owner.uid < self._settings.broker.minimum_uid:
             raise Denied(f"Job {job.id} belongs to the system account {owner.name}.")
-        path = job_folder(owner, job.key) / "output.log"
+        path = job_folder(owner, job.key) / file
+        return await self._read(path, owner, offset, limit) or (0, b"")
+
+    async def _read(
+        self, path: PurePath, owner: UnixAccount, offset: int, limit: int
+    ) -> tuple[int, bytes] | None:
+        """The same of any file, read as `owner`; None when there is no such file."""
         async with self._programs.take(owner.uid):
             done = await run(
                 *[self._python, "-I", "-S", str(reading.__file__)],
@@ -449,15 +475,58 @@ class Broker:
                 owner=owner,
             )
         if done.code == reading.NO_LOG:
-            return LogPart(text="", offset=0, size=0)
+            return None
         size, _, part = done.output.partition(b"\n")
         if done.code != 0 or not size.isdigit():
             raise CarmeError(
-                f"The log {path} cannot be read: {done.errors.strip()[:200] or 'the reader failed'}.",
+                f"The file {path} cannot be read: {done.errors.strip()[:200] or 'the reader failed'}.",
                 "See that the file is yours and that your home directory can be reached.",
                 code="log",
             )
-        return log_part(part, offset, int(size))
+        return int(size), part
+
+    async def _request_of(self, peer: Peer, job_id: int, user: str | None) -> JobRequest:
+        """What a job was submitted with, as it lies in its folder: its owner may have changed it."""
+        job = await self._job(peer, job_id, user)
+        if job.kind == "batch" and job.key is not None:
+            size, text = await self._read_in_folder(job, "request.json", 0, protocol.MAXIMUM_LINE)
+            if 0 < size <= protocol.MAXIMUM_LINE:
+                request = JobRequest.read(text)
+                if request.kind == "batch":
+                    return request
+        raise NotFound(
+            f"What job {job_id} was submitted with is not known (any more).",
+            "It is known of batch jobs that Carme started, as long as their folder is there.",
+        )
+
+    async def _script(self, peer: Peer, request: protocol.GetScript) -> Script:
+        owner = await owner_of_job(peer, request.user, self._settings)
+        if any(ord(letter) < 32 for letter in request.path):
+            raise InvalidRequest(
+                "The path of the script holds a character that cannot be seen.",
+                "Write its path, like train.sh or /scratch/me/train.sh.",
+                field="script_path",
+            )
+        path = PurePosixPath(owner.home) / request.path
+        try:
+            found = await self._read(path, owner, 0, scripts.MAXIMUM_BYTES)
+        except CarmeError as error:
+            raise InvalidRequest(
+                error.message, "Name a plain file that you may read.", field="script_path"
+            ) from None
+        if found is None:
+            raise InvalidRequest(
+                f"There is no script {str(path)!r}.",
+                "Write its path from your home directory, like train.sh, or the whole path.",
+                field="script_path",
+            )
+        if found[0] > scripts.MAXIMUM_BYTES or b"\0" in found[1]:
+            raise InvalidRequest(
+                f"{str(path)!r} is no text, or has more than {scripts.MAXIMUM_BYTES} bytes.",
+                "Name a script; a program is started by a command.",
+                field="script_path",
+            )
+        return Script(path=str(path), text=found[1].decode(errors="replace"))
 
     async def _note(self, peer: Peer, request: protocol.Note) -> None:
         if not peer.trusted:

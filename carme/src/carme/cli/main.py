@@ -11,7 +11,18 @@ from carme.errors import CarmeError
 OK, FAILED, USAGE = 0, 1, 2
 
 # Each adds its commands, which set `run`, a function of the options that returns the exit code.
-COMMANDS = ("cluster", "sessions", "jobs", "report", "start", "data", "datasets", "config", "validate")
+COMMANDS = (
+    "cluster",
+    "sessions",
+    "jobs",
+    "report",
+    "start",
+    "portal",
+    "data",
+    "datasets",
+    "config",
+    "validate",
+)
 # These say all of their command line themselves, so that it alone is imported: the others take their time.
 ALONE = ("data",)
 

@@ -2,15 +2,16 @@
 
 import argparse
 import os
-import re
 from pathlib import Path
 
 from carme.broker import BrokerClient
+from carme.cli import portal
 from carme.cli.datasets import datasets
 from carme.cli.output import add_json, print_json
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import JobRequest, minutes_text, parse_minutes, parse_stages
+from carme.jobs.scripts import interpreter, name_of
 
 _EPILOG = """\
 examples:
@@ -60,11 +61,13 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _submit(options: argparse.Namespace) -> int:
+    if portal.is_remote():
+        return _submit_remotely(options)
     command = _command(options)
     minutes = parse_minutes(options.time) if options.time else load().sessions.default_minutes
     request = JobRequest.read(
         {
-            "name": options.name or _name(command[0]),
+            "name": options.name or name_of(command[0]),
             "kind": "batch",
             "image": options.image,
             "command": command,
@@ -82,14 +85,48 @@ def _submit(options: argparse.Namespace) -> int:
             "workdir": os.getcwd(),  # noqa: PTH109 - no links resolved: the path must hold on the nodes
         }
     )
-    job_id = BrokerClient().submit(request)
+    return _tell(options, BrokerClient().submit(request), f", for {minutes_text(minutes)} at most")
+
+
+def _tell(options: argparse.Namespace, job_id: int, limit: str = "") -> int:
     if options.json:
         print_json({"job_id": job_id})
     else:
-        print(f"Job {job_id} is in the queue, for {minutes_text(minutes)} at most.")
+        print(f"Job {job_id} is in the queue{limit}.")
         print(f"Follow what it writes with: carme logs -f {job_id}")
         print(f"End it with: carme cancel {job_id}")
     return 0
+
+
+def _submit_remotely(options: argparse.Namespace) -> int:
+    """A script of this computer is sent along; a command must be one of the cluster's."""
+    given: list[str] = options.command
+    if not given or given == ["--"]:
+        options.parser.error("name a script, or a command after --")
+    if options.stage or options.results:
+        raise InvalidRequest(
+            "Data of a job cannot be named from this computer.",
+            "Submit the job on the cluster.",
+            field="stage",
+        )
+    what: Path | list[str] = given[1:] if given[0] == "--" else Path(given[0])
+    with portal.client() as site:
+        job = site.submit(
+            what,
+            *([] if isinstance(what, list) else given[1:]),
+            gpus=options.gpus,
+            nodes=options.nodes,
+            minutes=parse_minutes(options.time) if options.time else None,
+            gpu_type=options.gpu_type,
+            cpus=options.cpus,
+            memory_mb=options.memory,
+            image=options.image,
+            name=options.name,
+            partition=options.partition,
+            account=options.account,
+            reservation=options.reservation,
+        )
+    return _tell(options, job.id)
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -118,14 +155,4 @@ def _command(options: argparse.Namespace) -> list[str]:
     path = str(script.absolute())
     if first.startswith(b"#!") and os.access(script, os.X_OK):
         return [path, *given[1:]]
-    return [*_interpreter(first), path, *given[1:]]
-
-
-def _interpreter(first: bytes) -> list[str]:
-    """What runs a script that is not executable: its first line says it, else the shell."""
-    words = first[2:].decode(errors="replace").split(maxsplit=1) if first.startswith(b"#!") else []
-    return [word.strip() for word in words] or ["/bin/sh"]
-
-
-def _name(program: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(program).name)[:64] or "job"
+    return [*interpreter(first), path, *given[1:]]

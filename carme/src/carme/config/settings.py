@@ -207,12 +207,18 @@ class HubSettings(_Table):
 
 
 class PortalSettings(_Table):
-    """`[portal]`: the Django portal."""
+    """`[portal]`: the Django portal.
+
+    `history_days`: how far back the history of jobs is read from Slurm's accounting. `requests_per_minute`:
+    what one token, or who shows none that is valid, may ask of the API.
+    """
 
     listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8100"
     database: Word = "sqlite:////var/lib/carme/portal/portal.sqlite3"
     redis: Word = "redis+socket:///run/redis/redis-server.sock"
     state_directory: AbsolutePath = Path("/var/lib/carme/portal")
+    history_days: int = Field(default=1095, ge=1, le=36_500)
+    requests_per_minute: int = Field(default=600, ge=1)
 
 
 class MonitoringSettings(_Table):

@@ -166,10 +166,12 @@ class SlurmCommands:
         partitions = await _ask("scontrol", "--oneliner", "show", "partition")
         return parsing.cluster(nodes, partitions)
 
-    async def history(self, user: str | None, since: datetime, limit: int) -> list[Job]:
+    async def history(
+        self, user: str | None, since: datetime, limit: int, until: datetime | None = None
+    ) -> list[Job]:
         whose = f"--user={user}" if user else "--allusers"
-        start = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        jobs = await self._accounting(whose, f"--starttime={start}", "--endtime=now")
+        end = _moment(until) if until else "now"
+        jobs = await self._accounting(whose, f"--starttime={_moment(since)}", f"--endtime={end}")
         jobs.sort(key=lambda job: (job.submitted or since, job.id), reverse=True)
         return jobs[:limit]
 
@@ -215,6 +217,9 @@ class SlurmCommands:
                 "environment.json": json.dumps(order.request.environment),
                 "fabric.key": secrets.token_hex(32),
                 "fabric.pem": make_certificate(),
+                **(
+                    {"request.json": order.request.model_dump_json()} if order.request.kind == "batch" else {}
+                ),
                 **{f"files/{name}": text for name, text in order.request.files.items()},
             },
         }

@@ -120,8 +120,10 @@ class Slurm(Protocol):
         """Partitions and nodes."""
         ...
 
-    async def history(self, user: str | None, since: datetime, limit: int) -> list[Job]:
-        """Jobs in the accounting, newest first."""
+    async def history(
+        self, user: str | None, since: datetime, limit: int, until: datetime | None = None
+    ) -> list[Job]:
+        """Jobs in the accounting that were there between two moments, newest first."""
         ...
 
     async def accounted(self, job_id: int) -> Job | None:

@@ -301,16 +301,18 @@ def let_go(booking: Booking, broker: BrokerClient) -> None:
 def free_starts(
     wish: Wish, site: Settings, broker: BrokerClient, booking: Booking | None = None
 ) -> list[datetime]:
-    """The nearest starts at which the wish could be had; none when that cannot be known."""
+    """The nearest starts at which the wish could be had.
+
+    Raises:
+        InvalidRequest: There are no such nodes.
+        CarmeError: The cluster cannot be seen.
+    """
     policy = site.booking_policy(wish.partition)
-    try:
-        cluster, jobs, reservations = _look(broker)
-        board = board_of(
-            *(wish.partition, wish.gpu_type, wish.gpus_per_node),
-            *(cluster, claims(jobs, reservations, booking), policy),
-        )
-    except CarmeError:
-        return []
+    cluster, jobs, reservations = _look(broker)
+    board = board_of(
+        *(wish.partition, wish.gpu_type, wish.gpus_per_node),
+        *(cluster, claims(jobs, reservations, booking), policy),
+    )
     return nearest_starts(wish, board, policy, timezone.now())
 
 

@@ -9,19 +9,16 @@ from django.conf import settings
 from django.utils.translation import gettext_lazy as _
 from pydantic import ValidationError
 
-from carme.bookings import Wish
+from carme.bookings import YEARS, Wish
 from carme.bookings.clock import from_local
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Cluster, minutes_text, parse_minutes
 from carme.jobs.requests import refusal
 from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.titles import tidy
 
-__all__ = ["YEARS", "BookingForm", "Kind", "kinds", "moment_of", "next_start"]
-
-
-#: Outside of these years zones and sums of times are not to be trusted.
-YEARS = range(1971, 2200)
+__all__ = ["BookingForm", "Kind", "kinds", "moment_of", "next_start"]
 
 
 class Kind(NamedTuple):
@@ -120,12 +117,10 @@ class BookingForm(forms.Form):
 
     def clean_title(self) -> str:
         """A title in one line, nothing invisible."""
-        title = " ".join(self.cleaned_data["title"].split())
-        if not title.isprintable():
-            raise forms.ValidationError(
-                _("The title has a character that cannot be seen. Use letters, digits, signs and spaces.")
-            )
-        return title
+        try:
+            return tidy(self.cleaned_data["title"])
+        except CarmeError as error:
+            raise forms.ValidationError(str(error)) from None
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data

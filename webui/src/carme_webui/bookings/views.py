@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from carme.bookings import BookingState, Wish
+from carme.bookings import YEARS, BookingState, Wish
 from carme.bookings.agreement import is_ours
 from carme.bookings.clock import span_text
 from carme.errors import CarmeError
@@ -25,7 +25,7 @@ from carme.jobs.nodes import expand
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings import desk
-from carme_webui.bookings.forms import YEARS, BookingForm, Kind, kinds, moment_of, next_start
+from carme_webui.bookings.forms import BookingForm, Kind, kinds, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.bookings.models import Booking, site_zone
@@ -323,10 +323,11 @@ def _form_page(
     slots: list[tuple[str, str]] = []
     if wish is not None and "time" in form.errors:
         length = wish.end - wish.start
-        slots = [
-            (start.isoformat(), span_text(start, start + length, zone))
-            for start in desk.free_starts(wish, settings.SITE, broker(), found)
-        ]
+        with suppress(CarmeError):  # the form itself says what is wrong
+            slots = [
+                (start.isoformat(), span_text(start, start + length, zone))
+                for start in desk.free_starts(wish, settings.SITE, broker(), found)
+            ]
     context = {"form": form, "booking": found, "slots": slots, "banner": banner}
     return render(request, "bookings/form.html", context, status=422 if form.is_bound else 200)
 

@@ -13,10 +13,11 @@ BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class Tail:
-    """The last lines of a log, or the sentence on why there are none; `cut`: there is more before."""
+    """The last lines of a log, or why there are none; `cut`: more lies before, more follows at `offset`."""
 
     text: str = ""
     cut: bool = False
+    offset: int = 0
     failure: str = ""
 
 
@@ -25,9 +26,10 @@ def tail(job: Job, broker: BrokerClient) -> Tail:
     try:
         size = broker.log(job.id, user=job.user, limit=1).size
         offset = max(0, size - BYTES)
-        text = broker.log(job.id, user=job.user, offset=offset, limit=BYTES).text
+        part = broker.log(job.id, user=job.user, offset=offset, limit=BYTES)
+        text = part.text
     except CarmeError as error:
         return Tail(failure=str(error))
     if offset:
         text = text.partition("\n")[2] or text
-    return Tail(text=text, cut=offset > 0)
+    return Tail(text=text, cut=offset > 0, offset=part.offset)

@@ -19,10 +19,10 @@ class Job(models.Model):
     kind = models.CharField(max_length=16)
     image = models.CharField(max_length=64, null=True)
     name = models.TextField()
-    user = models.CharField(max_length=256, db_index=True)
+    user = models.CharField(max_length=256)
     account = models.CharField(max_length=256)
     partition = models.CharField(max_length=256)
-    state = models.CharField(max_length=32, db_index=True)
+    state = models.CharField(max_length=32)
     reason = models.TextField()
     explanation = models.TextField()
     nodes = models.IntegerField()
@@ -42,6 +42,13 @@ class Job(models.Model):
 
     class Meta:
         ordering = ("-id",)
+        # A user's jobs, newest first, all of them or those of a state, a kind or a time.
+        indexes = (
+            models.Index(fields=["user", "-id"]),
+            models.Index(fields=["user", "state", "-id"]),
+            models.Index(fields=["user", "kind", "-id"]),
+            models.Index(fields=["user", "submitted"]),
+        )
 
     def __str__(self) -> str:
         return f"{self.id} {self.name}"
@@ -93,6 +100,8 @@ class Mirror(models.Model):
     updated = models.DateTimeField(null=True)
     swept = models.DateTimeField(null=True)
     failure = models.TextField(blank=True, help_text=_("why the last round failed"))
+    # Back to when the accounting has been read.
+    past = models.DateTimeField(null=True)
 
     @classmethod
     def load(cls) -> "Mirror":

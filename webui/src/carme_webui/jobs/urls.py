@@ -16,7 +16,13 @@ register_converter(JobIdConverter, "job_id")
 
 urlpatterns = [
     path("", views.job_list, name="jobs"),
+    path("submit/", views.submit, name="job-submit"),
     path("<job_id:job_id>/", views.job, name="job"),
+    path("<job_id:job_id>/new/", views.wait, name="job-wait"),
+    path("<job_id:job_id>/cancel/", views.cancel, name="job-cancel"),
+    path("<job_id:job_id>/resubmit/", views.resubmit, name="job-resubmit"),
+    path("<job_id:job_id>/recipe/", views.recipe, name="job-recipe"),
+    path("<job_id:job_id>/log/", views.log_stream, name="job-log"),
     path("<job_id:job_id>/live/", views.job_live, name="job-live"),
     path("<job_id:job_id>/use/", views.job_use, name="job-use"),
 ]

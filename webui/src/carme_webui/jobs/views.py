@@ -1,71 +1,81 @@
 """The pages of my jobs."""
 
-from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
-from django.utils.safestring import mark_safe
-from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_safe
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlencode
 
-from carme.errors import CarmeError
-from carme.jobs import JobState, Phase
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.utils.safestring import mark_safe
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from carme.broker import AsyncBrokerClient
+from carme.errors import BrokerUnavailable, CarmeError
+from carme.jobs import Cluster
+from carme.jobs.scripts import sent_script
 from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
-from carme_webui.cluster import broker
+from carme_webui.bookings.models import Booking
+from carme_webui.cluster import BROKER_TIMEOUT, broker, images
+from carme_webui.jobs import submissions
+from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, Mirror
+from carme_webui.jobs.patterns import PATTERNS
+from carme_webui.jobs.search import FILTERS, own_jobs
 from carme_webui.news import news
 
-__all__ = ["job", "job_list", "job_live", "job_use"]
+__all__ = [
+    *[
+        "cancel",
+        "job",
+        "job_list",
+        "job_live",
+        "job_use",
+        "log_stream",
+        "recipe",
+        "resubmit",
+        "submit",
+        "wait",
+    ],
+]
 
 PER_PAGE = 25
-
-RUNNING = [
-    state
-    for state in JobState
-    if state.phase in (Phase.RUNNING, Phase.ENDING) and state is not JobState.UNKNOWN
-]
-FILTERS = {
-    "": (_("All"), list(JobState)),
-    "pending": (_("Waiting"), [state for state in JobState if state.phase is Phase.PENDING]),
-    "running": (_("Running"), RUNNING),
-    "completed": (_("Completed"), [JobState.COMPLETED]),
-    "cancelled": (_("Cancelled"), [JobState.CANCELLED]),
-    "failed": (
-        _("Failed"),
-        [
-            state
-            for state in JobState
-            if state is JobState.UNKNOWN
-            or (state.phase is Phase.OVER and state not in (JobState.COMPLETED, JobState.CANCELLED))
-        ],
-    ),
-}
-
-
-def own_jobs(user: User):
-    """The jobs that this user may see."""
-    return Job.objects.filter(user=user.username)
+# Seconds between two looks at a log that somebody follows; longer while nothing is written.
+LOOK, CALM = 1.0, 5.0
+# Seconds after which the browser opens a new stream: then its login is looked at again.
+STREAM_ENDS_AFTER = 600.0
 
 
 @require_safe
 def job_list(request: HttpRequest) -> HttpResponse:
-    """My jobs, newest first."""
+    """My jobs of all years, newest first."""
+    form = SearchForm(request.GET)
+    search = form.search
+    page = Paginator(search.within(own_jobs(signed_in(request))), PER_PAGE).get_page(request.GET.get("page"))
     chosen = request.GET.get("state", "")
-    if chosen not in FILTERS:
-        chosen = ""
-    jobs = own_jobs(signed_in(request))
-    if chosen:
-        jobs = jobs.filter(state__in=FILTERS[chosen][1])
-    page = Paginator(jobs, PER_PAGE).get_page(request.GET.get("page"))
+    asked = {name: value for name, value in form.cleaned_data.items() if value}
     return render(
         request,
         "jobs/list.html",
         {
             "page": page,
-            "chosen": chosen,
-            "filters": [(key, label) for key, (label, _states) in FILTERS.items()],
+            "form": form,
+            "query": urlencode(asked),
+            "searched": bool(asked),
+            "chosen": chosen if chosen in FILTERS else "",
+            "states": [
+                (label, urlencode(asked | {"state": key}), key) for key, (label, _states) in FILTERS.items()
+            ],
             "banner": Mirror.load().failure,
         },
     )
@@ -80,13 +90,13 @@ def job(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_safe
 def job_live(request: HttpRequest, job_id: int) -> HttpResponse:
     """The part of a job's page that changes."""
-    return render(request, "jobs/job_live.html", _job_context(request, job_id))
+    return render(request, "jobs/job_live.html", _job_context(request, job_id, log=False))
 
 
 @require_safe
 def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
     """The part of a job's page that says what it uses of what it asked for, and what to change."""
-    found = get_object_or_404(own_jobs(signed_in(request)), id=job_id)
+    found = _mine(request, job_id)
     context: dict[str, object] = {"job": found}
     try:
         # All that comes from elsewhere is escaped there.
@@ -96,9 +106,181 @@ def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
     return render(request, "jobs/job_use.html", context)
 
 
-def _job_context(request: HttpRequest, job_id: int) -> dict[str, object]:
+@require_safe
+def recipe(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The part of a job's page that says what it was submitted with."""
+    found = _mine(request, job_id)
+    context: dict[str, object] = {"job": found}
+    try:
+        known = broker().recipe(found.id, user=found.user)
+    except CarmeError as error:
+        context["failure"] = str(error)
+    else:
+        context["recipe"] = known
+        sent = sent_script(known.request.command, known.request.files)
+        context["script"] = sent[0] if sent else ""
+        context["words"] = [] if sent else known.request.command
+    return render(request, "jobs/job_recipe.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def submit(request: HttpRequest) -> HttpResponse:
+    """The form, the check of what it says, and the job that comes of it."""
+    user = signed_in(request)
+    cluster, banner = _look()
+    if request.method != "POST":
+        form = _form(user, cluster, initial=_begin(request))
+        return _form_page(request, form, banner)
+    form = _form(user, cluster, data=request.POST)
+    if form.is_valid() and form.asked is not None:
+        site = broker()
+        try:
+            asked = submissions.to_request(form.asked, user, site)
+            if "check" in request.POST:
+                found = submissions.estimate(asked, user, site)
+                return _form_page(request, form, banner, found)
+            job_id = submissions.submit(asked, user, site)
+        except CarmeError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, _("Job %s is in the queue.") % job_id)
+            return redirect("job" if Job.objects.filter(id=job_id).exists() else "job-wait", job_id)
+    return _form_page(request, form, banner, status=422)
+
+
+@require_safe
+def wait(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The page of a job that was submitted a moment ago, of which the mirror may not know yet."""
+    user = signed_in(request)
+    if not own_jobs(user).filter(id=job_id).exists():
+        try:
+            known = broker().job(job_id, user=user.username)
+        except CarmeError:
+            raise Http404 from None
+        Job.store([known])
+    return redirect("job", job_id)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Ask whether to end a job of mine, and end it."""
+    found = _mine(request, job_id)
+    if request.method != "POST" and found.active:
+        return render(request, "jobs/cancel.html", {"job": found})
+    if request.method == "POST":
+        try:
+            broker().cancel(found.id, user=found.user)
+        except CarmeError as error:
+            messages.error(request, str(error))
+        else:
+            messages.success(request, _("The job is being ended."))
+            news.tell([found.user])
+    return redirect(found)
+
+
+@require_POST
+def resubmit(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Submit a batch job once more as it was."""
+    found = _mine(request, job_id)
+    try:
+        new = broker().resubmit(found.id, user=found.user)
+    except CarmeError as error:
+        messages.error(request, str(error))
+        return redirect(found)
+    messages.success(request, _("Job %s is in the queue.") % new)
+    return redirect("job-wait", new)
+
+
+@require_safe
+async def log_stream(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
+    """What a job of mine writes, as server-sent events: an event's id is where the next begins."""
+    found = await sync_to_async(_mine)(request, job_id)
+    given = request.headers.get("Last-Event-ID") or request.GET.get("offset", "")
+    offset = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else 0
+    answer = StreamingHttpResponse(_follow(found.id, found.user, offset), content_type="text/event-stream")
+    answer["Cache-Control"] = "no-store"
+    answer["X-Accel-Buffering"] = "no"  # nginx passes each event on at once
+    return answer
+
+
+async def _follow(job_id: int, user: str, offset: int) -> AsyncIterator[str]:
+    site = AsyncBrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
+    clock = asyncio.get_running_loop().time
+    end, pause = clock() + STREAM_ENDS_AFTER, LOOK
+    yield "retry: 2000\n\n"
+    while clock() < end:
+        try:
+            # The state before the text: a job that is over by now has written all it will.
+            over = (await site.job(job_id, user=user)).is_over
+            part = await site.log(job_id, user=user, offset=offset)
+        except CarmeError as error:
+            yield f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
+            if not isinstance(error, BrokerUnavailable):
+                return
+            await asyncio.sleep(CALM)
+            continue
+        if part.text:
+            offset, pause = part.offset, LOOK
+            yield f"id: {offset}\nevent: text\ndata: {json.dumps(part.text)}\n\n"
+            if part.offset < part.size:
+                continue
+        elif over:
+            yield f"id: {offset}\nevent: over\ndata: {json.dumps('')}\n\n"
+            return
+        else:
+            pause = min(CALM, pause * 1.5)
+            yield ": still here\n\n"
+        await asyncio.sleep(pause)
+
+
+def _mine(request: HttpRequest, job_id: int) -> Job:
+    return get_object_or_404(own_jobs(signed_in(request)), id=job_id)
+
+
+def _look() -> tuple[Cluster | None, str]:
+    try:
+        return broker().cluster(), ""
+    except CarmeError as error:
+        return None, str(error)
+
+
+def _form(user: User, cluster: Cluster | None, data: Any = None, initial: Any = None) -> SubmitForm:
+    usable = Booking.usable(user, timezone.now())
+    return SubmitForm(data, cluster=cluster, catalogue=images(), bookings=usable, initial=initial)
+
+
+def _begin(request: HttpRequest) -> dict[str, Any]:
+    """What a link into the form fills in: a pattern, or a job of mine."""
+    if pattern := PATTERNS.get(request.GET.get("pattern", "")):
+        values = pattern._asdict()
+        image = settings.SITE.images.default if values.pop("in_image") else ""
+        return values | {"image": image, "name": request.GET["pattern"]}
+    given = request.GET.get("job", "")
+    if not (given.isascii() and given.isdigit() and len(given) <= 18):
+        return {}
+    found = _mine(request, int(given))
+    try:
+        request_ = broker().recipe(found.id, user=found.user).request
+    except CarmeError as error:
+        messages.error(request, str(error))
+        return {}
+    values = request_.model_dump(exclude={"command", "files", "environment", "kind", "workdir"})
+    sent = sent_script(request_.command, request_.files)
+    return values | {"script": sent[0] if sent else ""}
+
+
+def _form_page(
+    request: HttpRequest, form: SubmitForm, banner: str, estimate: Any = None, status: int = 200
+) -> HttpResponse:
+    if form.errors:
+        status = 422
+    context = {"form": form, "banner": banner, "estimate": estimate, "patterns": PATTERNS}
+    return render(request, "jobs/submit.html", context, status=status)
+
+
+def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[str, object]:
     user = signed_in(request)
     version = news.version(user.username)  # first: what comes meanwhile is news
     found = get_object_or_404(own_jobs(user), id=job_id)
-    log = tail(found, broker())
-    return {"job": found, "log": log, "banner": Mirror.load().failure, "version": version}
+    context: dict[str, object] = {"job": found, "banner": Mirror.load().failure, "version": version}
+    return context | ({"log": tail(found, broker())} if log else {})

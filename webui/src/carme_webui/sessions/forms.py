@@ -2,30 +2,21 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from carme.config import Settings
 from carme.datasets import Datasets
-from carme.errors import CarmeError, InvalidRequest
+from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
-from carme.jobs import (
-    Cluster,
-    SessionOptions,
-    check,
-    minutes_text,
-    parse_stages,
-    partition_of,
-    stage_text,
-)
-from carme.wording import listing, number
+from carme.jobs import Cluster, SessionOptions, minutes_text, parse_stages, stage_text
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
+from carme_webui.sessions.actions import check_options, minutes_in
 from carme_webui.sessions.models import NAME_PATTERN, new_name
+from carme_webui.titles import tidy
 
 __all__ = ["StartForm"]
 
@@ -109,7 +100,7 @@ class StartForm(forms.Form):
                 "gpu_type": row.gpu_type,
                 "gpus_per_node": row.gpus_per_node,
                 "nodes": len(row.node_names),
-                "minutes": max(1, min(_minutes_in(row), site.sessions.maximum_minutes)),
+                "minutes": max(1, min(minutes_in(row), site.sessions.maximum_minutes)),
             }
         initial |= {key: value for key, value in (asked or {}).items() if key in FILLED_IN}
         super().__init__(data, initial=initial, label_suffix="")
@@ -177,12 +168,10 @@ class StartForm(forms.Form):
 
     def clean_title(self) -> str:
         """The title as JupyterHub takes it too: single spaces, nothing invisible."""
-        title = " ".join(self.cleaned_data["title"].split())
-        if not title.isprintable():
-            raise forms.ValidationError(
-                _("The title has a character that cannot be seen. Use letters, digits, signs and spaces.")
-            )
-        return title
+        try:
+            return tidy(self.cleaned_data["title"])
+        except CarmeError as error:
+            raise forms.ValidationError(str(error)) from None
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
@@ -199,59 +188,13 @@ class StartForm(forms.Form):
             wanted["stage"] = parse_stages((cleaned.get("stage") or "").replace(",", " "), self._datasets)
             wanted["results"] = cleaned.get("results") or None
             options = SessionOptions.read(wanted)
-            check(options, self._cluster, self._catalogue, self._site)
-            self._check_app(options)
-            self._check_booking(options)
+            rows = list(self._bookings.values())
+            check_options(options, self._cluster, self._catalogue, self._site, rows)
         except CarmeError as error:
-            field = error.field if isinstance(error, InvalidRequest) and error.field in self.fields else None
+            field = error.field if error.field in self.fields else None
+            if error.field == "partition" and field is None and "reservation" in self.fields:
+                field = "reservation"  # the only choice that leads to a partition here
             self.add_error(field, str(error))
         else:
             self.options = options
         return cleaned
-
-    def _check_app(self, options: SessionOptions) -> None:
-        apps = entry_points(self._catalogue.get(options.image))
-        if options.app not in apps:
-            raise InvalidRequest(
-                f"The image {options.image!r} has no app {options.app!r}; it has: {listing(apps)}.",
-                "Choose one of these.",
-                field="app",
-            )
-
-    def _check_booking(self, options: SessionOptions) -> None:
-        """More nodes than the booking has would wait for ever, and more time than it has would be cut off."""
-        if options.reservation is None:
-            return
-        row = self._bookings.get(options.reservation)
-        if row is None:
-            raise InvalidRequest(
-                "This booking is over, or you may not use it.",
-                "Choose another one, or none.",
-                field="reservation",
-            )
-        assert self._cluster is not None
-        partition = partition_of(options, self._cluster, self._site).name
-        if partition != row.partition:
-            raise InvalidRequest(
-                f"The booking is in partition {row.partition!r}, not in {partition!r}.",
-                "Choose its partition, or no booking.",
-                field="partition" if "partition" in self.fields else "reservation",
-            )
-        if options.nodes > len(row.node_names):
-            raise InvalidRequest(
-                f"The booking has {number(len(row.node_names), 'node')}; {options.nodes} were asked for.",
-                f"Ask for {len(row.node_names)} or fewer.",
-                field="nodes",
-            )
-        if options.minutes > _minutes_in(row):
-            raise InvalidRequest(
-                f"The booking lasts {minutes_text(_minutes_in(row))} more; {minutes_text(options.minutes)} "
-                "were asked for.",
-                f"Ask for at most {number(_minutes_in(row), 'minute')}.",
-                field="minutes",
-            )
-
-
-def _minutes_in(booking: Booking) -> int:
-    """The longest session that still fits."""
-    return max(0, (booking.end - max(booking.start, timezone.now())) // timedelta(minutes=1))

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
+from carme.errors import BrokerUnavailable, CarmeError
 from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, stage_text
 from carme.sessions import SessionState
 from carme_webui.accounts.login import signed_in
@@ -25,9 +25,9 @@ from carme_webui.cluster import broker, entry_points, images, supplies
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror
 from carme_webui.news import news
+from carme_webui.sessions import actions
 from carme_webui.sessions.clock import Remaining, remaining
 from carme_webui.sessions.forms import StartForm
-from carme_webui.sessions.lifecycle import tend_soon
 from carme_webui.sessions.models import Preset, Session, new_name
 from carme_webui.sessions.prospects import prospects
 from carme_webui.sessions.supply_plan import shown
@@ -35,10 +35,12 @@ from carme_webui.sessions.timeline import Line, timeline
 
 __all__ = [
     "again",
+    "apps_of",
     "dashboard",
     "dashboard_live",
     "delete_preset",
     "extend",
+    "own_sessions",
     "prospect",
     "save_preset",
     "session",
@@ -222,9 +224,7 @@ def stop(request: HttpRequest, name: str) -> HttpResponse:
         if found.is_over or found.state == SessionState.STOPPING:
             return redirect(found)
         return render(request, "sessions/stop.html", {"session": found})
-    if found.move(SessionState.STOPPING, sentence="", asked=None):
-        news.tell([found.owner.username])
-        tend_soon(found.name)
+    actions.stop(found)
     return redirect(found)
 
 
@@ -232,26 +232,16 @@ def stop(request: HttpRequest, name: str) -> HttpResponse:
 def extend(request: HttpRequest, name: str) -> HttpResponse:
     """Ask for more time; the page then says what came of it."""
     found = _mine(request, name)
-    told, most = found.last_told, settings.SITE.sessions.maximum_minutes
     try:
         minutes = int(request.POST.get("minutes", ""))
     except ValueError:
         minutes = 0
     try:
-        if told is None or found.is_over:
-            raise InvalidRequest(_("This session does not run."), _("Start it again instead."))
-        if not 1 <= minutes <= most:
-            raise InvalidRequest(
-                _("The time to add must be a number of minutes from 1 to %s.") % most,
-                _("Choose one of the list."),
-            )
-        given = broker().extend(told.job_id, minutes, user=found.owner.username)
+        given = actions.extend(found, minutes, broker())
     except CarmeError as error:
         messages.error(request, str(error))
     else:
-        found.follow(told.model_copy(update={"ends": given.ends}))
         messages.success(request, _("The session now ends at %s UTC.") % given.ends.strftime("%H:%M"))
-        news.tell([found.owner.username])
     return redirect(found)
 
 
@@ -285,10 +275,7 @@ def _mine(request: HttpRequest, name: str) -> Session:
 
 def _start(owner: User, options: SessionOptions, name: str) -> HttpResponse:
     """Make the session and ask the hub for it, without waiting for the answer."""
-    found, created = Session.request(owner, options, name)
-    if created:
-        tend_soon(found.name)
-        news.tell([owner.username])
+    found, _created = actions.start(owner, options, name)
     return redirect(found)
 
 
@@ -335,14 +322,18 @@ def _presets(user: User) -> dict[str, Any]:
 def _show(row: Session, banner: str) -> Shown:
     """The session, and whether that is certain: a banner says why it is not."""
     told = row.last_told
-    apps: list[App] = []
-    if row.state == SessionState.READY:
-        options = row.asked_for
-        titles = _titles(options.image)
-        names = sorted(titles, key=lambda name: (name != options.app, list(titles).index(name)))
-        apps = [App(name, titles[name], row.address(name)) for name in names]
     ends = remaining(told, timezone.now()) if told is not None and not row.is_over else []
-    return Shown(row, certain=not banner, ends=ends, apps=apps)
+    return Shown(row, certain=not banner, ends=ends, apps=apps_of(row))
+
+
+def apps_of(row: Session) -> list[App]:
+    """What can be opened in a session, the one that was asked for first; nothing unless it is ready."""
+    if row.state != SessionState.READY:
+        return []
+    options = row.asked_for
+    titles = _titles(options.image)
+    names = sorted(titles, key=lambda name: (name != options.app, list(titles).index(name)))
+    return [App(name, titles[name], row.address(name)) for name in names]
 
 
 def _titles(image: str) -> dict[str, str]:

@@ -1,0 +1,204 @@
+"""What goes over the wire of the portal's REST API: for the portal and for the Python client."""
+
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from carme.bookings import BookingState
+from carme.jobs import Cluster, JobState, SessionOptions
+from carme.sessions import SessionState
+
+__all__ = [
+    "Account",
+    "App",
+    "BookingOut",
+    "Extended",
+    "ImageOut",
+    "JobOut",
+    "LogOut",
+    "NodeKind",
+    "Overview",
+    "Page",
+    "Problem",
+    "SessionOut",
+    "Slot",
+    "Submitted",
+    "SupplyOut",
+]
+
+Item = TypeVar("Item")
+
+
+class Problem(BaseModel):
+    """Why a request was refused: https://www.rfc-editor.org/rfc/rfc9457."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    field: str | None = None
+
+
+class Page(BaseModel, Generic[Item]):
+    """A part of a list; `next` is the `cursor` of the following part, null at the end."""
+
+    items: list[Item]
+    next: str | None = None
+
+
+class App(BaseModel):
+    """Something that a ready session can open."""
+
+    name: str
+    title: str
+    url: str
+
+
+class SessionOut(BaseModel):
+    """A session. `state` is one word, `label` and `explanation` are what the page shows."""
+
+    name: str
+    title: str
+    state: SessionState
+    ending: str
+    label: str
+    explanation: str
+    options: SessionOptions
+    job_id: int | None
+    node_list: str
+    created: datetime
+    changed: datetime
+    ends: datetime | None
+    stops_idle: datetime | None
+    apps: list[App]
+
+
+class Extended(BaseModel):
+    """When it ends now, and its limit in minutes since its start."""
+
+    ends: datetime
+    minutes_limit: int
+
+
+class JobOut(BaseModel):
+    """A job. Memory is in MiB; GPUs, processors and memory are over all nodes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    name: str
+    kind: str
+    image: str | None
+    account: str
+    partition: str
+    state: JobState
+    explanation: str
+    active: bool
+    nodes: int
+    node_list: str
+    gpus: int
+    gpu_type: str | None
+    cpus: int
+    memory_mb: int
+    minutes_limit: int | None
+    submitted: datetime | None
+    started: datetime | None
+    ended: datetime | None
+    exit_code: int | None
+    signal: int | None
+
+
+class Submitted(BaseModel):
+    """The number of the new job."""
+
+    id: int
+
+
+class LogOut(BaseModel):
+    """A part of a text: `offset` is where the next part begins, `size` its bytes; `over`: no more comes."""
+
+    text: str
+    offset: int
+    size: int
+    over: bool
+
+
+class BookingOut(BaseModel):
+    """A booking. Its `name` is what sessions and jobs name as `reservation`."""
+
+    name: str
+    title: str
+    owner: str
+    partition: str
+    gpu_type: str
+    gpus_per_node: int
+    node_names: list[str]
+    users: list[str]
+    start: datetime
+    end: datetime
+    minutes: int
+    state: BookingState
+    cause: str
+    label: str
+    problem: str
+    kept: bool
+    gpu_hours: float
+
+
+class Slot(BaseModel):
+    """A time at which a wish could be had."""
+
+    start: datetime
+    end: datetime
+
+
+class NodeKind(BaseModel):
+    """Nodes that can be booked: those of a partition with so many GPUs of a type."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    partition: str
+    gpu_type: str
+    gpus: int
+    nodes: int
+
+
+class SupplyOut(BaseModel):
+    """The GPUs of one type: free now and in all, and on one node at most."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    kind: str
+    free: int
+    total: int
+    per_node: int
+
+
+class Overview(Cluster):
+    """Partitions and nodes, when they were last seen, and the GPUs that are free now."""
+
+    gpus: list[SupplyOut]
+
+
+class ImageOut(BaseModel):
+    """An image, and what it can open."""
+
+    name: str
+    title: str
+    description: str
+    digest: str
+    apps: dict[str, str]
+
+
+class Account(BaseModel):
+    """Whose token this is, and what it allows. `accounts` are Slurm's that your jobs have used."""
+
+    user: str
+    email: str
+    manager: bool
+    accounts: list[str]
+    default_account: str | None
+    scopes: list[str]
+    token_expires: datetime

@@ -1,0 +1,274 @@
+"""`carme login`, `carme sessions`, `carme bookings`: through the portal, from any computer."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from carme.cli.output import add_json, moment, plain, print_json, print_table
+from carme.config import DEFAULT_PATH
+from carme.errors import ConfigError, InvalidRequest
+from carme.jobs import parse_minutes
+
+if TYPE_CHECKING:
+    from carme.client import Client
+
+__all__ = ["add", "cancel_job", "client", "is_remote"]
+
+
+def is_remote() -> bool:
+    """Whether this computer is not one of the cluster's, so that only the portal can be asked."""
+    return not (os.environ.get("CARME_CONFIG") or DEFAULT_PATH.exists())
+
+
+def client() -> Client:
+    """The portal. Raises ConfigError when this computer has no token, or lacks what the client needs."""
+    try:
+        from carme.client import Client
+    except ImportError as error:
+        raise ConfigError(
+            f"The Python client is not installed here: {error.name} is missing.",
+            "Install it with: pip install 'carme[client]'",
+        ) from None
+    return Client()
+
+
+def cancel_job(job_id: int) -> None:
+    """End a job of mine."""
+    with client() as portal:
+        portal.jobs.get(job_id).cancel()
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    login = commands.add_parser("login", help="let this computer use a portal, with a token of yours")
+    login.add_argument("url", metavar="URL", help="the portal's address")
+    login.set_defaults(run=_login)
+
+    sessions = commands.add_parser(
+        "sessions", help="start and end sessions through the portal, from anywhere"
+    )
+    actions = sessions.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    every = actions.add_parser("list", help="list your sessions")
+    every.add_argument("--all", action="store_true", help="also those that are over")
+    every.set_defaults(run=_sessions)
+    start = actions.add_parser("start", help="start a session")
+    start.add_argument("--image", required=True, help="what it runs in")
+    _size(start)
+    start.add_argument("--title", default="", help="a title")
+    start.add_argument("--reservation", metavar="NAME", help="booking to run in")
+    start.add_argument("--wait", action="store_true", help="wait until it is ready")
+    start.set_defaults(run=_start)
+    extend = actions.add_parser("extend", help="give a session more time")
+    extend.add_argument("name", metavar="NAME")
+    extend.add_argument("minutes", metavar="MINUTES", help="how much longer: 30 (minutes), 45m, 2h")
+    extend.set_defaults(run=_extend)
+    stop = actions.add_parser("stop", help="end a session")
+    stop.add_argument("name", metavar="NAME")
+    stop.set_defaults(run=_stop)
+
+    bookings = commands.add_parser("bookings", help="book nodes with GPUs for later, through the portal")
+    parts = bookings.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    booked = parts.add_parser("list", help="list your bookings")
+    booked.add_argument("--all", action="store_true", help="also those that are over")
+    booked.set_defaults(run=_bookings)
+    kinds = parts.add_parser("kinds", help="list which nodes can be booked")
+    kinds.set_defaults(run=_kinds)
+    create = parts.add_parser("create", help="book nodes")
+    free = parts.add_parser("free", help="list the nearest times at which nodes are free")
+    for one in (create, free):
+        _size(one, required=True)
+        one.add_argument(
+            "--start", required=True, metavar="TIME", help="like 2026-11-30T09:00, in your time zone"
+        )
+    create.add_argument("--title", default="", help="a title")
+    create.add_argument("--users", default="", help="who else may use it, with commas between them")
+    create.set_defaults(run=_book)
+    free.set_defaults(run=_free)
+    delete = parts.add_parser("delete", help="give a booking back")
+    delete.add_argument("name", metavar="NAME")
+    delete.set_defaults(run=_delete)
+    for one in (every, start, extend, stop, booked, kinds, create, free, delete):
+        add_json(one)
+
+
+def _size(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    parser.add_argument("--gpus", type=int, default=0, required=required, help="GPUs on each node")
+    parser.add_argument("--gpu-type", required=required, help="type of the GPUs")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
+    parser.add_argument("--partition", required=required, help="partition")
+    parser.add_argument("--time", required=True, help="how long: 90 (minutes), 2h, 1:30:00")
+
+
+def _login(options: argparse.Namespace) -> int:
+    from carme.client import Client, Login
+
+    # Never from an argument: others see those.
+    token = getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline().strip()
+    if not token:
+        raise InvalidRequest(
+            "There is no token.",
+            f"Make one at {options.url.rstrip('/')}/tokens/ and give it here.",
+            field="token",
+        )
+    with Client(options.url, token) as portal:
+        account = portal.profile()
+    login = Login()
+    login.write(options.url.rstrip("/"), token)
+    print(f"You are {account.user} at {options.url}; the token holds until {moment(account.token_expires)}.")
+    print(f"It is kept in {login.path}.")
+    return 0
+
+
+def _sessions(options: argparse.Namespace) -> int:
+    with client() as portal:
+        known = [one.info() for one in portal.sessions.list(active=None if options.all else True)]
+    if options.json:
+        print_json(known)
+    elif not known:
+        print("You have no sessions now. Start one with: carme sessions start")
+    else:
+        print_table(
+            ["SESSION", "STATE", "TITLE", "JOB", "ENDS", "EXPLANATION"],
+            [
+                [one.name, one.label, one.title, one.job_id or "-", moment(one.ends), one.explanation]
+                for one in known
+            ],
+        )
+    return 0
+
+
+def _start(options: argparse.Namespace) -> int:
+    with client() as portal:
+        session = portal.sessions.start(
+            options.image,
+            minutes=parse_minutes(options.time),
+            gpus=options.gpus,
+            nodes=options.nodes,
+            gpu_type=options.gpu_type,
+            partition=options.partition,
+            reservation=options.reservation,
+            title=options.title,
+        )
+        known = session.wait() if options.wait else session.info()
+    if options.json:
+        print_json(known)
+        return 0
+    print(f"Session {known.name}: {known.label}.")
+    for app in known.apps:
+        print(f"{app.title}: {app.url}")
+    return 0
+
+
+def _extend(options: argparse.Namespace) -> int:
+    with client() as portal:
+        given = portal.sessions.get(options.name).extend(parse_minutes(options.minutes))
+    if options.json:
+        print_json(given)
+    else:
+        print(f"The session {options.name} now ends at {moment(given.ends)}.")
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.sessions.get(options.name).stop()
+    if options.json:
+        print_json({"stopped": options.name})
+    else:
+        print(f"The session {options.name} is being stopped. Files that you saved stay.")
+    return 0
+
+
+def _bookings(options: argparse.Namespace) -> int:
+    with client() as portal:
+        known = [one.known for one in portal.bookings.list()]
+    known = [one for one in known if options.all or one.state != "ended"]
+    if options.json:
+        print_json(known)
+    elif not known:
+        print("You have no bookings. Make one with: carme bookings create")
+    else:
+        print_table(
+            ["BOOKING", "STATE", "BEGINS", "ENDS", "NODES", "GPUS", "TITLE"],
+            [
+                [
+                    *[one.name, one.label, moment(one.start), moment(one.end), ",".join(one.node_names)],
+                    *[f"{one.gpus_per_node} x {one.gpu_type}", plain(one.title)],
+                ]
+                for one in known
+            ],
+        )
+    return 0
+
+
+def _kinds(options: argparse.Namespace) -> int:
+    with client() as portal:
+        known = portal.bookings.kinds()
+    if options.json:
+        print_json(known)
+    elif not known:
+        print("No nodes can be booked here.")
+    else:
+        rows = [[one.partition, one.gpu_type, one.gpus, one.nodes] for one in known]
+        print_table(["PARTITION", "GPU TYPE", "GPUS PER NODE", "NODES"], rows)
+    return 0
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise InvalidRequest(
+            f"{text!r} is no time.", "Write it like 2026-11-30T09:00.", field="start"
+        ) from None
+
+
+def _book(options: argparse.Namespace) -> int:
+    with client() as portal:
+        made = portal.bookings.create(
+            start=_time(options.start),
+            minutes=parse_minutes(options.time),
+            gpu_type=options.gpu_type,
+            gpus=options.gpus,
+            partition=options.partition,
+            nodes=options.nodes,
+            title=options.title,
+            users=options.users.replace(",", " ").split(),
+        ).info()
+    if options.json:
+        print_json(made)
+    else:
+        print(f"Booking {made.name}: {made.label}, {moment(made.start)} to {moment(made.end)}.")
+    return 0
+
+
+def _free(options: argparse.Namespace) -> int:
+    with client() as portal:
+        slots = portal.bookings.free_slots(
+            start=_time(options.start),
+            minutes=parse_minutes(options.time),
+            gpu_type=options.gpu_type,
+            gpus=options.gpus,
+            partition=options.partition,
+            nodes=options.nodes,
+        )
+    if options.json:
+        print_json(slots)
+    else:
+        print_table(["BEGINS", "ENDS"], [[moment(one.start), moment(one.end)] for one in slots])
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.bookings.get(options.name).delete()
+    if options.json:
+        print_json({"deleted": options.name})
+    else:
+        print(f"The booking {options.name} is deleted; its nodes are free for others.")
+    return 0

@@ -1,0 +1,27 @@
+"""A typed client of the portal: jobs, sessions and bookings from a program, on any computer.
+
+client = carme.Client()
+job = client.submit(train, 0.1, gpus=4, nodes=2, minutes=90)
+for text in job.logs(follow=True):
+    print(text, end="")
+print(job.result())
+"""
+
+from carme.client.bookings import Booking, Bookings
+from carme.client.connection import Login, Unreachable
+from carme.client.jobs import Job, JobFailed, Jobs
+from carme.client.main import Client
+from carme.client.sessions import Session, Sessions
+
+__all__ = [
+    "Booking",
+    "Bookings",
+    "Client",
+    "Job",
+    "JobFailed",
+    "Jobs",
+    "Login",
+    "Session",
+    "Sessions",
+    "Unreachable",
+]

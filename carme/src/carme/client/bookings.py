@@ -1,0 +1,120 @@
+"""Bookings from a program."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from carme import api
+from carme.client.connection import Connection
+from carme.client.pages import items
+
+__all__ = ["Booking", "Bookings"]
+
+
+class Booking:
+    """A booking that I may use.
+
+    Args:
+        connection: To the portal.
+        known: What is known of it.
+    """
+
+    def __init__(self, connection: Connection, known: api.BookingOut) -> None:
+        self._connection, self._known = connection, known
+        self.name = known.name
+
+    def __repr__(self) -> str:
+        return f"<Booking {self.name} {self._known.state}>"
+
+    @property
+    def known(self) -> api.BookingOut:
+        """What was known of it last."""
+        return self._known
+
+    def info(self) -> api.BookingOut:
+        """How it stands now."""
+        self._known = api.BookingOut.model_validate(self._connection.ask("GET", f"bookings/{self.name}"))
+        return self._known
+
+    def change(self, **values: Any) -> api.BookingOut:
+        """Make it another one: `start`, `minutes`, `nodes`, `title`, `users` and the like; the rest stays.
+
+        Raises:
+            InvalidRequest: It cannot be had; the booking stays what it was.
+        """
+        if isinstance(values.get("start"), datetime):
+            values["start"] = values["start"].isoformat()
+        found = self._connection.ask("PATCH", f"bookings/{self.name}", values)
+        self._known = api.BookingOut.model_validate(found)
+        return self._known
+
+    def delete(self) -> None:
+        """Give its nodes back."""
+        self._connection.ask("DELETE", f"bookings/{self.name}")
+
+
+class Bookings:
+    """My bookings."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def create(
+        self,
+        *,
+        start: datetime,
+        minutes: int,
+        gpu_type: str,
+        gpus: int,
+        partition: str,
+        nodes: int = 1,
+        title: str = "",
+        users: list[str] | None = None,
+    ) -> Booking:
+        """Book nodes, whole.
+
+        Args:
+            start: When; with a zone.
+            minutes: How long.
+            gpus: How many each node has; see `kinds`.
+            users: Who may use it besides me.
+
+        Raises:
+            InvalidRequest: The site's rules or what others have forbid it; see `free_slots`.
+        """
+        asked = {"start": start.isoformat(), "minutes": minutes, "gpu_type": gpu_type, "gpus_per_node": gpus}
+        asked |= {"partition": partition, "nodes": nodes, "title": title, "users": users or []}
+        return self._made(self._connection.ask("POST", "bookings", asked))
+
+    def get(self, name: str) -> Booking:
+        """One that I may see. Raises NotFound."""
+        return self._made(self._connection.ask("GET", f"bookings/{name}"))
+
+    def list(self, *, state: str | None = None, limit: int | None = 50) -> list[Booking]:
+        """My bookings, newest first.
+
+        Args:
+            state: `requested`, `approved`, `active` or `ended`.
+            limit: How many at most; None: all.
+        """
+        return [self._made(one) for one in items(self._connection, "bookings", limit, state=state)]
+
+    def usable(self) -> list[Booking]:
+        """Those in which I may run something, mine and others', the next one first."""
+        return [self._made(one) for one in self._connection.ask("GET", "bookings/usable")]
+
+    def kinds(self) -> list[api.NodeKind]:
+        """Which nodes can be booked."""
+        return [api.NodeKind.model_validate(one) for one in self._connection.ask("GET", "bookings/kinds")]
+
+    def free_slots(
+        self, *, start: datetime, minutes: int, gpu_type: str, gpus: int, partition: str, nodes: int = 1
+    ) -> list[api.Slot]:
+        """The times nearest to `start` at which such nodes could be had."""
+        query = {"start": start.isoformat(), "minutes": minutes, "gpu_type": gpu_type, "gpus_per_node": gpus}
+        found = self._connection.ask("GET", "bookings/slots", **query, partition=partition, nodes=nodes)
+        return [api.Slot.model_validate(one) for one in found]
+
+    def _made(self, found: object) -> Booking:
+        return Booking(self._connection, api.BookingOut.model_validate(found))

@@ -1,0 +1,171 @@
+"""Requests to the portal's API, and what it refuses as Carme's own errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from carme.errors import (
+    BrokerUnavailable,
+    CarmeError,
+    ConfigError,
+    Denied,
+    InvalidRequest,
+    NotFound,
+    SlurmError,
+)
+
+__all__ = ["Connection", "Login", "Unreachable"]
+
+TIMEOUT = httpx.Timeout(60.0, connect=10.0)
+LONGEST_PAUSE = 65.0  # seconds that a request waits when there were too many
+TRIES = 4
+
+
+class Unreachable(CarmeError):
+    """The portal does not answer; whether it did what it was asked is not known."""
+
+    default_code = "unreachable"
+
+
+class Login:
+    """Where the portal is and with which token, kept in a file that its owner alone may read.
+
+    Args:
+        path: The file; by default `carme/login.json` below `XDG_CONFIG_HOME` or `~/.config`.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+        self.path = path or Path(base) / "carme/login.json"
+
+    def exists(self) -> bool:
+        """Whether this computer has been given a token."""
+        return bool(os.environ.get("CARME_TOKEN")) or self.path.exists()
+
+    def read(self) -> tuple[str, str]:
+        """Address and token: those of `CARME_URL` and `CARME_TOKEN`, else the file's.
+
+        Raises:
+            ConfigError: There are none, or others could read the file.
+        """
+        url, token = os.environ.get("CARME_URL", ""), os.environ.get("CARME_TOKEN", "")
+        if url and token:
+            return url, token
+        try:
+            if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ConfigError(
+                    f"Others may read {self.path}, which holds a token.",
+                    f"Revoke the token in the portal, then: chmod 600 {self.path} and carme login",
+                )
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return url or found["url"], token or found["token"]
+        except FileNotFoundError:
+            raise ConfigError(
+                "This computer has no token for a portal.",
+                "Make one in the portal under API tokens, then: carme login https://PORTAL",
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self.path} cannot be read: {error}.", "Write it anew with: carme login"
+            ) from None
+
+    def write(self, url: str, token: str) -> None:
+        """Keep them. Raises ConfigError."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_suffix(".partial")
+            partial.unlink(missing_ok=True)
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump({"url": url, "token": token}, file)
+            partial.replace(self.path)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be written: {error.strerror}.", "Make its folder yours and writable."
+            ) from None
+
+
+class Connection:
+    """Requests to one portal with one token. Threads may share it.
+
+    Args:
+        url: The portal's address, like `https://carme.example.org`.
+        token: The token.
+        verify: Whether to check the portal's certificate, or how.
+    """
+
+    def __init__(self, url: str, token: str, verify: bool | ssl.SSLContext = True) -> None:
+        if not url.startswith(("https://", "http://localhost", "http://127.0.0.1")):
+            raise ConfigError(
+                f"The portal's address must begin with 'https://', not be {url!r}.",
+                "A token must not be overheard.",
+            )
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(
+            base_url=f"{self.url}/api/v1/",
+            headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
+            timeout=TIMEOUT,
+            verify=verify,
+        )
+
+    def close(self) -> None:
+        """Close it."""
+        self._client.close()
+
+    def ask(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """The answer to a request.
+
+        Raises:
+            CarmeError: What the portal refuses, in its words: `InvalidRequest` (with `field`), `Denied`,
+                `NotFound`, `SlurmError`, `BrokerUnavailable`; `Unreachable` when it does not answer.
+        """
+        given = {name: value for name, value in query.items() if value is not None}
+        for _again in range(TRIES - 1):
+            answer = self._send(method, path, body, given)
+            if answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                break
+            pause = answer.headers.get("Retry-After", "1")
+            time.sleep(min(LONGEST_PAUSE, int(pause) if pause.isdecimal() else 1))
+        else:
+            answer = self._send(method, path, body, given)
+        if answer.is_success:
+            return answer.json() if answer.content else None
+        raise _refusal(answer)
+
+    def _send(self, method: str, path: str, body: Any, query: dict[str, Any]) -> httpx.Response:
+        try:
+            return self._client.request(method, path, json=body, params=query)
+        except httpx.HTTPError as error:
+            raise Unreachable(
+                f"The portal at {self.url} does not answer: {error or type(error).__name__}.",
+                "Check the address and your network, then try again.",
+            ) from None
+
+
+_KINDS: dict[int, type[CarmeError]] = {
+    401: Denied,
+    403: Denied,
+    404: NotFound,
+    409: SlurmError,
+    422: InvalidRequest,
+    503: BrokerUnavailable,
+}
+
+
+def _refusal(answer: httpx.Response) -> CarmeError:
+    try:
+        said = answer.json()
+        kind = _KINDS.get(answer.status_code, CarmeError)
+        return kind(str(said["detail"]), "", str(said["code"]), said.get("field"))
+    except (ValueError, KeyError, TypeError):
+        return Unreachable(
+            f"{answer.url.host} answered {answer.status_code}, and not as a portal of Carme does.",
+            "Check the address.",
+        )

@@ -1,0 +1,80 @@
+"""The client."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from carme import api
+from carme.client.bookings import Bookings
+from carme.client.connection import Connection, Login
+from carme.client.jobs import Array, Job, Jobs
+from carme.client.sessions import Sessions
+
+__all__ = ["Client"]
+
+Value = TypeVar("Value")
+
+
+class Client:
+    """One portal, used with a personal token.
+
+    Args:
+        url: The portal's address; by default what `carme login` or `CARME_URL` said.
+        token: By default what `carme login` or `CARME_TOKEN` said.
+        verify: Whether to check the portal's certificate, or how.
+
+    Raises:
+        ConfigError: There is no address or token.
+
+    Every method raises what the portal refuses, in its words: `InvalidRequest` with `field`, `Denied`,
+    `NotFound`, `SlurmError`, `BrokerUnavailable`; and `Unreachable` when it does not answer.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, verify: bool | ssl.SSLContext = True
+    ) -> None:
+        if url is None or token is None:
+            known = Login().read()
+            url, token = url or known[0], token or known[1]
+        self.connection = Connection(url, token, verify)
+        self.jobs = Jobs(self.connection)
+        self.sessions = Sessions(self.connection)
+        self.bookings = Bookings(self.connection)
+
+    def submit(
+        self, what: Callable[..., Value] | str | Path | list[str], /, *arguments: Any, **asked: Any
+    ) -> Job:
+        """Start a batch job; see `Jobs.submit`."""
+        return self.jobs.submit(what, *arguments, **asked)
+
+    def map(self, function: Callable[..., Value], /, *arguments: Iterable[Any], **asked: Any) -> Array:
+        """Start a job for each item; see `Jobs.map`."""
+        return self.jobs.map(function, *arguments, **asked)
+
+    def profile(self) -> api.Account:
+        """Whose token this is, and what it allows."""
+        return api.Account.model_validate(self.connection.ask("GET", "profile"))
+
+    def cluster(self) -> api.Overview:
+        """Partitions, nodes, and the GPUs that are free now."""
+        return api.Overview.model_validate(self.connection.ask("GET", "cluster"))
+
+    def images(self) -> list[api.ImageOut]:
+        """What sessions and jobs can run in."""
+        return [api.ImageOut.model_validate(one) for one in self.connection.ask("GET", "images")]
+
+    def close(self) -> None:
+        """Close its connections."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,75 @@
+"""Runs inside of a job: calls the function that came with it, and leaves what it returned or raised.
+
+It is sent with each job and runs in the job's own Python, so it needs nothing but the standard library.
+"""
+
+import base64
+import importlib.util
+import json
+import os
+import pickle
+import sys
+import traceback
+import types
+from pathlib import Path
+
+
+def main() -> int:
+    """Call the function; the exit code is 1 if it raised."""
+    folder = Path(os.environ["CARME_JOB_FOLDER"])
+    order = json.loads((folder / "files/function.json").read_text(encoding="utf-8"))
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if here != order["python"]:
+        said = (
+            f"The function was sent from Python {order['python']}, and the job runs {here}; functions travel "
+            "between the same versions only. Choose an image with that version, or submit a script."
+        )
+        return _leave(folder, error=said)
+    pickler = _cloudpickle(folder / "files/cloudpickle.py")
+    try:
+        function, arguments, named = pickle.loads(base64.b64decode(order["call"]))
+        value = pickler.dumps(function(*arguments, **named))
+    except BaseException as error:
+        traceback.print_exc()
+        try:
+            raised = pickler.dumps(error)
+        except Exception:
+            raised = None
+        return _leave(folder, error=traceback.format_exc(), raised=raised)
+    return _leave(folder, value=value)
+
+
+def _cloudpickle(path: Path) -> types.ModuleType:
+    """The job's own cloudpickle, else the one that was sent."""
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        parent = types.ModuleType("cloudpickle")
+        parent.__path__ = []
+        spec = importlib.util.spec_from_file_location("cloudpickle.cloudpickle", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["cloudpickle"], sys.modules["cloudpickle.cloudpickle"] = parent, module
+        spec.loader.exec_module(module)
+        return module
+
+
+def _leave(folder: Path, value: bytes = b"", error: str = "", raised: "bytes | None" = None) -> int:
+    """Write the result, whole or not at all."""
+    text = json.dumps(
+        {
+            "value": base64.b64encode(value).decode(),
+            "error": error,
+            "raised": base64.b64encode(raised).decode() if raised else "",
+        }
+    )
+    partial = folder / "result.partial"
+    partial.write_text(text, encoding="ascii")
+    partial.replace(folder / "result")
+    if error:
+        print(error.strip().splitlines()[-1], file=sys.stderr)
+    return 1 if error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

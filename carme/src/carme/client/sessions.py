@@ -1,0 +1,121 @@
+"""Sessions from a program."""
+
+from __future__ import annotations
+
+import time
+
+from carme import api
+from carme.client.connection import Connection
+from carme.client.pages import items
+from carme.errors import CarmeError
+from carme.sessions import SessionState
+
+__all__ = ["Session", "Sessions"]
+
+LOOK, CALM = 0.5, 5.0  # seconds between two looks at a session
+
+
+class Session:
+    """A session of mine.
+
+    Args:
+        connection: To the portal.
+        known: What is known of it.
+    """
+
+    def __init__(self, connection: Connection, known: api.SessionOut) -> None:
+        self._connection, self._known = connection, known
+        self.name = known.name
+
+    def __repr__(self) -> str:
+        return f"<Session {self.name} {self._known.state}>"
+
+    def info(self) -> api.SessionOut:
+        """How it stands now."""
+        if self._known.state is not SessionState.ENDED:
+            self._known = api.SessionOut.model_validate(self._connection.ask("GET", f"sessions/{self.name}"))
+        return self._known
+
+    @property
+    def state(self) -> SessionState:
+        """Its state now."""
+        return self.info().state
+
+    def wait(self, timeout: float | None = None) -> api.SessionOut:
+        """Wait until it is ready; `apps` then has the addresses to open.
+
+        Raises:
+            CarmeError: It ended instead; the error says why.
+            TimeoutError: It is not ready after `timeout` seconds.
+        """
+        end, pause = time.monotonic() + (timeout or 0), LOOK
+        while (info := self.info()).state is not SessionState.READY:
+            if info.state is SessionState.ENDED:
+                raise CarmeError(f"The session {self.name} ended: {info.label}. {info.explanation}".strip())
+            if timeout is not None and time.monotonic() + pause > end:
+                raise TimeoutError(f"The session {self.name} is not ready after {timeout:g} s: {info.label}.")
+            time.sleep(pause)
+            pause = min(CALM, pause * 1.2)
+        return info
+
+    def extend(self, minutes: int) -> api.Extended:
+        """Give it more time; when it ends now."""
+        found = self._connection.ask("POST", f"sessions/{self.name}/extend", {"minutes": minutes})
+        return api.Extended.model_validate(found)
+
+    def stop(self) -> None:
+        """End it."""
+        found = self._connection.ask("DELETE", f"sessions/{self.name}")
+        self._known = api.SessionOut.model_validate(found)
+
+
+class Sessions:
+    """My sessions."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def start(
+        self,
+        image: str,
+        *,
+        minutes: int,
+        gpus: int = 0,
+        nodes: int = 1,
+        gpu_type: str | None = None,
+        partition: str | None = None,
+        reservation: str | None = None,
+        title: str = "",
+        app: str = "lab",
+    ) -> Session:
+        """Start a session.
+
+        Args:
+            image: What it runs in; see `Client.images`.
+            minutes: How long.
+            gpus: On each node.
+            reservation: The name of the booking to run in.
+            app: What to open in it.
+
+        Raises:
+            InvalidRequest: With the field, and what is possible.
+        """
+        asked = {"image": image, "minutes": minutes, "gpus_per_node": gpus, "nodes": nodes, "title": title}
+        asked |= {"gpu_type": gpu_type, "partition": partition, "reservation": reservation, "app": app}
+        return self._made(self._connection.ask("POST", "sessions", asked))
+
+    def get(self, name: str) -> Session:
+        """One of my sessions. Raises NotFound."""
+        return self._made(self._connection.ask("GET", f"sessions/{name}"))
+
+    def list(self, *, active: bool | None = True, limit: int | None = 50) -> list[Session]:
+        """My sessions, newest first.
+
+        Args:
+            active: Those that are not over, those that are, or all (None).
+            limit: How many at most; None: all.
+        """
+        return [self._made(one) for one in items(self._connection, "sessions", limit, active=active)]
+
+    def _made(self, found: object) -> Session:
+        return Session(self._connection, api.SessionOut.model_validate(found))

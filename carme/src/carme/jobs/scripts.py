@@ -1,0 +1,69 @@
+"""Scripts that jobs run: which program runs them, and those that travel with the request."""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from carme.errors import InvalidRequest
+
+__all__ = ["MAXIMUM_BYTES", "SCRIPT", "interpreter", "name_of", "sent", "sent_script"]
+
+MAXIMUM_BYTES = 256 * 1024
+#: The file of a request that holds a script which travels with it.
+SCRIPT = "script"
+#: Arguments: what runs the script, its one argument or nothing, and the script's arguments. The text is
+#: always the same: nothing that a user writes is read as shell commands here.
+_RUN = 'p=$1 a=$2; shift 2; exec "$p" ${a:+"$a"} "$CARME_JOB_FOLDER/files/script" "$@"'
+
+
+def interpreter(first_line: bytes) -> list[str]:
+    """What runs a script that is not executable: its first line says it, else the shell."""
+    first = first_line.partition(b"\n")[0]
+    words = first[2:].decode(errors="replace").split(maxsplit=1) if first.startswith(b"#!") else []
+    return [word.strip() for word in words] or ["/bin/sh"]
+
+
+def name_of(program: str) -> str:
+    """A name for a job that runs this."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", PurePosixPath(program).name)[:64] or "job"
+
+
+def sent(text: str, arguments: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """Command and files of a request whose script travels with it.
+
+    Args:
+        text: The script.
+        arguments: Its arguments.
+
+    Raises:
+        InvalidRequest: It is empty, too large, or holds what no script can hold.
+    """
+    check_text(text)
+    text = text.replace("\r\n", "\n")
+    program, *argument = interpreter(text[:256].encode())
+    return ["/bin/sh", "-c", _RUN, "sh", program, *(argument or [""]), *arguments], {SCRIPT: text}
+
+
+def sent_script(command: Sequence[str], files: dict[str, str]) -> tuple[str, list[str]] | None:
+    """The script and its arguments, if the request was made by `sent`."""
+    if list(command[:3]) != ["/bin/sh", "-c", _RUN] or SCRIPT not in files:
+        return None
+    return files[SCRIPT], list(command[6:])
+
+
+def check_text(text: str) -> None:
+    """See that this can be a script. Raises InvalidRequest."""
+    if not text.strip():
+        raise InvalidRequest("The script is empty.", "Write at least one command.", field="script")
+    if (size := len(text.encode())) > MAXIMUM_BYTES:
+        raise InvalidRequest(
+            f"The script has {size} bytes; at most {MAXIMUM_BYTES} are allowed.",
+            "Put data into a file of your home, and have the script read it.",
+            field="script",
+        )
+    if "\0" in text:
+        raise InvalidRequest(
+            "The script holds a NUL character, so it is no text.",
+            "Name a script; a program is started by a command.",
+            field="script",
+        )

@@ -1,0 +1,251 @@
+"""`carme.Client` and the commands that use it, over HTTP against the portal."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+import carme
+from carme.cli import main
+from carme.client import JobFailed, Login, Unreachable
+from carme.errors import BrokerUnavailable, ConfigError, Denied, InvalidRequest, NotFound
+from carme.jobs import JobState
+from carme_webui.accounts.models import User
+from carme_webui.api.models import SCOPES, Token
+from carme_webui.jobs.models import Job
+
+from .fake_broker import NOW, FakeBroker, make_job
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def token(transactional_db: None) -> str:
+    alice = User.objects.create_user("alice", password="x")
+    return Token.make(alice, "t", list(SCOPES), timezone.now() + timedelta(days=1))[1]
+
+
+@pytest.fixture
+def client(live_server: Any, token: str) -> Iterator[carme.Client]:
+    with carme.Client(live_server.url, token) as found:
+        yield found
+
+
+@pytest.fixture
+def run(broker: FakeBroker, tmp_path: Path) -> Callable[[int], int]:
+    """Runs a submitted job here, with its own command and files, and tells Slurm's end of it."""
+
+    def run(job_id: int) -> int:
+        request, folder = broker.wanted[job_id], tmp_path / str(job_id)
+        (folder / "files").mkdir(parents=True)
+        for name, text in request.files.items():
+            (folder / "files" / name).write_text(text)
+        environment = {"CARME_JOB_FOLDER": str(folder), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(request.command, env=environment, cwd="/", capture_output=True, check=False)
+        broker.logs[job_id] = done.stdout + done.stderr
+        if (folder / "result").exists():
+            broker.results[job_id] = (folder / "result").read_bytes()
+        state = JobState.COMPLETED if done.returncode == 0 else JobState.FAILED
+        over = broker.queue[job_id].model_copy(
+            update={"state": state, "ended": NOW, "exit_code": done.returncode}
+        )
+        broker.put(over)
+        Job.store([over])
+        return done.returncode
+
+    return run
+
+
+def add(first: int, second: int = 1) -> int:
+    """A function of a module that the job cannot import."""
+    print("adding")
+    return helper(first, second)
+
+
+def helper(first: int, second: int) -> int:
+    return first + second
+
+
+def fail() -> None:
+    raise LookupError("nothing there")
+
+
+def test_a_function_returns_its_value(client: carme.Client, broker: FakeBroker, run: Any) -> None:
+    job = client.submit(add, 40, named={"second": 2}, gpus=2, nodes=1, image="torch", minutes=5)
+    (asked,) = broker.asked_for("submit")
+    assert (asked.user, asked.request.gpus_per_node, asked.request.name) == ("alice", 2, "add")
+    assert job.state is JobState.PENDING and not job.done()
+    with pytest.raises(TimeoutError, match="not over after 0"):
+        job.result(timeout=0)
+    assert run(job.id) == 0
+    assert job.result() == 42
+    assert "".join(job.logs(follow=True)) == "adding\n"
+
+
+def test_a_function_that_raises_says_so(client: carme.Client, run: Any) -> None:
+    job = client.submit(fail)
+    assert run(job.id) == 1
+    with pytest.raises(JobFailed, match="nothing there") as caught:
+        job.result()
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_another_version_of_python_is_a_sentence(client: carme.Client, broker: FakeBroker, run: Any) -> None:
+    job = client.submit(add, 1)
+    wanted = broker.wanted[job.id]
+    order = json.loads(wanted.files["function.json"]) | {"python": "3.5"}
+    files = wanted.files | {"function.json": json.dumps(order)}
+    broker.wanted[job.id] = wanted.model_copy(update={"files": files})
+    assert run(job.id) == 1
+    with pytest.raises(JobFailed, match=r"sent from Python 3\.5"):
+        job.result()
+
+
+def test_a_map_gives_its_results_in_order(client: carme.Client, run: Any) -> None:
+    jobs = client.map(add, [1, 2, 3], [10, 20, 30])
+    for job in reversed(jobs):
+        run(job.id)
+    assert jobs.results() == [11, 22, 33]
+
+
+def test_a_script_of_this_computer_is_sent_along(client: carme.Client, run: Any, tmp_path: Path) -> None:
+    script = tmp_path / "hello.sh"
+    script.write_text('#!/bin/sh\necho "hello $1"\n')
+    job = client.submit(script, "you there")
+    run(job.id)
+    assert job.result() == "hello you there\n"
+    again = job.resubmit()
+    run(again.id)
+    assert again.result() == "hello you there\n"
+    failing = client.submit(["false"])
+    run(failing.id)
+    with pytest.raises(JobFailed, match="left no result"):
+        failing.result()
+
+
+def test_what_cannot_be_sent_is_refused_here(
+    client: carme.Client, broker: FakeBroker, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match="at most 600000"):
+        client.submit(add, "x" * 700_000)
+    with pytest.raises(InvalidRequest, match="cannot be sent"):
+        client.submit(add, broker)  # holds sockets and locks
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        client.submit(tmp_path / "nothing.sh")
+    with pytest.raises(InvalidRequest, match="list of words"):
+        client.submit(7)  # pyright: ignore[reportArgumentType]
+    assert not broker.asked_for("submit")
+
+
+def test_refusals_are_carmes_own_errors(client: carme.Client, broker: FakeBroker, live_server: Any) -> None:
+    with pytest.raises(InvalidRequest, match="9 were asked for") as caught:
+        client.submit(["true"], nodes=9)
+    assert caught.value.field == "nodes"
+    with pytest.raises(NotFound):
+        client.jobs.get(12345)
+    with carme.Client(live_server.url, "carme_wrong") as stranger, pytest.raises(Denied, match="valid token"):
+        stranger.profile()
+    with pytest.raises(ConfigError, match="https"):
+        carme.Client("http://carme.example.org", "x")
+    with (
+        carme.Client("http://127.0.0.1:9", "x") as nobody,
+        pytest.raises(Unreachable, match="does not answer"),
+    ):
+        nobody.profile()
+
+
+def test_a_broker_that_is_away(client: carme.Client) -> None:
+    with pytest.raises(BrokerUnavailable):
+        client.cluster()
+
+
+def test_lists_are_read_to_their_end(client: carme.Client) -> None:
+    Job.store(
+        make_job(number, state="COMPLETED", name="old" if number % 2 else "new") for number in range(1, 451)
+    )
+    assert [job.id for job in client.jobs.list(limit=None)] == list(range(450, 0, -1))
+    assert len(client.jobs.list(limit=210)) == 210
+    assert [job.id for job in client.jobs.list(q="old", limit=2)] == [449, 447]
+
+
+def test_sessions_and_bookings(
+    client: carme.Client, broker: FakeBroker, hub: Any, at_once: None, settings: Any
+) -> None:
+    rules = settings.SITE.bookings.model_copy(update={"enabled": True, "share_percent": 100})
+    settings.SITE = settings.SITE.model_copy(update={"bookings": rules})
+    session = client.sessions.start("torch", minutes=30, title="from a program")
+    assert [one.name for one in client.sessions.list()] == [session.name]
+    session.stop()
+    assert session.state in ("stopping", "ended")
+    (kind,) = client.bookings.kinds()
+    wish = {"gpu_type": kind.gpu_type, "gpus": kind.gpus, "partition": kind.partition, "minutes": 60}
+    start = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
+    slots = client.bookings.free_slots(start=start, **wish)
+    booking = client.bookings.create(start=slots[0].start, title="mine", **wish)
+    assert booking.change(minutes=90).minutes == 90
+    assert [one.name for one in client.bookings.usable()] == [booking.name]
+    booking.delete()
+    assert booking.info().state == "ended"
+
+
+# --- the commands ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(
+    live_server: Any, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> Callable[..., Any]:
+    """A computer that is not the cluster's, signed in; runs a command and gives its JSON."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("carme.cli.portal.is_remote", lambda: True)
+    Login().write(live_server.url, token)
+
+    def command(*words: str) -> Any:
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return command
+
+
+def test_the_commands_work_from_elsewhere(
+    elsewhere: Any, broker: FakeBroker, run: Any, tmp_path: Path, capsys: Any
+) -> None:
+    script = tmp_path / "hello.sh"
+    script.write_text("echo hello\n")
+    capsys.readouterr()
+    assert main(["submit", "--json", str(script)]) == 0
+    number = json.loads(capsys.readouterr().out)["job_id"]
+    Job.store([broker.queue[number]])
+    assert [job["id"] for job in elsewhere("jobs")] == [number]
+    run(number)
+    assert elsewhere("jobs") == [] and [job["id"] for job in elsewhere("jobs", "--history")] == [number]
+    assert elsewhere("logs", str(number))["text"] == "hello\n"
+    assert elsewhere("sessions", "list") == [] and elsewhere("bookings", "list") == []
+    assert main(["sessions", "stop", "snothing1"]) == 1
+    assert "not yours" in capsys.readouterr().err
+
+
+def test_a_token_that_others_may_read_is_not_used(elsewhere: Any, capsys: Any) -> None:
+    login = Login()
+    assert login.path.stat().st_mode & 0o777 == 0o600
+    login.path.chmod(0o644)
+    assert main(["jobs"]) == 1
+    assert "Others may read" in capsys.readouterr().err
+
+
+def test_a_login_is_tried_before_it_is_kept(
+    live_server: Any, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from io import StringIO
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", StringIO("carme_wrong\n"))
+    assert main(["login", live_server.url]) == 1 and not Login().exists()
+    monkeypatch.setattr("sys.stdin", StringIO(f"{token}\n"))
+    assert main(["login", live_server.url]) == 0
+    assert "You are alice" in capsys.readouterr().out and Login().read() == (live_server.url, token)

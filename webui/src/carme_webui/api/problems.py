@@ -1,0 +1,81 @@
+"""What the API says when it refuses: problem details (RFC 9457) with the sentences of the pages."""
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils.translation import gettext as _
+
+from carme.api import Problem
+from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
+
+__all__ = ["CONTENT_TYPE", "PATH", "as_problems", "of_error", "problem"]
+
+PATH = "/api/"
+CONTENT_TYPE = "application/problem+json"
+
+
+def problem(
+    status: HTTPStatus, detail: str, code: str = "", field: str | None = None, **headers: str
+) -> HttpResponse:
+    """An answer that says what was wrong and what to do."""
+    said = Problem(title=status.phrase, status=status, detail=detail, code=code or _code(status), field=field)
+    answer = JsonResponse(said.model_dump(), status=status, content_type=CONTENT_TYPE)
+    for name, value in headers.items():
+        answer[name.replace("_", "-")] = value
+    return answer
+
+
+def _code(status: HTTPStatus) -> str:
+    return status.name.lower().replace("_", "-")
+
+
+_STATUS = {
+    InvalidRequest: HTTPStatus.UNPROCESSABLE_ENTITY,
+    Denied: HTTPStatus.FORBIDDEN,
+    NotFound: HTTPStatus.NOT_FOUND,
+    BrokerUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def of_error(error: CarmeError) -> HttpResponse:
+    """The same sentence that a page shows."""
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
+    if status is None:
+        # Slurm refuses what was asked, or is away; what else went wrong is not the asker's fault.
+        away = not isinstance(error, SlurmError) or error.code == "slurm-away"
+        status = HTTPStatus.SERVICE_UNAVAILABLE if away else HTTPStatus.CONFLICT
+    return problem(status, str(error), error.code, error.field)
+
+
+def as_problems(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
+    """Middleware by which whatever refuses below /api/, Django included, answers with a problem."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
+        if not request.path.startswith(PATH):
+            return response
+        response["Cache-Control"] = "no-store"
+        if response.status_code < HTTPStatus.BAD_REQUEST or response["Content-Type"] == CONTENT_TYPE:
+            return response
+        status = HTTPStatus(response.status_code)
+        kept: dict[str, Any] = {name: response[name] for name in ("Allow",) if response.has_header(name)}
+        return problem(status, _sentences().get(status, status.description or status.phrase), **kept)
+
+    return middleware
+
+
+def _sentences() -> dict[HTTPStatus, str]:
+    return {
+        HTTPStatus.BAD_REQUEST: _("The request could not be understood. Send what the API's document says."),
+        HTTPStatus.NOT_FOUND: _("There is no such thing, or it is not yours. Check the address."),
+        HTTPStatus.METHOD_NOT_ALLOWED: _(
+            "This address does not take this method. See the header 'Allow' for those that it takes."
+        ),
+        HTTPStatus.INTERNAL_SERVER_ERROR: _(
+            "The portal failed to answer. Try again; if it stays so, tell an administrator when it happened."
+        ),
+    }

@@ -1,0 +1,172 @@
+"""What the API takes, and how its answers (`carme.api`) are made."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from django.db.models import Model, QuerySet
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+
+from carme.api import App, BookingOut, Overview, SessionOut, SupplyOut
+from carme.bookings import YEARS, BookingState, Wish
+from carme.jobs import Cluster, SessionOptions
+from carme.sessions import SessionState
+from carme_webui.bookings.models import Booking
+from carme_webui.cluster import Supply
+from carme_webui.sessions import models as sessions
+
+__all__ = [
+    "BookingChange",
+    "BookingWish",
+    "Decision",
+    "Extension",
+    "JobSearch",
+    "Moment",
+    "Paging",
+    "SessionSearch",
+    "SessionStart",
+    "Words",
+    "booking_out",
+    "overview_of",
+    "page_of",
+    "session_out",
+]
+
+
+def _moment(moment: datetime) -> datetime:
+    if moment.year not in YEARS:
+        raise ValueError(f"must lie in the years {YEARS[0]} to {YEARS[-1]}")
+    return moment
+
+
+def _plain(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character")
+    return text
+
+
+#: With its offset from UTC, like 2026-11-22T08:00:00+01:00.
+Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
+Words = Annotated[str, Field(max_length=200), AfterValidator(_plain)]
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Paging(BaseModel):
+    """Which part of a list."""
+
+    limit: int = Field(default=50, ge=1, le=200, description="how many at most")
+    cursor: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")] | None = Field(
+        default=None, description="'next' of the part before"
+    )
+
+
+def page_of(rows: "QuerySet[Any]", paging: Paging, shown: Any) -> dict[str, Any]:
+    """A part of `rows`, newest first: one query, however far back it is.
+
+    Args:
+        shown: Makes what is sent of a row.
+    """
+    rows = rows.order_by("-pk")
+    if paging.cursor:
+        rows = rows.filter(pk__lt=int(paging.cursor))
+    found: list[Model] = list(rows[: paging.limit + 1])
+    more = len(found) > paging.limit
+    found = found[: paging.limit]
+    return {"items": [shown(row) for row in found], "next": str(found[-1].pk) if more else None}
+
+
+# --- sessions --------------------------------------------------------------------------------------------
+
+
+class SessionSearch(Paging):
+    """Which sessions."""
+
+    state: SessionState | None = None
+    active: bool | None = Field(default=None, description="those that are not over, or those that are")
+
+
+class SessionStart(SessionOptions):
+    """What to start. With a `name` of your own making (`s` and 8 letters or digits) it may be sent twice."""
+
+    name: str | None = Field(default=None, pattern=rf"^{sessions.NAME_PATTERN}$")
+
+
+class Extension(_Said):
+    """How much longer."""
+
+    minutes: int = Field(ge=1, le=366 * 1440)
+
+
+# --- jobs ------------------------------------------------------------------------------------------------
+
+
+class JobSearch(Paging):
+    """Which jobs."""
+
+    q: Words = Field(default="", description="part of the name, or the number")
+    state: Literal["", "pending", "running", "completed", "cancelled", "failed"] = ""
+    kind: Literal["", "batch", "session", "other"] = ""
+    partition: Words = ""
+    since: Moment | None = Field(default=None, description="submitted at this moment or later")
+    until: Moment | None = Field(default=None, description="submitted before this moment")
+
+
+# --- bookings --------------------------------------------------------------------------------------------
+
+
+class BookingWish(Wish):
+    """Nodes that you want, whole: so many with so many GPUs of a type each, from `start` for `minutes`."""
+
+
+class BookingChange(_Said):
+    """What is to be other than it was; what is left out stays."""
+
+    partition: str | None = None
+    gpu_type: str | None = None
+    gpus_per_node: int | None = None
+    nodes: int | None = None
+    start: Moment | None = None
+    minutes: int | None = None
+    title: str | None = None
+    users: list[str] | None = None
+
+
+class Decision(_Said):
+    """A manager's answer to a booking that waits for approval."""
+
+    approve: bool
+
+
+def session_out(row: "sessions.Session", apps: list[App] | None = None) -> SessionOut:
+    """What is sent of a session."""
+    told = row.last_told
+    same = ("name", "title", "ending", "label", "explanation", "job_id", "created", "changed")
+    return SessionOut(
+        **{name: getattr(row, name) for name in same},
+        state=SessionState(row.state),
+        options=row.asked_for,
+        node_list=told.node_list if told else "",
+        ends=told.ends if told and not row.is_over else None,
+        stops_idle=told.stops_idle if told and not row.is_over else None,
+        apps=apps or [],
+    )
+
+
+def booking_out(row: Booking) -> BookingOut:
+    """What is sent of a booking."""
+    same = ("name", "title", "partition", "gpu_type", "gpus_per_node", "node_names", "users", "start")
+    same += ("end", "minutes", "cause", "label", "problem", "gpu_hours")
+    return BookingOut(
+        **{name: getattr(row, name) for name in same},
+        owner=row.owner.username,
+        state=BookingState(row.state),
+        kept=row.kept is not None,
+    )
+
+
+def overview_of(cluster: Cluster, supplies: list[Supply]) -> Overview:
+    """What is sent of a look at the cluster."""
+    found = [SupplyOut.model_validate(supply) for supply in supplies]
+    return Overview(taken=cluster.taken, partitions=cluster.partitions, nodes=cluster.nodes, gpus=found)

@@ -1,0 +1,486 @@
+"""The addresses of `/api/v1/`. Nobody sees or changes here what their pages would not show them."""
+
+from http import HTTPStatus
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from ninja import NinjaAPI, Query, Router, Status
+from ninja.errors import HttpError, ValidationError
+from ninja.params.functions import Path
+from ninja.params.functions import Query as QueryValue
+from pydantic import BaseModel
+from pydantic import ValidationError as ModelError
+
+from carme import __version__
+from carme import api as wire
+from carme.bookings import NAME_PATTERN as BOOKING_NAME
+from carme.bookings import BookingState, Wish
+from carme.broker.protocol import Recipe
+from carme.errors import CarmeError, InvalidRequest
+from carme.jobs import SessionOptions, StartEstimate, refusal
+from carme.wording import place
+from carme.wording import problem as sentence
+from carme_webui.accounts.models import User
+from carme_webui.api import schemas
+from carme_webui.api.access import TokenAuth, TooOften, Unknown, asker, require, token_of
+from carme_webui.api.problems import CONTENT_TYPE, of_error, problem
+from carme_webui.api.schemas import Paging, page_of
+from carme_webui.bookings import desk
+from carme_webui.bookings.forms import kinds
+from carme_webui.bookings.models import Booking
+from carme_webui.cluster import broker, entry_points, images, supplies
+from carme_webui.jobs import submissions
+from carme_webui.jobs.models import Job
+from carme_webui.jobs.search import FILTERS, Search, own_jobs
+from carme_webui.jobs.submissions import JobSubmission
+from carme_webui.news import news
+from carme_webui.sessions import actions
+from carme_webui.sessions.models import NAME_PATTERN as SESSION_NAME
+from carme_webui.sessions.models import Session, new_name
+from carme_webui.sessions.views import apps_of, own_sessions
+from carme_webui.titles import tidy
+
+__all__ = ["api", "urls"]
+
+
+class Api(NinjaAPI):
+    """An API whose document calls its refusals what they are."""
+
+    def get_openapi_schema(self, *args: Any, **kwargs: Any) -> Any:
+        document = super().get_openapi_schema(*args, **kwargs)
+        for path in document["paths"].values():
+            for operation in path.values():
+                for status, said in operation["responses"].items():
+                    if int(status) >= HTTPStatus.BAD_REQUEST:
+                        said["description"] = _ERRORS.get(
+                            HTTPStatus(int(status)), HTTPStatus(int(status)).phrase
+                        )
+                        said["content"] = {CONTENT_TYPE: said["content"]["application/json"]}
+        return document
+
+
+api = Api(
+    title="Carme",
+    version=__version__,
+    urls_namespace="api-v1",
+    description=(
+        "What the portal's pages do, for programs. Every request but that for this document needs a personal "
+        "token. Times are in UTC. Refusals are problem details (RFC 9457); `detail` is the sentence that the "
+        "page would show, `field` the part of the request that was wrong."
+    ),
+    auth=TokenAuth(),
+    docs_url=None,  # its page would load scripts from elsewhere
+)
+
+PAGE_BYTES = 1 << 20
+_ERRORS = {
+    HTTPStatus.BAD_REQUEST: "the request is no JSON",
+    HTTPStatus.UNAUTHORIZED: "no valid token",
+    HTTPStatus.FORBIDDEN: "the token's scopes, or the site, do not allow it",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "something of the request is wrong, or cannot be had",
+    HTTPStatus.TOO_MANY_REQUESTS: "too many requests; `Retry-After` says for how many seconds to wait",
+    HTTPStatus.SERVICE_UNAVAILABLE: "the cluster does not answer",
+}
+SessionName = Path(..., pattern=rf"^{SESSION_NAME}$")
+BookingName = Path(..., pattern=rf"^{BOOKING_NAME}$")
+JobId = Path(..., ge=1, lt=10**18)
+
+
+def _answers(answer: Any, *more: HTTPStatus, status: HTTPStatus = HTTPStatus.OK) -> dict[int, Any]:
+    """The answers of an address, as its document says them."""
+    return {int(status): answer} | {int(code): wire.Problem for code in (*_ERRORS, *more)}
+
+
+GONE = (HTTPStatus.NOT_FOUND,)
+REFUSED = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+
+# --- myself and the cluster ------------------------------------------------------------------------------
+
+general = Router(tags=["general"])
+
+
+@general.get("/profile", response=_answers(wire.Account))
+def profile(request: HttpRequest) -> wire.Account:
+    """Whose token this is, and what it allows."""
+    token = token_of(request)
+    used = own_jobs(token.owner).exclude(account="").order_by("account").values_list("account", flat=True)
+    return wire.Account(
+        user=token.owner.username,
+        email=token.owner.email,
+        manager=token.owner.is_staff,
+        accounts=list(used.distinct()),
+        default_account=settings.SITE.slurm.default_account,
+        scopes=token.scopes,
+        token_expires=token.expires,
+    )
+
+
+@general.get("/cluster", response=_answers(wire.Overview))
+def cluster(request: HttpRequest) -> wire.Overview:
+    """Partitions, nodes, and the GPUs that are free now."""
+    found = broker().cluster()
+    return schemas.overview_of(found, supplies(found))
+
+
+@general.get("/images", response=_answers(list[wire.ImageOut]))
+def image_list(request: HttpRequest) -> list[wire.ImageOut]:
+    """What sessions and jobs can run in."""
+    shown: list[wire.ImageOut] = []
+    for name in images().names():
+        try:
+            image = images().get(name)
+        except CarmeError:
+            continue  # it cannot be used
+        fields = image.model_dump(include={"name", "title", "description", "digest"})
+        shown.append(wire.ImageOut(**fields, apps=entry_points(image)))
+    return shown
+
+
+# --- sessions --------------------------------------------------------------------------------------------
+
+sessions = Router(tags=["sessions"])
+
+
+def _session(row: Session) -> wire.SessionOut:
+    base = settings.SITE.site.url
+    return schemas.session_out(
+        row, [wire.App(name=app.name, title=app.title, url=f"{base}{app.url}") for app in apps_of(row)]
+    )
+
+
+def _my_session(user: User, name: str) -> Session:
+    return get_object_or_404(own_sessions(user), name=name)
+
+
+@sessions.get("", response=_answers(wire.Page[wire.SessionOut]))
+def list_sessions(request: HttpRequest, search: Query[schemas.SessionSearch]) -> Any:
+    """My sessions, newest first."""
+    rows = own_sessions(asker(request))
+    if search.state is not None:
+        rows = rows.filter(state=search.state)
+    if search.active is not None:
+        over = {"state": "ended"}
+        rows = rows.exclude(**over) if search.active else rows.filter(**over)
+    return page_of(rows, search, _session)
+
+
+@sessions.post("", response={**_answers(wire.SessionOut, status=HTTPStatus.CREATED), 200: wire.SessionOut})
+def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
+    """Start a session. 200 instead of 201: there was one of this name already."""
+    user = require(request, "sessions")
+    values = asked.model_dump(exclude={"name"}) | {"title": tidy(asked.title)}
+    options = SessionOptions.read(values)
+    usable = Booking.usable(user, timezone.now())
+    actions.check_options(options, broker().cluster(), images(), settings.SITE, usable)
+    found, created = actions.start(user, options, asked.name or new_name())
+    return Status(HTTPStatus.CREATED if created else HTTPStatus.OK, _session(found))
+
+
+@sessions.get("/{name}", response=_answers(wire.SessionOut, *GONE))
+def show_session(request: HttpRequest, name: str = SessionName) -> Any:
+    """One of my sessions."""
+    return _session(_my_session(asker(request), name))
+
+
+@sessions.delete("/{name}", response=_answers(wire.SessionOut, *GONE, status=HTTPStatus.ACCEPTED))
+def stop_session(request: HttpRequest, name: str = SessionName) -> Any:
+    """Stop a session; one that is over stays as it is."""
+    found = _my_session(require(request, "sessions"), name)
+    actions.stop(found)
+    return Status(HTTPStatus.ACCEPTED, _session(found))
+
+
+@sessions.post("/{name}/extend", response=_answers(wire.Extended, *REFUSED))
+def extend_session(request: HttpRequest, asked: schemas.Extension, name: str = SessionName) -> Any:
+    """Give a session more time."""
+    found = _my_session(require(request, "sessions"), name)
+    return actions.extend(found, asked.minutes, broker()).model_dump()
+
+
+# --- jobs ------------------------------------------------------------------------------------------------
+
+jobs = Router(tags=["jobs"])
+
+
+def _my_job(user: User, job_id: int) -> Job:
+    return get_object_or_404(own_jobs(user), id=job_id)
+
+
+@jobs.get("", response=_answers(wire.Page[wire.JobOut]))
+def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
+    """My jobs of all years, newest first."""
+    states = FILTERS[search.state][1] if search.state else ()
+    asked = search.model_dump(include={"kind", "partition", "since", "until"})
+    rows = Search(text=search.q.strip(), states=states, **asked).within(own_jobs(asker(request)))
+    return page_of(rows, search, wire.JobOut.model_validate)
+
+
+@jobs.post("", response=_answers(wire.Submitted, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
+def submit_job(request: HttpRequest, asked: JobSubmission) -> Any:
+    """Submit a batch job."""
+    user = require(request, "jobs")
+    site = broker()
+    job_id = submissions.submit(submissions.to_request(asked, user, site), user, site)
+    return Status(HTTPStatus.CREATED, {"id": job_id})
+
+
+@jobs.post("/check", response=_answers(StartEstimate, HTTPStatus.CONFLICT))
+def check_job(request: HttpRequest, asked: JobSubmission) -> Any:
+    """Check a batch job as its submission would, and say when it would begin. Nothing is submitted."""
+    user = require(request, "jobs")
+    site = broker()
+    return submissions.estimate(submissions.to_request(asked, user, site), user, site).model_dump()
+
+
+@jobs.get("/{job_id}", response=_answers(wire.JobOut, *GONE))
+def show_job(request: HttpRequest, job_id: int = JobId) -> Any:
+    """One of my jobs."""
+    user = asker(request)
+    row = own_jobs(user).filter(id=job_id).first()
+    if row is None:
+        # Submitted a moment ago, or by other means: Slurm may know of it before the portal does.
+        known = broker().job(job_id, user=user.username)
+        Job.store([known])
+        row = _my_job(user, job_id)
+    return row
+
+
+@jobs.delete("/{job_id}", response=_answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
+def cancel_job(request: HttpRequest, job_id: int = JobId) -> Any:
+    """End a job; one that is over stays as it is."""
+    user = require(request, "jobs")
+    broker().cancel(job_id, user=user.username)
+    news.tell([user.username])
+    return Status(HTTPStatus.NO_CONTENT, None)
+
+
+@jobs.get("/{job_id}/log", response=_answers(wire.LogOut, *REFUSED))
+def job_log(
+    request: HttpRequest,
+    job_id: int = JobId,
+    offset: int = QueryValue(0, ge=0, lt=2**53),
+    limit: int = QueryValue(65_536, ge=1, le=PAGE_BYTES),
+) -> Any:
+    """What a job has written, from byte `offset` on."""
+    return _text(request, job_id, "log", offset, limit)
+
+
+@jobs.get("/{job_id}/result", response=_answers(wire.LogOut, *REFUSED))
+def job_result(
+    request: HttpRequest,
+    job_id: int = JobId,
+    offset: int = QueryValue(0, ge=0, lt=2**53),
+    limit: int = QueryValue(PAGE_BYTES, ge=1, le=PAGE_BYTES),
+) -> Any:
+    """What a job left in `$CARME_JOB_FOLDER/result`, from byte `offset` on; for the Python client."""
+    return _text(request, job_id, "result", offset, limit)
+
+
+def _text(request: HttpRequest, job_id: int, what: str, offset: int, limit: int) -> Any:
+    user, site = asker(request), broker()
+    # The state before the text: a job that is over by now has written all it will.
+    over = site.job(job_id, user=user.username).is_over
+    part = getattr(site, what)(job_id, user=user.username, offset=offset, limit=limit)
+    return wire.LogOut(**part.model_dump(), over=over)
+
+
+@jobs.get("/{job_id}/recipe", response=_answers(Recipe, *REFUSED))
+def job_recipe(request: HttpRequest, job_id: int = JobId) -> Any:
+    """What a batch job was submitted with, without the values of its environment."""
+    return broker().recipe(job_id, user=asker(request).username).model_dump()
+
+
+@jobs.post("/{job_id}/resubmit", response=_answers(wire.Submitted, *REFUSED, status=HTTPStatus.CREATED))
+def resubmit_job(request: HttpRequest, job_id: int = JobId) -> Any:
+    """Submit a batch job once more as it was."""
+    user = require(request, "jobs")
+    new = broker().resubmit(job_id, user=user.username)
+    news.tell([user.username])
+    return Status(HTTPStatus.CREATED, {"id": new})
+
+
+# --- bookings --------------------------------------------------------------------------------------------
+
+bookings = Router(tags=["bookings"])
+
+
+class BookingSearch(Paging):
+    """Which bookings."""
+
+    state: BookingState | None = None
+    partition: schemas.Words = ""
+    since: schemas.Moment | None = None
+    until: schemas.Moment | None = None
+
+
+class SlotSearch(BaseModel):
+    """What is wished for, and when best."""
+
+    partition: schemas.Words
+    gpu_type: schemas.Words
+    gpus_per_node: int
+    nodes: int = 1
+    start: schemas.Moment
+    minutes: int
+
+
+@bookings.get("", response=_answers(wire.Page[wire.BookingOut]))
+def list_bookings(request: HttpRequest, search: Query[BookingSearch]) -> Any:
+    """My bookings, newest first. Those that others share with me are among 'usable' ones."""
+    rows = Booking.objects.select_related("owner").filter(owner=asker(request))
+    wanted = {"state": search.state, "partition": search.partition}
+    wanted |= {"end__gt": search.since, "start__lt": search.until}
+    rows = rows.filter(**{name: value for name, value in wanted.items() if value})
+    return page_of(rows, search, schemas.booking_out)
+
+
+@bookings.post("", response=_answers(wire.BookingOut, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
+def create_booking(request: HttpRequest, asked: schemas.BookingWish) -> Any:
+    """Book nodes. `state` is 'requested' where a manager must approve it first."""
+    user = require(request, "bookings")
+    wish = _wish(asked.model_dump() | {"title": tidy(asked.title)})
+    made = desk.book(user, wish, settings.SITE, broker())
+    _tell(made)
+    return Status(HTTPStatus.CREATED, schemas.booking_out(made))
+
+
+@bookings.get("/usable", response=_answers(list[wire.BookingOut]))
+def usable_bookings(request: HttpRequest) -> Any:
+    """Bookings that I may use, mine and those shared with me, the next one first."""
+    return [schemas.booking_out(row) for row in Booking.usable(asker(request), timezone.now())]
+
+
+@bookings.get("/kinds", response=_answers(list[wire.NodeKind]))
+def booking_kinds(request: HttpRequest) -> Any:
+    """Which nodes can be booked."""
+    return [wire.NodeKind.model_validate(kind) for kind in kinds(broker().cluster(), settings.SITE)]
+
+
+@bookings.get("/slots", response=_answers(list[wire.Slot]))
+def free_slots(request: HttpRequest, search: Query[SlotSearch]) -> Any:
+    """The times nearest to `start` at which these nodes could be had."""
+    values = search.model_dump()
+    wish = _wish(values | {"start": search.start.replace(microsecond=0)})
+    starts = desk.free_starts(wish, settings.SITE, broker())
+    return [wire.Slot(start=start, end=start + (wish.end - wish.start)) for start in starts]
+
+
+@bookings.get("/{name}", response=_answers(wire.BookingOut, *GONE))
+def show_booking(request: HttpRequest, name: str = BookingName) -> Any:
+    """A booking of mine, or one that I may use; for a manager any."""
+    user = asker(request)
+    found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
+    if not (user.is_staff or found.may_be_used_by(user)):
+        raise Http404
+    return schemas.booking_out(found)
+
+
+@bookings.patch("/{name}", response=_answers(wire.BookingOut, *REFUSED))
+def change_booking(request: HttpRequest, asked: schemas.BookingChange, name: str = BookingName) -> Any:
+    """Change a booking of mine."""
+    found = _my_booking(require(request, "bookings"), name)
+    values = {key: value for key, value in asked.model_dump(exclude_unset=True).items() if value is not None}
+    if "title" in values:
+        values["title"] = tidy(values["title"])
+    if found.is_over:
+        raise InvalidRequest(_("This booking is over."), _("Book anew."))
+    desk.change(found, _wish(found.wish.model_dump() | values), settings.SITE, broker())
+    _tell(found)
+    return schemas.booking_out(found)
+
+
+@bookings.delete("/{name}", response=_answers(wire.BookingOut, *GONE))
+def delete_booking(request: HttpRequest, name: str = BookingName) -> Any:
+    """Delete a booking of mine; its nodes are free for others."""
+    found = _my_booking(require(request, "bookings"), name)
+    desk.delete(found, broker())
+    _tell(found)
+    return schemas.booking_out(found)
+
+
+@bookings.post("/{name}/decision", response=_answers(wire.BookingOut, *REFUSED))
+def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = BookingName) -> Any:
+    """Approve or refuse a booking that waits for that; for managers."""
+    user = require(request, "bookings")
+    if not user.is_staff:
+        raise Http404
+    found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
+    if asked.approve:
+        desk.approve(found, broker())
+    else:
+        desk.deny(found)
+    _tell(found)
+    return schemas.booking_out(found)
+
+
+def _my_booking(user: User, name: str) -> Booking:
+    return get_object_or_404(Booking.objects.select_related("owner"), name=name, owner=user)
+
+
+def _wish(values: dict[str, Any]) -> Wish:
+    try:
+        return Wish(**values)
+    except ModelError as error:
+        raise refusal(error, Wish) from None
+
+
+def _tell(found: Booking) -> None:
+    news.tell([found.owner.username, *found.users])
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+@api.exception_handler(ValidationError)
+def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    detail: Any = dict(error.errors[0])
+    # The first words say where it was sent: "query", "search"; "body", "asked", "minutes".
+    where = list(detail["loc"])
+    detail["loc"] = where[2:] or where[1:]
+    detail.setdefault("input", None)
+    field = place(detail)
+    subject = repr(field) if len(where) > 2 or where[0] in ("path", "query") else "The request"
+    if detail["type"] == "extra_forbidden":
+        said = f"There is no field {field!r} in this request."
+    elif detail["type"] == "string_pattern_mismatch":
+        said = f"{subject} is not of the form that it must have."
+    else:
+        said = sentence(detail, subject)
+    remedy = _("Correct it and ask again.")
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{said} {remedy}", "invalid", field or None)
+
+
+@api.exception_handler(Unknown)
+def _unknown(request: HttpRequest, error: Unknown) -> HttpResponse:
+    return problem(HTTPStatus.UNAUTHORIZED, str(error), error.code, WWW_Authenticate="Bearer")
+
+
+@api.exception_handler(CarmeError)
+def _refused(request: HttpRequest, error: CarmeError) -> HttpResponse:
+    return of_error(error)
+
+
+@api.exception_handler(TooOften)
+def _too_often(request: HttpRequest, error: TooOften) -> HttpResponse:
+    said = _("These were too many requests in a minute. Ask again in %d s.") % error.seconds
+    return problem(HTTPStatus.TOO_MANY_REQUESTS, said, Retry_After=str(error.seconds))
+
+
+@api.exception_handler(HttpError)
+def _http(request: HttpRequest, error: HttpError) -> HttpResponse:
+    return problem(HTTPStatus(error.status_code), f"{error}.".replace("..", "."))
+
+
+api.add_router("", general)
+api.add_router("/sessions", sessions)
+api.add_router("/jobs", jobs)
+api.add_router("/bookings", bookings)
+urls = api.urls
+for _pattern in urls[0]:
+    assert _pattern.callback is not None
+    _pattern.callback = login_not_required(_pattern.callback)  # tokens, not logins

@@ -1,0 +1,144 @@
+"""The form that submits a batch job, and the one that searches."""
+
+import shlex
+from datetime import datetime, time, timedelta
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.utils.translation import gettext_lazy as _
+from pydantic import ValidationError
+
+from carme.bookings import YEARS
+from carme.errors import CarmeError
+from carme.images import ImageCatalogue
+from carme.jobs import Cluster, refusal
+from carme.jobs.scripts import MAXIMUM_BYTES
+from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.jobs.search import FILTERS, KINDS, Search
+from carme_webui.jobs.submissions import JobSubmission
+
+__all__ = ["SearchForm", "SubmitForm"]
+
+
+class SubmitForm(forms.Form):
+    """A batch job: a script that is written here, or one in my home.
+
+    Args:
+        cluster: The broker's snapshot; None while the broker is down.
+        catalogue: The site's images.
+        bookings: Those that may be used.
+    """
+
+    script = forms.CharField(
+        label=_("Script"),
+        widget=forms.Textarea(attrs={"rows": 14, "spellcheck": "false", "class": "code"}),
+        max_length=MAXIMUM_BYTES,
+        required=False,
+        strip=False,
+    )
+    script_path = forms.CharField(label=_("Or a script in your home"), max_length=4096, required=False)
+    arguments = forms.CharField(label=_("Its arguments"), max_length=4096, required=False)
+    name = forms.CharField(label=_("Name"), max_length=64, required=False)
+    image = forms.CharField(label=_("Image"), widget=forms.Select, required=False)
+    partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
+    gpu_type = forms.CharField(label=_("GPU type"), widget=forms.Select, required=False)
+    gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
+    nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
+    cpus_per_node = forms.IntegerField(label=_("Processors per node"), min_value=1, required=False)
+    memory_mb_per_node = forms.IntegerField(label=_("Memory per node (MiB)"), min_value=1, required=False)
+    minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
+    account = forms.CharField(label=_("Account"), max_length=64, required=False)
+    reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        cluster: Cluster | None,
+        catalogue: ImageCatalogue,
+        bookings: list[Booking],
+        initial: dict[str, Any] | None = None,
+    ) -> None:
+        minutes = settings.SITE.sessions.default_minutes
+        begin = {"nodes": 1, "gpus_per_node": 0, "minutes": minutes}
+        super().__init__(data, initial=begin | (initial or {}), label_suffix="")
+        self.asked: JobSubmission | None = None
+        kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
+        self._choices("image", _("None: directly on the node"), catalogue.names())
+        self._choices(
+            "partition", _("The site's choice"), [one.name for one in cluster.partitions] if cluster else []
+        )
+        self._choices("gpu_type", _("Any type"), kinds)
+        self._choices("reservation", _("None"), {row.name: f"{row.heading}: {row.span}" for row in bookings})
+        self.fields["script_path"].help_text = _("A path from your home, like train.sh, or a whole path.")
+        self.fields["script"].help_text = _(
+            "Its first line may name what runs it, like #!/usr/bin/env python3."
+        )
+        for name in ("cpus_per_node", "memory_mb_per_node"):
+            self.fields[name].widget.attrs["placeholder"] = _("By the share of the GPUs")
+
+    def _choices(self, name: str, none: Any, offered: Any) -> None:
+        widget = self.fields[name].widget
+        assert isinstance(widget, forms.Select)
+        pairs = list(offered.items()) if isinstance(offered, dict) else [(one, one) for one in offered]
+        widget.choices = [("", none), *pairs]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if self.errors:
+            return cleaned
+        values = {name: value for name, value in cleaned.items() if value not in (None, "")}
+        if values.get("script_path") and not values.get("script", "").strip():
+            values.pop("script", None)
+        try:
+            values["arguments"] = shlex.split(values.get("arguments", ""))
+        except ValueError:
+            self.add_error("arguments", _("A quotation mark is not closed. Close it, or leave it out."))
+            return cleaned
+        try:
+            self.asked = JobSubmission(**values)
+        except ValidationError as error:
+            self.refuse(refusal(error, JobSubmission))
+        return cleaned
+
+    def refuse(self, error: CarmeError) -> None:
+        """Show an error where it belongs."""
+        field = (error.field or "").partition("[")[0]
+        self.add_error(field if field in self.fields else None, str(error))
+
+
+class SearchForm(forms.Form):
+    """What is looked for in the list of jobs. What cannot be understood is left out."""
+
+    q = forms.CharField(label=_("Name or number"), max_length=200, required=False)
+    state = forms.ChoiceField(
+        label=_("State"), choices=[(key, label) for key, (label, _states) in FILTERS.items()], required=False
+    )
+    kind = forms.ChoiceField(label=_("Kind"), choices=[("", _("All")), *KINDS.items()], required=False)
+    since = forms.DateField(label=_("From"), widget=forms.DateInput(attrs={"type": "date"}), required=False)
+    until = forms.DateField(label=_("To"), widget=forms.DateInput(attrs={"type": "date"}), required=False)
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data, label_suffix="")
+        self.fields["q"].widget.attrs["type"] = "search"
+
+    @property
+    def search(self) -> Search:
+        """The search; days are those of the site's clocks."""
+        self.is_valid()
+        cleaned = self.cleaned_data
+        until = _midnight(cleaned.get("until"), timedelta(days=1))
+        return Search(
+            text=cleaned.get("q", ""),
+            states=FILTERS[cleaned.get("state", "")][1] if cleaned.get("state") else (),
+            kind=cleaned.get("kind", ""),
+            since=_midnight(cleaned.get("since")),
+            until=until,
+        )
+
+
+def _midnight(day: Any, later: timedelta = timedelta()) -> datetime | None:
+    if day is None or day.year not in YEARS:
+        return None
+    return datetime.combine(day, time(), site_zone()) + later

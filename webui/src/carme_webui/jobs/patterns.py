@@ -1,0 +1,43 @@
+"""Scripts to begin with."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from django.utils.translation import gettext_lazy as _
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise as StrPromise
+
+__all__ = ["PATTERNS", "Pattern"]
+
+
+class Pattern(NamedTuple):
+    """A script, and what its job asks for."""
+
+    title: "StrPromise"
+    script: str
+    gpus_per_node: int = 0
+    nodes: int = 1
+    minutes: int = 60
+    in_image: bool = False
+
+
+PATTERNS = {
+    "shell": Pattern(
+        _("A few commands"),
+        '#!/bin/bash\nset -eu\n\necho "This is $(hostname)"\nnproc\nfree -h\n',
+        minutes=10,
+    ),
+    "python": Pattern(
+        _("A Python program on one GPU"),
+        "#!/bin/bash\nset -eu\n\ncd ~/my-project\npython train.py --epochs 3\n",
+        gpus_per_node=1,
+        in_image=True,
+    ),
+    "distributed": Pattern(
+        _("Training over several nodes"),
+        "#!/bin/bash\nset -eu\n\ncd ~/my-project\n# One rank for each GPU of each node\ncarme-run train.py\n",
+        gpus_per_node=1,
+        nodes=2,
+        in_image=True,
+    ),
+}

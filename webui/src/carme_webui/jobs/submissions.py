@@ -1,0 +1,114 @@
+"""Batch jobs from the browser and the API: what was asked for becomes a request that the broker checks."""
+
+from typing import Annotated, Any
+
+from django.conf import settings
+from django.utils.translation import gettext as _
+from pydantic import BaseModel, ConfigDict, Field
+
+from carme.broker import BrokerClient
+from carme.errors import InvalidRequest
+from carme.jobs import JobRequest, StartEstimate
+from carme.jobs.scripts import check_text, interpreter, name_of, sent
+from carme.jobs.stages import Stage
+from carme_webui.accounts.models import User
+from carme_webui.bookings.models import Booking
+from carme_webui.news import news
+
+__all__ = ["JobSubmission", "estimate", "submit", "to_request"]
+
+Text = Annotated[str, Field(max_length=4096)]
+
+
+class JobSubmission(BaseModel):
+    """A batch job: exactly one of `script` (its text), `script_path` (in my home, or absolute) and `command`.
+
+    `arguments` follow the script. Memory is in MiB, time in minutes; what is left out, the site decides.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    script: str | None = Field(default=None, description="the script's text, 256 KiB at most")
+    script_path: Text | None = Field(default=None, description="a script in my home, or an absolute path")
+    command: list[Text] | None = Field(default=None, description="program and arguments")
+    arguments: list[Text] = Field(default=[], max_length=1000)
+    name: str | None = None
+    image: str | None = Field(default=None, description="none: directly on the node")
+    environment: dict[str, str] = {}
+    files: dict[str, str] = Field(default={}, description="lie in $CARME_JOB_FOLDER/files")
+    partition: str | None = None
+    account: str | None = None
+    nodes: int = 1
+    gpus_per_node: int = 0
+    gpu_type: str | None = None
+    cpus_per_node: int | None = None
+    memory_mb_per_node: int | None = None
+    minutes: int | None = None
+    reservation: str | None = None
+    workdir: str | None = None
+    stage: list[Stage] = Field(default=[], description="what is to be in $CARME_DATA before it begins")
+    results: str | None = Field(default=None, description="where what it leaves in $CARME_RESULTS goes")
+
+
+def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobRequest:
+    """The request, its script read as the user where it lies in their home.
+
+    Raises:
+        InvalidRequest: With the field, and what is expected.
+        CarmeError: The broker does not answer.
+    """
+    given = [name for name in ("script", "script_path", "command") if getattr(asked, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            _("A job needs exactly one of a script, the path of a script, and a command."),
+            _("Give one of 'script', 'script_path' and 'command'."),
+            field=given[1] if given else "script",
+        )
+    files, name = dict(asked.files), "job"
+    if asked.script is not None:
+        command, sent_files = sent(asked.script, asked.arguments)
+        files |= sent_files
+    elif asked.script_path is not None:
+        found = broker.script(asked.script_path, user=user.username)
+        check_text(found.text)
+        command = [*interpreter(found.text[:256].encode()), found.path, *asked.arguments]
+        name = name_of(found.path)
+    else:
+        command = [*(asked.command or []), *asked.arguments]
+        name = name_of(command[0]) if command else name
+    values: dict[str, Any] = asked.model_dump(
+        exclude={"script", "script_path", "command", "arguments", "files", "name", "minutes"}
+    )
+    return JobRequest.read(
+        values
+        | {"kind": "batch", "name": asked.name or name, "command": command, "files": files}
+        | {"minutes": settings.SITE.sessions.default_minutes if asked.minutes is None else asked.minutes}
+    )
+
+
+def _check_booking(request: JobRequest, user: User) -> None:
+    """Slurm would refuse it too, in words that help nobody."""
+    name = request.reservation
+    if name is None:
+        return
+    row = Booking.open().filter(name=name).first()
+    if row is not None and not row.may_be_used_by(user):
+        raise InvalidRequest(
+            _("This booking is over, or you may not use it."),
+            _("Choose another one, or none."),
+            field="reservation",
+        )
+
+
+def estimate(request: JobRequest, user: User, broker: BrokerClient) -> StartEstimate:
+    """Check a request as a submission would, and ask Slurm when it would begin. Raises CarmeError."""
+    _check_booking(request, user)
+    return broker.test(request, user=user.username)
+
+
+def submit(request: JobRequest, user: User, broker: BrokerClient) -> int:
+    """Submit a request as the user; the job's number. Raises CarmeError."""
+    _check_booking(request, user)
+    job_id = broker.submit(request, user=user.username)
+    news.tell([user.username])
+    return job_id

@@ -1,0 +1,125 @@
+"""What an owner does with a session, from a page or through the API: the same checks and the same words."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from carme.broker import BrokerClient
+from carme.config import Settings
+from carme.errors import InvalidRequest
+from carme.images import ImageCatalogue
+from carme.jobs import Cluster, SessionOptions, check, minutes_text, partition_of
+from carme.sessions import Extension, SessionState
+from carme.wording import listing, number
+from carme_webui.accounts.models import User
+from carme_webui.bookings.models import Booking
+from carme_webui.cluster import entry_points
+from carme_webui.news import news
+from carme_webui.sessions.lifecycle import tend_soon
+from carme_webui.sessions.models import Session
+
+__all__ = ["check_options", "extend", "minutes_in", "start", "stop"]
+
+
+def check_options(
+    options: SessionOptions,
+    cluster: Cluster,
+    catalogue: ImageCatalogue,
+    site: Settings,
+    bookings: Sequence[Booking],
+) -> None:
+    """See that these options can be had.
+
+    Args:
+        bookings: Those that the owner may use.
+
+    Raises:
+        InvalidRequest: With the field, and what can be had.
+        CarmeError: The image cannot be read.
+    """
+    check(options, cluster, catalogue, site)
+    apps = entry_points(catalogue.get(options.image))
+    if options.app not in apps:
+        raise InvalidRequest(
+            f"The image {options.image!r} has no app {options.app!r}; it has: {listing(apps)}.",
+            "Choose one of these.",
+            field="app",
+        )
+    if options.reservation is not None:
+        _check_booking(options, partition_of(options, cluster, site).name, bookings)
+
+
+def _check_booking(options: SessionOptions, partition: str, bookings: Sequence[Booking]) -> None:
+    """More nodes than the booking has would wait for ever, and more time than it has would be cut off."""
+    row = next((row for row in bookings if row.name == options.reservation), None)
+    if row is None:
+        raise InvalidRequest(
+            "This booking is over, or you may not use it.",
+            "Choose another one, or none.",
+            field="reservation",
+        )
+    if partition != row.partition:
+        raise InvalidRequest(
+            f"The booking is in partition {row.partition!r}, not in {partition!r}.",
+            "Choose its partition, or no booking.",
+            field="partition",
+        )
+    if options.nodes > len(row.node_names):
+        raise InvalidRequest(
+            f"The booking has {number(len(row.node_names), 'node')}; {options.nodes} were asked for.",
+            f"Ask for {len(row.node_names)} or fewer.",
+            field="nodes",
+        )
+    if options.minutes > minutes_in(row):
+        raise InvalidRequest(
+            f"The booking lasts {minutes_text(minutes_in(row))} more; {minutes_text(options.minutes)} "
+            "were asked for.",
+            f"Ask for at most {number(minutes_in(row), 'minute')}.",
+            field="minutes",
+        )
+
+
+def minutes_in(booking: Booking) -> int:
+    """The longest session that still fits."""
+    return max(0, (booking.end - max(booking.start, timezone.now())) // timedelta(minutes=1))
+
+
+def start(owner: User, options: SessionOptions, name: str) -> tuple[Session, bool]:
+    """Make the session and have the hub asked for it; whether it was made now, not by an earlier request."""
+    found, created = Session.request(owner, options, name)
+    if created:
+        tend_soon(found.name)
+        news.tell([owner.username])
+    return found, created
+
+
+def stop(found: Session) -> None:
+    """Have a session stopped; one that is over or stopping stays as it is."""
+    if found.move(SessionState.STOPPING, sentence="", asked=None):
+        news.tell([found.owner.username])
+        tend_soon(found.name)
+
+
+def extend(found: Session, minutes: int, broker: BrokerClient) -> Extension:
+    """Give a session more time.
+
+    Raises:
+        InvalidRequest: It does not run, or so much time cannot be had.
+        CarmeError: The broker or Slurm refuses.
+    """
+    told, most = found.last_told, settings.SITE.sessions.maximum_minutes
+    if told is None or found.is_over:
+        raise InvalidRequest(_("This session does not run."), _("Start it again instead."))
+    if not 1 <= minutes <= most:
+        raise InvalidRequest(
+            _("The time to add must be a number of minutes from 1 to %s.") % most,
+            _("Choose one of the list."),
+            field="minutes",
+        )
+    given = broker.extend(told.job_id, minutes, user=found.owner.username)
+    found.follow(told.model_copy(update={"ends": given.ends}))
+    news.tell([found.owner.username])
+    return given
