@@ -24,11 +24,10 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from carme_runtime.fabric import handshake
+from carme_runtime.fabric import handshake, hosts
 from carme_runtime.fabric.frames import FRAME_LIMIT, UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed, Message
 from carme_runtime.fabric.local_socket import is_own_peer
 from carme_runtime.fabric.members import Member, Members
-from carme_runtime.fabric.mpi import remove_hosts, write_hosts
 from carme_runtime.fabric.tls import Certificate
 from carme_runtime.ranks import Node
 
@@ -118,7 +117,7 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._folder:
-            remove_hosts(self._folder)
+            hosts.remove(self._folder)
 
     async def _accept(self, listener: socket.socket, key: bytes, certificate: Certificate | None) -> None:
         with listener:
@@ -268,7 +267,7 @@ class Agent:
 
     def _list_hosts(self) -> None:
         if self._folder:
-            write_hosts(self._folder, self._members)
+            hosts.write(self._folder, self._members)
 
     def _refuse(self, address: str, reason: str) -> None:
         self._refusals += 1

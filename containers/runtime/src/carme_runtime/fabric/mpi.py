@@ -1,17 +1,15 @@
 """What makes `mpirun` reach the nodes of a job without ssh: variables that it reads, and lists of hosts.
 
 MPI's launchers start a daemon on every other node by a command that is used as ssh would be; `carme-remote`
-is one that goes by the job's agents.
+is one that goes by the job's agents. An agent imports this when it starts, which is to be short.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from carme_runtime.addresses import interface_of, is_loopback
-from carme_runtime.fabric.members import Members
 
 REMOTE = "carme-remote"
 OPEN_MPI_HOSTS, HYDRA_HOSTS = "hosts.openmpi", "hosts.hydra"
@@ -58,7 +56,7 @@ def variables(remote: str, address: str) -> dict[str, str]:
 
 
 def host_variables(folder: Path) -> dict[str, str]:
-    """Where launchers find the job's hosts, which `write_hosts` keeps in the same folder."""
+    """Where launchers find the job's hosts, which `hosts.write` keeps in the same folder."""
     slots, plain = str(folder / OPEN_MPI_HOSTS), str(folder / HYDRA_HOSTS)
     return {
         "OMPI_MCA_orte_default_hostfile": slots,
@@ -76,20 +74,3 @@ def session_variables(folder: Path, address: str, environment: Mapping[str, str]
     remote = remote_command()
     told = variables(remote, address) | host_variables(folder) if remote else {}
     return {name: value for name, value in told.items() if name not in environment}
-
-
-def write_hosts(folder: Path, members: Members) -> None:
-    """Lists of the nodes that are there, each with a slot for every GPU of the job, or else every core."""
-    counts = [(member.host, member.devices or member.cpus) for member in members.present]
-    for name, separator in ((OPEN_MPI_HOSTS, " slots="), (HYDRA_HOSTS, ":")):
-        draft = folder / f".{name}.{os.getpid()}"
-        with contextlib.suppress(OSError):  # a full disk is not to end the agent
-            draft.write_text("".join(f"{host}{separator}{count}\n" for host, count in counts))
-            draft.replace(folder / name)
-
-
-def remove_hosts(folder: Path) -> None:
-    """Undo `write_hosts`."""
-    for name in (OPEN_MPI_HOSTS, HYDRA_HOSTS):
-        with contextlib.suppress(OSError):
-            (folder / name).unlink(missing_ok=True)
