@@ -10,10 +10,17 @@ SOURCE = Path(__file__).with_name("simulated_nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
 
 
-def build(folder: Path, shown: str | None = None) -> Path:
-    """Compile the library into a folder; the file that it shows is `shown`, or else `$SIMULATED_NVML`."""
+def build(folder: Path, shown: str | None = None, *, unchanging: bool = False) -> Path:
+    """Compile the library into a folder.
+
+    Args:
+        folder: Where to.
+        shown: The file that it shows; None: the one that `$SIMULATED_NVML` names.
+        unchanging: Whether it reads that once; else at every call, which takes its time.
+    """
     library = folder / LIBRARY
     more = [f'-DSHOWN="{shown}"'] if shown else []
+    more += ["-DUNCHANGING"] if unchanging else []
     arguments = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *more]
     subprocess.run([*arguments, f"-Wl,-soname,{LIBRARY}", "-o", library, SOURCE], check=True)
     return library

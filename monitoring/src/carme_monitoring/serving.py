@@ -6,6 +6,7 @@ monitoring authority made for clients; see `carme_monitoring.certificates`.
 
 import argparse
 import contextlib
+import gc
 import ipaddress
 import logging
 import signal
@@ -53,6 +54,9 @@ def serve(program: str, options: argparse.Namespace, collector: Collector) -> in
     except ServingFailed as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
+    # What is there now stays; and a scrape makes thousands of objects that all go at its end.
+    gc.freeze()
+    gc.set_threshold(50_000)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

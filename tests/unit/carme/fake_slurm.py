@@ -56,6 +56,8 @@ elif name == "sacctmgr" and "runawayjobs" in sys.argv:
         if record["State"] in ("PENDING", "RUNNING") and str(record["JobIDRaw"]) not in known:
             record |= {"State": "COMPLETED", "End": "1795181538"}
     (state / "accounting.json").write_text(json.dumps(accounts))
+elif name == "sacctmgr" and "account" in sys.argv:
+    print("carme|\nphysics|ada,eva\nlab|eva\nroot|root")
 elif name == "sacctmgr":
     number, text = sys.argv[-3].removeprefix("jobid="), sys.argv[-1].removeprefix("AdminComment=")
     accounted = json.loads((state / "accounting.json").read_text())

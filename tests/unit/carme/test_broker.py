@@ -621,7 +621,7 @@ def test_parts_of_a_log_join_to_the_whole() -> None:
     [
         (b"\n", "The broker does not know this method|not valid"),
         (b"{}\n", "does not know this method"),
-        (b'{"method": "fly"}\n', "It knows: cancel, cluster, events"),
+        (b'{"method": "fly"}\n', "It knows: accounts_led, cancel, cluster"),
         (b'{"method": 3}\n', "does not know this method"),
         (b'{"method": "job"}\n', "'job_id' is missing"),
         (b'{"method": "job", "job_id": 0}\n', "'job_id' must be at least 1, not 0"),
@@ -770,3 +770,12 @@ async def test_a_broker_that_talks_nonsense(tmp_path: Path, answer: bytes) -> No
             await AsyncBrokerClient(tmp_path / "s").jobs()
         with pytest.raises(BrokerUnavailable):
             await asyncio.to_thread(BrokerClient(tmp_path / "s").jobs)
+
+
+async def test_which_accounts_somebody_leads(site: Any) -> None:
+    assert await site.client.accounts_led() == ["physics"]
+    with pytest.raises(Denied):
+        await site.client.accounts_led(user="bob")
+    site.act("hub", trusted=True)
+    assert await site.client.accounts_led(user="bob") == []
+    assert await site.client.accounts_led() == []

@@ -2,21 +2,15 @@
 
 import asyncio
 import base64
-import grp
 import json
-import os
-import shutil
-import subprocess
-import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from free_ports import free_port
+from real_prometheus import Prometheus, prometheus_with
 
 from carme.cli import main
 from carme.config import Settings
@@ -26,7 +20,6 @@ from carme.reports import Curve, GpuUse, NodeUse, Report, Usage, advise, read_re
 from carme.reports.metrics import Metrics
 from carme.reports.record import PREFIX
 from carme.reports.text import as_html, as_text
-from carme_monitoring.certificates import make
 
 GIB = 1 << 30
 END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
@@ -184,15 +177,6 @@ def test_what_is_no_record_of_ours_is_none(text: str) -> None:
 # Prometheus itself
 
 
-@dataclass
-class Prometheus:
-    """A running Prometheus that answers by mutual TLS."""
-
-    url: str
-    certificates: Path
-    process: subprocess.Popen[bytes]
-
-
 def samples() -> str:
     """An hour of a job on n1 with two GPUs: one works, one stops after half of the time; in OpenMetrics."""
     whose = 'jobid="7",user="ada",node="n1"'
@@ -231,53 +215,8 @@ def samples() -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    promtool, server = shutil.which("promtool"), shutil.which("prometheus")
-    if promtool is None or server is None:
-        pytest.skip("Prometheus is not installed; ./test unit fetches it")
-    folder = tmp_path_factory.mktemp("prometheus")
-    group = grp.getgrgid(os.getgid()).gr_name
-    make(
-        folder / "tls",
-        [
-            {"name": "prometheus", "group": group, "hosts": ["127.0.0.1"]},
-            {"name": "broker", "group": group, "client": True},
-        ],
-    )
-    (folder / "samples").write_text(samples())
-    subprocess.run(
-        [promtool, "tsdb", "create-blocks-from", "openmetrics", folder / "samples", folder / "data"],
-        check=True,
-        capture_output=True,
-    )
-    (folder / "prometheus.yml").write_text("global: {}\n")
-    tls = {
-        "cert_file": str(folder / "tls/prometheus/tls.pem"),
-        "key_file": str(folder / "tls/prometheus/tls.pem"),
-        "client_ca_file": str(folder / "tls/prometheus/ca.crt"),
-        "client_auth_type": "RequireAndVerifyClientCert",
-    }
-    (folder / "web.yml").write_text(json.dumps({"tls_server_config": tls}))
-    port = free_port()
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                *(
-                    server,
-                    f"--config.file={folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                ),
-                *(f"--web.config.file={folder / 'web.yml'}", f"--web.listen-address=127.0.0.1:{port}"),
-                *("--storage.tsdb.retention.time=30d", "--web.external-url=/"),
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    while b"Server is ready" not in (folder / "log").read_bytes():
-        assert process.poll() is None, (folder / "log").read_text()
-        time.sleep(0.05)
-    yield Prometheus(f"https://127.0.0.1:{port}", folder / "tls/broker", process)
-    process.terminate()
-    process.wait(30)
+    with prometheus_with(samples(), tmp_path_factory.mktemp("prometheus")) as running:
+        yield running
 
 
 async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None:

@@ -33,7 +33,7 @@ PEAK, LIMIT = f"carme_job_memory_peak_bytes{{{JOB}}}", f"carme_job_memory_limit_
 CARD = 'node="n1",gpu="0",uuid="GPU-0"'
 XID_79, XID_31 = (f'carme_gpu_xid_errors_total{{{CARD},xid="{number}"}}' for number in (79, 31))
 ECC = f'carme_gpu_ecc_errors_total{{{CARD},kind="uncorrected"}}'
-ROWS = f'carme_gpu_remapped_rows{{{CARD},kind="failure"}}'
+ROWS = f'carme_gpu_remapped_rows{{{CARD},kind="failed"}}'
 LIBRARY = 'carme_gpu_library_state{node="n1",state="hanging",vendor="nvidia"}'
 OOM = f"carme_job_oom_kills_total{{{JOB}}}"
 STARTS_FAIL = 'carme_sessions_ended_total{ending="died_at_start"}'

@@ -74,8 +74,8 @@ class FakeBroker:
     """`queue`: what Slurm has; `archive`: what only accounting has; `told`: sessions; `asked`: all requests.
 
     `refusal` is how it answers who asks for more time, a reservation, a start or a job; `kept`: what is
-    reserved; `starts`: when a request would begin, at once without it; `wanted`: what jobs were submitted
-    with; `results`: what they left; `scripts`: by user and path.
+    reserved; `leads`: accounts that users lead; `starts`: when a request would begin, at once without it;
+    `wanted`: what jobs were submitted with; `results`: what they left; `scripts`: by user and path.
     """
 
     def __init__(self, address: Path) -> None:
@@ -94,6 +94,7 @@ class FakeBroker:
         self.wanted: dict[int, JobRequest] = {}
         self.results: dict[int, bytes] = {}
         self.scripts: dict[tuple[str, str], str] = {}
+        self.leads: dict[str, list[str]] = {}
         self.changes: list[int | str] = []
         self.epoch = "a"
 
@@ -215,6 +216,8 @@ class FakeBroker:
                     offset=offset + len(part),
                     size=len(self.logs[job_id]),
                 )
+            case protocol.GetAccountsLed(user=user):
+                return self.leads.get(user or "", [])
             case protocol.GetReport(job_id=job_id, user=user):
                 self._known(job_id, user)
                 if job_id not in self.reports:

@@ -13,6 +13,7 @@ urlpatterns = [
     path("profile/", include("carme_webui.profile.urls")),
     path("api/", include("carme_webui.api.urls")),
     path("tokens/", include("carme_webui.api.page_urls")),
+    path("metrics/", include("carme_webui.metrics.urls")),
     path("accounts/", include("carme_webui.accounts.urls")),
     # /identity/o/... and /.well-known/openid-configuration
     path("", include("allauth.idp.urls")),

@@ -177,6 +177,10 @@ class BrokerClient:
         """What a job used of what it asked for, and what to change."""
         return self._ask(protocol.GetReport, job_id=job_id, user=user)
 
+    def accounts_led(self, user: str | None = None) -> list[str]:
+        """The accounts whose coordinator somebody is in Slurm."""
+        return self._ask(protocol.GetAccountsLed, user=user)
+
     def overview(self) -> Overview:
         """For observers and services: figures of the whole site, of all users."""
         return self._ask(protocol.GetOverview)
@@ -300,6 +304,10 @@ class AsyncBrokerClient:
     async def report(self, job_id: int, user: str | None = None) -> Report:
         """What a job used of what it asked for, and what to change."""
         return await self._ask(protocol.GetReport, job_id=job_id, user=user)
+
+    async def accounts_led(self, user: str | None = None) -> list[str]:
+        """The accounts whose coordinator somebody is in Slurm."""
+        return await self._ask(protocol.GetAccountsLed, user=user)
 
     async def overview(self) -> Overview:
         """For observers and services: figures of the whole site, of all users."""

@@ -244,6 +244,12 @@ class OpenFiles(_Asked):
     user: str = Field(min_length=1, max_length=256)
 
 
+class GetAccountsLed(_Asked):
+    method: Literal["accounts_led"] = "accounts_led"
+    user: User = None
+    result = TypeAdapter(list[str])
+
+
 class GetOverview(_Asked):
     method: Literal["overview"] = "overview"
     result = TypeAdapter(Overview)
@@ -293,6 +299,7 @@ Request = (
     | Resubmit
     | GetCluster
     | GetForecast
+    | GetAccountsLed
     | GetOverview
     | GetReport
     | GetReservations

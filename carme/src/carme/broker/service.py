@@ -234,6 +234,8 @@ class Broker:
                 return await self._reserve(peer, request)
             case protocol.Release():
                 return await self._release(peer, request)
+            case protocol.GetAccountsLed():
+                return await self._accounts_led(peer, request.user)
             case protocol.GetOverview():
                 return self._overview(peer)
             case protocol.GetEvents():
@@ -597,6 +599,13 @@ class Broker:
         account = await asyncio.to_thread(UnixAccount.named, user)
         require_person(account, self._settings)
         return HandOver(account, [self._python, "-I", "-S", str(program.__file__)])
+
+    async def _accounts_led(self, peer: Peer, user: str | None) -> list[str]:
+        account = await acting_for(peer, user, self._settings)
+        if account is None:
+            return []
+        async with self._accounting.take(peer.account.uid):
+            return await self._slurm.accounts_led(account.name)
 
     def _overview(self, peer: Peer) -> Overview:
         if not peer.observer:

@@ -222,10 +222,11 @@ class PortalSettings(_Table):
 
 
 class MonitoringSettings(_Table):
-    """`[monitoring]`: the site's Prometheus, if it has one, and the broker's certificate for it."""
+    """`[monitoring]`: the site's Prometheus, if it has one, and certificates of its readers."""
 
     prometheus: Url | None = None
     certificates: AbsolutePath = Path("/etc/carme/monitoring/broker")
+    portal_certificates: AbsolutePath = Path("/etc/carme/monitoring/portal")
 
 
 class SecretSettings(_Table):

@@ -1,22 +1,16 @@
-"""A job's usage from Prometheus, which answers by mutual TLS alone."""
+"""A job's usage from Prometheus."""
 
 import asyncio
-import http.client
-import json
 import math
-import ssl
 import statistics
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode, urlsplit
 
-from carme.errors import CarmeError
 from carme.reports.models import Curve, GpuUse, NodeUse, Usage
+from carme.reports.prometheus import Prometheus
 
 __all__ = ["Metrics"]
 
-PATIENCE = 10.0  # seconds for one question
 POINTS = 240  # of a curve
 CURVE_POINTS = 120  # of a curve that is told
 SHORTEST_STEP = 15.0
@@ -46,7 +40,7 @@ class Metrics:
     """
 
     def __init__(self, url: str, certificates: Path) -> None:
-        self._url, self._certificates = urlsplit(url), certificates
+        self._prometheus = Prometheus(url, certificates)
 
     async def usage(self, job_id: int, begin: datetime, end: datetime) -> tuple[Usage | None, list[Curve]]:
         """What the job used between two moments; None if nothing is known about that.
@@ -95,7 +89,8 @@ class Metrics:
         return usage, list(_curves(found, begin, step))
 
     def _range(self, query: str, begin: float, end: float, step: float) -> _Series:
-        answer = self._ask("/api/v1/query_range", {"query": query, "start": begin, "end": end, "step": step})
+        asked = [("query", query), ("start", begin), ("end", end), ("step", step)]
+        answer = self._prometheus.ask("/api/v1/query_range", asked)
         count = int((end - begin) // step) + 1
         found: _Series = {}
         for series in answer["data"]["result"]:
@@ -107,34 +102,6 @@ class Metrics:
                 if 0 <= place < count and math.isfinite(value := float(text)):
                     values[place] = value
         return found
-
-    def _ask(self, path: str, parameters: dict[str, Any]) -> Any:
-        try:
-            if self._url.scheme == "https":
-                context = ssl.create_default_context(cafile=self._certificates / "ca.crt")
-                context.load_cert_chain(self._certificates / "tls.pem")
-                connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                    self._url.hostname or "", self._url.port, timeout=PATIENCE, context=context
-                )
-            else:
-                connection = http.client.HTTPConnection(
-                    self._url.hostname or "", self._url.port, timeout=PATIENCE
-                )
-            try:
-                connection.request("GET", f"{self._url.path}{path}?{urlencode(parameters)}")
-                response = connection.getresponse()
-                answer = json.loads(response.read())
-            finally:
-                connection.close()
-            if answer["status"] != "success":
-                raise ValueError(answer.get("error", "it refused the question"))
-            return answer
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-            raise CarmeError(
-                f"The site's metrics cannot be read: {getattr(error, 'strerror', None) or error}.",
-                "Try again in a moment; an administrator finds the cause with 'systemctl status prometheus'.",
-                code="metrics",
-            ) from None
 
 
 def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]:

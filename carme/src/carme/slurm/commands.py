@@ -191,6 +191,22 @@ class SlurmCommands:
             *["set", f"AdminComment={text}"],
         )
 
+    async def accounts_led(self, user: str) -> list[str]:
+        form = "format=Account,Coordinators"
+        output = await _ask(
+            *[
+                "sacctmgr",
+                "--noheader",
+                "--parsable2",
+                "--readonly",
+                "show",
+                "account",
+                "withcoordinator",
+                form,
+            ]
+        )
+        return parsing.accounts_led(output, user)
+
     async def _accounting(self, *which: str) -> list[Job]:
         return parsing.accounting(*await self._sacct(parsing.ACCOUNTING_FIELDS, "--allocations", *which))
 

@@ -138,6 +138,10 @@ class Slurm(Protocol):
         """Note something about a job in the accounting, as an administrator."""
         ...
 
+    async def accounts_led(self, user: str) -> list[str]:
+        """The accounts whose coordinator a user is."""
+        ...
+
     async def submit(self, order: Order, owner: UnixAccount) -> int:
         """Make the private folder and start the job as its owner; the job's id."""
         ...

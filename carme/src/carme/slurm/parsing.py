@@ -391,3 +391,9 @@ def _count(text: str) -> int:
 
 def _text(text: str) -> str:
     return "" if text in ("(null)", "N/A", "None") else text
+
+
+def accounts_led(output: str, user: str) -> list[str]:
+    """The accounts that name the user among their coordinators, as Slurm hands them down."""
+    rows = (line.partition("|") for line in output.splitlines())
+    return sorted({account for account, _, leaders in rows if user in leaders.split(",")})

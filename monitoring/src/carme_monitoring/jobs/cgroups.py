@@ -9,15 +9,18 @@ Files: Linux, admin-guide/cgroup-v1 and admin-guide/cgroup-v2.
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = ["Cgroups", "StepUsage", "Usage"]
 
 _JOB = re.compile(r"job_(\d+)$")
+_JOB_OF_PROCESS = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 _STEP = re.compile(r"step_(\w+)$")
 _TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
+#: Controllers of version 1, the first that all jobs are in (proctrack/cgroup freezes them) before the others.
+_V1 = ("freezer", "memory", "devices", "cpuacct", "cpu,cpuacct", "cpuacct,cpu", "blkio", "pids")
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -77,26 +80,30 @@ class Cgroups:
     """
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> None:
-        self._root, self._processes = str(root), processes
+        self._root, self._processes = str(root), str(processes)
         self._names: dict[str, int] = {}  # folders whose name does not tell the job
+        self._owners: dict[tuple[str, int], int] = {}  # by folder and inode
 
-    def usage(self) -> list[Usage]:
-        """What each job uses now; a job that ends meanwhile is left out or has gaps."""
+    def usage(self, owned: Container[int] = ()) -> list[Usage]:
+        """What each job uses now; a job that ends meanwhile is left out or has gaps.
+
+        Args:
+            owned: Jobs whose owner is known: to find one out takes a look at their processes.
+        """
+        known, self._owners = self._owners, {}
         return [
-            self._version_two(job) if "" in job.by_controller else self._version_one(job)
+            self._version_two(job, None if job.job_id in owned else self._owner(job.by_controller[""], known))
+            if "" in job.by_controller
+            else self._version_one(job)
             for job in self._jobs()
         ]
 
     def job_of(self, pid: int) -> int | None:
         """The job that a process belongs to."""
-        try:
-            text = (self._processes / str(pid) / "cgroup").read_text()
-        except OSError:
-            return None
-        for path in (line.rpartition(":")[2] for line in text.splitlines()):
-            for part in path.split("/"):
-                if found := _JOB.match(part):
-                    return int(found[1])
+        text = _text(f"{self._processes}/{pid}/cgroup")
+        if found := _JOB_OF_PROCESS.search(text):
+            return int(found[1])
+        for path in (line.rpartition(":")[2] for line in text.splitlines()) if self._names else ():
             for folder, job_id in self._names.items():
                 if path.rstrip("/").startswith(folder.removeprefix(self._root)) and job_id:
                     return job_id
@@ -107,31 +114,27 @@ class Cgroups:
     def _jobs(self) -> list[_Folders]:
         if os.path.exists(f"{self._root}/cgroup.controllers"):  # noqa: PTH110  many calls in one scrape
             return self._unified()
+        mounted = {folder.name for folder in _folders(self._root)}
         jobs: dict[int, _Folders] = {}
-        for controller in (
-            "memory",
-            "cpuacct",
-            "cpu,cpuacct",
-            "cpuacct,cpu",
-            "devices",
-            "blkio",
-            "pids",
-            "freezer",
-        ):
-            for slurm in _folders(f"{self._root}/{controller}"):
-                if not slurm.name.startswith("slurm"):
-                    continue
-                for owner in _folders(slurm.path):
-                    uid = owner.name.removeprefix("uid_")
-                    for folder in _folders(owner.path):
-                        job_id = self._number(folder)
-                        if job_id:
-                            job = jobs.setdefault(
-                                job_id, _Folders(job_id, int(uid) if uid.isdecimal() else None)
-                            )
-                            kind = "cpuacct" if "cpuacct" in controller else controller
-                            job.by_controller.setdefault(kind, folder.path)
+        for controller in _V1:
+            for slurm in _folders(f"{self._root}/{controller}") if controller in mounted else ():
+                if slurm.name.startswith("slurm"):
+                    self._add(jobs, slurm, [other for other in _V1 if other in mounted])
+            if jobs:
+                break  # the others have the same folders: looking through each would cost most of a scrape
         return list(jobs.values())
+
+    def _add(self, jobs: dict[int, _Folders], slurm: "os.DirEntry[str]", controllers: list[str]) -> None:
+        for owner in _folders(slurm.path):
+            uid = owner.name.removeprefix("uid_")
+            for folder in _folders(owner.path):
+                if job_id := self._number(folder):
+                    job = _Folders(job_id, int(uid) if uid.isdecimal() else None)
+                    for controller in controllers:
+                        kind = "cpuacct" if "cpuacct" in controller else controller
+                        place = f"{self._root}/{controller}/{slurm.name}/{owner.name}/{folder.name}"
+                        job.by_controller.setdefault(kind, place)
+                    jobs.setdefault(job_id, job)
 
     def _unified(self) -> list[_Folders]:
         return [
@@ -170,34 +173,36 @@ class Cgroups:
                 continue
             for pid in _text(f"{parent}/cgroup.procs").split():
                 with contextlib.suppress(OSError):
-                    if found := _TITLE.match((self._processes / pid / "cmdline").read_bytes()):
+                    if found := _TITLE.match(Path(self._processes, pid, "cmdline").read_bytes()):
                         return int(found[1])
         return None
 
     # -- reading them
 
-    def _version_two(self, job: _Folders) -> Usage:
+    def _version_two(self, job: _Folders, uid: int | None) -> Usage:
         folder = job.by_controller[""]
-        cpu, memory = _table(f"{folder}/cpu.stat"), _table(f"{folder}/memory.stat")
+        cpu = _table(f"{folder}/cpu.stat")
         read, written = _io(f"{folder}/io.stat")
         return Usage(
             job_id=job.job_id,
-            uid=self._owner(folder),
+            uid=uid,
             cpu_user_seconds=_scaled(cpu.get("user_usec"), 1e-6),
             cpu_system_seconds=_scaled(cpu.get("system_usec"), 1e-6),
-            memory_bytes=_minus(_number(f"{folder}/memory.current"), memory.get("inactive_file")),
+            memory_bytes=_minus(
+                _number(f"{folder}/memory.current"), _field(f"{folder}/memory.stat", "inactive_file")
+            ),
             memory_peak_bytes=_number(f"{folder}/memory.peak"),
             memory_limit_bytes=_limit(_number(f"{folder}/memory.max")),
-            oom_kills=_table(f"{folder}/memory.events").get("oom_kill"),
+            oom_kills=_field(f"{folder}/memory.events", "oom_kill"),
             read_bytes=read,
             written_bytes=written,
             threads=_number(f"{folder}/pids.current"),
             steps={
                 found[1]: StepUsage(
-                    _scaled(_table(f"{step.path}/cpu.stat").get("usage_usec"), 1e-6),
+                    _scaled(_field(f"{step.path}/cpu.stat", "usage_usec"), 1e-6),
                     _minus(
                         _number(f"{step.path}/memory.current"),
-                        _table(f"{step.path}/memory.stat").get("inactive_file"),
+                        _field(f"{step.path}/memory.stat", "inactive_file"),
                     ),
                 )
                 for step in _folders(folder)
@@ -209,7 +214,6 @@ class Cgroups:
         memory = job.by_controller.get("memory", "")
         cpu = job.by_controller.get("cpuacct", "")
         cpu_times = _table(f"{cpu}/cpuacct.stat")
-        stat = _table(f"{memory}/memory.stat")
         read, written = _blkio(
             f"{job.by_controller.get('blkio', '')}/blkio.throttle.io_service_bytes_recursive"
         )
@@ -218,7 +222,7 @@ class Cgroups:
             if found := _STEP.match(step.name):
                 used = _minus(
                     _number(f"{step.path}/memory.usage_in_bytes"),
-                    _table(f"{step.path}/memory.stat").get("total_inactive_file"),
+                    _field(f"{step.path}/memory.stat", "total_inactive_file"),
                 )
                 nanoseconds = _number(f"{cpu}/{step.name}/cpuacct.usage")
                 steps[found[1]] = StepUsage(_scaled(nanoseconds, 1e-9), used)
@@ -227,10 +231,13 @@ class Cgroups:
             uid=job.uid,
             cpu_user_seconds=_scaled(cpu_times.get("user"), 1 / _TICKS),
             cpu_system_seconds=_scaled(cpu_times.get("system"), 1 / _TICKS),
-            memory_bytes=_minus(_number(f"{memory}/memory.usage_in_bytes"), stat.get("total_inactive_file")),
+            memory_bytes=_minus(
+                _number(f"{memory}/memory.usage_in_bytes"),
+                _field(f"{memory}/memory.stat", "total_inactive_file"),
+            ),
             memory_peak_bytes=_number(f"{memory}/memory.max_usage_in_bytes"),
             memory_limit_bytes=_limit(_number(f"{memory}/memory.limit_in_bytes")),
-            oom_kills=_table(f"{memory}/memory.oom_control").get("oom_kill"),
+            oom_kills=_field(f"{memory}/memory.oom_control", "oom_kill"),
             read_bytes=read,
             written_bytes=written,
             threads=_number(f"{job.by_controller.get('pids', '')}/pids.current"),
@@ -238,13 +245,23 @@ class Cgroups:
             steps=steps,
         )
 
-    def _owner(self, folder: str) -> int | None:
-        """The user of the job's own processes; slurmstepd itself is root."""
+    def _owner(self, folder: str, known: dict[tuple[str, int], int]) -> int | None:
+        """The user of the job's own processes; slurmstepd itself is root. A job does not change its user."""
+        try:
+            which = folder, os.stat(folder).st_ino  # noqa: PTH116  once for each job and scrape
+        except OSError:
+            return None
+        uid = known.get(which) or self._asked_owner(folder)
+        if uid is not None:
+            self._owners[which] = uid
+        return uid
+
+    def _asked_owner(self, folder: str) -> int | None:
         for parent, _, files in os.walk(folder):
             if "cgroup.procs" in files and not parent.endswith("/slurm"):
                 for pid in _text(f"{parent}/cgroup.procs").split():
                     with contextlib.suppress(OSError):
-                        if uid := (self._processes / pid).stat().st_uid:
+                        if uid := os.stat(f"{self._processes}/{pid}").st_uid:  # noqa: PTH116
                             return uid
         return None
 
@@ -285,6 +302,14 @@ def _table(path: str) -> dict[str, int]:
         if value.isdecimal():
             found[name] = int(value)
     return found
+
+
+def _field(path: str, name: str) -> int | None:
+    """One number of such lines, of which memory.stat has some sixty."""
+    text = "\n" + _text(path)
+    _, found, rest = text.partition(f"\n{name} ")
+    value = rest.partition("\n")[0]
+    return int(value) if found and value.isdecimal() else None
 
 
 def _io(path: str) -> tuple[int | None, int | None]:

@@ -1,7 +1,8 @@
 """One pass over GPUs and jobs for each scrape, as Prometheus metrics.
 
 Names follow Prometheus' conventions (base units, `_total` for counters, ratios from 0 to 1). Series of a job
-carry `jobid` (Slurm's) and `user`; they vanish with the job, so that their number is bounded by what runs.
+carry `jobid` (Slurm's), `user` and `account`; they vanish with the job, so that their number is bounded by
+what runs.
 """
 
 import pwd
@@ -18,7 +19,7 @@ from carme_monitoring.jobs import Allocation, Allocations, Cgroups, Usage
 __all__ = ["NodeCollector"]
 
 _GPU = ("gpu", "uuid")
-_JOB = ("jobid", "user")
+_JOB = ("jobid", "user", "account")
 
 
 class NodeCollector(Collector):
@@ -43,7 +44,7 @@ class NodeCollector(Collector):
         begun = time.monotonic()
         looks = self._gpus.looks()
         allocations = self._allocations.all()
-        usages = self._cgroups.usage()
+        usages = self._cgroups.usage(owned=allocations)
         users = {usage.job_id: self._user(usage, allocations.get(usage.job_id)) for usage in usages}
         readings = [reading for look in looks.values() for reading in look.readings]
         states = GaugeMetricFamily(
@@ -127,7 +128,7 @@ class NodeCollector(Collector):
                 foreign.add_metric(place, sum(number is None or number != job_id for number in jobs.values()))
             if job_id is None:
                 continue
-            whose = (str(job_id), users.get(job_id, ""), *place)
+            whose = (*_whose(job_id, users, allocations), *place)
             if reading.utilization is not None:
                 busy.add_metric(whose, reading.utilization)
             for unit, value in reading.activity.items():
@@ -139,6 +140,11 @@ class NodeCollector(Collector):
             if reading.power_watts is not None:
                 power.add_metric(whose, reading.power_watts)
         yield from (busy, activity, memory, size, power, foreign)
+
+
+def _whose(job_id: int, users: dict[int, str], allocations: dict[int, Allocation]) -> tuple[str, str, str]:
+    known = allocations.get(job_id)
+    return str(job_id), users.get(job_id, ""), known.account if known else ""
 
 
 def _name(reading: GpuReading) -> str:
@@ -236,9 +242,7 @@ def _job_metrics(
     usages: list[Usage], allocations: dict[int, Allocation], users: dict[int, str]
 ) -> Iterator[Metric]:
     """What each job and its steps use."""
-    info = GaugeMetricFamily(
-        "carme_job_info", "1, with the account and partition.", labels=(*_JOB, "account", "partition")
-    )
+    info = GaugeMetricFamily("carme_job_info", "1, with the partition.", labels=(*_JOB, "partition"))
     cpu = CounterMetricFamily("carme_job_cpu_seconds", "Processor time.", labels=(*_JOB, "mode"))
     gauges = {
         name: GaugeMetricFamily(f"carme_job_{name}", text, labels=_JOB)
@@ -265,9 +269,9 @@ def _job_metrics(
         "carme_step_memory_used_bytes", "Memory in use by a step.", labels=(*_JOB, "step")
     )
     for usage in usages:
-        whose = (str(usage.job_id), users[usage.job_id])
+        whose = _whose(usage.job_id, users, allocations)
         known = allocations.get(usage.job_id)
-        info.add_metric((*whose, known.account if known else "", known.partition if known else ""), 1)
+        info.add_metric((*whose, known.partition if known else ""), 1)
         for mode, seconds in (("user", usage.cpu_user_seconds), ("system", usage.cpu_system_seconds)):
             if seconds is not None:
                 cpu.add_metric((*whose, mode), seconds)

@@ -24,6 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
         help="where Slurm's prolog writes what it gave to whom (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--cgroups", type=Path, default=Path("/sys/fs/cgroup"), metavar="FOLDER",
+        help="where control groups are mounted (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--gpu-limit", type=float, default=5.0, metavar="SECONDS",
         help="time after which a GPU library counts as hanging (default: %(default)s)",
     )  # fmt: skip
@@ -33,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     options = parser.parse_args(arguments)
     gpus = GpuWatch([NvidiaLibrary(retry=options.gpu_retry)], options.gpu_limit)
-    return serve(parser.prog, options, NodeCollector(gpus, Cgroups(), Allocations(options.allocations)))
+    collector = NodeCollector(gpus, Cgroups(options.cgroups), Allocations(options.allocations))
+    return serve(parser.prog, options, collector)
 
 
 if __name__ == "__main__":

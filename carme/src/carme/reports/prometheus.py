@@ -1,0 +1,63 @@
+"""Questions to the site's Prometheus, which answers by mutual TLS alone."""
+
+import http.client
+import json
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from carme.errors import CarmeError, InvalidRequest
+
+__all__ = ["Prometheus"]
+
+PATIENCE = 10.0  # seconds for one question
+
+
+class Prometheus:
+    """The site's Prometheus.
+
+    Args:
+        url: Its address.
+        certificates: The folder with `tls.pem` and `ca.crt` of a reader.
+    """
+
+    def __init__(self, url: str, certificates: Path) -> None:
+        self._url, self._certificates = urlsplit(url), certificates
+
+    def ask(self, path: str, parameters: Sequence[tuple[str, Any]]) -> Any:
+        """The whole answer to a question of Prometheus' HTTP API (Prometheus, "HTTP API").
+
+        Raises:
+            InvalidRequest: Prometheus says that the question is wrong.
+            CarmeError: It does not answer, or cannot.
+        """
+        try:
+            connection = self._connection()
+            try:
+                connection.request("GET", f"{self._url.path}{path}?{urlencode(parameters)}")
+                response = connection.getresponse()
+                answer = json.loads(response.read())
+            finally:
+                connection.close()
+            if answer["status"] != "success":
+                refused = str(answer.get("error", "it refused the question"))[:500]
+                if response.status in (400, 422):
+                    raise InvalidRequest(f"Prometheus cannot answer that: {refused}.", field="query")
+                raise ValueError(refused)
+            return answer
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            raise CarmeError(
+                f"The site's metrics cannot be read: {getattr(error, 'strerror', None) or error}.",
+                "Try again in a moment; an administrator finds the cause with 'systemctl status prometheus'.",
+                code="metrics",
+            ) from None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host = self._url.hostname or ""
+        if self._url.scheme != "https":
+            return http.client.HTTPConnection(host, self._url.port, timeout=PATIENCE)
+        context = ssl.create_default_context(cafile=self._certificates / "ca.crt")
+        context.load_cert_chain(self._certificates / "tls.pem")
+        return http.client.HTTPSConnection(host, self._url.port, timeout=PATIENCE, context=context)

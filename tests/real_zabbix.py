@@ -1,0 +1,161 @@
+"""A Zabbix server with PostgreSQL and its API that run for a test, from a root folder in which they are
+installed."""
+
+import contextlib
+import gzip
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from free_ports import free_port
+
+__all__ = ["ROOT", "Zabbix", "zabbix"]
+
+#: Where `./test monitoring` installs Debian's packages; a root of its own, so that the host stays as it is.
+ROOT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "carme/zabbix"
+
+
+class Zabbix:
+    """A running server.
+
+    Args:
+        url: Of the web pages and the API.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._token = ""
+
+    def ask(self, method: str, **parameters: Any) -> Any:
+        """The API's answer (Zabbix documentation, "API"); fails with what Zabbix says."""
+        return self._call(method, parameters)
+
+    def _call(self, method: str, parameters: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        question = {"jsonrpc": "2.0", "method": method, "params": parameters, "id": 1}
+        answer = httpx.post(
+            f"{self.url}/api_jsonrpc.php", json=question, headers=headers, timeout=60, trust_env=False
+        ).json()
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
+
+    def sign_in(self) -> None:
+        """As the administrator that a new Zabbix has."""
+        self._token = self._call("user.login", {"username": "Admin", "password": "zabbix"})
+
+    def picture(self, graph: str, file: Path) -> None:
+        """Save a graph as the web page shows it (PNG)."""
+        with httpx.Client(base_url=self.url, timeout=60, trust_env=False, follow_redirects=True) as browser:
+            browser.post("/index.php", data={"name": "Admin", "password": "zabbix", "enter": "Sign in"})
+            span = {"from": "now-5m", "to": "now", "profileIdx": "web.charts.filter"}
+            shown = {"graphid": graph, "width": 900, "height": 200, **span}
+            answer = browser.get("/chart2.php", params=shown)
+        assert answer.headers["content-type"] == "image/png", answer.text[:500]
+        # A message is a picture as well, of one line (PNG: the height is in bytes 20 to 23).
+        assert int.from_bytes(answer.content[20:24], "big") > 200
+        file.write_bytes(answer.content)
+
+
+def _until(what: str, done: Callable[[], Any], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, f"{what} did not happen within {seconds:g} s"
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def zabbix() -> Iterator[Zabbix]:
+    """A new Zabbix, empty but for what every Zabbix has. Needs root, since it changes its root folder."""
+    with contextlib.ExitStack() as ending:
+        # In the root's own /tmp: sockets have short names, and both see the same path.
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory(dir=ROOT / "tmp", prefix="carme-")))
+        inside = Path("/") / folder.relative_to(ROOT)
+        for account, part in (("postgres", "data"), ("zabbix", "log")):
+            (folder / part).mkdir()
+            subprocess.run(["chroot", ROOT, "chown", account, inside / part], check=True)
+        folder.chmod(0o1777)
+        tools = next((ROOT / "usr/lib/postgresql").iterdir()) / "bin"
+        programs = Path("/") / tools.relative_to(ROOT)
+
+        def run(account: str, *command: str | Path, data: bytes = b"") -> None:
+            everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
+            done = subprocess.run(everything, input=data, capture_output=True)
+            assert done.returncode == 0, (command, done.stderr[-2000:])
+
+        def start(account: str, *command: str | Path) -> None:
+            log = ending.enter_context((folder / f"{Path(command[0]).name}.log").open("wb"))
+            everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
+            process = subprocess.Popen(everything, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            ending.callback(_end, process)
+
+        utf8 = ("--encoding=UTF8", "--locale=C.UTF-8")
+        run("postgres", programs / "initdb", "--auth=trust", "--no-sync", *utf8, "-D", inside / "data")
+        start(
+            "postgres",
+            *(programs / "postgres", "-D", inside / "data", "-k", inside),
+            *("-c", "listen_addresses=", "-c", "fsync=off", "-c", "unix_socket_permissions=0777"),
+        )
+        _until("PostgreSQL listens", (folder / ".s.PGSQL.5432").exists)
+        psql = (programs / "psql", "-h", inside, "-q", "-v", "ON_ERROR_STOP=1")
+        ready = ["chroot", ROOT, programs / "pg_isready", "-q", "-h", inside]
+        _until("PostgreSQL answers", lambda: subprocess.run(ready).returncode == 0)
+        run("postgres", *psql, "-c", "CREATE ROLE zabbix LOGIN")
+        run("postgres", *psql, "-c", "CREATE DATABASE zabbix OWNER zabbix")
+        for name in ("schema", "images", "data"):
+            script = gzip.decompress((ROOT / f"usr/share/zabbix-server-pgsql/{name}.sql.gz").read_bytes())
+            run("postgres", *psql, "-U", "zabbix", "-d", "zabbix", data=script)
+
+        settings = {
+            "DBHost": inside, "DBName": "zabbix", "DBUser": "zabbix", "LogFile": inside / "log/server.log",
+            "PidFile": inside / "log/server.pid", "SocketDir": inside / "log", "ListenIP": "127.0.0.1",
+            "ListenPort": free_port(), "CacheUpdateFrequency": 1, "StartPollers": 1,
+            "StartPreprocessors": 1, "StartDiscoverers": 0,
+        }  # fmt: skip
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        (folder / "server.conf").write_text(text)
+        start("zabbix", "/usr/sbin/zabbix_server", "--foreground", "--config", inside / "server.conf")
+        pages = ROOT / "etc/zabbix/zabbix.conf.php"
+        pages.write_text(
+            "<?php\n$DB['TYPE'] = 'POSTGRESQL';\n"
+            f"$DB['SERVER'] = '{inside}';\n$DB['PORT'] = '5432';\n$DB['DATABASE'] = 'zabbix';\n"
+            "$DB['USER'] = 'zabbix';\n$DB['PASSWORD'] = '';\n"
+            "$DB['SCHEMA'] = '';\n$DB['ENCRYPTION'] = false;\n"
+            f"$ZBX_SERVER = '127.0.0.1';\n$ZBX_SERVER_PORT = '{settings['ListenPort']}';\n"
+            "$IMAGE_FORMAT_DEFAULT = IMAGE_FORMAT_PNG;\n"
+        )
+        limits = ("max_execution_time=300", "memory_limit=256M", "post_max_size=16M", "max_input_time=300")
+        port = free_port()
+        start(
+            "zabbix",
+            *("/usr/bin/php", *(word for limit in limits for word in ("-d", limit))),
+            *("-S", f"127.0.0.1:{port}", "-t", "/usr/share/zabbix"),
+        )
+        running = Zabbix(f"http://127.0.0.1:{port}")
+
+        def signed_in() -> bool:
+            with contextlib.suppress(httpx.HTTPError, ValueError, AssertionError):
+                running.sign_in()
+                return True
+            return False
+
+        _until("Zabbix's API answers", signed_in)
+        try:
+            yield running
+        except BaseException:
+            log = folder / "log/server.log"
+            print(log.read_text()[-4000:] if log.exists() else "Zabbix wrote no log.")
+            raise
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

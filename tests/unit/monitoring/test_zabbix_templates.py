@@ -1,0 +1,44 @@
+"""Zabbix' templates, without a Zabbix; tests/monitoring imports them into one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from carme_monitoring import zabbix
+
+from .conftest import Starts
+from .metrics import exported
+
+
+def everything(found: Any) -> Iterator[dict[str, Any]]:
+    """All objects in the export."""
+    if isinstance(found, dict):
+        yield found
+    for inner in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
+        yield from everything(inner)
+
+
+def test_every_pattern_asks_for_what_is_exported(start: Starts, tmp_path: Path) -> None:
+    patterns = {
+        step["parameters"][0]
+        for step in everything(zabbix.render())
+        if str(step.get("type", "")).startswith("PROMETHEUS")
+    }
+    assert {re.split(r"[{]", pattern)[0] for pattern in patterns} <= exported(start, tmp_path)
+
+
+def test_identifiers_are_unique_stay_and_are_as_zabbix_wants_them() -> None:
+    first, second = ([one["uuid"] for one in everything(zabbix.render()) if "uuid" in one] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == len(first)
+    assert all(re.fullmatch(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}", uuid) for uuid in first)
+
+
+def test_the_file_is_written_once(tmp_path: Path) -> None:
+    file = tmp_path / "new/carme.json"
+    assert zabbix.main(file) and not zabbix.main(file)
+    assert json.loads(file.read_text()) == zabbix.render()

@@ -1,0 +1,204 @@
+"""Metrics for people: nobody gets the series of others out of Prometheus, however they ask."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from django.conf import settings as django_settings
+from real_prometheus import Prometheus, prometheus_with
+
+from carme.errors import InvalidRequest
+from carme_webui.accounts.models import User
+from carme_webui.metrics.scope import Scope
+
+from .conftest import Browser
+from .fake_broker import FakeBroker
+
+MINE = Scope.of_user("alice")
+JOBS = {"alice": (1, "research"), "bob": (2, "research"), "carol": (3, "physics")}
+
+
+def samples() -> str:
+    """A job of each user over the last hour, and figures of nobody's."""
+    now = int(time.time())
+    lines = ["# TYPE carme_job_cpus gauge"]
+    for user, (job, account) in JOBS.items():
+        for at in range(now - 3600, now, 60):
+            lines.append(f'carme_job_cpus{{jobid="{job}",user="{user}",account="{account}"}} {job} {at}')
+    lines += ["# TYPE carme_secret gauge"]
+    lines += [f'carme_secret{{owner="bob"}} 7 {at}' for at in range(now - 3600, now, 60)]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with prometheus_with(samples(), tmp_path_factory.mktemp("prometheus")) as running:
+        yield running
+
+
+@pytest.fixture
+def site(settings, prometheus: Prometheus) -> None:
+    """The site has this Prometheus."""
+    site = django_settings.SITE
+    place = site.monitoring.model_copy(
+        update={"prometheus": prometheus.url, "portal_certificates": prometheus.certificates}
+    )
+    settings.SITE = site.model_copy(update={"monitoring": place})
+
+
+def ask(browser: Browser, query: str, where: str = "mine", question: str = "query", **more: str):
+    return browser.get(f"/metrics/{where}/api/v1/{question}", {"query": query, **more})
+
+
+def users_in(answer) -> set[str]:
+    assert answer.status_code == 200, answer.content
+    return {one["metric"].get("user", "") for one in answer.json()["data"]["result"]}
+
+
+@pytest.mark.parametrize(
+    ("query", "held"),
+    [
+        ("up", '{__name__="up",user="alice"}'),
+        (
+            'sum by (jobid) (rate(x{mode!="user"}[5m] offset 1h))',
+            'sum by (jobid) (rate({__name__="x",mode!="user",user="alice"}[300000ms] offset 3600000ms))',
+        ),
+        ("x[5m:1m]", '({__name__="x",user="alice"})[300000ms:60000ms]'),
+        (
+            "a / on (jobid) group_left (node) b",
+            '({__name__="a",user="alice"}) / on (jobid) group_left (node) ({__name__="b",user="alice"})',
+        ),
+        ('{"odd name"}', '{__name__="odd name",user="alice"}'),
+        ("x @ end()", '{__name__="x",user="alice"} @ end()'),
+        ("1 + 2", "(1.0) + (2.0)"),
+    ],
+)
+def test_each_selector_gets_the_matcher(query: str, held: str) -> None:
+    assert MINE.query(query) == held
+    # What was written is read again as it is.
+    assert MINE.query(held).replace(',user="alice",user="alice"', ',user="alice"') != query
+
+
+def test_names_are_quoted() -> None:
+    assert Scope.of_user('a"} or x{b="').query("up") == '{__name__="up",user="a\\"} or x{b=\\""}'
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "", "up}", 'x{user="alice"} or', "(" * 41 + "x" + ")" * 41, "-" * 41 + "x", "x" * 9000,
+        'x{user="bob" or user="carol"}', "info(x)", "x\0", "frobnicate(x)",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_to_a_scope_is_refused(query: str) -> None:
+    with pytest.raises(InvalidRequest):
+        MINE.query(query)
+
+
+#: Ways to the series of others; each must show nothing of theirs.
+ATTACKS = [
+    "carme_job_cpus",
+    'carme_job_cpus{user="bob"}',
+    'carme_job_cpus{user=~".+"}',
+    'carme_job_cpus{user!="alice"}',
+    '{__name__=~"carme_.*"}',
+    '{user="bob"}',
+    'carme_job_cpus or carme_job_cpus{user="bob"}',
+    'carme_job_cpus{user="alice"} or on () carme_secret',
+    'max_over_time(carme_job_cpus{user="bob"}[1h])',
+    'max_over_time(carme_job_cpus{user="bob"}[1h:1m])',
+    'last_over_time((carme_job_cpus{user="bob"})[30m:1m] offset 1m)',
+    'topk(10, carme_job_cpus)',
+    'count_values("user", carme_job_cpus{user="bob"})',
+    'label_replace(carme_job_cpus{user="bob"}, "user", "alice", "", "")',
+    'carme_job_cpus * on () group_left () scalar(carme_job_cpus{user="bob"})',
+    'vector(scalar(carme_job_cpus{user="bob"})) > 0',
+    'carme_secret @ end()',
+    'carme_job_cpus{user="bob"} # {user="alice"}',
+    'carme_job_cpus{user="alice\\"} or carme_job_cpus{user=\\"bob"}',
+    "carme_job_cpus{user='bob'}",
+    "carme_job_cpus{user=`bob`}",
+    '{"carme_job_cpus", "user"="bob"}',
+    'absent(carme_job_cpus{user="bob"}) * 0 + carme_secret',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("query", ATTACKS)
+def test_nobody_sees_series_of_others(browser: Browser, site: None, query: str) -> None:
+    answer = ask(browser, query)
+    if answer.status_code == 200:
+        result = answer.json()["data"]["result"]
+        assert {one["metric"].get("user", "alice") for one in result} <= {"alice"}
+        # Bob's job is 2, carol's 3, the secret 7: none of these figures is told.
+        assert not {float(one["value"][1]) for one in result} & {2.0, 3.0, 7.0}
+    else:
+        assert answer.status_code == 400
+
+
+def test_one_sees_one_s_own(browser: Browser, other: Browser, site: None) -> None:
+    assert users_in(ask(browser, "carme_job_cpus")) == {"alice"}
+    assert users_in(ask(other, "carme_job_cpus")) == {"bob"}
+    now = time.time()
+    span = {"start": str(now - 600), "end": str(now - 60), "step": "60"}
+    assert users_in(ask(browser, "carme_job_cpus", question="query_range", **span)) == {"alice"}
+
+
+@pytest.mark.parametrize(
+    "match", [[], ["carme_job_cpus"], ['{user="bob"}'], ['{__name__=~".+"}', "carme_secret"]]
+)
+def test_names_and_values_of_others_are_not_told(browser: Browser, site: None, match: list[str]) -> None:
+    asked = {"match[]": match}
+    for question in ("series", "labels", "label/user/values", "label/jobid/values", "label/owner/values"):
+        answer = browser.get(f"/metrics/mine/api/v1/{question}", asked)
+        assert answer.status_code == 200
+        told = json.dumps(answer.json()["data"])
+        assert "bob" not in told and "carol" not in told and "owner" not in told
+    values = browser.get("/metrics/mine/api/v1/label/user/values").json()["data"]
+    assert values == ["alice"]
+
+
+def test_who_leads_an_account_sees_its_jobs(browser: Browser, site: None, broker: FakeBroker) -> None:
+    assert ask(browser, "carme_job_cpus", "account/research").status_code == 403
+    broker.leads = {"alice": ["research"]}
+    from django.core.cache import cache
+
+    cache.clear()  # what was known is kept for a minute
+    assert users_in(ask(browser, "carme_job_cpus", "account/research")) == {"alice", "bob"}
+    assert ask(browser, "carme_job_cpus", "account/physics").status_code == 403
+
+
+def test_administrators_see_everything(browser: Browser, alice: User, site: None, broker: FakeBroker) -> None:
+    assert ask(browser, "carme_job_cpus", "all").status_code == 403
+    alice.is_superuser = True
+    alice.save()
+    assert users_in(ask(browser, "carme_job_cpus", "all")) == set(JOBS)
+    assert users_in(ask(browser, "carme_job_cpus", "account/physics")) == {"carol"}
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["alerts", "rules", "targets", "status/config", "status/tsdb", "query_exemplars", "metadata",
+     "label/../values", "admin/tsdb/delete_series", "read"],
+)  # fmt: skip
+def test_other_questions_are_not_passed_on(browser: Browser, site: None, question: str) -> None:
+    assert browser.get(f"/metrics/mine/api/v1/{question}").status_code in (400, 404)
+
+
+def test_strangers_are_led_to_the_login(anonymous: Browser, site: None) -> None:
+    assert ask(anonymous, "up").status_code == 302
+
+
+def test_mistakes_and_an_absent_prometheus_are_said(browser: Browser, settings, site: None) -> None:
+    wrong = ask(browser, "sum(")
+    assert wrong.status_code == 400 and "no PromQL" in wrong.json()["error"]
+    late = ask(browser, "carme_job_cpus", question="query_range", start="x", end="1", step="1")
+    assert late.status_code == 400 and "start" in late.json()["error"]
+    place = settings.SITE.monitoring.model_copy(update={"prometheus": "https://127.0.0.1:9"})
+    settings.SITE = settings.SITE.model_copy(update={"monitoring": place})
+    away = ask(browser, "up")
+    assert away.status_code == 502 and "cannot be read" in away.json()["error"]
+
+
+def test_a_site_without_prometheus_has_no_such_pages(browser: Browser) -> None:
+    assert ask(browser, "up").status_code == 404
