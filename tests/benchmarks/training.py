@@ -4,28 +4,38 @@
     python tests/benchmarks/training.py --json result.json
 
 All contestants run at the same time and take turns, so that what else the machine does hits them alike:
-compare ratios. All train the same model with the same batches, and must come to the same loss. Horovod takes
-part where it is installed for this Python.
+compare ratios. All train the same model with the same batches, and must come to the same loss after every
+turn: seconds_to_loss in the JSON is what each needed for that of the last. Horovod takes part where it is
+installed for this Python.
+
+Rows step_ms_<model>_2_<rate> are of two nodes (see two_nodes.py) with a link of that rate. Rows hidden_* tell
+how much of the communication that could be hidden was: (computing alone + communicating alone - the step)
+over the shorter of communicating alone and backpropagation.
 """
 
 import argparse
-import importlib.util
+import contextlib
+import importlib
 import json
 import os
 import socket
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allreduce import Contestant, admit, free_port, read_line, spawn
+from allreduce import Contestant, Scene, admit, has_horovod, pin, read_line, start, start_horovod
 from report import print_table, row, write_json
+from two_nodes import TwoNodes, can_be_made
 
 BATCH = {"mlp": 32, "cnn": 16, "transformer": 8}  # samples to a rank and step
 OURS = "carme_parallelize"
+ALONE = "alone"  # computes without communicating
 WAYS = ("gloo_ddp", "carme_ddp", OURS, "carme_overlap_step", "carme_horovod", "horovod")
+RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
 WARM_UP = 2  # steps
 SAME_LOSS = 2e-3  # relative; the order of sums differs
 
@@ -41,82 +51,121 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=3, help="steps to a turn (default 3)")
     options.add_argument("--models", nargs="+", choices=tuple(BATCH), default=list(BATCH))
     options.add_argument("--ranks", nargs="+", type=int, help="numbers of ranks (default 1 2 4, quick 1 2)")
+    options.add_argument("--rates", nargs="*", type=float, metavar="GBIT", help="links of two nodes (10 1)")
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.worker:
         return work(*arguments.worker)
     rounds = arguments.rounds or (3 if arguments.quick else 7)
+    scenes = [Scene("node", r) for r in arguments.ranks or ((1, 2) if arguments.quick else (1, 2, 4))]
+    rates = arguments.rates if arguments.rates is not None else () if arguments.quick else RATES
+    if can_be_made():
+        scenes += [Scene(f"{rate:g}gbit", 2, gbit=rate) for rate in rates]
+    elif rates:
+        print("Two nodes need root, ip and tc: they are left out.", file=sys.stderr)
     rows = []
     for model in arguments.models:
-        for ranks in arguments.ranks or ((1, 2) if arguments.quick else (1, 2, 4)):
-            rows.append(measure(model, ranks, rounds, arguments.steps))
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        for scene in scenes:
+            rows += measure(model, scene, rounds, arguments.steps)
     print_table(rows)
     if arguments.json:
         write_json(arguments.json, rows)
 
 
-def measure(model: str, ranks: int, rounds: int, steps: int) -> dict[str, Any]:
-    """One row: all contestants train `model`."""
-    with tempfile.TemporaryDirectory() as folder:
-        door = Path(folder) / "door"
-        listener = socket.socket(socket.AF_UNIX)
+def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str, Any]]:
+    """All contestants train `model`."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        nodes = stack.enter_context(TwoNodes(scene.gbit, folder)) if scene.linked else None
+        door = folder / "door"
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(door))
         listener.listen(256)
         contestants: dict[str, Contestant] = {}
-        try:
-            for name in WAYS:
-                if name == "horovod" and not importlib.util.find_spec("horovod"):
-                    continue
-                contestants[name] = start(name, model, ranks, door)
-                admit(contestants[name], listener)
-            times: dict[str, list[float]] = {}
-            used: dict[str, list[float]] = {}
-            for turn in range(rounds + 1):
-                losses = {}
-                for name, contestant in contestants.items():
-                    answers = contestant.order({"steps": steps if turn else WARM_UP})
+        program, more = Path(__file__), {"CARME_BENCHMARK_MODEL": model}
+        for name in (*WAYS, ALONE) if scene.linked else WAYS:
+            if name != "horovod":
+                contestants[name] = start(scene, name, door, nodes, program, more)
+            elif has_horovod():
+                contestants[name] = start_horovod(scene, door, nodes, program, more)
+            else:
+                continue
+            stack.callback(contestants[name].end)
+        if absent := admit(contestants, listener):
+            logs = [(folder / f"{name}.log").read_text(errors="replace")[-2000:] for name in absent]
+            raise SystemExit(f"These did not start: {', '.join(absent)}\n" + "\n".join(logs))
+        times: dict[str, list[float]] = {}
+        used: dict[str, list[float]] = {}
+        backward: list[float] = []
+        communication: list[float] = []
+        for turn in range(rounds + 1):
+            losses = {}
+            for name, contestant in contestants.items():
+                answers = contestant.order({"steps": steps if turn else WARM_UP})
+                if name != ALONE:
                     losses[name] = statistics.mean(answer["loss"] for answer in answers)
-                    if turn:
-                        times.setdefault(name, []).append(max(answer["ms"] for answer in answers))
-                        used.setdefault(name, []).append(statistics.mean(a["cpu_ms"] for a in answers))
-                expected = losses["gloo_ddp"]
-                for name, loss in losses.items():
-                    if abs(loss - expected) > SAME_LOSS * abs(expected):
-                        raise SystemExit(f"{name}: loss {loss} instead of {expected} with {model}")
-        finally:
-            for contestant in contestants.values():
-                contestant.end()
-            listener.close()
+                if turn:
+                    times.setdefault(name, []).append(max(answer["ms"] for answer in answers))
+                    used.setdefault(name, []).append(statistics.mean(a["cpu_ms"] for a in answers))
+                    if name == ALONE:
+                        backward.append(max(answer["backward_ms"] for answer in answers))
+            if scene.linked:
+                answers = contestants[OURS].order({"communicate": steps})
+                communication += [max(answer["ms"] for answer in answers)] if turn else []
+            expected = losses["gloo_ddp"]
+            for name, loss in losses.items():
+                if abs(loss - expected) > SAME_LOSS * abs(expected):
+                    raise SystemExit(f"{name}: loss {loss} instead of {expected} with {model}")
     medians = {name: statistics.median(values) for name, values in times.items()}
-    ours = medians.pop(OURS)
+    alone, ours = medians.pop(ALONE, None), medians.pop(OURS)
     # Against others; not against our own other ways.
     best = min(value for name, value in medians.items() if not name.startswith("carme"))
-    samples = BATCH[model] * ranks * 1000
-    return row(
-        f"step_ms_{model}_{ranks}",
-        "ms",
-        ours,
-        peers={name: medians.get(name) for name in WAYS if name != OURS},
-        aim="faster than every peer" if ranks > 1 else "",
-        holds=ours < best if ranks > 1 else None,
-        # Of one rank, all its threads: what is wasted in waiting shows here also on a busy machine.
-        cpu_ms={name: round(statistics.median(values), 1) for name, values in used.items()},
-        samples_per_second={
-            name: round(samples / value, 1) for name, value in {OURS: ours, **medians}.items()
-        },
-    )
+    samples = BATCH[model] * scene.ranks * 1000
+    suffix = f"{scene.ranks}_{scene.name}" if scene.linked else f"{scene.ranks}"
+    rows = [
+        row(
+            f"step_ms_{model}_{suffix}",
+            "ms",
+            ours,
+            peers={name: medians.get(name) for name in WAYS if name != OURS},
+            floor=alone,
+            aim="faster than every peer" if scene.ranks > 1 else "",
+            holds=ours < best if scene.ranks > 1 else None,
+            # Of one rank, all its threads: what is wasted in waiting shows here also on a busy machine.
+            cpu_ms={name: round(statistics.median(values), 1) for name, values in used.items()},
+            samples_per_second={
+                name: round(samples / value, 1) for name, value in {OURS: ours, **medians}.items()
+            },
+            seconds_to_loss={
+                name: round(sum(t) * steps / 1000, 3) for name, t in times.items() if name != ALONE
+            },
+        )
+    ]
+    if alone is not None:
+        alone_ms, back = statistics.median(communication), statistics.median(backward)
+        hideable = min(alone_ms, back)
 
+        def hidden(step: float) -> float:
+            return 100 * (alone + alone_ms - step) / hideable
 
-def start(name: str, model: str, ranks: int, door: Path) -> Contestant:
-    """Start the ranks of one contestant."""
-    port, processes = free_port(), []
-    for rank in range(ranks):
-        own = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-        own |= {"MASTER_PORT": port, "CARME_BENCHMARK_MODEL": model}
-        environment = os.environ | {key: str(value) for key, value in own.items()}
-        processes.append(spawn(name, door, environment, [sys.executable], Path(__file__)))
-    return Contestant(name, ranks, processes)
+        ways = {"carme_overlap_step": hidden(medians["carme_overlap_step"])}
+        share = hidden(ours)
+        rows.append(
+            row(
+                f"hidden_{model}_{scene.name}",
+                "%",
+                share,
+                peers=ways,
+                aim="at least 90 %",
+                holds=share >= 90,
+                computing_ms=alone,
+                communicating_ms=alone_ms,
+                backward_ms=back,
+            )
+        )
+    for each in rows:
+        print(json.dumps(each), file=sys.stderr, flush=True)
+    return rows
 
 
 # A rank
@@ -124,8 +173,7 @@ def start(name: str, model: str, ranks: int, door: Path) -> Contestant:
 
 def work(name: str, door: str) -> None:
     """One rank of a contestant: trains as many steps as it is told, until the door closes."""
-    import time
-
+    pin()
     import torch
 
     torch.set_num_threads(1)
@@ -135,19 +183,42 @@ def work(name: str, door: str) -> None:
     data = torch.Generator().manual_seed(1 + rank)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(door)
-    connection.sendall(json.dumps({"rank": rank}).encode() + b"\n")
+    connection.sendall(json.dumps({"name": name, "rank": rank}).encode() + b"\n")
     while True:
         try:
             order = json.loads(read_line(connection))
         except (EOFError, OSError):
             os._exit(0)
+        if "communicate" in order:
+            answer = {"ms": communicate(model, order["communicate"])}
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+            continue
         batches = [batch(kind, data) for _ in range(order["steps"])]
-        begin, used, loss = time.perf_counter(), time.process_time(), torch.zeros(())
+        begin, used, loss, back = time.perf_counter(), time.process_time(), torch.zeros(()), 0.0
         for x, y in batches:
-            loss = step(model, x, y)
+            loss, took = step(model, x, y)
+            back += took
         took = (time.perf_counter() - begin) / order["steps"] * 1000
         used = (time.process_time() - used) / order["steps"] * 1000
-        connection.sendall(json.dumps({"ms": took, "cpu_ms": used, "loss": loss.item()}).encode() + b"\n")
+        answer = {
+            "ms": took,
+            "cpu_ms": used,
+            "loss": loss.item(),
+            "backward_ms": back / order["steps"] * 1000,
+        }
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def communicate(model: Any, times: int) -> float:
+    """Milliseconds of reducing all gradients of a parallelized model while nothing is computed."""
+    buckets = next(hook._parallel._buckets for hook in model._forward_pre_hooks.values())
+    begin = time.perf_counter()
+    for _ in range(times):
+        for bucket in buckets:
+            bucket.start(None)
+        for bucket in buckets:
+            bucket.finish()
+    return (time.perf_counter() - begin) / times * 1000
 
 
 def build(kind: str) -> Any:
@@ -208,6 +279,7 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
     import torch
     import torch.distributed as dist
 
+    rank = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     if name in ("gloo_ddp", "carme_ddp"):
         dist.init_process_group(name.partition("_")[0])
@@ -216,7 +288,7 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
         from carme_runtime.torch import parallelize
 
         model, optimizer = parallelize(model, optimizer, overlap_step=name != OURS)
-    else:
+    elif name != ALONE:
         hvd = importlib.import_module("carme_runtime.horovod" if name == "carme_horovod" else "horovod.torch")
         hvd.init()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -225,11 +297,13 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
     def step(model: Any, x: Any, y: Any) -> Any:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
+        begin = time.perf_counter()
         loss.backward()
+        back = time.perf_counter() - begin
         optimizer.step()
-        return loss.detach()
+        return loss.detach(), back
 
-    return model, int(os.environ["RANK"]), step
+    return model, rank, step
 
 
 if __name__ == "__main__":
