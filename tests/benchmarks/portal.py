@@ -1,0 +1,377 @@
+"""The portal with years of a site's data: 1,000 users, 100,000 past and 2,000 current jobs, 500 bookings.
+
+The portal is the real one (`carme-portal serve`) on a real PostgreSQL, reached by HTTP without nginx and TLS.
+The broker is the tests' stand-in, in its own process, with 2,000 jobs on 250 nodes. Each of 50 clients is
+another user, opens a page or asks the API, waits for the whole answer, then looks at it for a while (1 s on
+average), so that up to 50 requests come in a second; all of it, clients included, shares the cores.
+`--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and `_p99_ms`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import multiprocessing
+import os
+import pwd
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from report import machine, print_table, row, write_json
+
+USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
+AIM_MS = 150.0
+#: What the clients ask for, how often, and whether with a login or with a token.
+ASKED = {
+    "dashboard": (4, "page", "/"),
+    "jobs": (3, "page", "/jobs/"),
+    "jobs_page_4": (1, "page", "/jobs/?page=4"),
+    "search": (2, "page", "/jobs/?q=resnet&state=failed"),
+    "job": (1, "page", "/jobs/{job}/"),
+    "calendar": (2, "page", "/bookings/"),
+    "api_jobs": (3, "api", "/api/v1/jobs"),
+    "api_search": (2, "api", "/api/v1/jobs?q=bert&since=2024-01-01T00:00:00Z"),
+    "api_sessions": (1, "api", "/api/v1/sessions"),
+    "api_bookings": (1, "api", "/api/v1/bookings"),
+    "api_cluster": (1, "api", "/api/v1/cluster"),
+}
+NAMES = ("train resnet", "train bert", "finetune llama", "notebook", "preprocess", "evaluate")
+
+
+def write_site(folder: Path, port: int) -> None:
+    """A site's configuration and secrets."""
+    for name in ("secrets", "images", "state"):
+        (folder / name).mkdir()
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "secrets/oidc-signing-key").write_bytes(pem)
+    for name in ("portal-secret-key", "oidc-client-secret", "hub-api-token"):
+        (folder / "secrets" / name).write_text("0" * 64)
+    (folder / "images/torch.sif").touch()
+    (folder / "images/torch.json").write_text('{"name": "torch", "title": "PyTorch"}')
+    (folder / "carme.toml").write_text(
+        f"""
+[site]
+url = "http://127.0.0.1:{port}"
+[slurm]
+cluster = "bench"
+default_partition = "gpu"
+[broker]
+socket = "{folder}/broker.sock"
+[images]
+directory = "{folder}/images"
+[bookings]
+enabled = true
+share_percent = 100
+[hub]
+proxy_url = "http://127.0.0.1:1"
+[portal]
+listen = "127.0.0.1:{port}"
+database = "postgresql://postgres@/postgres?host={folder}/postgres"
+redis = "memory://"
+state_directory = "{folder}/state"
+requests_per_minute = 1000000
+[secrets]
+directory = "{folder}/secrets"
+"""
+    )
+
+
+@contextlib.contextmanager
+def postgresql(folder: Path) -> Iterator[None]:
+    """A server of our own, on a Unix socket."""
+    programs = max(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), default=None
+    )
+    if programs is None:
+        sys.exit("portal.py: PostgreSQL is missing. Use: sudo apt-get install postgresql")
+    data = folder / "postgres"
+    data.mkdir()
+    who: dict[str, Any] = {}
+    if os.getuid() == 0:
+        account = pwd.getpwnam("postgres")
+        os.chown(data, account.pw_uid, account.pw_gid)
+        folder.chmod(0o755)
+        who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": data}
+    made = [programs / "initdb", "-D", data / "data", "-A", "trust", "-U", "postgres", "--no-sync"]
+    subprocess.run(made, check=True, stdout=subprocess.DEVNULL, **who)
+    options = ["-c", "listen_addresses=", "-k", data, "-c", "max_connections=100"]
+    server = subprocess.Popen(
+        [programs / "postgres", "-D", data / "data", *options], stderr=subprocess.DEVNULL, **who
+    )
+    try:
+        while subprocess.run([programs / "pg_isready", "-q", "-h", data], check=False).returncode:
+            time.sleep(0.1)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
+    """The stand-in of the broker, as large as the site."""
+    importlib.import_module("django").setup()
+    from unit.webui.fake_broker import FakeBroker, make_job
+
+    from carme.broker import protocol
+    from carme.jobs import Cluster, Node, Partition
+
+    class Broker(FakeBroker):
+        def answer(self, request: protocol.Request) -> Any:
+            if isinstance(request, protocol.GetEvents) and request.wait and request.cursor:
+                time.sleep(request.wait)  # nothing happens
+            return super().answer(request)
+
+    names = [f"n{number:03}" for number in range(NODES)]
+    with Broker(socket) as broker:
+        now = datetime.now(UTC).replace(microsecond=0)
+        broker.cluster = Cluster(
+            taken=broker.cluster.taken,
+            partitions=[Partition(name="gpu", default=True, max_minutes=2880, node_names=names)],
+            nodes=[Node(name=name, cpus=64, memory_mb=500_000, gpus={"a100": 4}) for name in names],
+        )
+        for number in range(PAST + 1, PAST + CURRENT + 1):
+            runs = number % 8 == 0
+            job = make_job(
+                number, user=f"user{number % USERS}", name=NAMES[number % len(NAMES)], kind="batch",
+                state="RUNNING" if runs else "PENDING", submitted=now, started=now if runs else None,
+                node_list=names[number % NODES] if runs else "", minutes_limit=600,
+            )  # fmt: skip
+            broker.queue[number] = job
+        ready.set()
+        ending.wait()
+
+
+def fill(now: datetime) -> list[dict[str, str]]:
+    """The data; for each client a login, a token and a job."""
+    importlib.import_module("django").setup()
+    from importlib import import_module
+
+    from django.conf import settings
+    from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+    from django.core.management import call_command
+    from django.db import connection
+    from unit.webui.fake_broker import make_job
+
+    from carme_webui.accounts.models import User
+    from carme_webui.api.models import SCOPES, Token
+    from carme_webui.bookings.models import Booking
+    from carme_webui.jobs.models import Job
+    from carme_webui.sessions.models import Session
+
+    call_command("migrate", verbosity=0)
+    call_command("collectstatic", interactive=False, verbosity=0)
+    User.objects.bulk_create(User(username=f"user{number}", password="!") for number in range(USERS))
+    users = list(User.objects.order_by("id"))
+    chance = random.Random(1)
+    endings = ["COMPLETED"] * 7 + ["FAILED", "CANCELLED", "TIMEOUT"]
+
+    def past() -> Iterator[Any]:
+        for number in range(1, PAST + 1):
+            # Some users have thousands, many a few: what a site looks like.
+            owner = min(USERS - 1, int(chance.paretovariate(0.6)) - 1)
+            begun = now - timedelta(days=1095) * (1 - number / PAST)
+            yield make_job(
+                number, user=f"user{owner}", name=f"{NAMES[number % len(NAMES)]} {number % 97}", kind="batch",
+                state=endings[number % len(endings)], submitted=begun, started=begun,
+                ended=begun + timedelta(hours=1), exit_code=0,
+            )  # fmt: skip
+
+    Job.store(past())
+    Session.objects.bulk_create(
+        Session(
+            name=f"s{number:08}", owner=users[number % USERS], state="ended", ending="stopped", settled=True,
+            options={"image": "torch", "minutes": 60, "title": ""}, created=now - timedelta(hours=number),
+            changed=now - timedelta(hours=number),
+        )
+        for number in range(USERS)
+    )  # fmt: skip
+    Booking.objects.bulk_create(
+        Booking(
+            owner=users[number % USERS], partition="gpu", gpu_type="a100", gpus_per_node=4,
+            node_names=[f"n{number % NODES:03}"], start=now + timedelta(hours=3 * (number % 50)),
+            end=now + timedelta(hours=3 * (number % 50) + 3), state="approved", kept=now,
+            title=f"run {number}",
+        )
+        for number in range(BOOKINGS)
+    )  # fmt: skip
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    found = []
+    for number, user in enumerate(users[:CLIENTS]):
+        login = import_module(settings.SESSION_ENGINE).SessionStore()
+        login[SESSION_KEY], login[BACKEND_SESSION_KEY] = str(user.pk), settings.AUTHENTICATION_BACKENDS[0]
+        login[HASH_SESSION_KEY] = user.get_session_auth_hash()
+        login.create()
+        secret = Token.make(user, "bench", list(SCOPES), now + timedelta(days=1))[1]
+        job = Job.objects.filter(user=user.username).order_by("-id").first()
+        found.append(
+            {
+                "name": settings.SESSION_COOKIE_NAME,
+                "cookie": str(login.session_key),
+                "token": secret,
+                "job": str(job.id if job else number),
+            }
+        )
+    counts = sorted(Job.objects.filter(user=user.username).count() for user in users[:CLIENTS])
+    print(f"Jobs of a client: {counts[0]} to {counts[-1]}, half of them more than {counts[CLIENTS // 2]}.")
+    return found
+
+
+def query_counts() -> dict[str, tuple[int, int]]:
+    """How many queries each page needs for the user with most jobs, and for one with none."""
+    from django.conf import settings
+    from django.db import connection
+    from django.test import Client
+    from django.test.utils import CaptureQueriesContext
+
+    from carme_webui.accounts.models import User
+    from carme_webui.api.models import SCOPES, Token
+
+    settings.ALLOWED_HOSTS.append("testserver")
+    nobody = User.objects.create(username="nobody")
+    counts: dict[str, list[int]] = defaultdict(list)
+    for user in (User.objects.get(username="user0"), nobody):
+        secret = Token.make(user, "count", list(SCOPES), datetime.now(UTC) + timedelta(days=1))[1]
+        browser = Client()
+        browser.force_login(user, settings.AUTHENTICATION_BACKENDS[0])
+        program = Client(headers={"authorization": f"Bearer {secret}"})
+        for name, (_weight, kind, path) in ASKED.items():
+            if "{" in path:
+                continue
+            asker = browser if kind == "page" else program
+            asker.get(path)
+            with CaptureQueriesContext(connection) as asked:
+                asker.get(path)
+            counts[name].append(len(asked))
+    return {name: (many, none) for name, (many, none) in counts.items()}
+
+
+async def load(
+    url: str, clients: list[dict[str, str]], seconds: float, pause: float
+) -> dict[str, list[float]]:
+    """Ask for so many seconds; the time of each answer, in ms."""
+    times: dict[str, list[float]] = defaultdict(list)
+    names, weights = list(ASKED), [weight for weight, _kind, _path in ASKED.values()]
+    end = time.monotonic() + seconds
+    warm = time.monotonic() + seconds / 5
+
+    async def client(number: int, who: dict[str, str]) -> None:
+        chance = random.Random(number)
+        async with httpx.AsyncClient(base_url=url, timeout=60) as program:
+            while (now := time.monotonic()) < end:
+                name = chance.choices(names, weights)[0]
+                _weight, kind, path = ASKED[name]
+                headers = {"Authorization": f"Bearer {who['token']}"} if kind == "api" else {}
+                headers |= {"Cookie": f"{who['name']}={who['cookie']}"} if kind == "page" else {}
+                begun = time.perf_counter()
+                answer = await program.get(path.format(job=who["job"]), headers=headers)
+                if answer.status_code != httpx.codes.OK:
+                    raise RuntimeError(f"{path} answered {answer.status_code}: {answer.text[:300]}")
+                if now > warm:
+                    times[name].append((time.perf_counter() - begun) * 1000)
+                await asyncio.sleep(chance.expovariate(1 / pause) if pause else 0)
+
+    await asyncio.gather(*(client(number, who) for number, who in enumerate(clients)))
+    return times
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of the jobs, and 15 seconds")
+    parser.add_argument("--seconds", type=float, help="how long to ask (default: 60)")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds that a client looks at an answer")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
+    options = parser.parse_args()
+    if options.quick:
+        globals()["PAST"] = PAST // 10
+    seconds = options.seconds or (15.0 if options.quick else 60.0)
+    port = 32_000 + os.getpid() % 700  # past those that tests beside it take
+    folder = Path(tempfile.mkdtemp(prefix="carme-portal-bench-"))
+    write_site(folder, port)
+    os.environ |= {
+        "CARME_CONFIG": str(folder / "carme.toml"),
+        "DJANGO_SETTINGS_MODULE": "carme_webui.settings",
+    }
+    context = multiprocessing.get_context("fork")
+    ready, ending = context.Event(), context.Event()
+    before = machine()
+    try:
+        with postgresql(folder):
+            broker = context.Process(target=serve_broker, args=(folder / "broker.sock", ready, ending))
+            broker.start()
+            clients = fill(datetime.now(UTC))
+            ready.wait()
+            counts = query_counts()
+            server = subprocess.Popen([sys.executable, "-m", "carme_webui.main", "serve"])
+            try:
+                _wait_for(f"http://127.0.0.1:{port}/accounts/login/", server)
+                times = asyncio.run(load(f"http://127.0.0.1:{port}", clients, seconds, options.pause))
+            finally:
+                server.terminate()
+                server.wait()
+                ending.set()
+                broker.join()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = _rows(times, counts)
+    rate = sum(map(len, times.values())) / (seconds * 0.8)
+    print(f"{rate:.0f} answers a second, load before {before['load']}.")
+    print_table(rows)
+    if options.json:
+        write_json(
+            options.json, rows, before=before, quick=options.quick, seconds=seconds, pause=options.pause
+        )
+    return 0
+
+
+def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
+    for _ in range(600):
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=5).status_code == httpx.codes.OK:
+                return
+        if server.poll() is not None:
+            break
+        time.sleep(0.1)
+    sys.exit("portal.py: The portal does not answer; see above why.")
+
+
+def _rows(times: dict[str, list[float]], counts: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:
+    rows = []
+    for name in ASKED:
+        values = times.get(name, [])
+        if len(values) < 2:
+            continue
+        cuts = statistics.quantiles(values, n=100, method="inclusive")
+        for part in (50, 95, 99):
+            aimed = {"aim": f"< {AIM_MS:.0f} ms", "holds": cuts[part - 1] < AIM_MS} if part == 95 else {}
+            rows.append(row(f"{name}_p{part}_ms", "ms", cuts[part - 1], answers=len(values), **aimed))
+        if name in counts:
+            many, none = counts[name]
+            rows.append(
+                row(f"{name}_queries", "queries", many, peers={"without jobs": none}, aim="no more with data",
+                    holds=many <= none + 1)
+            )  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
