@@ -190,7 +190,7 @@ async def site(
 async def running(
     settings: Settings, slurm: FakeSlurm, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Site]:
-    gateway = SlurmCommands(python=PYTHON)
+    gateway = SlurmCommands(python=PYTHON, cluster="test")
     broker = Broker(settings, gateway, python=PYTHON)
     await broker.prepare()
     site = Site(

@@ -2,9 +2,9 @@
 seven names.
 
 The folder beside it, `state`, holds what it knows: `jobs.json` (records by field), `accounting.json`,
-`nodes`, `partitions`, `reservations`, `licenses` and `limits` if there are any, `private` if users may see no
-job but their own, with the partitions that are hidden, and, to make a program fail, `fail-NAME` with what it
-writes to standard error.
+`accounts.json` (who may use which account, and its limits), `nodes`, `partitions`, `reservations`, `licenses`
+and `limits` if there are any, `private` if users may see no job but their own, with the partitions that are
+hidden, and, to make a program fail, `fail-NAME` with what it writes to standard error.
 Every call is written to `calls.jsonl`.
 """
 
@@ -56,8 +56,59 @@ elif name == "sacctmgr" and "runawayjobs" in sys.argv:
         if record["State"] in ("PENDING", "RUNNING") and str(record["JobIDRaw"]) not in known:
             record |= {"State": "COMPLETED", "End": "1795181538"}
     (state / "accounting.json").write_text(json.dumps(accounts))
-elif name == "sacctmgr" and "account" in sys.argv:
+elif name == "sacctmgr" and "withcoordinator" in sys.argv:
     print("carme|\nphysics|ada,eva\nlab|eva\nroot|root")
+elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
+    # As 24.11 answers.
+    known = state / "accounts.json"
+    accounts = json.loads(known.read_text()) if known.exists() else {}
+    rest = [word for word in sys.argv[1:] if not word.startswith("--")]
+    action, what, rest = rest[0], rest[1], rest[2:]
+    values = dict(word.split("=", 1) for word in rest if "=" in word)
+    asked = values.get("account", values.get("name", "")).split(",")
+    if action == "show" and what == "account":
+        for account, one in accounts.items():
+            if "name" not in values or account in asked:
+                print(f"{account}|{one['organization']}")
+    elif action == "show" and "user" in values:
+        for account, one in accounts.items():
+            print("".join(f"{account}\n" for user in one["users"] if user[0] == values["user"]), end="")
+    elif action == "show":
+        for account in asked:
+            limits = accounts[account]["limits"]
+            wall = limits.get("MaxWall", "")
+            wall = f"{int(wall) // 60:02}:{int(wall) % 60:02}:00" if wall else ""
+            group = [limits.get(key, "") for key in ("GrpTRES", "GrpJobs")]
+            print("|".join([account, "", "", "", *group, wall, limits.get("GrpTRESMins", "")]))
+            for user, partition, most in accounts[account]["users"]:
+                print("|".join([account, user, partition, most, "", "", wall, ""]))
+    elif action == "add" and what == "account":
+        if rest[0] in accounts:
+            sys.exit(f" Already existing account {rest[0]}")
+        accounts[rest[0]] = {"organization": values["organization"], "limits": {}, "users": []}
+    elif action == "add":
+        accounts[values["account"]]["users"].append([rest[0], values.get("partition", ""), ""])
+    elif action == "modify" and what == "account":
+        limits = accounts[values["name"]]["limits"]
+        for key in values.keys() - {"name", "cluster"}:
+            before = dict(part.split("=") for part in limits.get(key, "").split(",") if "=" in part)
+            if "=" in values[key]:
+                before |= dict(part.split("=") for part in values[key].split(","))
+                limits[key] = ",".join(f"{one}={most}" for one, most in before.items() if most != "-1")
+            else:
+                limits[key] = values[key].replace("-1", "")
+    elif action == "modify":
+        for one in accounts[values["account"]]["users"]:
+            if one[0] == values["name"]:
+                one[2] = values["MaxSubmitJobs"].replace("-1", "")
+    elif action == "delete":
+        if any(job["u"] == values["name"] and job.get("a") == values["account"] for job in jobs):
+            sys.exit(" Error with request: Job(s) active, cancel job(s) before remove")
+        users = accounts[values["account"]]["users"]
+        accounts[values["account"]]["users"] = [
+            one for one in users if one[:2] != [values["name"], values.get("partition", "")]
+        ]
+    known.write_text(json.dumps(accounts))
 elif name == "sacctmgr":
     number, text = sys.argv[-3].removeprefix("jobid="), sys.argv[-1].removeprefix("AdminComment=")
     accounted = json.loads((state / "accounting.json").read_text())
@@ -87,6 +138,8 @@ elif name == "scontrol" and (word := [one for one in sys.argv if re.match("Reser
         after = before | values | {"TRES": "cpu=8", "Flags": "SPEC_NODES"}
         lines.append(" ".join(f"{key}={value}" for key, value in after.items()))
     known.write_text("".join(line + "\n" for line in lines))
+elif name == "scontrol" and sys.argv[1] == "update" and sys.argv[2].startswith("NodeName="):
+    pass  # the call is on record
 elif name == "scontrol" and sys.argv[1] == "update" and "ReservationName=" in sys.argv:
     (job,) = [job for job in jobs if f"JobId={job['A']}" in sys.argv]
     job["v"] = "(null)"

@@ -28,6 +28,7 @@ from carme.jobs import (
     check,
     forecast,
 )
+from carme.projects import ProjectAccount
 from carme.reports import Report
 from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
 
@@ -76,6 +77,7 @@ class FakeBroker:
     `refusal` is how it answers who asks for more time, a reservation, a start or a job; `kept`: what is
     reserved; `leads`: accounts that users lead; `starts`: when a request would begin, at once without it;
     `wanted`: what jobs were submitted with; `results`: what they left; `scripts`: by user and path.
+    `granted`: the accounts of projects.
     """
 
     def __init__(self, address: Path) -> None:
@@ -95,6 +97,7 @@ class FakeBroker:
         self.results: dict[int, bytes] = {}
         self.scripts: dict[tuple[str, str], str] = {}
         self.leads: dict[str, list[str]] = {}
+        self.granted: dict[str, ProjectAccount] = {}
         self.changes: list[int | str] = []
         self.epoch = "a"
 
@@ -173,6 +176,28 @@ class FakeBroker:
                 check(asked, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
                 start = self.starts(asked) if self.starts else datetime.now(UTC)
                 return StartEstimate(nodes="n1", start=start)
+            case protocol.GetProjects():
+                return list(self.granted.values())
+            case protocol.PutGrant(grant=grant):
+                if self.refusal is not None:
+                    raise self.refusal
+                before = self.granted.get(grant.account, ProjectAccount(account=grant.account))
+                resources = {"gres/gpu": grant.gpus, "node": grant.nodes}
+                resources |= {f"gres/gpu:{kind}": most for kind, most in grant.gpu_types.items()}
+                self.granted[grant.account] = ProjectAccount(
+                    account=grant.account,
+                    members={user: grant.partitions or [""] for user in grant.members},
+                    resources={name: most for name, most in resources.items() if most is not None},
+                    jobs=grant.jobs,
+                    minutes=grant.minutes,
+                    gpu_minutes=None if grant.gpu_hours is None else grant.gpu_hours * 60,
+                    use=before.use,
+                )
+                return self.granted[grant.account]
+            case protocol.SetNode() | protocol.Enrol():
+                if self.refusal is not None:
+                    raise self.refusal
+                return ["added to the account carme in Slurm"] if request.method == "enrol" else None
             case protocol.GetJobs(active=active):
                 return [job for job in self.queue.values() if job.is_active or not active]
             case protocol.GetHistory(since=since, until=until, limit=limit):

@@ -73,8 +73,8 @@ def test_a_start_makes_the_hubs_user_and_server(browser: Browser, broker: FakeBr
     assert path == "users/alice/servers/s0123abcd"
     assert body["user_options"] == {
         "image": "torch", "nodes": 1, "gpus_per_node": 2, "gpu_type": "a100", "minutes": 60,
-        "partition": "gpu", "reservation": None, "title": "My run", "app": "lab", "stage": [],
-        "results": None,
+        "partition": "gpu", "account": None, "reservation": None, "title": "My run", "app": "lab",
+        "stage": [], "results": None,
     }  # fmt: skip
     assert (the().state, the().label) == ("requested", "Requested")
 

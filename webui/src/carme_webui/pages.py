@@ -8,14 +8,20 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
+from django.utils.functional import SimpleLazyObject
 from django.utils.translation import gettext as _
+
+from carme_webui.accounts.models import User
+from carme_webui.profile.notices import unread
 
 __all__ = ["bad_request", "csrf_failure", "forbidden", "not_found", "server_error", "site"]
 
 
 def site(request: HttpRequest) -> dict[str, Any]:
-    """Context of every page: the site's name."""
-    return {"site_name": settings.SITE.site.name}
+    """Context of every page: the site's name, and how much waits to be read."""
+    user = getattr(request, "user", None)
+    count = SimpleLazyObject(lambda: unread(user) if isinstance(user, User) else 0)
+    return {"site_name": settings.SITE.site.name, "unread": count}
 
 
 def _page(request: HttpRequest, status: HTTPStatus, title: str, sentence: str, remedy: str) -> HttpResponse:
@@ -76,5 +82,5 @@ def server_error(request: HttpRequest) -> HttpResponse:
         "remedy": _("Try again; if it stays so, tell an administrator when it happened and what you did."),
     }
     # Without the request: what failed may be what the usual page header needs, such as the database.
-    page = render_to_string("error.html", context | site(request))
+    page = render_to_string("error.html", context | {"site_name": settings.SITE.site.name})
     return HttpResponse(page, status=HTTPStatus.INTERNAL_SERVER_ERROR)

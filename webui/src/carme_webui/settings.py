@@ -75,6 +75,9 @@ INSTALLED_APPS = [
     "carme_webui.bookings",
     "carme_webui.profile",
     "carme_webui.api",
+    "carme_webui.projects",
+    "carme_webui.administration",
+    "auditlog",
     "allauth",
     "allauth.account",
     "allauth.mfa",
@@ -91,6 +94,8 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "auditlog.middleware.AuditlogMiddleware",
+    "carme_webui.administration.look.looking",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
@@ -154,6 +159,8 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
 AUTH_USER_MODEL = "accounts.User"
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+if SITE.ldap.url:
+    AUTHENTICATION_BACKENDS.append("carme_webui.accounts.directory.LdapBackend")
 PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.ScryptPasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
@@ -211,6 +218,7 @@ CELERY_BEAT_SCHEDULE = {
         ("clear expired logins", "carme_webui.accounts.tasks.clear_expired", 3600.0),
         ("agree on bookings", "carme_webui.bookings.tasks.agree", 20.0),
         ("read the accounting", "carme_webui.jobs.tasks.mirror_past", 60.0),
+        ("agree on projects", "carme_webui.projects.tasks.agree", 30.0),
     ]
 }
 

@@ -10,6 +10,8 @@ urlpatterns = [
     path("datasets/", dataset_list, name="datasets"),
     path("bookings/", include("carme_webui.bookings.urls")),
     path("files/", include("carme_webui.files.urls")),
+    path("projects/", include("carme_webui.projects.urls")),
+    path("admin/", include("carme_webui.administration.urls")),
     path("profile/", include("carme_webui.profile.urls")),
     path("api/", include("carme_webui.api.urls")),
     path("tokens/", include("carme_webui.api.page_urls")),

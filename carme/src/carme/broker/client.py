@@ -16,6 +16,7 @@ from carme.broker.protocol import EventBatch, LogPart, Overview, Recipe, Script,
 from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
 from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, refusal
+from carme.projects import Grant, ProjectAccount
 from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
@@ -213,6 +214,22 @@ class BrokerClient:
         """For services: give back what a booking of `user` keeps; jobs that run in it are ended."""
         self._ask(protocol.Release, name=name, user=user)
 
+    def projects(self) -> list[ProjectAccount]:
+        """For services: the accounts of Slurm that are Carme's, with members, limits and use."""
+        return self._ask(protocol.GetProjects)
+
+    def grant(self, grant: Grant, user: str) -> ProjectAccount:
+        """For services: make a project's account what `grant` says; `user`: who changed it."""
+        return self._ask(protocol.PutGrant, grant=grant, user=user)
+
+    def node(self, name: str, drain: bool, user: str, reason: str = "") -> None:
+        """For services: let no more jobs start on a node (with the reason), or let them again."""
+        self._ask(protocol.SetNode, name=name, drain=drain, reason=reason, user=user)
+
+    def enrol(self, name: str, user: str) -> list[str]:
+        """For services: give an account what it needs to run jobs; what had to be done, in words."""
+        return self._ask(protocol.Enrol, name=name, user=user)
+
     def _ask(self, kind: Callable[..., protocol.Request], **values: Any) -> Any:
         request = _request(kind, values)
         line = _line(request)
@@ -340,6 +357,22 @@ class AsyncBrokerClient:
     async def release(self, name: str, user: str) -> None:
         """For services: give back what a booking of `user` keeps; jobs that run in it are ended."""
         await self._ask(protocol.Release, name=name, user=user)
+
+    async def projects(self) -> list[ProjectAccount]:
+        """For services: the accounts of Slurm that are Carme's, with members, limits and use."""
+        return await self._ask(protocol.GetProjects)
+
+    async def grant(self, grant: Grant, user: str) -> ProjectAccount:
+        """For services: make a project's account what `grant` says; `user`: who changed it."""
+        return await self._ask(protocol.PutGrant, grant=grant, user=user)
+
+    async def node(self, name: str, drain: bool, user: str, reason: str = "") -> None:
+        """For services: let no more jobs start on a node (with the reason), or let them again."""
+        await self._ask(protocol.SetNode, name=name, drain=drain, reason=reason, user=user)
+
+    async def enrol(self, name: str, user: str) -> list[str]:
+        """For services: give an account what it needs to run jobs; what had to be done, in words."""
+        return await self._ask(protocol.Enrol, name=name, user=user)
 
     async def _ask(self, kind: Callable[..., protocol.Request], **values: Any) -> Any:
         request = _request(kind, values)

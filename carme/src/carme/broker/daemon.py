@@ -50,7 +50,7 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    broker = Broker(settings, SlurmCommands())
+    broker = Broker(settings, SlurmCommands(cluster=settings.slurm.cluster))
     await broker.prepare()
     running = asyncio.create_task(broker.run())
     try:

@@ -6,12 +6,14 @@ A request is `{"method": "cancel", "job_id": 7}`, its answer `{"result": ...}` o
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from carme.bookings import Hold
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
+from carme.jobs.requests import Word
+from carme.projects import Grant, ProjectAccount
 from carme.reports import Report
 from carme.sessions import Extension, Session, SessionNote
 
@@ -20,6 +22,7 @@ __all__ = [
     "MAXIMUM_WAIT",
     "Answer",
     "Cancel",
+    "Enrol",
     "EventBatch",
     "Extend",
     "Failure",
@@ -31,6 +34,7 @@ __all__ = [
     "GetJobs",
     "GetLog",
     "GetOverview",
+    "GetProjects",
     "GetRecipe",
     "GetReport",
     "GetReservations",
@@ -42,12 +46,14 @@ __all__ = [
     "Note",
     "OpenFiles",
     "Overview",
+    "PutGrant",
     "Recipe",
     "Release",
     "Request",
     "Reserve",
     "Resubmit",
     "Script",
+    "SetNode",
     "StartEstimate",
     "Submit",
     "TestStart",
@@ -60,6 +66,17 @@ MAXIMUM_WAIT = 60.0  # seconds that `events` waits at most
 User = Annotated[str | None, Field(min_length=1, max_length=256)]
 #: The session whose job is meant: after a crash of Slurm it may have another number.
 SessionName = Annotated[str | None, Field(min_length=1, max_length=64)]
+
+
+def _reason(text: str) -> str:
+    text = " ".join(text.split())
+    if not text.isprintable() or "=" in text:
+        raise ValueError("must be one line of letters, digits and signs, without '='")
+    return text
+
+
+#: Why a node is drained, as `sinfo -R` shows it.
+Reason = Annotated[str, Field(max_length=200), AfterValidator(_reason)]
 
 
 class LogPart(BaseModel):
@@ -230,6 +247,33 @@ class Release(_Asked):
     user: str = Field(min_length=1, max_length=256)
 
 
+class GetProjects(_Asked):
+    method: Literal["projects"] = "projects"
+    result = TypeAdapter(list[ProjectAccount])
+
+
+class PutGrant(_Asked):
+    method: Literal["grant"] = "grant"
+    grant: Grant
+    user: str = Field(min_length=1, max_length=256)
+    result = TypeAdapter(ProjectAccount)
+
+
+class SetNode(_Asked):
+    method: Literal["node"] = "node"
+    name: Word
+    drain: bool
+    reason: Reason = ""
+    user: str = Field(min_length=1, max_length=256)
+
+
+class Enrol(_Asked):
+    method: Literal["enrol"] = "enrol"
+    name: str = Field(min_length=1, max_length=64)
+    user: str = Field(min_length=1, max_length=256)
+    result = TypeAdapter(list[str])
+
+
 class GetReport(_Asked):
     method: Literal["report"] = "report"
     job_id: int = Field(ge=1)
@@ -305,6 +349,10 @@ Request = (
     | GetReservations
     | Reserve
     | Release
+    | GetProjects
+    | PutGrant
+    | SetNode
+    | Enrol
     | GetEvents
     | GetSessions
     | GetSession

@@ -17,9 +17,11 @@ from carme.broker import protocol
 from carme.broker.access import Peer, acting_for, owner_of_job, require_person
 from carme.broker.audit import AuditLog
 from carme.broker.bookings import Bookings
+from carme.broker.enrolment import enrol
 from carme.broker.extensions import Extensions
 from carme.broker.feed import Feed
 from carme.broker.overview import Overview, SessionFigures
+from carme.broker.projects import Projects
 from carme.broker.protocol import EventBatch, LogPart, Recipe, Script
 from carme.broker.reports import Reports
 from carme.broker.sessions import SessionBook
@@ -47,11 +49,13 @@ from carme.jobs import (
     share,
 )
 from carme.jobs.nodes import expand
+from carme.projects import ProjectAccount
 from carme.reports import Report
 from carme.sessions import Ending, Extension
 from carme.slurm import Order, Slurm, UnixAccount
 from carme.slurm.commands import job_folder
 from carme.slurm.programs import run
+from carme.wording import nearest
 
 _log = logging.getLogger("carme.broker")
 
@@ -87,6 +91,7 @@ class Broker:
         self._watch = Watch(slurm, settings.slurm.poll_seconds, self._feed, self._book)
         self._extensions = Extensions(settings, slurm)
         self._bookings = Bookings(settings, slurm)
+        self._projects = Projects(slurm)
         self._reports = Reports(settings, slurm, self._watch, self._feed)
         self._told_forecast: Forecast | None = None
         self._python = python
@@ -236,6 +241,15 @@ class Broker:
                 return await self._release(peer, request)
             case protocol.GetAccountsLed():
                 return await self._accounts_led(peer, request.user)
+            case protocol.GetProjects():
+                _require_service(peer, "see projects")
+                return await self._projects.accounts()
+            case protocol.PutGrant():
+                return await self._grant(peer, request)
+            case protocol.SetNode():
+                return await self._set_node(peer, request)
+            case protocol.Enrol():
+                return await self._enrol(peer, request)
             case protocol.GetOverview():
                 return self._overview(peer)
             case protocol.GetEvents():
@@ -607,6 +621,56 @@ class Broker:
         async with self._accounting.take(peer.account.uid):
             return await self._slurm.accounts_led(account.name)
 
+    async def _grant(self, peer: Peer, request: protocol.PutGrant) -> ProjectAccount:
+        _require_service(peer, "change projects")
+        grant = request.grant
+        what = grant.model_dump(exclude_none=True)
+        try:
+            for user in grant.members:
+                require_person(await asyncio.to_thread(UnixAccount.named, user), self._settings)
+            kept = await self._projects.grant(grant, self._watch.cluster())
+        except CarmeError as error:
+            self._audit.record(peer, "grant", request.user, error.code, message=error.message, **what)
+            raise
+        self._audit.record(peer, "grant", request.user, "ok", **what)
+        return kept
+
+    async def _set_node(self, peer: Peer, request: protocol.SetNode) -> None:
+        _require_service(peer, "drain or resume nodes")
+        what = {"name": request.name, "drain": request.drain, "reason": request.reason}
+        try:
+            known = {node.name for node in self._watch.cluster().nodes}
+            if request.name not in known:
+                raise InvalidRequest(
+                    f"There is no node {request.name!r}.", nearest(request.name, known), field="name"
+                )
+            if request.drain and not request.reason:
+                raise InvalidRequest(
+                    "A node is drained for a reason.", "Say it, so that others know.", field="reason"
+                )
+            if request.drain:
+                await self._slurm.drain_node(request.name, request.reason)
+            else:
+                await self._slurm.resume_node(request.name)
+        except CarmeError as error:
+            self._audit.record(peer, "node", request.user, error.code, message=error.message, **what)
+            raise
+        self._audit.record(peer, "node", request.user, "ok", **what)
+        self._watch.hurry()
+
+    async def _enrol(self, peer: Peer, request: protocol.Enrol) -> list[str]:
+        _require_service(peer, "enrol users")
+        try:
+            account = await asyncio.to_thread(UnixAccount.named, request.name)
+            require_person(account, self._settings)
+            done = await enrol(account, self._slurm, self._settings)
+        except CarmeError as error:
+            about = {"name": request.name, "message": error.message}
+            self._audit.record(peer, "enrol", request.user, error.code, **about)
+            raise
+        self._audit.record(peer, "enrol", request.user, "ok", name=request.name, done=done)
+        return done
+
     def _overview(self, peer: Peer) -> Overview:
         if not peer.observer:
             raise Denied(
@@ -638,12 +702,9 @@ class Broker:
         )
 
 
-def _require_service(peer: Peer) -> None:
+def _require_service(peer: Peer, what: str = "make or change reservations") -> None:
     if not peer.trusted:
-        raise Denied(
-            f"{peer.account.name} may not make or change reservations; the site's portal does.",
-            "Book in the portal's calendar.",
-        )
+        raise Denied(f"{peer.account.name} may not {what}; the site's portal does.", "Use the portal.")
 
 
 def log_part(part: bytes, offset: int, size: int) -> LogPart:

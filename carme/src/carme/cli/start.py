@@ -12,6 +12,7 @@ from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import JobRequest, minutes_text, parse_minutes, parse_stages
 from carme.jobs.scripts import interpreter, name_of
+from carme.projects import account_of
 
 _EPILOG = """\
 examples:
@@ -39,7 +40,9 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument("--memory", type=int, metavar="MIB", help="memory on each node, in MiB")
     parser.add_argument("--time", help="how long it may run: 90 (minutes), 2h, 1:30:00 (default: the site's)")
     parser.add_argument("--partition", help="partition (default: the site's)")
-    parser.add_argument("--account", help="account that pays (default: yours)")
+    paying = parser.add_mutually_exclusive_group()
+    paying.add_argument("--account", help="account that pays (default: yours)")
+    paying.add_argument("--project", metavar="NAME", help="project of yours that pays")
     parser.add_argument("--reservation", metavar="NAME", help="booking to run in (default: none)")
     parser.add_argument(
         "--stage",
@@ -72,7 +75,7 @@ def _submit(options: argparse.Namespace) -> int:
             "image": options.image,
             "command": command,
             "partition": options.partition,
-            "account": options.account,
+            "account": account_of(options.project) if options.project else options.account,
             "nodes": options.nodes,
             "gpus_per_node": options.gpus,
             "gpu_type": options.gpu_type,

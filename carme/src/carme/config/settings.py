@@ -229,6 +229,39 @@ class MonitoringSettings(_Table):
     portal_certificates: AbsolutePath = Path("/etc/carme/monitoring/portal")
 
 
+class LdapSettings(_Table):
+    """`[ldap]`: the directory whose users may sign in; without `url` there is none.
+
+    Attributes:
+        url: `ldaps://HOST[:PORT]`, or `ldap://...`, which is then encrypted by StartTLS.
+        base: Where users are looked for, and below.
+        filter: What finds one; `{name}` stands for the name that was typed.
+        bind_dn: Who asks; its password is the secret `ldap-password`. Empty: asked without a name.
+        certificates: Authorities that the server's certificate is checked by; by default the system's.
+        email, full_name: The attributes that hold these.
+        admin_group: A group whose members (`member`, `uniqueMember`, `memberUid`) are administrators.
+    """
+
+    url: str = ""
+    base: str = ""
+    filter: str = "(uid={name})"
+    bind_dn: str = ""
+    certificates: AbsolutePath | None = None
+    email: Word = "mail"
+    full_name: Word = "cn"
+    admin_group: str = ""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.url and not re.match(r"ldaps?://[^/\s]+\Z", self.url):
+            raise ValueError(f"has the url {self.url!r}; one is like 'ldaps://ldap.example.org'")
+        if self.url and not self.base:
+            raise ValueError("needs 'base', like 'ou=people,dc=example,dc=org'")
+        if "{name}" not in self.filter:
+            raise ValueError("has a filter without '{name}'")
+        return self
+
+
 class SecretSettings(_Table):
     """`[secrets]`: the folder with one file per secret."""
 
@@ -249,6 +282,7 @@ class Settings(_Table):
     hub: HubSettings = HubSettings()
     portal: PortalSettings = PortalSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
+    ldap: LdapSettings = LdapSettings()
     secrets: SecretSettings = SecretSettings()
 
     def session_policy(self, partition: str) -> SessionSettings:

@@ -144,7 +144,10 @@ class JobRequest(_Asked):
 
 
 class SessionOptions(_Asked):
-    """What the start form and JupyterHub's `user_options` hold; `app` is the image's entry point to open."""
+    """What the start form and JupyterHub's `user_options` hold; `app` is the image's entry point to open.
+
+    `account` pays: a project's, or None for the site's default one.
+    """
 
     image: Word
     nodes: int = Field(default=1, ge=1, le=100_000)
@@ -152,6 +155,7 @@ class SessionOptions(_Asked):
     gpu_type: Word | None = None
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     partition: Word | None = None
+    account: Word | None = None
     reservation: Word | None = None
     title: str = Field(default="", max_length=80)
     app: Word = "lab"
@@ -175,6 +179,7 @@ class SessionOptions(_Asked):
             environment=environment,
             files=dict(files or {}),
             partition=self.partition,
+            account=self.account,
             nodes=self.nodes,
             gpus_per_node=self.gpus_per_node,
             gpu_type=self.gpu_type,

@@ -27,6 +27,7 @@ from carme.jobs import (
 )
 from carme.jobs.certificate import make_certificate
 from carme.jobs.limits import Limits
+from carme.projects.models import ORGANISATION, ProjectAccount
 from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
 from carme.slurm.gateway import Aftermath, ExitStatus, Order
@@ -38,6 +39,7 @@ from carme.slurm.refusals import refusal
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 # What `scontrol show job` tells anew each time, although nothing has happened to the job.
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
+_MANAGE = ("sacctmgr", "--immediate", "--noheader", "--parsable2")
 _ESTIMATE = re.compile(r"to start at (?P<start>\S+)(?: using .*? on nodes (?P<nodes>\S+))?")
 
 
@@ -47,10 +49,12 @@ class SlurmCommands:
     Args:
         python: The interpreter that runs the small program which submits as the user; every account must be
             able to execute it.
+        cluster: The name that Slurm's database knows this cluster by; there may be others in it.
     """
 
-    def __init__(self, python: str = sys.executable) -> None:
+    def __init__(self, python: str = sys.executable, cluster: str = "") -> None:
         self._python = python
+        self._cluster = cluster
 
     async def pulse(self) -> str:
         # squeue asks the controller two questions each time, scontrol one. Its output is not read, as users'
@@ -157,6 +161,54 @@ class SlurmCommands:
 
     async def set_preference(self, job_id: int, features: str) -> None:
         await _ask("scontrol", "update", f"JobId={job_id}", f"Prefer={features}")
+
+    async def drain_node(self, name: str, reason: str) -> None:
+        await _ask("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}")
+
+    async def resume_node(self, name: str) -> None:
+        await _ask("scontrol", "update", f"NodeName={name}", "State=RESUME")
+
+    async def has_association(self, user: str) -> bool:
+        where = [f"user={user}", f"cluster={self._cluster}"]
+        return bool((await _ask(*_MANAGE, "show", "association", "where", *where, "format=account")).strip())
+
+    async def project_accounts(self) -> dict[str, ProjectAccount]:
+        accounts = await _ask(*_MANAGE, "show", "account", "format=account,organization")
+        ours = parsing.accounts_of(accounts, ORGANISATION)
+        if not ours:
+            return {}
+        which = [f"account={','.join(ours)}", f"cluster={self._cluster}"]
+        form = f"format={','.join(parsing.ASSOCIATION_FIELDS)}"
+        associations = await _ask(*_MANAGE, "show", "association", "where", *which, form)
+        asked = [f"accounts={','.join(ours)}", "flags=assoc"]
+        use = await _ask("scontrol", "--oneliner", "show", "assoc_mgr", *asked)
+        return parsing.project_accounts(associations, use)
+
+    async def account_exists(self, account: str) -> bool:
+        return bool((await _ask(*_MANAGE, "show", "account", "where", f"name={account}")).strip())
+
+    async def make_account(self, account: str) -> None:
+        what = [f"cluster={self._cluster}", f"description={account}", f"organization={ORGANISATION}"]
+        await _ask(*_MANAGE, "add", "account", account, *what)
+
+    async def limit_account(self, account: str, values: dict[str, str]) -> None:
+        await _ask(
+            *[*_MANAGE, "modify", "account", "where", f"name={account}", f"cluster={self._cluster}"],
+            *["set", *(f"{key}={value}" for key, value in values.items())],
+        )
+
+    async def add_member(self, account: str, user: str, partition: str = "") -> None:
+        where = [f"account={account}", f"cluster={self._cluster}"]
+        await _ask(*_MANAGE, "add", "user", user, *where, *_in(partition))
+
+    async def stop_member(self, account: str, user: str, *, stopped: bool) -> None:
+        where = [f"name={user}", f"account={account}", f"cluster={self._cluster}"]
+        most = 0 if stopped else -1
+        await _ask(*_MANAGE, "modify", "user", "where", *where, "set", f"MaxSubmitJobs={most}")
+
+    async def remove_member(self, account: str, user: str, partition: str = "") -> None:
+        where = [f"name={user}", f"account={account}", f"cluster={self._cluster}"]
+        await _ask(*_MANAGE, "delete", "user", "where", *where, *_in(partition))
 
     async def set_limit(self, job_id: int, minutes: int) -> None:
         await _ask("scontrol", "update", f"JobId={job_id}", f"TimeLimit={minutes}")
@@ -365,6 +417,10 @@ def _script(submission: int = 1) -> str:
 def _moment(moment: datetime) -> str:
     """As scontrol reads it in the zone that `_TIMES` sets."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _in(partition: str) -> list[str]:
+    return [f"partition={partition}"] if partition else []
 
 
 def _separator() -> str:

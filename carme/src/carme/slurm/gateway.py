@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from carme.bookings.models import Hold
 from carme.jobs import Cluster, Job, JobRequest, Licence, Reservation, Share, StartEstimate
 from carme.jobs.limits import Limits
+from carme.projects.models import ProjectAccount
 from carme.slurm.account import UnixAccount
 
 
@@ -110,6 +111,46 @@ class Slurm(Protocol):
 
     async def limits(self, users: Iterable[str]) -> list[Limits]:
         """Limits of these users, of the accounts above them, and of qualities of service, with their use."""
+        ...
+
+    async def drain_node(self, name: str, reason: str) -> None:
+        """Let no more jobs start on a node; those that run there go on."""
+        ...
+
+    async def resume_node(self, name: str) -> None:
+        """Let jobs start on a node again."""
+        ...
+
+    async def has_association(self, user: str) -> bool:
+        """Whether a user may run jobs in any account."""
+        ...
+
+    async def project_accounts(self) -> dict[str, ProjectAccount]:
+        """Carme's own accounts by name, with members, limits and use."""
+        ...
+
+    async def account_exists(self, account: str) -> bool:
+        """Whether there is an account of this name, whoever made it."""
+        ...
+
+    async def make_account(self, account: str) -> None:
+        """Make an account that is Carme's."""
+        ...
+
+    async def limit_account(self, account: str, values: dict[str, str]) -> None:
+        """Set limits of an account, by Slurm's names."""
+        ...
+
+    async def add_member(self, account: str, user: str, partition: str = "") -> None:
+        """Let a user run jobs in an account, in one partition or in all."""
+        ...
+
+    async def stop_member(self, account: str, user: str, *, stopped: bool) -> None:
+        """Take no more jobs of a user in an account, or take them again."""
+        ...
+
+    async def remove_member(self, account: str, user: str, partition: str = "") -> None:
+        """Undo `add_member`; raises SlurmError with the code `member-has-jobs` while there are some."""
         ...
 
     async def set_limit(self, job_id: int, minutes: int) -> None:

@@ -7,11 +7,12 @@ records are told apart by a separator that is drawn anew for each call and canno
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from carme.jobs import Cluster, Job, JobState, Licence, Node, Partition, Phase, Reservation
 from carme.jobs.limits import Limits
 from carme.jobs.nodes import expand
+from carme.projects.models import ACCOUNT_PATTERN, ProjectAccount, Use
 from carme.slurm.gateway import Aftermath, ExitStatus
 from carme.slurm.label import Label
 
@@ -289,6 +290,67 @@ def limits(output: str) -> list[Limits]:
             )
         )
     return found
+
+
+ASSOCIATION_FIELDS = (
+    *("account", "user", "partition", "maxsubmitjobs", "grptres", "grpjobs", "maxwall", "grptresmins"),
+)
+
+
+def accounts_of(output: str, organisation: str) -> list[str]:
+    """`sacctmgr show account`: those of an organisation whose names are Carme's."""
+    rows = (line.split("|") for line in output.splitlines())
+    return [
+        row[0]
+        for row in rows
+        if len(row) == 2 and row[1] == organisation and re.fullmatch(ACCOUNT_PATTERN, row[0])
+    ]
+
+
+def project_accounts(associations: str, use: str) -> dict[str, ProjectAccount]:
+    """`sacctmgr show association` of Carme's accounts, and `scontrol -o show assoc_mgr` for their use."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in associations.splitlines():
+        if len(values := line.split("|")) != len(ASSOCIATION_FIELDS):
+            continue
+        row = dict(zip(ASSOCIATION_FIELDS, values, strict=True))
+        entry = found.setdefault(
+            row["account"], {"account": row["account"], "members": {}, "stopped": [], "use": Use()}
+        )
+        if row["user"]:
+            entry["members"].setdefault(row["user"], []).append(row["partition"])
+            if row["maxsubmitjobs"] == "0" and row["user"] not in entry["stopped"]:
+                entry["stopped"].append(row["user"])
+            continue
+        minutes_of = _whole(row["grptresmins"])
+        entry |= {
+            "resources": _whole(row["grptres"]),
+            "jobs": int(row["grpjobs"]) if row["grpjobs"].isdecimal() else None,
+            "minutes": minutes(row["maxwall"]),
+            "gpu_minutes": minutes_of.get("gres/gpu"),
+        }
+    for line in use.splitlines():
+        account = _value(line, "Account")
+        if line.startswith("ClusterName=") and account in found and not _value(line, "UserName"):
+            now, past = _used(_value(line, "GrpTRES")), _used(_value(line, "GrpTRESMins"))
+            jobs = re.fullmatch(r"\w+\((\d+)\)", _value(line, "GrpJobs"))
+            found[account]["use"] = Use(
+                gpus=now.get("gres/gpu", 0),
+                nodes=now.get("node", 0),
+                jobs=int(jobs[1]) if jobs else 0,
+                gpu_hours=past.get("gres/gpu", 0) / 60,
+            )
+    return {name: ProjectAccount(**entry) for name, entry in found.items()}
+
+
+def _whole(text: str) -> dict[str, int]:
+    """Limits in `gres/gpu=2,node=3`."""
+    return {name: int(count) for name, count in re.findall(r"([^=,]+)=(\d+)", text)}
+
+
+def _used(text: str) -> dict[str, int]:
+    """What is used in `gres/gpu=2(1),node=N(3)`."""
+    return {name: int(count) for name, count in re.findall(r"([^=,]+)=\w+\((\d+)\)", text)}
 
 
 def _limited(text: str) -> tuple[int, int] | None:

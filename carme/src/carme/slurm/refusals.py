@@ -94,6 +94,7 @@ _AWAY = re.compile(
 )
 _NO_ACCOUNTING = re.compile(r"[Aa]ccounting storage is disabled")
 _RESERVATION_IN_USE = re.compile(r"Requested reservation is in use")
+_MEMBER_HAS_JOBS = re.compile(r"Job\(s\) active, cancel job\(s\) before remove")
 _GONE = re.compile(r"[Ii]nvalid job id|[Jj]ob has already finished|already completing or completed")
 
 
@@ -124,6 +125,12 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
             "Jobs wait or run in this booking.",
             "End them first, or wait until they have ended.",
             code="reservation-in-use",
+        )
+    if _MEMBER_HAS_JOBS.search(output):
+        return SlurmError(
+            "A member who leaves still has jobs in this account.",
+            "End them, or wait until they have ended.",
+            code="member-has-jobs",
         )
     for pattern, field, message, remedy in _REFUSALS:
         if re.search(pattern, output):

@@ -39,6 +39,7 @@ from carme_webui.jobs.models import Job
 from carme_webui.jobs.search import FILTERS, Search, own_jobs
 from carme_webui.jobs.submissions import JobSubmission
 from carme_webui.news import news
+from carme_webui.projects.models import Project
 from carme_webui.sessions import actions
 from carme_webui.sessions.models import NAME_PATTERN as SESSION_NAME
 from carme_webui.sessions.models import Session, new_name
@@ -176,7 +177,8 @@ def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
     values = asked.model_dump(exclude={"name"}) | {"title": tidy(asked.title)}
     options = SessionOptions.read(values)
     usable = Booking.usable(user, timezone.now())
-    actions.check_options(options, broker().cluster(), images(), settings.SITE, usable)
+    projects = list(Project.of(user))
+    actions.check_options(options, broker().cluster(), images(), settings.SITE, usable, projects)
     found, created = actions.start(user, options, asked.name or new_name())
     return Status(HTTPStatus.CREATED if created else HTTPStatus.OK, _session(found))
 

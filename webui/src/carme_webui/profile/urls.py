@@ -6,5 +6,6 @@ from carme_webui.profile import views
 
 urlpatterns = [
     path("", views.profile, name="profile"),
+    path("read/", views.read, name="notices-read"),
     path("security/", include("allauth.mfa.urls")),
 ]

@@ -1,5 +1,6 @@
 """What an owner does with a session, from a page or through the API: the same checks and the same words."""
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -12,12 +13,15 @@ from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme.images import ImageCatalogue
 from carme.jobs import Cluster, SessionOptions, check, minutes_text, partition_of
+from carme.projects import ACCOUNT_PATTERN
 from carme.sessions import Extension, SessionState
 from carme.wording import listing, number
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points
 from carme_webui.news import news
+from carme_webui.projects.models import Project
+from carme_webui.projects.rules import check_project
 from carme_webui.sessions.lifecycle import tend_soon
 from carme_webui.sessions.models import Session
 
@@ -30,11 +34,13 @@ def check_options(
     catalogue: ImageCatalogue,
     site: Settings,
     bookings: Sequence[Booking],
+    projects: Sequence[Project],
 ) -> None:
     """See that these options can be had.
 
     Args:
         bookings: Those that the owner may use.
+        projects: Those that the owner is in; other accounts are Slurm's to allow.
 
     Raises:
         InvalidRequest: With the field, and what can be had.
@@ -48,8 +54,21 @@ def check_options(
             "Choose one of these.",
             field="app",
         )
+    if options.account is not None and re.fullmatch(ACCOUNT_PATTERN, options.account):
+        _check_project(options, partition_of(options, cluster, site).name, projects)
     if options.reservation is not None:
         _check_booking(options, partition_of(options, cluster, site).name, bookings)
+
+
+def _check_project(options: SessionOptions, partition: str, projects: Sequence[Project]) -> None:
+    project = next((row for row in projects if row.account == options.account), None)
+    if project is None:
+        raise InvalidRequest(
+            "You are not in this project (any more), or it is closed.",
+            "Choose another one, or none.",
+            field="account",
+        )
+    check_project(options, project, partition)
 
 
 def _check_booking(options: SessionOptions, partition: str, bookings: Sequence[Booking]) -> None:

@@ -14,16 +14,20 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Cluster, SessionOptions, minutes_text, parse_stages, stage_text
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
+from carme_webui.projects.models import Project
 from carme_webui.sessions.actions import check_options, minutes_in
 from carme_webui.sessions.models import NAME_PATTERN, new_name
 from carme_webui.titles import tidy
 
 __all__ = ["StartForm"]
 
+_MAY_BE_EMPTY = ("gpu_type", "partition", "account", "reservation")
+
 
 #: What an address may fill in.
 FILLED_IN = frozenset(
-    {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes", "reservation"}
+    {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes"}
+    | {"account", "reservation"}
 )
 
 
@@ -35,6 +39,7 @@ class StartForm(forms.Form):
         catalogue: The site's images.
         site: The site's configuration.
         options: Earlier options to begin with.
+        projects: Those that the owner is in.
         bookings: Those that the owner may use.
         booking: The name of the one to begin with.
         asked: Values of fields to begin with, as the query of an address has them.
@@ -50,6 +55,7 @@ class StartForm(forms.Form):
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
     minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
+    account = forms.CharField(label=_("Project"), widget=forms.Select, required=False)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
     stage = forms.CharField(
         label=_("Data"),
@@ -77,6 +83,7 @@ class StartForm(forms.Form):
         catalogue: ImageCatalogue,
         site: Settings,
         options: SessionOptions | None = None,
+        projects: Sequence[Project] = (),
         bookings: Sequence[Booking] = (),
         booking: str = "",
         asked: Mapping[str, str] | None = None,
@@ -92,6 +99,7 @@ class StartForm(forms.Form):
         }
         if options is not None:
             initial |= options.model_dump() | {"stage": stage_text(options.stage)}
+        self._projects = {row.account: row for row in projects}
         self._bookings = {row.name: row for row in bookings}
         if row := self._bookings.get(booking):
             initial |= {
@@ -124,6 +132,10 @@ class StartForm(forms.Form):
         self._choices("partition", [(partition.name, partition.name) for partition in partitions])
         if len(partitions) < 2:
             del self.fields["partition"]
+        accounts = [(account, row.title) for account, row in self._projects.items()]
+        self._choices("account", [("", _("None")), *accounts])
+        if not accounts:
+            del self.fields["account"]
         offers = [(row.name, f"{row.heading}: {row.span}") for row in self._bookings.values()]
         self._choices("reservation", [("", _("None")), *offers])
         if not offers:
@@ -182,14 +194,14 @@ class StartForm(forms.Form):
                 _("Nothing can be started now, because the cluster does not answer. Try again in a moment.")
             )
         wanted = {key: value for key, value in cleaned.items() if key != "name"}
-        wanted |= {key: cleaned.get(key) or None for key in ("gpu_type", "partition", "reservation")}
+        wanted |= {key: cleaned.get(key) or None for key in _MAY_BE_EMPTY}
         wanted["app"] = cleaned.get("app") or "lab"
         try:
             wanted["stage"] = parse_stages((cleaned.get("stage") or "").replace(",", " "), self._datasets)
             wanted["results"] = cleaned.get("results") or None
             options = SessionOptions.read(wanted)
-            rows = list(self._bookings.values())
-            check_options(options, self._cluster, self._catalogue, self._site, rows)
+            rows, projects = list(self._bookings.values()), list(self._projects.values())
+            check_options(options, self._cluster, self._catalogue, self._site, rows, projects)
         except CarmeError as error:
             field = error.field if error.field in self.fields else None
             if error.field == "partition" and field is None and "reservation" in self.fields:

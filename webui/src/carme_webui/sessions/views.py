@@ -25,6 +25,7 @@ from carme_webui.cluster import broker, entry_points, images, supplies
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror
 from carme_webui.news import news
+from carme_webui.projects.models import Project
 from carme_webui.sessions import actions
 from carme_webui.sessions.clock import Remaining, remaining
 from carme_webui.sessions.forms import StartForm
@@ -309,6 +310,7 @@ def _form(
         catalogue=images(),
         site=settings.SITE,
         options=options,
+        projects=list(Project.of(signed_in(request))),
         bookings=Booking.usable(signed_in(request), timezone.now()),
         booking=request.GET.get("booking", ""),
         asked=request.GET.dict(),

@@ -1,0 +1,103 @@
+"""The accounts of Slurm that projects need, and no others."""
+
+import asyncio
+import contextlib
+import re
+
+from carme.errors import Denied, InvalidRequest, SlurmError
+from carme.jobs import Cluster
+from carme.projects import ACCOUNT_PATTERN, Change, Grant, ProjectAccount, changes
+from carme.slurm import Slurm
+from carme.wording import listing
+
+
+class Projects:
+    """Makes accounts, their limits and their members what projects are granted, one change at a time."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+        self._turn = asyncio.Lock()
+
+    async def accounts(self) -> list[ProjectAccount]:
+        """Carme's accounts, as Slurm's database has them, with their use.
+
+        Raises:
+            SlurmError: Slurm or its database is away.
+        """
+        async with self._turn:
+            return list((await self._slurm.project_accounts()).values())
+
+    async def grant(self, grant: Grant, cluster: Cluster) -> ProjectAccount:
+        """Make Slurm grant it. What is so already is left as it is.
+
+        A member who has left and has jobs keeps these until they end, and can start no more.
+
+        Raises:
+            InvalidRequest: It names something that there is not.
+            Denied: An account of this name is not Carme's.
+            SlurmError: Slurm refused, or is away.
+        """
+        _check(grant, cluster)
+        async with self._turn:
+            there = (await self._slurm.project_accounts()).get(grant.account)
+            if there is None and await self._slurm.account_exists(grant.account):
+                raise Denied(
+                    f"Slurm has an account {grant.account!r} that Carme has not made.",
+                    "Give the project another name, or remove that account with 'sacctmgr'.",
+                )
+            for change in changes(grant, there):
+                await self._do(grant.account, change)
+            kept = (await self._slurm.project_accounts()).get(grant.account)
+        if kept is None:
+            raise SlurmError(
+                f"Slurm has made the account {grant.account} and lost it again.",
+                "It is made anew in a moment.",
+                code="slurm-away",
+            )
+        return kept
+
+    async def _do(self, account: str, change: Change) -> None:
+        match change.kind:
+            case "create":
+                await self._slurm.make_account(account)
+            case "limit":
+                await self._slurm.limit_account(account, dict(change.values))
+            case "add":
+                await self._slurm.add_member(account, change.user, change.partition)
+            case "resume":
+                await self._slurm.stop_member(account, change.user, stopped=False)
+            case "remove":
+                # First, so that none comes in between.
+                await self._slurm.stop_member(account, change.user, stopped=True)
+                with contextlib.suppress(_Busy):
+                    await self._remove(account, change)
+
+    async def _remove(self, account: str, change: Change) -> None:
+        try:
+            await self._slurm.remove_member(account, change.user, change.partition)
+        except SlurmError as error:
+            if error.code == "member-has-jobs":
+                raise _Busy from None
+            raise
+
+
+class _Busy(Exception):
+    pass
+
+
+def _check(grant: Grant, cluster: Cluster) -> None:
+    assert re.fullmatch(ACCOUNT_PATTERN, grant.account)
+    known = [one.name for one in cluster.partitions]
+    if strange := sorted(set(grant.partitions) - set(known)):
+        raise InvalidRequest(
+            f"There is no partition {strange[0]!r}; there are: {listing(known)}.",
+            "Choose from these.",
+            field="partitions",
+        )
+    kinds = sorted({kind for node in cluster.nodes for kind in node.gpus})
+    if strange := sorted(set(grant.gpu_types) - set(kinds)):
+        raise InvalidRequest(
+            f"There are no GPUs of type {strange[0]!r}; there are: {listing(kinds)}.",
+            "Choose from these.",
+            field="gpu_types",
+        )

@@ -1,0 +1,264 @@
+"""What administrators see and do, that it is on record, and that nobody else can."""
+
+import json
+from typing import Any
+
+import pytest
+from auditlog.models import LogEntry
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from carme.errors import NotFound
+from carme_webui.accounts.models import User
+from carme_webui.administration.models import Deed
+from carme_webui.cluster import broker as site_broker
+from carme_webui.profile.models import Notice
+from carme_webui.projects import desk
+from carme_webui.projects.models import Membership, Project
+
+from .conftest import PASSWORD, Browser
+from .fake_broker import FakeBroker, make_job
+
+PAGES = ["", "record/", "nodes/", "jobs/", "users/", "users/new/", "users/at/alice/", "jobs/7/stop/"]
+
+
+@pytest.fixture
+def admin(db: None) -> User:
+    return User.objects.create_user("root1", password=PASSWORD, is_staff=True)
+
+
+@pytest.fixture
+def root(admin: User) -> Browser:
+    """An admin's browser."""
+    found = Browser()
+    found.force_login(admin)
+    return found
+
+
+def text(answer: Any) -> str:
+    return answer.content.decode()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nobody_else_gets_there(browser: Browser, anonymous: Browser, broker: FakeBroker, page: str) -> None:
+    assert browser.get(f"/admin/{page}").status_code == 404
+    assert browser.send("/profile/", f"/admin/{page}", do="drain", name="x").status_code in (404, 405)
+    assert anonymous.get(f"/admin/{page}").status_code == 302
+    assert browser.send("/profile/", "/admin/nodes/n1/", do="drain", reason="x").status_code == 404
+    assert not broker.asked_for("node") and not broker.asked_for("cancel")
+    assert "/admin/" not in text(browser.get("/profile/"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_admins_do(root: Browser, alice: User, broker: FakeBroker, page: str) -> None:
+    broker.put(make_job(7))
+    assert root.get(f"/admin/{page}").status_code == 200
+
+
+# --- the record ------------------------------------------------------------------------------------------
+
+
+def test_a_change_is_on_record_with_who_when_before_and_after(
+    root: Browser, admin: User, alice: User, broker: FakeBroker
+) -> None:
+    desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    page = "/projects/at/vision/limits/"
+    root.send(page, page, title="Computer vision", gpus=3)
+    root.send(page, page, title="Computer vision", gpus=5)
+    [entry] = LogEntry.objects.filter(actor=admin, changes__gpus=["3", "5"])
+    assert entry.content_type.model == "project" and entry.object_repr == "vision"
+    shown = text(root.get("/admin/record/?q=vision&who=root1"))
+    assert "<del>3</del> → <ins>5</ins>" in shown
+    assert "Nothing of this kind" in text(root.get("/admin/record/?q=vision&who=alice"))
+    assert "Nothing of this kind" in text(root.get("/admin/record/?until=2001-01-01"))
+    for odd in ("?since=x&until=2026-99-99", "?page=x", "?q=%00", "?q=%25_'\"", "?who=" + "x" * 500):
+        assert root.get(f"/admin/record/{odd}").status_code == 200
+
+
+def test_no_secret_is_on_record(alice: User) -> None:
+    alice.set_password("another secret")
+    alice.save()
+    entry = LogEntry.objects.filter(object_repr="alice").latest("id")
+    assert list(entry.changes) == ["password"]
+    assert "$" not in str(entry.changes) and "md5" not in str(entry.changes)
+
+
+# --- nodes and jobs --------------------------------------------------------------------------------------
+
+
+def test_a_node_is_drained_with_the_reason_and_that_is_on_record(root: Browser, broker: FakeBroker) -> None:
+    root.send("/admin/nodes/", "/admin/nodes/n1/", do="drain", reason="fan broken")
+    [asked] = broker.asked_for("node")
+    assert (asked.name, asked.drain, asked.reason, asked.user) == ("n1", True, "fan broken (root1)", "root1")
+    assert "drained the node n1: fan broken" in text(root.get("/admin/record/?q=drained"))
+    root.send("/admin/nodes/", "/admin/nodes/n2/", do="resume")
+    assert broker.asked_for("node")[-1].drain is False
+
+
+def test_what_the_broker_refuses_is_said_and_not_on_record(root: Browser, broker: FakeBroker) -> None:
+    broker.refusal = NotFound("There is no node 'n9'.", "Look again.")
+    root.send("/admin/nodes/", "/admin/nodes/n9/", do="drain", reason="x")
+    assert "no node &#x27;n9&#x27;" in text(root.get("/admin/nodes/"))
+    assert not Deed.objects.exists()
+
+
+def test_a_job_is_stopped_and_its_owner_told_why(root: Browser, browser: Browser, broker: FakeBroker) -> None:
+    broker.put(make_job(7))
+    assert "job 7" in text(root.get("/admin/jobs/?q=alice"))
+    assert "No job waits" in text(root.get("/admin/jobs/?q=bob"))
+    root.send("/admin/jobs/7/stop/", "/admin/jobs/7/stop/", message="The room gets <b>hot</b>.")
+    [asked] = broker.asked_for("cancel")
+    assert (asked.job_id, asked.user) == (7, "alice")
+    page = text(browser.get("/profile/"))
+    assert "ended your job 7 (job 7). The room gets &lt;b&gt;hot&lt;/b&gt;." in page and "badge" in page
+    assert "ended job 7" in text(root.get("/admin/record/?q=ended"))
+    browser.send("/profile/", "/profile/read/")
+    assert "badge" not in text(browser.get("/profile/"))
+    assert Notice.objects.get().read
+
+
+# --- taking in -------------------------------------------------------------------------------------------
+
+
+def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, broker: FakeBroker) -> None:
+    project = desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    page = "/admin/users/new/"
+    answer = root.send(page, page, name="carol", email="carol@carme.example", project=project.pk)
+    shown = text(answer)
+    assert "carol can work now" in shown and "no-store" in answer["Cache-Control"]
+    password = shown.split("<code>")[1].split("</code>")[0]
+    assert User.objects.get(username="carol").check_password(password)
+    assert [asked.name for asked in broker.asked_for("enrol")] == ["carol"]
+    assert set(broker.granted["carme-vision"].members) == {"alice", "carol"}
+    # Asked again, nothing is done twice, and the password stays.
+    shown = text(root.send(page, page, name="carol", project=project.pk))
+    assert "<code>" not in shown and Membership.objects.filter(user__username="carol").count() == 1
+
+
+def test_without_a_unix_account_nothing_is_left_over(root: Browser, broker: FakeBroker) -> None:
+    broker.refusal = NotFound("There is no account 'carol' on this host.", "Ask an administrator.")
+    answer = root.send("/admin/users/new/", "/admin/users/new/", name="carol")
+    assert answer.status_code == 422 and "no account &#x27;carol&#x27;" in text(answer)
+    assert not User.objects.filter(username="carol").exists()
+
+
+@pytest.mark.parametrize("name", ["Carol", "a b", "../x", "", "x;rm"])
+def test_a_name_that_is_none_gets_a_sentence(root: Browser, broker: FakeBroker, name: str) -> None:
+    answer = root.send("/admin/users/new/", "/admin/users/new/", name=name)
+    assert answer.status_code == 422 and not broker.asked_for("enrol")
+
+
+def test_an_account_is_closed_and_opened(root: Browser, alice: User, browser: Browser) -> None:
+    page = "/admin/users/at/alice/"
+    root.send(page, page, do="close")
+    assert browser.get("/").status_code == 302
+    root.send(page, page, do="open")
+    alice.refresh_from_db()
+    assert alice.is_active
+    own = "/admin/users/at/root1/"
+    root.send(own, own, do="close")
+    assert root.get("/admin/").status_code == 200, "nobody shuts themselves out"
+
+
+# --- looking as a user -----------------------------------------------------------------------------------
+
+
+def look(root: Browser) -> None:
+    page = "/admin/users/at/alice/"
+    assert root.send(page, page, do="look").status_code == 302
+
+
+def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
+    root: Browser, browser: Browser, admin: User, alice: User, broker: FakeBroker
+) -> None:
+    desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    look(root)
+    page = text(root.get("/projects/"))
+    assert "My projects" in page and "root1, you see the pages of alice" in page
+    assert [str(deed) for deed in Deed.objects.filter(by=admin)] == [
+        "began to look at the pages of alice", "looked at /projects/ of alice",
+    ]  # fmt: skip
+    assert root.get("/admin/").status_code == 403
+    root.send("/projects/", "/admin/look/end/")
+    assert "All projects" in text(root.get("/projects/"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["/profile/security/", "/profile/security/recovery-codes/", "/identity/o/authorize", "/accounts/logout/",
+     "/profile/security/totp/activate/", "/api/", "/files/", "/admin/users/"],
+)  # fmt: skip
+def test_secrets_and_sign_ins_are_not_shown(
+    root: Browser, alice: User, broker: FakeBroker, page: str
+) -> None:
+    look(root)
+    assert root.get(page).status_code == 403
+
+
+def test_the_secret_address_of_the_calendar_is_not_shown(
+    root: Browser, browser: Browser, alice: User, broker: FakeBroker
+) -> None:
+    assert "feed-heading" in text(browser.get("/bookings/"))
+    look(root)
+    assert "feed-heading" not in text(root.get("/bookings/"))
+
+
+def test_nothing_can_be_changed_meanwhile(
+    root: Browser, admin: User, alice: User, broker: FakeBroker
+) -> None:
+    desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    token = root.token("/projects/at/vision/")
+    look(root)
+    for page in ("/projects/at/vision/", "/sessions/start/", "/profile/read/", "/projects/at/vision/state/"):
+        assert root.send_with(token, page, user="root1", do="close").status_code == 403
+    assert Project.objects.get().closed is None
+
+
+def test_nobody_else_can_look_and_admins_are_not_looked_at(
+    root: Browser, browser: Browser, admin: User, alice: User
+) -> None:
+    other = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
+    page = f"/admin/users/at/{other.username}/"
+    root.send(page, page, do="look")
+    assert "you see the pages" not in text(root.get("/profile/"))
+    look(root)
+    admin.is_staff = False
+    admin.save()
+    assert "alice" not in text(root.get("/profile/")), "whose rights end looks no more"
+
+
+def test_no_page_asks_more_with_more_rows(
+    root: Browser, admin: User, alice: User, broker: FakeBroker
+) -> None:
+    def queries(page: str) -> int:
+        with CaptureQueriesContext(connection) as found:
+            root.get(f"/admin/{page}")
+        return len(found)
+
+    pages = ["record/", "users/", "users/at/alice/", "jobs/"]
+    for page in pages:
+        queries(page)
+    before = [queries(page) for page in pages]
+    for number in range(30):
+        User.objects.create(username=f"u{number}")
+        Membership.objects.create(project=Project.objects.create(name=f"p{number}", title="t"), user=alice)
+        broker.put(make_job(100 + number))
+    assert [queries(page) for page in pages] == before
+
+
+def test_the_command_takes_in_and_says_what_it_did(
+    admin: User, alice: User, broker: FakeBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    call_command("take_in", "carol", "--project", "vision", "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert User.objects.get(username="carol").check_password(told["password"])
+    assert "added to the project vision" in told["done"]
+    call_command("take_in", "carol", "--json")
+    assert json.loads(capsys.readouterr().out)["password"] == ""
+    with pytest.raises(CommandError, match="no open project 'x'"):
+        call_command("take_in", "carol", "--project", "x")
+    broker.refusal = NotFound("There is no account 'dave' on this host.", "Ask an administrator.")
+    with pytest.raises(CommandError, match="no account 'dave'"):
+        call_command("take_in", "dave")

@@ -1,0 +1,252 @@
+"""Signing in with accounts of a real LDAP server, encrypted; left out where there is no slapd."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from ldap3.core.exceptions import LDAPException
+
+from carme.config.settings import LdapSettings
+from carme_webui.accounts import directory
+from carme_webui.accounts.directory import Entry, look_up
+from carme_webui.accounts.models import User
+from carme_webui.errands import Errands
+
+from .conftest import PASSWORD, Browser, Here
+from .fake_broker import FakeBroker
+
+#: Where `./test` unpacks it; else the system's.
+ROOT = Path(os.environ.get("CARME_SLAPD", "/"))
+SLAPD = ROOT / "usr/sbin/slapd"
+LIBRARIES = {"LD_LIBRARY_PATH": str(ROOT / "usr/lib/x86_64-linux-gnu")} if str(ROOT) != "/" else {}
+pytestmark = pytest.mark.skipif(not SLAPD.exists(), reason="there is no slapd; ./test fetches it")
+
+BASE = "dc=example,dc=org"
+SECRET = "the portal's own secret"
+LDIF = """\
+dn: dc=example,dc=org
+objectClass: organization
+objectClass: dcObject
+o: Example
+dc: example
+
+dn: ou=people,dc=example,dc=org
+objectClass: organizationalUnit
+ou: people
+
+dn: cn=portal,dc=example,dc=org
+objectClass: organizationalRole
+objectClass: simpleSecurityObject
+cn: portal
+userPassword: the portal's own secret
+"""
+PERSON = """
+dn: uid={name},ou=people,dc=example,dc=org
+objectClass: inetOrgPerson
+uid: {name}
+cn: {name} Müller
+sn: Müller
+mail: {name}@example.org
+userPassword: pw of {name}
+"""
+GROUP = """
+dn: cn=admins,dc=example,dc=org
+objectClass: groupOfNames
+cn: admins
+member: uid=dora,ou=people,dc=example,dc=org
+"""
+
+
+def _certificate(folder: Path) -> None:
+    """One that holds for localhost, and is its own authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "ldap.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "ldap.key").write_bytes(pem)
+
+
+def _free_port() -> int:
+    """A port below those that the system gives away by itself, tried from a number of our own process."""
+    first = 20_000 + os.getpid() % 10_000
+    for port in range(first, first + 500):
+        with socket.socket() as trial:
+            if trial.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise RuntimeError("no port is free")
+
+
+@pytest.fixture(scope="module")
+def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
+    """A directory with the users carol, dora (an administrator), and two who are called eve."""
+    folder = tmp_path_factory.mktemp("ldap")
+    _certificate(folder)
+    (folder / "data").mkdir()
+    schemas = "".join(
+        f"include {ROOT}/etc/ldap/schema/{name}.schema\n" for name in ("core", "cosine", "inetorgperson")
+    )
+    (folder / "slapd.conf").write_text(
+        f"{schemas}modulepath {ROOT}/usr/lib/ldap\nmoduleload back_mdb\n"
+        f"TLSCertificateFile {folder}/ldap.crt\nTLSCertificateKeyFile {folder}/ldap.key\n"
+        f"disallow bind_anon\ndatabase mdb\nsuffix {BASE}\ndirectory {folder}/data\n"
+        f'rootdn "cn=root,{BASE}"\nmaxsize 10485760\n'
+        "access to attrs=userPassword by anonymous auth by * none\naccess to * by users read by * none\n"
+    )
+    people = "".join(PERSON.format(name=name) for name in ("carol", "dora", "eve"))
+    other = PERSON.format(name="eve").replace("uid=eve,ou=people", "cn=eve two,ou=people")
+    other = other.replace("cn: eve Müller", "cn: eve two")
+    (folder / "all.ldif").write_text(LDIF + people + other + GROUP)
+    environment = os.environ | LIBRARIES
+    command = [str(SLAPD), "-T", "add", "-f", str(folder / "slapd.conf"), "-l", str(folder / "all.ldif")]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    port = _free_port()
+    url = f"ldaps://localhost:{port}"
+    server = subprocess.Popen(
+        [str(SLAPD), "-d", "0", "-f", str(folder / "slapd.conf"), "-h", url],
+        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 60
+        while True:
+            with socket.socket() as trial:
+                if trial.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert server.poll() is None and time.monotonic() < end, "slapd has not started"
+            time.sleep(0.1)
+        yield LdapSettings(
+            url=url, base=f"ou=people,{BASE}", bind_dn=f"cn=portal,{BASE}", certificates=folder / "ldap.crt",
+            admin_group=f"cn=admins,{BASE}",
+        )  # fmt: skip
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def test_a_right_password_tells_who_it_is(ldap: LdapSettings) -> None:
+    found = look_up("carol", "pw of carol", ldap, SECRET)
+    assert found == Entry("carol", "carol@example.org", "carol Müller", admin=False)
+    found = look_up("dora", "pw of dora", ldap, SECRET)
+    assert found is not None and found.admin
+
+
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [
+        ("carol", "pw of dora"), ("carol", ""), ("nobody", "x"), ("*", "pw of carol"),
+        ("caro*", "pw of carol"),
+        ("carol)(uid=*", "pw of carol"), ("", "x"), ("eve", "pw of eve"), ("Carol", "pw of carol"),
+        ("carol\0", "pw of carol"),
+    ],
+)  # fmt: skip
+def test_all_else_is_nobody(ldap: LdapSettings, name: str, password: str) -> None:
+    assert look_up(name, password, ldap, SECRET) is None
+
+
+def test_a_server_that_cannot_prove_itself_gets_no_password(ldap: LdapSettings) -> None:
+    stranger = ldap.model_copy(update={"certificates": None})
+    with pytest.raises((LDAPException, OSError)):
+        look_up("carol", "pw of carol", stranger, SECRET)
+    elsewhere = ldap.model_copy(update={"url": ldap.url.replace("localhost", "127.0.0.1")})
+    with pytest.raises((LDAPException, OSError)):
+        look_up("carol", "pw of carol", elsewhere, SECRET)
+
+
+def test_who_may_not_ask_is_told_so(ldap: LdapSettings) -> None:
+    with pytest.raises(LDAPException):
+        look_up("carol", "pw of carol", ldap, "wrong")
+
+
+@pytest.fixture
+def site(ldap: LdapSettings, settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> LdapSettings:
+    """The portal asks that directory."""
+    (folder / "secrets/ldap-password").write_text(SECRET)
+    settings.SITE = settings.SITE.model_copy(update={"ldap": ldap})
+    settings.AUTHENTICATION_BACKENDS = [
+        *settings.AUTHENTICATION_BACKENDS, "carme_webui.accounts.directory.LdapBackend",
+    ]  # fmt: skip
+    monkeypatch.setattr(directory, "errands", Errands(Here()))
+    return ldap
+
+
+def sign_in(browser: Browser, name: str, password: str):
+    return browser.send("/accounts/login/", "/accounts/login/", login=name, password=password)
+
+
+def test_a_user_of_the_directory_signs_in_and_is_taken_in(
+    anonymous: Browser, site: LdapSettings, broker: FakeBroker
+) -> None:
+    assert sign_in(anonymous, "carol", "pw of carol").status_code == 302
+    assert anonymous.get("/profile/").status_code == 200
+    carol = User.objects.get(username="carol")
+    assert (carol.email, carol.first_name, carol.last_name) == ("carol@example.org", "carol", "Müller")
+    assert not carol.has_usable_password() and not carol.is_staff
+    assert [asked.name for asked in broker.asked_for("enrol")] == ["carol"]
+    second = Browser()
+    assert sign_in(second, "carol", "pw of carol").status_code == 302
+    assert len(broker.asked_for("enrol")) == 1 and User.objects.count() == 1
+
+
+def test_who_is_an_administrator_follows_the_group(
+    anonymous: Browser, site: LdapSettings, broker: FakeBroker, settings
+) -> None:
+    sign_in(anonymous, "dora", "pw of dora")
+    assert anonymous.get("/admin/").status_code == 200
+    settings.SITE = settings.SITE.model_copy(
+        update={"ldap": site.model_copy(update={"admin_group": f"cn=none,{BASE}", "filter": "(uid={name})"})}
+    )
+    User.objects.update(is_staff=True)
+    second = Browser()
+    answer = sign_in(second, "dora", "pw of dora")
+    # A group that there is not is a mistake of the site's, and no reason to believe what was true once.
+    assert "does not answer" in answer.content.decode()
+
+
+def test_wrong_passwords_and_closed_accounts_stay_outside(
+    anonymous: Browser, site: LdapSettings, broker: FakeBroker
+) -> None:
+    assert "not correct" in sign_in(anonymous, "carol", "wrong").content.decode()
+    sign_in(anonymous, "carol", "pw of carol")
+    User.objects.update(is_active=False)
+    second = Browser()
+    sign_in(second, "carol", "pw of carol")
+    assert second.get("/profile/").status_code == 302
+
+
+def test_an_account_of_the_portal_is_not_taken_over(
+    anonymous: Browser, site: LdapSettings, broker: FakeBroker
+) -> None:
+    User.objects.create_user("carol", password=PASSWORD)
+    assert "not correct" in sign_in(anonymous, "carol", "pw of carol").content.decode()
+    assert sign_in(anonymous, "carol", PASSWORD).status_code == 302
+
+
+def test_while_the_directory_is_away_that_is_said_and_others_get_in(
+    anonymous: Browser, site: LdapSettings, settings, alice: User
+) -> None:
+    away = site.model_copy(update={"url": "ldaps://localhost:1"})
+    settings.SITE = settings.SITE.model_copy(update={"ldap": away})
+    assert "does not answer" in sign_in(anonymous, "carol", "pw of carol").content.decode()
+    assert sign_in(anonymous, "alice", PASSWORD).status_code == 302

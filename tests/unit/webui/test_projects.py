@@ -1,0 +1,318 @@
+"""Projects: who may do what, and what Slurm is told."""
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from carme.errors import SlurmError
+from carme.projects import Use
+from carme_webui.accounts.models import User
+from carme_webui.cluster import broker as site_broker
+from carme_webui.projects import desk
+from carme_webui.projects.models import Invitation, Membership, Project
+from carme_webui.projects.reconcile import reconcile
+from carme_webui.sessions.models import Session
+
+from .conftest import PASSWORD, Browser
+from .fake_broker import FakeBroker
+
+AWAY = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
+REFUSED = SlurmError("Slurm refused: it says no.", "Correct it.")
+VISION = "carme-vision"
+PAGE = "/projects/at/vision/"
+
+
+@pytest.fixture
+def admin(db: None) -> User:
+    return User.objects.create_user("root1", password=PASSWORD, is_staff=True)
+
+
+@pytest.fixture
+def root(admin: User) -> Browser:
+    """An admin's browser."""
+    found = Browser()
+    found.force_login(admin)
+    return found
+
+
+@pytest.fixture
+def vision(admin: User, alice: User, broker: FakeBroker) -> Project:
+    """A project that alice manages."""
+    return desk.create(admin, "vision", "Computer vision", alice, site_broker())
+
+
+def text(answer: Any) -> str:
+    return answer.content.decode()
+
+
+# --- the journey -----------------------------------------------------------------------------------------
+
+
+def test_an_admin_makes_a_project_its_manager_invites_and_slurm_is_told(
+    root: Browser, browser: Browser, other: Browser, broker: FakeBroker
+) -> None:
+    answer = root.send(
+        "/projects/new/", "/projects/new/", name="vision", title="Computer vision", manager="alice"
+    )
+    assert (answer.status_code, answer["Location"]) == (302, f"{PAGE}limits/")
+    limits = {"title": "Computer vision", "partitions": ["gpu"], "gpus": 2, "minutes": "2h", "type-a100": 2}
+    answer = root.send(f"{PAGE}limits/", f"{PAGE}limits/", **limits)
+    assert answer.status_code == 302
+    granted = broker.granted[VISION]
+    assert granted.members == {"alice": ["gpu"]}
+    assert (granted.resources, granted.minutes) == ({"gres/gpu": 2, "gres/gpu:a100": 2}, 120)
+
+    assert browser.send(PAGE, PAGE, user="bob").status_code == 302
+    assert set(broker.granted[VISION].members) == {"alice"}, "nobody is a member who has not agreed"
+    assert "You are invited" in text(other.get("/projects/"))
+    number = Invitation.objects.get().pk
+    answer = other.send("/projects/", f"/projects/invitations/{number}/", answer="yes")
+    assert (answer.status_code, answer["Location"]) == (302, PAGE)
+    assert set(broker.granted[VISION].members) == {"alice", "bob"}
+    assert broker.asked_for("grant")[-1].user == "bob"
+
+    answer = browser.send(PAGE, f"{PAGE}members/bob/", do="remove")
+    assert answer.status_code == 302
+    assert set(broker.granted[VISION].members) == {"alice"}
+    assert other.get(PAGE).status_code == 404
+
+
+def test_an_invitation_can_be_declined_and_withdrawn(
+    browser: Browser, other: Browser, vision: Project, bob: User
+) -> None:
+    browser.send(PAGE, PAGE, user="bob")
+    number = Invitation.objects.get().pk
+    other.send("/projects/", f"/projects/invitations/{number}/", answer="no")
+    assert not Invitation.objects.exists() and vision.memberships.count() == 1
+    browser.send(PAGE, PAGE, user="bob")
+    number = Invitation.objects.get().pk
+    browser.send(PAGE, f"{PAGE}invitations/bob/")
+    assert not Invitation.objects.exists()
+    assert other.send("/profile/", f"/projects/invitations/{number}/", answer="yes").status_code == 404
+
+
+# --- who may not -----------------------------------------------------------------------------------------
+
+
+def test_strangers_see_nothing(other: Browser, vision: Project) -> None:
+    assert "vision" not in text(other.get("/projects/"))
+    for page in (PAGE, f"{PAGE}limits/", "/projects/new/"):
+        assert other.get(page).status_code == 404
+    for page in (PAGE, f"{PAGE}limits/", f"{PAGE}state/", f"{PAGE}members/alice/", f"{PAGE}invitations/x/"):
+        assert other.send("/profile/", page, do="remove", user="bob").status_code == 404
+    assert vision.memberships.get().user.username == "alice"
+
+
+def test_members_change_nothing_but_may_leave(
+    browser: Browser, other: Browser, vision: Project, bob: User, broker: FakeBroker
+) -> None:
+    Membership.objects.create(project=vision, user=bob)
+    assert "Invite a user" not in text(other.get(PAGE))
+    assert other.send(PAGE, PAGE, user="alice").status_code == 404
+    other.send(PAGE, f"{PAGE}members/alice/", do="member")
+    other.send(PAGE, f"{PAGE}members/bob/", do="manager")
+    other.send(PAGE, f"{PAGE}members/alice/", do="remove")
+    assert "Only managers" in text(other.get(PAGE))
+    assert {one.user.username: one.manager for one in vision.memberships.all()} == {
+        "alice": True,
+        "bob": False,
+    }
+    assert other.get(f"{PAGE}limits/").status_code == 404
+    answer = other.send(PAGE, f"{PAGE}members/bob/", do="remove")
+    assert (answer.status_code, answer["Location"]) == (302, "/projects/")
+    assert set(broker.granted[VISION].members) == {"alice"}
+
+
+def test_managers_may_not_raise_limits(browser: Browser, vision: Project) -> None:
+    token = browser.token(PAGE)
+    assert browser.send_with(token, f"{PAGE}limits/", title="x", gpus=1000).status_code == 404
+    assert browser.send_with(token, f"{PAGE}state/", do="close").status_code == 404
+    assert browser.send_with(token, "/projects/new/", name="x", title="x", manager="alice").status_code == 404
+    vision.refresh_from_db()
+    assert vision.gpus is None and vision.closed is None and Project.objects.count() == 1
+
+
+def test_a_project_keeps_a_manager(browser: Browser, vision: Project, bob: User) -> None:
+    for what in ("remove", "member"):
+        browser.send(PAGE, f"{PAGE}members/alice/", do=what)
+        assert "only manager" in text(browser.get(PAGE))
+    Membership.objects.create(project=vision, user=bob, manager=True)
+    browser.send(PAGE, f"{PAGE}members/alice/", do="remove")
+    assert [one.user.username for one in vision.memberships.all()] == ["bob"]
+
+
+@pytest.mark.parametrize("name", ["", "A", "1x", "x y", "x,root", "-x", "x" * 33, "../x", "x\ny"])
+def test_a_bad_name_gets_a_sentence(root: Browser, alice: User, broker: FakeBroker, name: str) -> None:
+    answer = root.send("/projects/new/", "/projects/new/", name=name, title="t", manager="alice")
+    assert answer.status_code == 422 and 'aria-invalid="true"' in text(answer)
+    assert not Project.objects.exists() and not broker.granted
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"gpus": "-1"}, "greater than or equal to 0"),
+        ({"gpus": "x"}, "whole number"),
+        ({"gpus": "99999999999999999999"}, "less than or equal to"),
+        ({"minutes": "soon"}, "&#x27;soon&#x27;"),
+        ({"partitions": ["secret"]}, "secret"),
+        ({"type-a100": "-2"}, "greater than or equal to 0"),
+        ({"title": "a\u202eb"}, "cannot be seen"),
+    ],
+)
+def test_bad_limits_get_a_sentence(root: Browser, vision: Project, fields: Any, sentence: str) -> None:
+    answer = root.send(f"{PAGE}limits/", f"{PAGE}limits/", **({"title": "t"} | fields))
+    assert answer.status_code == 422 and sentence in text(answer)
+
+
+def test_markup_is_shown_as_it_is(root: Browser, browser: Browser, vision: Project) -> None:
+    root.send(f"{PAGE}limits/", f"{PAGE}limits/", title="<script>alert(1)</script>")
+    for page in ("/projects/", PAGE, "/"):
+        assert "<script>alert" not in text(browser.get(page))
+
+
+# --- when Slurm refuses or is away -----------------------------------------------------------------------
+
+
+def test_what_slurm_refuses_leaves_all_as_it_was(root: Browser, vision: Project, broker: FakeBroker) -> None:
+    broker.refusal = REFUSED
+    answer = root.send(f"{PAGE}limits/", f"{PAGE}limits/", title="Other", gpus=7)
+    assert answer.status_code == 422 and "it says no" in text(answer)
+    vision.refresh_from_db()
+    assert (vision.title, vision.gpus) == ("Computer vision", None)
+    answer = root.send("/projects/new/", "/projects/new/", name="other", title="t", manager="alice")
+    assert answer.status_code == 422 and not Project.objects.filter(name="other").exists()
+
+
+def test_who_cannot_be_a_member_of_the_account_stays_invited(
+    browser: Browser, other: Browser, vision: Project, bob: User, broker: FakeBroker
+) -> None:
+    browser.send(PAGE, PAGE, user="bob")
+    broker.refusal = REFUSED
+    answer = other.send("/projects/", f"/projects/invitations/{Invitation.objects.get().pk}/", answer="yes")
+    assert answer["Location"] == "/projects/" and "it says no" in text(other.get("/projects/"))
+    assert Invitation.objects.filter(user=bob).exists() and vision.memberships.count() == 1
+
+
+def test_while_slurm_is_away_the_change_waits(
+    root: Browser, vision: Project, broker: FakeBroker, alice: User
+) -> None:
+    broker.refusal = AWAY
+    root.send(f"{PAGE}limits/", f"{PAGE}limits/", title="t", gpus=3)
+    assert "goes on trying" in text(root.get(PAGE))
+    assert broker.granted[VISION].resources == {}
+    broker.refusal = None
+    assert reconcile(site_broker())
+    assert broker.granted[VISION].resources == {"gres/gpu": 3}
+    vision.refresh_from_db()
+    assert vision.kept and not vision.problem
+
+
+def test_a_round_changes_nothing_where_all_agree(vision: Project, broker: FakeBroker) -> None:
+    before = len(broker.asked_for("grant"))
+    use = Use(gpus=1, jobs=1, gpu_hours=12.5)
+    broker.granted[VISION] = broker.granted[VISION].model_copy(update={"use": use})
+    reconcile(site_broker())
+    assert len(broker.asked_for("grant")) == before
+    vision.refresh_from_db()
+    assert vision.use == use
+
+
+def test_what_slurm_lost_or_somebody_changed_is_made_again(vision: Project, broker: FakeBroker) -> None:
+    broker.granted[VISION] = broker.granted[VISION].model_copy(update={"members": {"mallory": [""]}})
+    reconcile(site_broker())
+    assert set(broker.granted[VISION].members) == {"alice"}
+    broker.granted.clear()
+    reconcile(site_broker())
+    assert set(broker.granted[VISION].members) == {"alice"}
+
+
+def test_a_closed_project_has_nobody_and_opens_again(
+    root: Browser, browser: Browser, vision: Project, broker: FakeBroker
+) -> None:
+    root.send(PAGE, f"{PAGE}state/", do="close")
+    assert broker.granted[VISION].members == {}
+    assert "Computer vision" not in text(browser.get("/")), "the start form offers it no more"
+    root.send(PAGE, f"{PAGE}state/", do="reopen")
+    assert set(broker.granted[VISION].members) == {"alice"}
+
+
+def test_who_may_not_sign_in_any_more_may_not_use_it(
+    vision: Project, broker: FakeBroker, alice: User
+) -> None:
+    alice.is_active = False
+    alice.save()
+    reconcile(site_broker())
+    assert broker.granted[VISION].members == {}
+
+
+# --- starting in a project -------------------------------------------------------------------------------
+
+START: dict[str, Any] = {"image": "torch", "gpus_per_node": 1, "nodes": 1, "minutes": 60, "app": "lab"}
+
+
+def test_a_session_runs_in_a_project(browser: Browser, vision: Project, hub, at_once) -> None:
+    page = text(browser.get("/"))
+    assert f'value="{VISION}"' in page and "Computer vision" in page
+    answer = browser.send("/", "/sessions/start/", account=VISION, partition="gpu", **START)
+    assert answer.status_code == 302
+    assert Session.objects.get().asked_for.account == VISION
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"partitions": ["cpu"]}, "may use cpu, not"),
+        ({"minutes": 30}, "for 30 minutes at most"),
+        ({"gpus": 0}, "may use 0 GPUs at a time; 1 were asked for"),
+        ({"nodes": 0}, "may use 0 nodes"),
+        ({"gpu_types": {"a100": 4}}, "so one must be named"),
+        ({"gpu_hours": 0}, "has used up"),
+    ],
+)
+def test_what_the_project_forbids_is_said_at_once(
+    browser: Browser, vision: Project, limits: dict[str, Any], sentence: str
+) -> None:
+    Project.objects.update(**limits)
+    answer = browser.send("/", "/sessions/start/", account=VISION, partition="gpu", **START)
+    assert answer.status_code == 422 and sentence in text(answer), text(answer)
+
+
+def test_anothers_project_cannot_be_used(other: Browser, vision: Project) -> None:
+    answer = other.send("/", "/sessions/start/", account=VISION, partition="gpu", **START)
+    # Without projects the form has no such field and ignores it; Slurm would refuse it as well.
+    assert answer.status_code == 302
+    assert Session.objects.get().asked_for.account is None
+
+
+# --- many rows -------------------------------------------------------------------------------------------
+
+
+def test_no_page_asks_more_with_more_rows(
+    root: Browser, admin: User, vision: Project, broker: FakeBroker
+) -> None:
+    def queries(act: Any) -> int:
+        with CaptureQueriesContext(
+            connection,
+        ) as found:
+            act()
+        return len(found)
+
+    acts = [
+        lambda: root.get("/projects/"),
+        lambda: root.get(PAGE),
+        lambda: root.get("/"),
+        lambda: reconcile(site_broker()),
+    ]
+    for act in acts:
+        act()
+    before = [queries(act) for act in acts]
+    users = User.objects.bulk_create([User(username=f"u{number}") for number in range(30)])
+    Membership.objects.bulk_create([Membership(project=vision, user=user) for user in users[:15]])
+    Invitation.objects.bulk_create([Invitation(project=vision, user=user, by=admin) for user in users[15:]])
+    more = Project.objects.bulk_create([Project(name=f"p{number}", title="t") for number in range(30)])
+    Membership.objects.bulk_create([Membership(project=one, user=admin) for one in more])
+    reconcile(site_broker())
+    assert [queries(act) for act in acts] == before

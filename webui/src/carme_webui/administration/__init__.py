@@ -1,0 +1,1 @@
+"""What administrators see and do: users, jobs, nodes, and the record of changes."""

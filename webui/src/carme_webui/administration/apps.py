@@ -1,0 +1,29 @@
+"""The Django app of administration; it says what is kept in the record of changes."""
+
+from django.apps import AppConfig, apps
+
+
+def hidden(_value: str) -> str:
+    """What the record shows of a secret: that it changed."""
+    return "…"
+
+
+class AdministrationConfig(AppConfig):
+    name = "carme_webui.administration"
+    label = "administration"
+
+    def ready(self) -> None:
+        from auditlog.registry import auditlog
+
+        mask = "carme_webui.administration.apps.hidden"
+        user, factor = apps.get_model("accounts", "User"), apps.get_model("mfa", "Authenticator")
+        auditlog.register(user, mask_fields=["password"], exclude_fields=["last_login"], mask_callable=mask)
+        auditlog.register(factor, mask_fields=["data"], exclude_fields=["last_used_at"], mask_callable=mask)
+        auditlog.register(apps.get_model("projects", "Project"), exclude_fields=["kept", "problem", "used"])
+        for app, model in [
+            ("projects", "Membership"),
+            ("projects", "Invitation"),
+            ("bookings", "Booking"),
+            ("administration", "Deed"),
+        ]:
+            auditlog.register(apps.get_model(app, model))

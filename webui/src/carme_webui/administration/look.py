@@ -1,0 +1,65 @@
+"""Seeing a user's pages as they see them, for support: read only, for half an hour, always on record."""
+
+import time
+from collections.abc import Callable
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils.translation import gettext as _
+
+from carme_webui.accounts.models import User
+from carme_webui.administration.models import Deed
+
+__all__ = ["KEY", "begin", "end", "looking"]
+
+KEY = "carme-looks-as"
+SECONDS = 1800.0
+#: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
+PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/")
+EXACTLY = ("/", "/live/", "/news/", "/profile/")
+#: What open pages load by themselves is no new look.
+BY_THEMSELVES = ("live/", "news/")
+
+
+def begin(request: HttpRequest, user: User) -> None:
+    """From now on this login sees the pages of `user`."""
+    request.session[KEY] = [user.pk, time.time()]
+    Deed.objects.create(by_id=request.user.pk, text=f"began to look at the pages of {user.username}")
+
+
+def end(request: HttpRequest) -> None:
+    """Be oneself again."""
+    if entry := request.session.pop(KEY, None):
+        user = User.objects.filter(pk=entry[0]).first()
+        Deed.objects.create(by_id=request.user.pk, text=f"ended to look at the pages of {user}")
+
+
+def looking(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    """Middleware that shows an admin who asked for it a user's pages, and lets nothing be changed there."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        entry = request.session.get(KEY)
+        if not entry or request.path == "/admin/look/end/":
+            return get_response(request)
+        admin = request.user
+        number, since = entry
+        user = User.objects.filter(pk=number, is_active=True, is_staff=False).first()
+        if not (isinstance(admin, User) and admin.is_staff) or user is None or time.time() > since + SECONDS:
+            del request.session[KEY]
+            return get_response(request)
+        request.impersonator = admin  # type: ignore[attr-defined]
+        request.user = user
+        allowed = request.path in EXACTLY or request.path.startswith(PAGES)
+        if request.method not in ("GET", "HEAD") or not allowed:
+            context = {
+                "title": _("You only look"),
+                "sentence": _("You see the pages of %s. Nothing can be changed there, and not all is shown.")
+                % user.username,
+                "remedy": _("Stop looking, to do this as yourself."),
+            }
+            return render(request, "error.html", context, status=403)
+        if not request.path.endswith(BY_THEMSELVES):
+            Deed.objects.create(by=admin, text=f"looked at {request.path[:200]} of {user.username}")
+        return get_response(request)
+
+    return middleware

@@ -1,0 +1,18 @@
+"""Addresses of administration."""
+
+from django.urls import path
+
+from carme_webui.administration import views
+
+urlpatterns = [
+    path("", views.home, name="admin"),
+    path("record/", views.record, name="admin-record"),
+    path("nodes/", views.nodes, name="admin-nodes"),
+    path("nodes/<str:name>/", views.node, name="admin-node"),
+    path("jobs/", views.jobs, name="admin-jobs"),
+    path("jobs/<int:number>/stop/", views.stop, name="admin-stop"),
+    path("users/", views.users, name="admin-users"),
+    path("users/new/", views.new_user, name="admin-new-user"),
+    path("users/at/<str:name>/", views.user, name="admin-user"),
+    path("look/end/", views.end_look, name="admin-end-look"),
+]

@@ -1,0 +1,1 @@
+"""Projects: people who share what Slurm grants them."""

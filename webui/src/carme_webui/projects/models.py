@@ -1,0 +1,158 @@
+"""A project, who is in it, and who is asked to join."""
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from carme.jobs import minutes_text
+from carme.projects import NAME_PATTERN, Grant, Use, account_of
+from carme_webui.accounts.models import User
+
+__all__ = ["Invitation", "Membership", "Project"]
+
+
+class Project(models.Model):
+    """People who share an account of Slurm; what that may use follows from the row.
+
+    Whoever changes it asks the broker at once, and the reconciler asks again until both agree. A limit that
+    is null is none; no partition chosen means all of them.
+    """
+
+    name = models.CharField(
+        _("name"),
+        max_length=32,
+        unique=True,
+        validators=[
+            RegexValidator(
+                rf"^{NAME_PATTERN}\Z",
+                _(
+                    "A project's name has up to 32 lower-case letters, digits and hyphens and begins with a "
+                    "letter."
+                ),
+            )
+        ],
+        error_messages={"unique": _("There is already a project of that name.")},
+    )
+    title = models.CharField(_("title"), max_length=80)
+    partitions = models.JSONField(default=list, blank=True)
+    # Type to number; a type that is not named has no limit.
+    gpu_types = models.JSONField(default=dict, blank=True)
+    gpus = models.IntegerField(null=True, blank=True)
+    nodes = models.IntegerField(null=True, blank=True)
+    jobs = models.IntegerField(null=True, blank=True)
+    minutes = models.IntegerField(null=True, blank=True)
+    gpu_hours = models.IntegerField(null=True, blank=True)
+    created = models.DateTimeField(default=timezone.now)
+    closed = models.DateTimeField(null=True, blank=True)
+    # Since when Slurm grants what the row says; null while it does not, and why not.
+    kept = models.DateTimeField(null=True, blank=True)
+    problem = models.TextField(blank=True)
+    # What Slurm counted when it was last looked at.
+    used = models.JSONField(default=dict, blank=True)
+
+    memberships: "models.QuerySet[Membership]"
+    invitations: "models.QuerySet[Invitation]"
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def of(cls, user: User) -> "models.QuerySet[Project]":
+        """Those in which a user may run jobs."""
+        return cls.objects.filter(closed=None, memberships__user=user)
+
+    @property
+    def account(self) -> str:
+        """Its account in Slurm."""
+        return account_of(self.name)
+
+    @property
+    def grant(self) -> Grant:
+        """What Slurm is to grant it; asks the database for members unless they were fetched."""
+        users = [] if self.closed else [one.user for one in self.memberships.all()]
+        members = sorted(user.username for user in users if user.is_active)
+        return Grant(
+            account=self.account,
+            members=members,
+            partitions=self.partitions,
+            gpu_types=self.gpu_types,
+            gpus=self.gpus,
+            nodes=self.nodes,
+            jobs=self.jobs,
+            minutes=self.minutes,
+            gpu_hours=self.gpu_hours,
+        )
+
+    @property
+    def use(self) -> Use:
+        """What its jobs use now, and have used."""
+        return Use(**self.used)
+
+    @property
+    def meters(self) -> list[tuple[str, float, int | None]]:
+        """What is used of what may be used, with names: (name, used, limit)."""
+        return [
+            (str(_("GPUs now")), self.use.gpus, self.gpus),
+            (str(_("Nodes now")), self.use.nodes, self.nodes),
+            (str(_("Jobs now")), self.use.jobs, self.jobs),
+            (str(_("GPU-hours")), round(self.use.gpu_hours, 1), self.gpu_hours),
+        ]
+
+    @property
+    def rules(self) -> list[tuple[str, str]]:
+        """Its other limits in words."""
+        found = [(str(_("Partitions")), ", ".join(self.partitions) or str(_("all")))]
+        for kind, most in sorted(self.gpu_types.items()):
+            words = str(_("none")) if most == 0 else str(_("at most %d at a time") % most)
+            found.append((str(_("GPUs of type %s") % kind), words))
+        longest = minutes_text(self.minutes) if self.minutes else str(_("as the site allows"))
+        return [*found, (str(_("Longest job")), longest)]
+
+    def get_absolute_url(self) -> str:
+        return reverse("project", args=[self.name])
+
+
+class _WithUsers(models.Manager["Membership"]):
+    """Members are never looked at without their names."""
+
+    def get_queryset(self) -> "models.QuerySet[Membership]":
+        return super().get_queryset().select_related("user")
+
+
+class Membership(models.Model):
+    """Somebody in a project. Managers say who is in it; what may be used is set by admins."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    manager = models.BooleanField(default=False)
+    since = models.DateTimeField(default=timezone.now)
+
+    objects = _WithUsers()
+
+    class Meta:
+        ordering = ("-manager", "user__username")
+        constraints = (models.UniqueConstraint(fields=["project", "user"], name="once_in_a_project"),)
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.project}"
+
+
+class Invitation(models.Model):
+    """Somebody who is asked to join; the row goes with the answer."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="invitations")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="invitations")
+    by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    created = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("created", "pk")
+        constraints = (models.UniqueConstraint(fields=["project", "user"], name="asked_once"),)
+
+    def __str__(self) -> str:
+        return f"{self.user} to {self.project}"

@@ -1,0 +1,13 @@
+"""Background work of projects."""
+
+from carme_webui.celery import app
+from carme_webui.cluster import broker
+from carme_webui.projects.reconcile import reconcile
+
+__all__ = ["agree"]
+
+
+@app.task
+def agree() -> None:
+    """Make projects and Slurm's accounts agree, and read what is used."""
+    reconcile(broker())

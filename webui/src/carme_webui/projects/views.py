@@ -1,0 +1,185 @@
+"""The pages of projects."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.db.models import Count, Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from carme.errors import CarmeError, Denied, InvalidRequest
+from carme_webui.accounts.login import signed_in
+from carme_webui.accounts.models import User
+from carme_webui.cluster import broker
+from carme_webui.projects import desk
+from carme_webui.projects.forms import LimitsForm, NewProjectForm
+from carme_webui.projects.models import Invitation, Membership, Project
+
+__all__ = ["answer", "limits", "member", "new", "project", "project_list", "state", "withdraw"]
+
+PER_PAGE = 50
+
+
+@require_safe
+def project_list(request: HttpRequest) -> HttpResponse:
+    """My projects, and my invitations; admins see all projects."""
+    user = signed_in(request)
+    rows = Project.objects.annotate(size=Count("memberships")).order_by("name")
+    if not user.is_staff:
+        rows = rows.filter(pk__in=Membership.objects.filter(user=user).values("project"))
+    if wanted := request.GET.get("q", "").strip()[:80]:
+        rows = rows.filter(Q(name__icontains=wanted) | Q(title__icontains=wanted))
+    context = {
+        "page": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),
+        "invitations": Invitation.objects.filter(user=user).select_related("project", "by"),
+        "wanted": wanted,
+    }
+    return render(request, "projects/list.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    """Make a project."""
+    user = _admin(request)
+    form = NewProjectForm(request.POST if request.method == "POST" else None)
+    if request.method == "POST" and form.is_valid():
+        values = form.cleaned_data
+        try:
+            made = desk.create(user, values["name"], values["title"], values["manager"], broker())
+        except CarmeError as error:
+            _put(form, error)
+        else:
+            return redirect("project-limits", made.name)
+    return render(request, "projects/new.html", {"form": form}, status=422 if form.errors else 200)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def project(request: HttpRequest, name: str) -> HttpResponse:
+    """One of my projects; a manager invites here."""
+    user, found = signed_in(request), _visible(request, name)
+    failure = ""
+    invited = request.POST.get("user", "").strip()
+    if request.method == "POST":
+        try:
+            desk.invite(user, found, invited)
+        except Denied as error:
+            raise Http404 from error
+        except InvalidRequest as error:
+            failure = str(error)
+        else:
+            messages.success(request, _("%s is invited and finds that under Projects.") % invited)
+            return redirect(found)
+    members = list(found.memberships.all())
+    context = {
+        "project": found,
+        "members": members,
+        "own": next((one for one in members if one.user == user), None),
+        "manager": user.is_staff or any(one.user == user and one.manager for one in members),
+        "invitations": found.invitations.select_related("user", "by"),
+        "failure": failure,
+        "invited": invited,
+    }
+    return render(request, "projects/project.html", context, status=422 if failure else 200)
+
+
+@require_POST
+def member(request: HttpRequest, name: str, user: str) -> HttpResponse:
+    """Take a member out, or change the role."""
+    by, found = signed_in(request), _visible(request, name)
+    row = get_object_or_404(Membership.objects.select_related("project"), project=found, user__username=user)
+    asked = request.POST.get("do", "")
+
+    def do() -> None:
+        if asked == "remove":
+            desk.remove(by, row, broker())
+        elif asked in ("manager", "member"):
+            desk.set_manager(by, row, asked == "manager")
+
+    _try(request, do)
+    if row.user == by and asked == "remove" and not by.is_staff:
+        return redirect("projects")
+    return redirect(found)
+
+
+@require_POST
+def withdraw(request: HttpRequest, name: str, user: str) -> HttpResponse:
+    """Take an invitation back."""
+    by, found = signed_in(request), _visible(request, name)
+    row = get_object_or_404(Invitation.objects.select_related("project"), project=found, user__username=user)
+    _try(request, lambda: desk.withdraw(by, row))
+    return redirect(found)
+
+
+@require_POST
+def answer(request: HttpRequest, number: int) -> HttpResponse:
+    """Say yes or no to an invitation of mine."""
+    user = signed_in(request)
+    row = get_object_or_404(Invitation.objects.select_related("project", "by"), pk=number, user=user)
+    yes = request.POST.get("answer") == "yes"
+    if _try(request, lambda: desk.answer(user, row, yes, broker())) and yes:
+        return redirect(row.project)
+    return redirect("projects")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def limits(request: HttpRequest, name: str) -> HttpResponse:
+    """What a project may use; admins change it here."""
+    user, found = _admin(request), _visible(request, name)
+    try:
+        cluster = broker().cluster()
+    except CarmeError:
+        cluster = None
+    form = LimitsForm(request.POST if request.method == "POST" else None, project=found, cluster=cluster)
+    if request.method == "POST" and form.is_valid():
+        try:
+            desk.limit(user, found, form.values, broker())
+        except CarmeError as error:
+            _put(form, error)
+        else:
+            messages.success(request, _("The limits are changed."))
+            return redirect(found)
+    context = {"form": form, "project": found}
+    return render(request, "projects/limits.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+def state(request: HttpRequest, name: str) -> HttpResponse:
+    """Close a project or open it again."""
+    user, found = _admin(request), _visible(request, name)
+    act = desk.close if request.POST.get("do") == "close" else desk.reopen
+    _try(request, lambda: act(user, found, broker()))
+    return redirect(found)
+
+
+def _visible(request: HttpRequest, name: str) -> Project:
+    """A project that the visitor may see."""
+    user = signed_in(request)
+    rows = Project.objects.all() if user.is_staff else Project.objects.filter(memberships__user=user)
+    return get_object_or_404(rows, name=name)
+
+
+def _admin(request: HttpRequest) -> User:
+    """Who is signed in, if that is an admin; nobody else is told that there is such a page."""
+    user = signed_in(request)
+    if not user.is_staff:
+        raise Http404
+    return user
+
+
+def _try(request: HttpRequest, act: Callable[[], Any]) -> bool:
+    """Do it; what is refused is said on the next page."""
+    try:
+        act()
+    except CarmeError as error:
+        messages.error(request, str(error))
+        return False
+    return True
+
+
+def _put(form: Any, error: CarmeError) -> None:
+    """Say an error beside the field that it is about."""
+    form.add_error(error.field if error.field in form.fields else None, str(error))
