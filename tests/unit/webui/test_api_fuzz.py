@@ -1,0 +1,142 @@
+"""Whatever is sent to the API, by whom ever: no failure of ours, and nothing of somebody else's.
+
+schemathesis makes requests out of our own document, right and wrong ones, half of them about what is another
+user's. `CARME_API_EXAMPLES=500 pytest tests/unit/webui/test_api_fuzz.py` takes its time.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from django.core.signals import request_finished, request_started
+from django.core.wsgi import get_wsgi_application
+from django.db import close_old_connections, transaction
+from hypothesis import strategies as st
+from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
+
+from carme_webui.accounts.models import User
+from carme_webui.api.models import SCOPES, Token
+from carme_webui.bookings.models import Booking
+from carme_webui.jobs.models import Job
+from carme_webui.sessions.models import Session
+
+from .conftest import program_of
+from .fake_broker import NOW, FakeBroker, make_job
+
+EXAMPLES = int(os.environ.get("CARME_API_EXAMPLES", "4"))  # of each operation, right and wrong
+MARK = "zq-secret-of-carol"
+HERS = {"name": ["scarolxyz", "carme-0123456789ab"], "job_id": [7]}
+
+
+@pytest.fixture
+def carol(db: None, broker: FakeBroker, settings: Any, killed: Any) -> User:
+    """Somebody with one of everything."""
+    site = settings.SITE
+    settings.SITE = site.model_copy(
+        update={
+            "bookings": site.bookings.model_copy(update={"enabled": True}),
+            "portal": site.portal.model_copy(update={"requests_per_minute": 10**6}),
+        }
+    )
+    carol = User.objects.create_user("carol", email=f"{MARK}@example.org")
+    Session.objects.create(
+        name="scarolxyz", owner=carol, options={"image": "torch", "minutes": 5, "title": MARK}, state="ready"
+    )
+    Job.store([broker.put(make_job(7, user="carol", name=MARK, kind="batch", node_list=MARK))])
+    broker.logs[7] = MARK.encode()
+    broker.results[7] = MARK.encode()
+    Booking.objects.create(
+        name="carme-0123456789ab", owner=carol, title=MARK, partition="gpu", gpu_type="a100", gpus_per_node=4,
+        node_names=["n1"], start=NOW.replace(year=2099), end=NOW.replace(year=2100), state="requested",
+    )  # fmt: skip
+    return carol
+
+
+@pytest.fixture(autouse=True)
+def _one_connection() -> Iterator[None]:
+    """Requests do not close the connection, whose transaction is the test's, as with Django's own client."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+def hers(carol: User) -> list[Any]:
+    """All that is Carol's, as it is in the database."""
+    rows = [
+        Session.objects.filter(owner=carol),
+        Job.objects.filter(user="carol"),
+        Booking.objects.filter(owner=carol),
+    ]
+    return [list(kind.values()) for kind in [*rows, Token.objects.filter(owner=carol)]]
+
+
+def operations() -> Iterator[Any]:
+    schema = schemathesis.openapi.from_wsgi(
+        "/api/v1/openapi.json", get_wsgi_application(), headers={"Host": "testserver"}
+    )
+    for found in schema.get_all_operations():
+        yield found.ok()  # pyright: ignore[reportAttributeAccessIssue]  a wrong document fails here
+
+
+@pytest.mark.parametrize("role", ["anonymous", "member", "manager", "admin"])
+def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBroker, alice: User) -> None:
+    # Managers and administrators see bookings, and decide on them; nobody sees more of others.
+    manages = role in ("manager", "admin")
+    User.objects.filter(pk=alice.pk).update(is_staff=manages, is_superuser=role == "admin")
+    headers = {"Host": "testserver"}
+    if role != "anonymous":
+        program = program_of(User.objects.get(pk=alice.pk), *SCOPES)
+        headers["Authorization"] = program.defaults["HTTP_AUTHORIZATION"]
+    before, asked_before = hers(carol), len(broker.asked)
+    answered: set[int] = set()
+
+    for operation in operations():
+
+        @hypothesis.settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+        )
+        @hypothesis.given(
+            case=st.one_of(
+                operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE),
+                operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE),
+            ),
+            about=st.data(),
+        )
+        def send(case: Any, about: Any) -> None:
+            for name in set(case.path_parameters or {}) & set(HERS):
+                if about.draw(st.booleans()):
+                    case.path_parameters[name] = about.draw(st.sampled_from(HERS[name]))
+            with transaction.atomic():  # whatever it did is undone, so that the next one meets the same
+                answer = case.call(headers=headers)
+                answered.add(answer.status_code)
+                after = hers(carol)
+                transaction.set_rollback(True)
+            told = (
+                f"{case.method} {case.formatted_path} {case.body!r}: {answer.status_code} {answer.text[:300]}"
+            )
+            assert answer.status_code < 500 or answer.status_code == 503, told
+            if role == "anonymous":
+                assert answer.status_code in (401, 404, 405), told
+            if not (manages and case.path.startswith("/api/v1/bookings")):
+                assert MARK not in answer.text, told
+                assert after == before, told
+            if answer.status_code not in (404, 405):
+                case.validate_response(answer, checks=[status_code_conformance, content_type_conformance])
+            if answer.status_code >= 400:
+                assert answer.headers["content-type"] == ["application/problem+json"], told
+
+        send()
+
+    acted_for = {getattr(request, "user", None) for request in broker.asked[asked_before:]}
+    assert acted_for <= {None, "alice"} | ({"carol"} if manages else set())
+    assert answered >= ({401} if role == "anonymous" else {200, 404, 422}), "something was really asked"
