@@ -16,6 +16,7 @@ import os
 import pwd
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def postgresql(folder: Path) -> Iterator[None]:
             time.sleep(0.1)
         yield
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)  # at once: our own pool still holds connections
         server.wait()
 
 
