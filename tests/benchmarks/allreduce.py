@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from mpi_environments import mpi_environment
-from report import print_table, row, write_json
+from report import print_table, row, tidy_up_when_ended, write_json
 from two_nodes import DEVICE, TwoNodes, can_be_made
 
 KIB, MIB = 1024, 1024 * 1024
@@ -103,6 +103,7 @@ def main() -> None:
     arguments = options.parse_args()
     if arguments.worker:
         return work(*arguments.worker)
+    tidy_up_when_ended()
     sizes = arguments.sizes or (QUICK if arguments.quick else tuple(SIZES))
     rounds = arguments.rounds or (5 if arguments.quick else 9)
     seconds = arguments.seconds or (1.0 if arguments.quick else 12.0)

@@ -3,9 +3,15 @@
 import json
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+
+def tidy_up_when_ended() -> None:
+    """Let SIGTERM end the program as Ctrl-C does, so that nothing that it started or made stays behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def machine() -> dict[str, Any]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from allreduce import Contestant, Scene, admit, has_horovod, pin, read_line, start, start_horovod
-from report import print_table, row, write_json
+from report import print_table, row, tidy_up_when_ended, write_json
 from two_nodes import TwoNodes, can_be_made
 
 BATCH = {"mlp": 32, "cnn": 16, "transformer": 8}  # samples to a rank and step
@@ -56,6 +56,7 @@ def main() -> None:
     arguments = options.parse_args()
     if arguments.worker:
         return work(*arguments.worker)
+    tidy_up_when_ended()
     rounds = arguments.rounds or (3 if arguments.quick else 7)
     scenes = [Scene("node", r) for r in arguments.ranks or ((1, 2) if arguments.quick else (1, 2, 4))]
     rates = arguments.rates if arguments.rates is not None else () if arguments.quick else RATES
