@@ -138,7 +138,7 @@ elif name == "scontrol" and (word := [one for one in sys.argv if re.match("Reser
         after = before | values | {"TRES": "cpu=8", "Flags": "SPEC_NODES"}
         lines.append(" ".join(f"{key}={value}" for key, value in after.items()))
     known.write_text("".join(line + "\n" for line in lines))
-elif name == "scontrol" and sys.argv[1] == "update" and sys.argv[2].startswith("NodeName="):
+elif name == "scontrol" and sys.argv[1:2] == ["update"] and any(one.startswith("State=") for one in sys.argv):
     pass  # the call is on record
 elif name == "scontrol" and sys.argv[1] == "update" and "ReservationName=" in sys.argv:
     (job,) = [job for job in jobs if f"JobId={job['A']}" in sys.argv]

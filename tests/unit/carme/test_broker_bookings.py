@@ -61,6 +61,7 @@ async def test_a_booking_becomes_a_reservation_of_slurm(portal: Any) -> None:
             *["create", "reservation", f"ReservationName={NAME}"],
             *[f"StartTime={wanted.start:%Y-%m-%dT%H:%M:%S}", f"EndTime={wanted.end:%Y-%m-%dT%H:%M:%S}"],
             *["PartitionName=gpu", "Nodes=n1,n2", "Users=ada,bob"],
+            "Flags=NO_HOLD_JOBS_AFTER",
         ]
     ]
     (line,) = [line for line in portal.audit() if line["action"] == "reserve"]
