@@ -6,24 +6,29 @@ https://jupyter-client.readthedocs.io/en/stable/messaging.html.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
-from websockets.sync.client import ClientConnection, connect
 
 from carme.errors import CarmeError
 
 #: A server answers the handshake when the kernel has answered it, and itself waits for that so long
 #: (`kernel_info_timeout` of jupyter_server); with a cold image on a busy node a kernel is slow to begin.
 HANDSHAKE_SECONDS = 65
+
+
+_T = TypeVar("_T")
 
 
 class ChannelClosed(CarmeError):
@@ -48,6 +53,52 @@ class CellResult:
         return not self.error
 
 
+class _Channel:
+    """A WebSocket for a plain program, in an event loop and a thread of its own; a context manager.
+
+    The library has a client for such programs too. It reads and writes one TLS connection in two threads at
+    once, and with Python 3.13.5 such connections hang now and then in their first moments.
+    """
+
+    def __init__(self, url: str, headers: dict[str, str], ssl: Any) -> None:
+        self._connecting = connect(
+            url, additional_headers=headers, ssl=ssl, max_size=None, open_timeout=HANDSHAKE_SECONDS
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="channel", daemon=True)
+
+    def __enter__(self) -> _Channel:
+        self._thread.start()
+        try:
+            self._socket = self._wait(self._connecting.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._wait(self._socket.close())
+        finally:
+            self._end()
+
+    def send(self, text: str) -> None:
+        """Send a message."""
+        self._wait(self._socket.send(text))
+
+    def recv(self, timeout: float) -> str | bytes:
+        """The next message. Raises TimeoutError after so many seconds."""
+        return self._wait(asyncio.wait_for(self._socket.recv(), timeout))
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 class NotebookKernel:
     """A Python kernel on a running single-user server, as a context manager.
 
@@ -60,7 +111,7 @@ class NotebookKernel:
         self._server_url = server_url
         self._ssl = ssl
         self._client_session = uuid.uuid4().hex
-        self._socket: ClientConnection | None = None
+        self._socket: _Channel | None = None
         self._open = contextlib.ExitStack()
         self._kernel_id = ""
 
@@ -95,12 +146,10 @@ class NotebookKernel:
             headers["Authorization"] = self._http.headers["Authorization"]
         try:
             self._socket = self._open.enter_context(
-                connect(
+                _Channel(
                     str(url.copy_with(scheme="wss" if url.scheme == "https" else "ws")),
-                    additional_headers=headers,
-                    ssl=self._ssl if url.scheme == "https" else None,
-                    max_size=None,
-                    open_timeout=HANDSHAKE_SECONDS,
+                    headers,
+                    self._ssl if url.scheme == "https" else None,
                 )
             )
         except (OSError, WebSocketException) as error:
