@@ -71,11 +71,14 @@ class FakeSlurm:
             (self.state / "accounting.json").write_text(json.dumps(records))
 
     def calls(self, program: str) -> list[dict[str, Any]]:
-        lines = (self.state / "calls.jsonl").read_text().splitlines()
+        # A program that is just writing its line holds the lock.
+        with self._locked():
+            lines = (self.state / "calls.jsonl").read_text().splitlines()
         return [call for call in map(json.loads, lines) if call["program"] == program]
 
     def fail(self, program: str, message: str) -> None:
-        (self.state / f"fail-{program}").write_text(message)
+        with self._locked():
+            (self.state / f"fail-{program}").write_text(message)
 
     def heal(self, program: str) -> None:
         (self.state / f"fail-{program}").unlink()
