@@ -1,4 +1,4 @@
-"""Times training steps of three models with torch DDP on Gloo, ours in three ways, and Horovod.
+"""Times training steps of five models with torch DDP on Gloo, ours in several ways, and Horovod.
 
     python tests/benchmarks/training.py --quick
     python tests/benchmarks/training.py --json result.json
@@ -7,6 +7,9 @@ All contestants run at the same time and take turns, so that what else the machi
 compare ratios. All train the same model with the same batches, and must come to the same loss after every
 turn: seconds_to_loss in the JSON is what each needed for that of the last. Horovod takes part where it is
 installed for this Python.
+
+The models keras_* are of Keras' layers on PyTorch: ours trains them by carme_runtime.keras (train_on_batch,
+with Keras' own loss and optimizer), the others in a loop of PyTorch's around the same model.
 
 Rows step_ms_<model>_2_<rate> are of two nodes (see two_nodes.py) with a link of that rate. Rows hidden_* tell
 how much of the communication that could be hidden was: (computing alone + communicating alone - the step)
@@ -27,14 +30,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allreduce import Contestant, Scene, admit, has_horovod, pin, read_line, start, start_horovod
+from allreduce import Contestant, Scene, admit, come_in, has_horovod, pin, read_line, start, start_horovod
 from report import print_table, row, tidy_up_when_ended, write_json
 from two_nodes import TwoNodes, can_be_made
 
-BATCH = {"mlp": 32, "cnn": 16, "transformer": 8}  # samples to a rank and step
+BATCH = {
+    "mlp": 32,
+    "cnn": 16,
+    "transformer": 8,
+    "keras_mlp": 32,
+    "keras_cnn": 16,
+}  # samples to a rank and step
 OURS = "carme_parallelize"
+KERAS = "carme_keras"  # ours for models of Keras, which the others train in a loop of PyTorch's
 ALONE = "alone"  # computes without communicating
 WAYS = ("gloo_ddp", "carme_ddp", OURS, "carme_overlap_step", "carme_horovod", "horovod")
+KERAS_WAYS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
+QUICK = ("mlp", "keras_mlp")
 RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
 WARM_UP = 2  # steps
 SAME_LOSS = 2e-3  # relative; the order of sums differs
@@ -45,12 +57,14 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--quick", action="store_true", help="few turns, and at most two ranks")
+    options.add_argument("--quick", action="store_true", help="few turns of two models on two ranks")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     options.add_argument("--rounds", type=int, help="turns (default 7, quick 3)")
     options.add_argument("--steps", type=int, default=3, help="steps to a turn (default 3)")
-    options.add_argument("--models", nargs="+", choices=tuple(BATCH), default=list(BATCH))
-    options.add_argument("--ranks", nargs="+", type=int, help="numbers of ranks (default 1 2 4, quick 1 2)")
+    options.add_argument(
+        "--models", nargs="+", choices=tuple(BATCH), help="(default all, quick mlp keras_mlp)"
+    )
+    options.add_argument("--ranks", nargs="+", type=int, help="numbers of ranks (default 1 2 4, quick 2)")
     options.add_argument("--rates", nargs="*", type=float, metavar="GBIT", help="links of two nodes (10 1)")
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
@@ -58,14 +72,14 @@ def main() -> None:
         return work(*arguments.worker)
     tidy_up_when_ended()
     rounds = arguments.rounds or (3 if arguments.quick else 7)
-    scenes = [Scene("node", r) for r in arguments.ranks or ((1, 2) if arguments.quick else (1, 2, 4))]
+    scenes = [Scene("node", r) for r in arguments.ranks or ((2,) if arguments.quick else (1, 2, 4))]
     rates = arguments.rates if arguments.rates is not None else () if arguments.quick else RATES
     if can_be_made():
         scenes += [Scene(f"{rate:g}gbit", 2, gbit=rate) for rate in rates]
     elif rates:
         print("Two nodes need root, ip and tc: they are left out.", file=sys.stderr)
     rows = []
-    for model in arguments.models:
+    for model in arguments.models or (QUICK if arguments.quick else BATCH):
         for scene in scenes:
             rows += measure(model, scene, rounds, arguments.steps)
     print_table(rows)
@@ -84,7 +98,9 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
         listener.listen(256)
         contestants: dict[str, Contestant] = {}
         program, more = Path(__file__), {"CARME_BENCHMARK_MODEL": model}
-        for name in (*WAYS, ALONE) if scene.linked else WAYS:
+        of_keras = model.startswith("keras")
+        ways, own = (KERAS_WAYS, KERAS) if of_keras else (WAYS, OURS)
+        for name in (*ways, ALONE) if scene.linked and not of_keras else ways:
             if name != "horovod":
                 contestants[name] = start(scene, name, door, nodes, program, more)
             elif has_horovod():
@@ -94,7 +110,10 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
             stack.callback(contestants[name].end)
         if absent := admit(contestants, listener):
             logs = [(folder / f"{name}.log").read_text(errors="replace")[-2000:] for name in absent]
-            raise SystemExit(f"These did not start: {', '.join(absent)}\n" + "\n".join(logs))
+            said = f"These did not start: {', '.join(absent)}\n" + "\n".join(logs)
+            if not {own, "gloo_ddp"} <= contestants.keys():
+                raise SystemExit(said)
+            print(said, file=sys.stderr)
         times: dict[str, list[float]] = {}
         used: dict[str, list[float]] = {}
         backward: list[float] = []
@@ -110,7 +129,7 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
                     used.setdefault(name, []).append(statistics.mean(a["cpu_ms"] for a in answers))
                     if name == ALONE:
                         backward.append(max(answer["backward_ms"] for answer in answers))
-            if scene.linked:
+            if scene.linked and not of_keras:
                 answers = contestants[OURS].order({"communicate": steps})
                 communication += [max(answer["ms"] for answer in answers)] if turn else []
             expected = losses["gloo_ddp"]
@@ -118,7 +137,7 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
                 if abs(loss - expected) > SAME_LOSS * abs(expected):
                     raise SystemExit(f"{name}: loss {loss} instead of {expected} with {model}")
     medians = {name: statistics.median(values) for name, values in times.items()}
-    alone, ours = medians.pop(ALONE, None), medians.pop(OURS)
+    alone, ours = medians.pop(ALONE, None), medians.pop(own)
     # Against others; not against our own other ways.
     best = min(value for name, value in medians.items() if not name.startswith("carme"))
     samples = BATCH[model] * scene.ranks * 1000
@@ -128,14 +147,14 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
             f"step_ms_{model}_{suffix}",
             "ms",
             ours,
-            peers={name: medians.get(name) for name in WAYS if name != OURS},
+            peers={name: medians.get(name) for name in ways if name != own},
             floor=alone,
             aim="faster than every peer" if scene.ranks > 1 else "",
             holds=ours < best if scene.ranks > 1 else None,
             # Of one rank, all its threads: what is wasted in waiting shows here also on a busy machine.
             cpu_ms={name: round(statistics.median(values), 1) for name, values in used.items()},
             samples_per_second={
-                name: round(samples / value, 1) for name, value in {OURS: ours, **medians}.items()
+                name: round(samples / value, 1) for name, value in {own: ours, **medians}.items()
             },
             seconds_to_loss={
                 name: round(sum(t) * steps / 1000, 3) for name, t in times.items() if name != ALONE
@@ -180,11 +199,21 @@ def work(name: str, door: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     kind = os.environ["CARME_BENCHMARK_MODEL"]
-    model, rank, step = prepare(name, build(kind))
-    data = torch.Generator().manual_seed(1 + rank)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(door)
-    connection.sendall(json.dumps({"name": name, "rank": rank}).encode() + b"\n")
+    if kind.startswith("keras"):
+        os.environ["KERAS_BACKEND"] = "torch"
+    if name == KERAS:
+        rank, step_all = prepare_keras(build(kind))
+        shares = range(int(os.environ["WORLD_SIZE"]))  # a global batch is given to all ranks
+
+        def step(_: Any, x: Any, y: Any) -> Any:
+            return step_all(x, y), 0.0
+
+        model = None
+    else:
+        model, rank, step = prepare(name, build(kind))
+        shares = range(rank, rank + 1)
+    data = [torch.Generator().manual_seed(1 + each) for each in shares]
+    connection = come_in(name, rank, door)
     while True:
         try:
             order = json.loads(read_line(connection))
@@ -194,7 +223,10 @@ def work(name: str, door: str) -> None:
             answer = {"ms": communicate(model, order["communicate"])}
             connection.sendall(json.dumps(answer).encode() + b"\n")
             continue
-        batches = [batch(kind, data) for _ in range(order["steps"])]
+        batches = [
+            tuple(torch.cat(parts) for parts in zip(*(batch(kind, each) for each in data), strict=True))
+            for _ in range(order["steps"])
+        ]
         begin, used, loss, back = time.perf_counter(), time.process_time(), torch.zeros(()), 0.0
         for x, y in batches:
             loss, took = step(model, x, y)
@@ -204,7 +236,7 @@ def work(name: str, door: str) -> None:
         answer = {
             "ms": took,
             "cpu_ms": used,
-            "loss": loss.item(),
+            "loss": float(loss),
             "backward_ms": back / order["steps"] * 1000,
         }
         connection.sendall(json.dumps(answer).encode() + b"\n")
@@ -224,6 +256,8 @@ def communicate(model: Any, times: int) -> float:
 
 def build(kind: str) -> Any:
     """The model: 25 M parameters in an MLP, 3 M in a residual network, 5 M in a transformer."""
+    if kind.startswith("keras"):
+        return build_keras(kind)
     import torch
     from torch import nn
 
@@ -262,17 +296,58 @@ def build(kind: str) -> Any:
     )
 
 
+def build_keras(kind: str) -> Any:
+    """The same MLP, or a plain convolutional network of 1 M parameters, of Keras' layers."""
+    import keras  # pyright: ignore[reportMissingImports]
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    if kind == "keras_mlp":
+        body = [keras.Input((1024,)), *(layers.Dense(3072, activation="relu") for _ in range(3))]
+    else:
+        body = [
+            keras.Input((32, 32, 3)),
+            *(layers.Conv2D(n, 3, 2, padding="same", activation="relu") for n in (32, 64, 128, 256)),
+            layers.GlobalAveragePooling2D(),
+        ]
+    return keras.Sequential([*body, layers.Dense(1000)])
+
+
 def batch(kind: str, data: Any) -> tuple[Any, Any]:
     """Inputs and classes for one step of one rank."""
     import torch
 
     count = BATCH[kind]
+    kind, of_keras = kind.removeprefix("keras_"), kind.startswith("keras")
     classes = torch.randint(0, 1000, (count,), generator=data)
     if kind == "mlp":
         return torch.randn(count, 1024, generator=data), classes
     if kind == "cnn":
-        return torch.randn(count, 3, 32, 32, generator=data), classes
+        # Keras has the channels last.
+        shape = (32, 32, 3) if of_keras else (3, 32, 32)
+        return torch.randn(count, *shape, generator=data), classes
     return torch.randint(0, 4000, (count, 64), generator=data), classes
+
+
+def prepare_keras(model: Any) -> tuple[int, Callable[[Any, Any], float]]:
+    """This rank, and a step on a global batch by `carme_runtime.keras`, which gives its loss."""
+    import keras  # pyright: ignore[reportMissingImports]
+
+    import carme_runtime.keras as ck
+
+    model = ck.Model(model)
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.01, momentum=0.9),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=False,
+    )
+
+    def step(x: Any, y: Any) -> float:
+        # Keras' own metric is a mean over all steps since it was set back.
+        model.reset_metrics()
+        return float(model.train_on_batch(x.numpy(), y.numpy()))
+
+    return ck.get_rank(), step
 
 
 def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], Any]]:

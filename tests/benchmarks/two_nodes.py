@@ -57,9 +57,10 @@ class TwoNodes:
                 *("link", "add", DEVICE, "netns", nodes[0], "type", "veth"),
                 *("peer", "name", DEVICE, "netns", nodes[1]),
             )
-            for node, address in zip(nodes, self.addresses, strict=True):
+            for number, (node, address) in enumerate(zip(nodes, self.addresses, strict=True)):
                 _ip("-n", node, "address", "add", f"{address}/24", "dev", DEVICE)
                 _ip("-n", node, "link", "set", DEVICE, "up")
+                self._receive_on(node, number % (os.cpu_count() or 1))
                 if self.gbit:
                     burst = max(_LEAST_BURST, round(self.gbit * 1e9 / 8 * _BURST_SECONDS))
                     shape = [
@@ -90,6 +91,16 @@ class TwoNodes:
     def wire_us(self, size: int) -> float | None:
         """Microseconds of `size` bytes on the wire, without any header; None where nothing is shaped."""
         return size * 8 / (self.gbit * 1000) if self.gbit else None
+
+    def _receive_on(self, node: str, core: int) -> None:
+        """Let one core take in what comes to a node, as a network card lets one core take each connection's.
+
+        Else each packet is taken in by the core that sent it: they overtake one another, TCP takes that for
+        losses and sends hundreds of them again, which no real wire makes it do.
+        """
+        file = f"/sys/class/net/{DEVICE}/queues/rx-0/rps_cpus"
+        command = ["sh", "-c", 'printf %s "$1" > "$2"', "sh", f"{1 << core:x}", file]
+        _run("ip", "netns", "exec", node, *command)
 
     def _take_away(self) -> None:
         for number in (1, 2):
