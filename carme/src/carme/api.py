@@ -131,6 +131,7 @@ class BookingOut(BaseModel):
     name: str
     title: str
     owner: str
+    project: str = ""
     partition: str
     gpu_type: str
     gpus_per_node: int

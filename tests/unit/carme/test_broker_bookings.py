@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carme.bookings import Hold
+from carme.bookings import Hold, Window
 from carme.errors import Denied, InvalidRequest, SlurmError
 from carme.jobs import JobRequest
 from carme.slurm import parsing
@@ -223,6 +223,72 @@ def test_maintenance_is_told_apart() -> None:
         False,
     )
     assert (two.name, two.node_names, two.maintenance) == ("maint", ["n1", "n2", "n3"], True)
+
+
+async def test_a_booking_of_a_project_is_for_its_account(portal: Any) -> None:
+    wanted = hold(users=[], accounts=["carme-vision"])
+    kept = await portal.client.reserve(wanted, user="ada")
+    assert (kept.accounts, kept.users) == (["carme-vision"], [])
+    (call,) = changes(portal)
+    assert "Accounts=carme-vision" in call and not any(word.startswith("Users=") for word in call)
+    await portal.client.reserve(wanted, user="ada")
+    assert len(changes(portal)) == 1, "it is as it is to be"
+    for users, accounts in ([], []), (["ada"], ["carme-vision"]):
+        with pytest.raises(ValueError, match="must be for users, or for an account"):
+            hold(users=users, accounts=accounts)
+
+
+def window(first: int = 60, last: int = 180, **fields: Any) -> Window:
+    """A maintenance that begins so many minutes from now and ends after so many."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    values: dict[str, Any] = {
+        "name": "carme-maintenance-aaaaaaaaaaaa", "node_names": ["n1", "n2"],
+        "start": now + timedelta(minutes=first), "end": now + timedelta(minutes=last),
+    }  # fmt: skip
+    return Window(**(values | fields))
+
+
+async def test_a_maintenance_is_planned_changed_and_called_off(portal: Any) -> None:
+    wanted = window()
+    kept = await portal.client.maintain(wanted, user="root")
+    assert (kept.node_names, kept.users, kept.start) == (["n1", "n2"], ["root"], wanted.start)
+    await portal.client.maintain(wanted, user="root")
+    shorter = wanted.model_copy(update={"end": wanted.end - timedelta(minutes=30), "node_names": ["n1"]})
+    assert (await portal.client.maintain(shorter, user="root")).end == shorter.end
+    await portal.client.release(wanted.name, user="root")
+    made, changed, deleted = changes(portal)
+    assert "Flags=MAINT,IGNORE_JOBS" in made and "Nodes=n1,n2" in made and "Users=root" in made
+    assert changed[2:] == [f"EndTime={shorter.end:%Y-%m-%dT%H:%M:%S}", "Nodes=n1"]
+    assert deleted == ["delete", f"ReservationName={wanted.name}"]
+    lines = [line for line in portal.audit() if line["action"] == "maintain"]
+    assert [(line["by"], line["user"], line["result"]) for line in lines] == [("hub", "root", "ok")] * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"node_names": ["n1", "n99"]}, "There is no node 'n99'"),
+        ({"first": -20, "last": -10}, "The maintenance is over"),
+        ({"last": 600_000}, "must end within a year"),
+    ],
+)
+async def test_what_cannot_be_maintained(portal: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        await portal.client.maintain(window(**fields), user="root")
+    assert not changes(portal)
+
+
+async def test_only_services_plan_maintenance(site: Any) -> None:
+    with pytest.raises(Denied, match="may not reserve nodes for maintenance"):
+        await site.client.maintain(window(), user="ada")
+    for name in (
+        "maint",
+        "carme-aaaaaaaaaaaa",
+        "carme-maintenance-AAAAAAAAAAAA",
+        "carme-maintenance-aaaaaaaaaaaa\n",
+    ):
+        with pytest.raises(ValueError, match="name"):
+            window(name=name)
 
 
 async def test_a_job_runs_in_a_booking(site: Any, request_: JobRequest) -> None:

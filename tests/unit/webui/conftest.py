@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import django
@@ -90,16 +91,18 @@ from django.conf import settings as django_settings  # noqa: E402
 from django.core.cache import cache  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.test import Client  # noqa: E402
-from django.utils import timezone  # noqa: E402
+from django.utils import timezone, translation  # noqa: E402
 
+from carme.jobs import Cluster, Node, Partition  # noqa: E402
 from carme_webui.accounts import login  # noqa: E402
 from carme_webui.accounts.models import User  # noqa: E402
 from carme_webui.api import limits  # noqa: E402
 from carme_webui.api.models import SCOPES, Token  # noqa: E402
+from carme_webui.cluster import picture  # noqa: E402
 from carme_webui.errands import Errands  # noqa: E402
 from carme_webui.sessions import lifecycle  # noqa: E402
 
-from .fake_broker import FakeBroker  # noqa: E402
+from .fake_broker import NOW, FakeBroker  # noqa: E402
 from .fake_hub import FakeHub  # noqa: E402
 
 
@@ -109,7 +112,10 @@ def _static() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_cache(db: None) -> None:
+def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests' broker changes between two questions.
+    monkeypatch.setattr(picture, "seconds", 0.0)
+    translation.deactivate()  # a page of an earlier test may have been German
     cache.clear()
     limits._counter.cache_clear()
 
@@ -256,3 +262,26 @@ def other(bob: User) -> Browser:
     found = Browser()
     found.force_login(bob)
     return found
+
+
+@pytest.fixture
+def rules(settings, broker: FakeBroker):
+    """Bookings are allowed, on two nodes; called with values it changes the rules."""
+    broker.cluster = Cluster(
+        taken=NOW,
+        partitions=[Partition(name="gpu", default=True, node_names=["n1", "n2"])],
+        nodes=[Node(name=name, cpus=16, memory_mb=64_000, gpus={"a100": 4}) for name in ("n1", "n2")],
+    )
+
+    def change(**values: Any) -> None:
+        site = django_settings.SITE
+        policy = {"enabled": True, "share_percent": 100, "notice_minutes": 0} | values
+        settings.SITE = site.model_copy(
+            update={
+                "bookings": site.bookings.model_copy(update=policy),
+                "site": site.site.model_copy(update={"time_zone": "Europe/Berlin"}),
+            }
+        )
+
+    change()
+    return change

@@ -164,9 +164,14 @@ class FakeBroker:
                 if self.refusal is not None:
                     raise self.refusal
                 self.kept[hold.name] = Reservation(
-                    **hold.model_dump(include={"name", "start", "end", "node_names", "users"})
+                    **hold.model_dump(include={"name", "start", "end", "node_names", "users", "accounts"})
                 )
                 return self.kept[hold.name]
+            case protocol.Maintain(window=window):
+                if self.refusal is not None:
+                    raise self.refusal
+                self.kept[window.name] = Reservation(**window.model_dump(), users=["root"], maintenance=True)
+                return self.kept[window.name]
             case protocol.Release(name=name):
                 self.kept.pop(name, None)
                 return None

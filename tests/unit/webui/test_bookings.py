@@ -5,44 +5,20 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.utils import timezone
 
 from carme.bookings import BookingState, Cause
 from carme.errors import SlurmError
-from carme.jobs import Cluster, Node, Partition, Reservation
+from carme.jobs import Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.ics import calendar_text
 from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.bookings.models import Booking, site_zone
 
 from .conftest import Browser
-from .fake_broker import NOW, FakeBroker, make_job
+from .fake_broker import FakeBroker, make_job
 
 NEW = "/bookings/new/"
-
-
-@pytest.fixture
-def rules(settings, broker: FakeBroker):
-    """Bookings are allowed, on two nodes; called with values it changes the rules."""
-    broker.cluster = Cluster(
-        taken=NOW,
-        partitions=[Partition(name="gpu", default=True, node_names=["n1", "n2"])],
-        nodes=[Node(name=name, cpus=16, memory_mb=64_000, gpus={"a100": 4}) for name in ("n1", "n2")],
-    )
-
-    def change(**values: Any) -> None:
-        site = django_settings.SITE
-        policy = {"enabled": True, "share_percent": 100, "notice_minutes": 0} | values
-        settings.SITE = site.model_copy(
-            update={
-                "bookings": site.bookings.model_copy(update=policy),
-                "site": site.site.model_copy(update={"time_zone": "Europe/Berlin"}),
-            }
-        )
-
-    change()
-    return change
 
 
 def tomorrow(hour: int = 10) -> datetime:
@@ -415,9 +391,11 @@ def test_columns_with_the_same_content_are_one_cell() -> None:
     start = days[0].slots[0].start
     item = Item("n1", start + timedelta(hours=7), start + timedelta(hours=13), "mine", "A")
     endless = Item("n2", start, None, "job", "B")
-    one, two = lay_out([("n1", True), ("n2", False)], [item, endless], days, start + timedelta(hours=6))
-    assert [(cell.span, len(cell.items), cell.bookable) for cell in one.cells] == [
-        (1, 0, False), (2, 1, False), (1, 0, True),
+    now = start + timedelta(hours=6)
+    nodes = [("n1", True), ("n2", False)]
+    one, two = lay_out(nodes, [item, endless], days, now, lambda node, _slot: f"book {node}")
+    assert [(cell.span, len(cell.items), cell.link) for cell in one.cells] == [
+        (1, 0, ""), (2, 1, ""), (1, 0, "book n1"),
     ]  # fmt: skip
     assert [(cell.span, cell.items) for cell in two.cells] == [(4, (endless,))]
 

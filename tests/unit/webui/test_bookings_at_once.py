@@ -15,9 +15,6 @@ from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker as site_broker
 
 from .fake_broker import FakeBroker
-from .test_bookings import rules
-
-__all__ = ["rules"]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -20,9 +20,7 @@ from carme_webui.cluster import broker as site_broker
 from carme_webui.sessions.models import Session
 
 from .fake_broker import FakeBroker, make_job
-from .test_bookings import make, rules
-
-__all__ = ["rules"]
+from .test_bookings import make
 
 AWAY = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
 

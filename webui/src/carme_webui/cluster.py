@@ -1,14 +1,20 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from django.conf import settings
 
 from carme.broker import BrokerClient
+from carme.broker.protocol import Failure
+from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Cluster
+from carme.jobs import Cluster, Forecast, Job, Reservation
 
-__all__ = ["Supply", "broker", "entry_points", "images", "supplies"]
+__all__ = ["Picture", "Supply", "broker", "entry_points", "images", "picture", "supplies"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,74 @@ BROKER_TIMEOUT = 10.0
 def broker() -> BrokerClient:
     """The broker of this site."""
     return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
+
+
+#: Seconds for which the calendar shows the same running jobs.
+JOBS_SECONDS = 10.0
+
+
+class Picture:
+    """What the broker said a moment ago, for pages that only show it.
+
+    However many pages are made, each question is asked once in the time between two looks at Slurm: the
+    broker itself knows nothing newer. While it is asked again, other pages show what was said before. Who
+    decides something asks `broker()`.
+
+    Attributes:
+        seconds: How long an answer is shown; None: as long as the broker looks away.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        # Until when it is new, what was said, and what was refused.
+        self._known: dict[str, tuple[float, Any, Failure | None]] = {}
+        self._asking = {name: threading.Lock() for name in ("cluster", "forecast", "jobs", "reservations")}
+
+    def cluster(self) -> Cluster:
+        """Partitions and nodes. Raises CarmeError, as the broker does; so do the others."""
+        return self._seen("cluster", lambda: broker().cluster())
+
+    def forecast(self) -> Forecast:
+        """How many GPUs will be free."""
+        return self._seen("forecast", lambda: broker().forecast())
+
+    def jobs(self) -> list[Job]:
+        """All that wait or run; not to be changed. They may be thousands: they are asked for less often."""
+        return self._seen("jobs", lambda: broker().jobs(), least=JOBS_SECONDS)
+
+    def reservations(self) -> list[Reservation]:
+        """Slurm's; not to be changed."""
+        return self._seen("reservations", lambda: broker().reservations())
+
+    def _seen(self, name: str, ask: Callable[[], Any], least: float = 0.0) -> Any:
+        kept = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
+        until, value, failure = self._known.get(name, (0.0, None, None))
+        now = time.monotonic()
+        if now >= until:
+            # Who has nothing that is nearly new waits for who is asking.
+            turn = self._asking[name]
+            if turn.acquire(blocking=now >= until + kept):
+                try:
+                    until, value, failure = self._known.get(name, (0.0, None, None))
+                    if time.monotonic() >= until:
+                        value, failure = _answer(ask)
+                        self._known[name] = time.monotonic() + kept, value, failure
+                finally:
+                    turn.release()
+        if failure is not None:
+            raise failure.error()
+        return value
+
+
+def _answer(ask: Callable[[], Any]) -> tuple[Any, Failure | None]:
+    try:
+        return ask(), None
+    except CarmeError as error:
+        return None, Failure.of(error)
+
+
+picture = Picture()
+"""The picture of this process."""
 
 
 def entry_points(image: Image) -> dict[str, str]:

@@ -8,20 +8,29 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
+from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 from django.utils.translation import gettext as _
 
 from carme_webui.accounts.models import User
+from carme_webui.announcements.models import Maintenance
 from carme_webui.profile.notices import unread
 
 __all__ = ["bad_request", "csrf_failure", "forbidden", "not_found", "server_error", "site"]
 
 
 def site(request: HttpRequest) -> dict[str, Any]:
-    """Context of every page: the site's name, and how much waits to be read."""
+    """Context of every page: the site's name, how it looks, what waits to be read, maintenance to come."""
     user = getattr(request, "user", None)
     count = SimpleLazyObject(lambda: unread(user) if isinstance(user, User) else 0)
-    return {"site_name": settings.SITE.site.name, "unread": count}
+    theme = user.theme if isinstance(user, User) else ""
+    near = SimpleLazyObject(lambda: list(Maintenance.near(timezone.now())) if isinstance(user, User) else [])
+    return {
+        "site_name": settings.SITE.site.name,
+        "unread": count,
+        "theme": theme,
+        "maintenance_near": near,
+    }
 
 
 def _page(request: HttpRequest, status: HTTPStatus, title: str, sentence: str, remedy: str) -> HttpResponse:

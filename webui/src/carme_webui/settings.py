@@ -76,6 +76,7 @@ INSTALLED_APPS = [
     "carme_webui.profile",
     "carme_webui.api",
     "carme_webui.projects",
+    "carme_webui.announcements",
     "carme_webui.administration",
     "auditlog",
     "allauth",
@@ -94,6 +95,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "carme_webui.accounts.language.chosen",
     "auditlog.middleware.AuditlogMiddleware",
     "carme_webui.administration.look.looking",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -189,10 +191,22 @@ MFA_FORMS = {
 IDP_OIDC_ADAPTER = "carme_webui.accounts.identity.IdentityAdapter"
 IDP_OIDC_PRIVATE_KEY = SITE.secret("oidc-signing-key")
 
+# --- mail ------------------------------------------------------------------------------------------------
+
+# Without a server nothing is sent, and nothing is said to be.
+_mail = SITE.mail
+EMAIL_BACKEND = f"django.core.mail.backends.{'smtp' if _mail.server else 'dummy'}.EmailBackend"
+EMAIL_HOST, EMAIL_PORT, EMAIL_TIMEOUT = _mail.server, _mail.port, 20
+EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.security == "starttls", _mail.security == "tls"
+EMAIL_HOST_USER = _mail.user
+EMAIL_HOST_PASSWORD = SITE.secret("mail-password") if _mail.server and _mail.user else ""
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = _mail.sender or f"carme@{_url.hostname}"
+
 # --- language and time -----------------------------------------------------------------------------------
 
 LANGUAGE_CODE = "en"
-LANGUAGES = [("en", "English")]
+LANGUAGES = [("en", "English"), ("de", "Deutsch")]
+LOCALE_PATHS = [BASE_DIR / "locale"]
 USE_I18N = True
 USE_TZ = True
 TIME_ZONE = "UTC"
@@ -219,6 +233,9 @@ CELERY_BEAT_SCHEDULE = {
         ("agree on bookings", "carme_webui.bookings.tasks.agree", 20.0),
         ("read the accounting", "carme_webui.jobs.tasks.mirror_past", 60.0),
         ("agree on projects", "carme_webui.projects.tasks.agree", 30.0),
+        ("agree on maintenance", "carme_webui.announcements.tasks.agree", 30.0),
+        ("send mails", "carme_webui.profile.tasks.send_mails", 15.0),
+        ("warn of ends", "carme_webui.sessions.tasks.warn", 30.0),
     ]
 }
 

@@ -12,6 +12,7 @@ urlpatterns = [
     path("files/", include("carme_webui.files.urls")),
     path("projects/", include("carme_webui.projects.urls")),
     path("admin/", include("carme_webui.administration.urls")),
+    path("", include("carme_webui.announcements.urls")),
     path("profile/", include("carme_webui.profile.urls")),
     path("api/", include("carme_webui.api.urls")),
     path("tokens/", include("carme_webui.api.page_urls")),

@@ -1,12 +1,13 @@
 """Bookings: nodes with GPUs that users keep for themselves for a time, as Slurm reservations."""
 
-from carme.bookings.models import NAME_PATTERN, YEARS, Hold, Wish
+from carme.bookings.models import MAINTENANCE_PATTERN, NAME_PATTERN, YEARS, Hold, Window, Wish
 from carme.bookings.policy import Standing, board_of, check_rules, choose_nodes, needs_approval
 from carme.bookings.slots import Board, Claim, Need
 from carme.bookings.states import CAUSES, STATES, TRANSITIONS, BookingState, Cause, may_follow
 
 __all__ = [
     "CAUSES",
+    "MAINTENANCE_PATTERN",
     "NAME_PATTERN",
     "STATES",
     "TRANSITIONS",
@@ -18,6 +19,7 @@ __all__ = [
     "Hold",
     "Need",
     "Standing",
+    "Window",
     "Wish",
     "board_of",
     "check_rules",

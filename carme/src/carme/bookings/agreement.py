@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from carme.bookings.models import NAME_PATTERN, Hold
+from carme.bookings.models import MAINTENANCE_PATTERN, NAME_PATTERN, Hold, Window
 from carme.jobs import Reservation
 
-__all__ = ["Plan", "differs", "is_ours", "plan"]
+__all__ = ["Plan", "differs", "is_maintenance", "is_ours", "plan", "shifted"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,23 @@ def is_ours(name: str) -> bool:
     return re.fullmatch(NAME_PATTERN, name) is not None
 
 
-def differs(hold: Hold, reservation: Reservation, now: datetime) -> bool:
-    """Whether a reservation is not what it is to be; Slurm cannot change the start of one that has begun."""
+def is_maintenance(name: str) -> bool:
+    """Whether a reservation is a maintenance that was planned with Carme."""
+    return re.fullmatch(MAINTENANCE_PATTERN, name) is not None
+
+
+def shifted(window: Window | Hold, reservation: Reservation, now: datetime) -> bool:
+    """Whether a reservation has other nodes or another time; the start of one that has begun stays."""
     begun = reservation.start <= now
     return (
-        (reservation.start != hold.start and not begun)
-        or reservation.end != hold.end
-        or set(reservation.node_names) != set(hold.node_names)
-        or set(reservation.users) != set(hold.users)
+        (reservation.start != window.start and not begun)
+        or reservation.end != window.end
+        or set(reservation.node_names) != set(window.node_names)
+    )
+
+
+def differs(hold: Hold, reservation: Reservation, now: datetime) -> bool:
+    """Whether a reservation is not what it is to be."""
+    return shifted(hold, reservation, now) or (
+        set(reservation.users) != set(hold.users) or set(reservation.accounts) != set(hold.accounts)
     )

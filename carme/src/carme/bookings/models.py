@@ -8,10 +8,12 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from carme.jobs.requests import Word
 
-__all__ = ["NAME_PATTERN", "YEARS", "Hold", "Wish"]
+__all__ = ["MAINTENANCE_PATTERN", "NAME_PATTERN", "YEARS", "Hold", "Window", "Wish"]
 
 #: Reservations of Slurm with such names are Carme's; all others are the administrators' own.
 NAME_PATTERN = r"carme-[0-9a-f]{12}"
+#: The same of those in which administrators maintain nodes.
+MAINTENANCE_PATTERN = r"carme-maintenance-[0-9a-f]{12}"
 
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 MAXIMUM_MINUTES = 366 * 1440
@@ -61,6 +63,8 @@ class Wish(BaseModel):
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     title: str = Field(default="", max_length=80)
     users: list[User] = Field(default=[], max_length=100)
+    # The name of a project, if it is for that: then all of its members may use it.
+    project: str = Field(default="", max_length=32)
 
     @property
     def end(self) -> datetime:
@@ -79,7 +83,7 @@ class Wish(BaseModel):
 
 
 class Hold(BaseModel):
-    """What Slurm is to keep for a booking: these nodes, whole.
+    """What Slurm is to keep for a booking: these nodes, whole, for users or for a project's account.
 
     `name` is the reservation's, see NAME_PATTERN.
     """
@@ -89,7 +93,33 @@ class Hold(BaseModel):
     name: Annotated[str, AfterValidator(_name)]
     partition: Word
     node_names: list[Word] = Field(min_length=1, max_length=10_000)
-    users: list[User] = Field(min_length=1, max_length=101)
+    users: list[User] = Field(default=[], max_length=101)
+    # Of a project: whoever is in it, with jobs that it pays.
+    accounts: list[Word] = Field(default=[], max_length=1)
+    start: Moment
+    end: Moment
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError("must end after it starts")
+        if len(set(self.node_names)) < len(self.node_names):
+            raise ValueError("names a node twice")
+        if bool(self.users) == bool(self.accounts):
+            raise ValueError("must be for users, or for an account")
+        return self
+
+
+class Window(BaseModel):
+    """A time in which administrators have nodes for themselves: no job starts that would still run then.
+
+    `name` is the reservation's, see MAINTENANCE_PATTERN.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=rf"^{MAINTENANCE_PATTERN}$")
+    node_names: list[Word] = Field(min_length=1, max_length=10_000)
     start: Moment
     end: Moment
 

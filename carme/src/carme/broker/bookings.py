@@ -4,8 +4,8 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
-from carme.bookings.agreement import differs, is_ours
-from carme.bookings.models import MAXIMUM_MINUTES, Hold
+from carme.bookings.agreement import differs, is_maintenance, is_ours, shifted
+from carme.bookings.models import MAXIMUM_MINUTES, Hold, Window
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest, SlurmError
 from carme.jobs import Cluster, Reservation
@@ -56,35 +56,53 @@ class Bookings:
                 return there
             kept = (await self._look()).get(hold.name)
         if kept is None:
-            raise SlurmError(
-                f"Slurm has made the reservation {hold.name} and lost it again.",
-                "It is made anew in a moment.",
-                code="slurm-away",
-            )
+            raise _lost(hold.name)
         return kept
 
-    async def _change(self, hold: Hold, there: Reservation) -> None:
+    async def maintain(self, window: Window, cluster: Cluster) -> Reservation:
+        """Make Slurm keep nodes for maintenance: whatever runs or is reserved there, no job starts then.
+
+        Raises:
+            InvalidRequest: There is no such node, or the time is over or too long.
+            SlurmError: Slurm refused, or is away.
+        """
+        _check_time(window.end, "The maintenance")
+        known = {node.name for node in cluster.nodes}
+        if strange := sorted(set(window.node_names) - known):
+            raise InvalidRequest(
+                f"There is no node {strange[0]!r}.", f"There are: {listing(known)}.", field="node_names"
+            )
+        async with self._turn:
+            there = (await self._look()).get(window.name)
+            if there is None:
+                await self._slurm.make_maintenance(window)
+            elif shifted(window, there, datetime.now(UTC)):
+                await self._change(window, there)
+            else:
+                return there
+            kept = (await self._look()).get(window.name)
+        if kept is None:
+            raise _lost(window.name)
+        return kept
+
+    async def _change(self, hold: Hold | Window, there: Reservation) -> None:
         # Slurm refuses to set what it has already once jobs run there, so only what differs is set.
         await self._slurm.change_reservation(
             hold.name,
             start=hold.start if hold.start != there.start and there.start > datetime.now(UTC) else None,
             end=hold.end if hold.end != there.end else None,
             node_names=hold.node_names if set(hold.node_names) != set(there.node_names) else (),
-            users=hold.users if set(hold.users) != set(there.users) else (),
+            users=hold.users if isinstance(hold, Hold) and set(hold.users) != set(there.users) else (),
         )
 
     def _check(self, hold: Hold, cluster: Cluster) -> None:
-        now = datetime.now(UTC)
         if not self._settings.booking_policy(hold.partition).enabled:
             raise InvalidRequest(
                 f"GPUs of partition {hold.partition!r} cannot be booked.",
                 "An administrator can allow it in [bookings] of carme.toml.",
                 field="partition",
             )
-        if hold.end <= now:
-            raise InvalidRequest("The booking is over.", "Book anew.", field="end")
-        if hold.end > now + timedelta(minutes=MAXIMUM_MINUTES):
-            raise InvalidRequest("A booking ends within a year.", "Book less.", field="end")
+        _check_time(hold.end, "The booking")
         members = {one.name: one.node_names for one in cluster.partitions}
         if hold.partition not in members:
             raise InvalidRequest(
@@ -108,7 +126,7 @@ class Bookings:
             Denied: The reservation is not one of ours.
             SlurmError: Slurm refused, or is away.
         """
-        if not is_ours(name):
+        if not (is_ours(name) or is_maintenance(name)):
             raise Denied(
                 f"The reservation {name!r} is not a booking of Carme's.", "Change it with 'scontrol'."
             )
@@ -136,3 +154,19 @@ class Bookings:
         elif reservation.end > now:
             # Slurm deletes none in which jobs run. At its end it ends them, and then the reservation.
             await self._slurm.change_reservation(reservation.name, end=now + timedelta(seconds=1))
+
+
+def _check_time(end: datetime, what: str) -> None:
+    now = datetime.now(UTC)
+    if end <= now:
+        raise InvalidRequest(f"{what} is over.", "Choose a later end.", field="end")
+    if end > now + timedelta(minutes=MAXIMUM_MINUTES):
+        raise InvalidRequest(f"{what} must end within a year.", "Choose an earlier end.", field="end")
+
+
+def _lost(name: str) -> SlurmError:
+    return SlurmError(
+        f"Slurm has made the reservation {name} and lost it again.",
+        "It is made anew in a moment.",
+        code="slurm-away",
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from carme.bookings import Hold
+from carme.bookings import Hold, Window
 from carme.broker import protocol
 from carme.broker.protocol import EventBatch, LogPart, Overview, Recipe, Script, StartEstimate
 from carme.config import load
@@ -210,6 +210,10 @@ class BrokerClient:
         """For services: make or change the reservation of `user`'s booking, so that it is as `hold` says."""
         return self._ask(protocol.Reserve, hold=hold, user=user)
 
+    def maintain(self, window: Window, user: str) -> Reservation:
+        """For services: keep nodes for maintenance; `user`: the administrator who asked."""
+        return self._ask(protocol.Maintain, window=window, user=user)
+
     def release(self, name: str, user: str) -> None:
         """For services: give back what a booking of `user` keeps; jobs that run in it are ended."""
         self._ask(protocol.Release, name=name, user=user)
@@ -353,6 +357,10 @@ class AsyncBrokerClient:
     async def reserve(self, hold: Hold, user: str) -> Reservation:
         """For services: make or change the reservation of `user`'s booking, so that it is as `hold` says."""
         return await self._ask(protocol.Reserve, hold=hold, user=user)
+
+    async def maintain(self, window: Window, user: str) -> Reservation:
+        """For services: keep nodes for maintenance; `user`: the administrator who asked."""
+        return await self._ask(protocol.Maintain, window=window, user=user)
 
     async def release(self, name: str, user: str) -> None:
         """For services: give back what a booking of `user` keeps; jobs that run in it are ended."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
-from carme.bookings import Hold
+from carme.bookings import Hold, Window
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
@@ -43,6 +43,7 @@ __all__ = [
     "GetSession",
     "GetSessions",
     "LogPart",
+    "Maintain",
     "Note",
     "OpenFiles",
     "Overview",
@@ -241,6 +242,13 @@ class Reserve(_Asked):
     result = TypeAdapter(Reservation)
 
 
+class Maintain(_Asked):
+    method: Literal["maintain"] = "maintain"
+    window: Window
+    user: str = Field(min_length=1, max_length=256)
+    result = TypeAdapter(Reservation)
+
+
 class Release(_Asked):
     method: Literal["release"] = "release"
     name: str = Field(min_length=1, max_length=64)
@@ -348,6 +356,7 @@ Request = (
     | GetReport
     | GetReservations
     | Reserve
+    | Maintain
     | Release
     | GetProjects
     | PutGrant

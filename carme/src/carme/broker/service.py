@@ -237,6 +237,8 @@ class Broker:
                 return self._may_use(peer, await self._bookings.reservations())
             case protocol.Reserve():
                 return await self._reserve(peer, request)
+            case protocol.Maintain():
+                return await self._maintain(peer, request)
             case protocol.Release():
                 return await self._release(peer, request)
             case protocol.GetAccountsLed():
@@ -582,7 +584,7 @@ class Broker:
         _require_service(peer)
         hold = request.hold
         what = {"name": hold.name, "nodes": hold.node_names, "start": hold.start.isoformat()}
-        what |= {"end": hold.end.isoformat(), "users": hold.users}
+        what |= {"end": hold.end.isoformat(), "users": hold.users, "accounts": hold.accounts}
         try:
             for user in {request.user, *hold.users}:
                 require_person(await asyncio.to_thread(UnixAccount.named, user), self._settings)
@@ -591,6 +593,19 @@ class Broker:
             self._audit.record(peer, "reserve", request.user, error.code, message=error.message, **what)
             raise
         self._audit.record(peer, "reserve", request.user, "ok", **what)
+        return kept
+
+    async def _maintain(self, peer: Peer, request: protocol.Maintain) -> Reservation:
+        _require_service(peer, "reserve nodes for maintenance")
+        window = request.window
+        what = {"name": window.name, "nodes": window.node_names, "start": window.start.isoformat()}
+        what |= {"end": window.end.isoformat()}
+        try:
+            kept = await self._bookings.maintain(window, self._watch.cluster())
+        except CarmeError as error:
+            self._audit.record(peer, "maintain", request.user, error.code, message=error.message, **what)
+            raise
+        self._audit.record(peer, "maintain", request.user, "ok", **what)
         return kept
 
     async def _release(self, peer: Peer, request: protocol.Release) -> None:

@@ -4,7 +4,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Self, get_args, get_origin
+from typing import Annotated, Literal, Self, get_args, get_origin
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -262,6 +262,31 @@ class LdapSettings(_Table):
         return self
 
 
+class MailSettings(_Table):
+    """`[mail]`: how the portal sends mails; without `server` it sends none.
+
+    Attributes:
+        server, port: The mail server (SMTP), such as a relay of the site.
+        security: `starttls`, `tls`, or `none` for a relay on the same host; certificates are checked.
+        user: With what name to sign in; the password is the secret `mail-password`. Empty: without.
+        sender: The address that mails come from; by default `carme@` and the site's host.
+    """
+
+    server: str = ""
+    port: int = Field(default=25, ge=1, le=65_535)
+    security: Literal["none", "starttls", "tls"] = "starttls"
+    user: str = ""
+    sender: str = ""
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        if self.user and self.security == "none":
+            raise ValueError('would send a password in the clear; set security = "starttls" or "tls"')
+        if any(sign in self.sender + self.server for sign in "\r\n"):
+            raise ValueError("has a line break in 'sender' or 'server'")
+        return self
+
+
 class SecretSettings(_Table):
     """`[secrets]`: the folder with one file per secret."""
 
@@ -283,6 +308,7 @@ class Settings(_Table):
     portal: PortalSettings = PortalSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
     ldap: LdapSettings = LdapSettings()
+    mail: MailSettings = MailSettings()
     secrets: SecretSettings = SecretSettings()
 
     def session_policy(self, partition: str) -> SessionSettings:

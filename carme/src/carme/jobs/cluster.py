@@ -63,6 +63,7 @@ class Reservation(_Seen):
     end: datetime
     node_names: list[str] = []
     users: list[str] = []
+    accounts: list[str] = []
     cpus: int = 0
     gpus: int = 0
     maintenance: bool = False

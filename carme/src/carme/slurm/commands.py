@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from carme.bookings.models import Hold
+from carme.bookings.models import Hold, Window
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import (
     Cluster,
@@ -109,9 +109,18 @@ class SlurmCommands:
             *["scontrol", "create", "reservation", f"ReservationName={hold.name}"],
             *[f"StartTime={'now' if begun else _moment(hold.start)}", f"EndTime={_moment(hold.end)}"],
             *[f"PartitionName={hold.partition}", f"Nodes={','.join(hold.node_names)}"],
-            f"Users={','.join(hold.users)}",
+            # Slurm would want both of a job, were both named.
+            f"Accounts={','.join(hold.accounts)}" if hold.accounts else f"Users={','.join(hold.users)}",
             # Jobs that still wait for it at its end wait like all others then; else Slurm would hold them.
             "Flags=NO_HOLD_JOBS_AFTER",
+        )
+
+    async def make_maintenance(self, window: Window) -> None:
+        begun = window.start <= datetime.now(UTC)
+        await _ask(
+            *["scontrol", "create", "reservation", f"ReservationName={window.name}"],
+            *[f"StartTime={'now' if begun else _moment(window.start)}", f"EndTime={_moment(window.end)}"],
+            *[f"Nodes={','.join(window.node_names)}", "Users=root", "Flags=MAINT,IGNORE_JOBS"],
         )
 
     async def change_reservation(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
-from carme.bookings.models import Hold
+from carme.bookings.models import Hold, Window
 from carme.jobs import Cluster, Job, JobRequest, Licence, Reservation, Share, StartEstimate
 from carme.jobs.limits import Limits
 from carme.projects.models import ProjectAccount
@@ -83,6 +83,10 @@ class Slurm(Protocol):
 
     async def make_reservation(self, hold: Hold) -> None:
         """Keep nodes for users, from now where the start has passed; only Slurm's operators may."""
+        ...
+
+    async def make_maintenance(self, window: Window) -> None:
+        """Keep nodes for the operators, over whatever runs or is reserved there (flag MAINT)."""
         ...
 
     async def change_reservation(

@@ -241,6 +241,7 @@ def reservations(output: str) -> list[Reservation]:
                 end=end,
                 node_names=expand(_value(line, "Nodes")),
                 users=[user for user in _value(line, "Users").split(",") if user],
+                accounts=[account for account in _value(line, "Accounts").split(",") if account],
                 cpus=int(tres.get("cpu", 0)),
                 gpus=int(tres.get("gres/gpu", 0)),
                 maintenance="MAINT" in _value(line, "Flags").split(","),

@@ -1,11 +1,15 @@
 """The account of a person."""
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractUser
 from django.core.validators import RegexValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["User"]
+__all__ = ["THEMES", "User"]
+
+#: How pages may look; the empty one is what the system says.
+THEMES = {"": _("As the system says"), "light": _("Light"), "dark": _("Dark")}
 
 
 class User(AbstractUser):
@@ -26,3 +30,8 @@ class User(AbstractUser):
         ],
         error_messages={"unique": _("There is already an account of that name.")},
     )
+    # Empty: what the browser asks for.
+    language = models.CharField(max_length=8, blank=True, choices=settings.LANGUAGES)
+    theme = models.CharField(max_length=8, blank=True, choices=[(key, key) for key in THEMES if key])
+    # What differs from the defaults of `carme_webui.profile.kinds`: the kind to what is wanted of it.
+    wanted = models.JSONField(default=dict, blank=True)

@@ -20,10 +20,15 @@ class AdministrationConfig(AppConfig):
         auditlog.register(user, mask_fields=["password"], exclude_fields=["last_login"], mask_callable=mask)
         auditlog.register(factor, mask_fields=["data"], exclude_fields=["last_used_at"], mask_callable=mask)
         auditlog.register(apps.get_model("projects", "Project"), exclude_fields=["kept", "problem", "used"])
+        # What the portal itself notes each round is no change of anybody's.
+        auditlog.register(
+            apps.get_model("bookings", "Booking"), exclude_fields=["kept", "problem", "used", "session_name"]
+        )
+        auditlog.register(apps.get_model("announcements", "Maintenance"), exclude_fields=["kept", "problem"])
         for app, model in [
             ("projects", "Membership"),
             ("projects", "Invitation"),
-            ("bookings", "Booking"),
             ("administration", "Deed"),
+            ("announcements", "News"),
         ]:
             auditlog.register(apps.get_model(app, model))

@@ -15,7 +15,7 @@ __all__ = ["KEY", "begin", "end", "looking"]
 KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
-PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/")
+PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/")
 EXACTLY = ("/", "/live/", "/news/", "/profile/")
 #: What open pages load by themselves is no new look.
 BY_THEMSELVES = ("live/", "news/")

@@ -9,6 +9,7 @@ urlpatterns = [
     path("record/", views.record, name="admin-record"),
     path("nodes/", views.nodes, name="admin-nodes"),
     path("nodes/<str:name>/", views.node, name="admin-node"),
+    path("approvals/", views.approvals, name="admin-approvals"),
     path("jobs/", views.jobs, name="admin-jobs"),
     path("jobs/<int:number>/stop/", views.stop, name="admin-stop"),
     path("users/", views.users, name="admin-users"),

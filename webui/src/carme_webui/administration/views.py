@@ -11,11 +11,13 @@ from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils.dateparse import parse_date
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from carme.bookings import BookingState
 from carme.errors import CarmeError, InvalidRequest
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
@@ -24,11 +26,25 @@ from carme_webui.administration import look
 from carme_webui.administration.forms import NewUserForm
 from carme_webui.administration.models import Deed
 from carme_webui.administration.people import take_in
+from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
 from carme_webui.profile.notices import tell
 from carme_webui.projects.models import Project
 
-__all__ = ["end_look", "home", "jobs", "new_user", "node", "nodes", "record", "stop", "user", "users"]
+__all__ = [
+    "approvals",
+    "end_look",
+    "for_admins",
+    "home",
+    "jobs",
+    "new_user",
+    "node",
+    "nodes",
+    "record",
+    "stop",
+    "user",
+    "users",
+]
 
 PER_PAGE = 50
 View = Callable[..., HttpResponse]
@@ -122,6 +138,15 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
 
 @require_safe
 @for_admins
+def approvals(request: HttpRequest) -> HttpResponse:
+    """Bookings that wait for an answer, the one that begins first first."""
+    rows = Booking.open().filter(state=BookingState.REQUESTED)
+    page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+    return render(request, "administration/approvals.html", {"page": page})
+
+
+@require_safe
+@for_admins
 def jobs(request: HttpRequest) -> HttpResponse:
     """All jobs and sessions that wait or run."""
     try:
@@ -155,11 +180,12 @@ def stop(request: HttpRequest, number: int) -> HttpResponse:
         return redirect("admin-jobs")
     Deed.objects.create(by=by, text=f"ended job {number} ({job.name}) of {job.user}: {message}"[:400])
     if owner := User.objects.filter(username=job.user).first():
-        text = _("An administrator ended your job %(number)s (%(name)s).") % {
-            "number": number,
-            "name": job.name,
-        }
-        tell(owner, f"{text} {message}".strip())
+
+        def text() -> str:
+            said = _("An administrator ended your job %(number)s (%(name)s).")
+            return f"{said % {'number': number, 'name': job.name}} {message}".strip()
+
+        tell(owner, text, link=reverse("job", args=[number]))
     messages.success(request, _("Job %s is ended; its owner is told.") % number)
     return redirect("admin-jobs")
 
@@ -221,7 +247,7 @@ def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
             messages.success(request, _("%s can sign in again.") % found.username)
         case "second-factor":
             remove_second_factor(found)
-            tell(found, _("An administrator took the second factor off your account."))
+            tell(found, lambda: _("An administrator took the second factor off your account."))
             messages.success(request, _("%s has no second factor now.") % found.username)
         case _:
             messages.error(request, _("This cannot be done with this account."))

@@ -3,6 +3,7 @@
 from http import HTTPStatus
 from typing import Any
 
+from auditlog.context import auditlog_value
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from ninja.errors import HttpError
@@ -49,6 +50,8 @@ class TokenAuth(HttpAuthBase):
                 _("Make one in the portal under API tokens, and send it as 'Authorization: Bearer TOKEN'."),
             )
         request.auth = token  # type: ignore[attr-defined]
+        # The record of changes was begun before it was known who asks.
+        auditlog_value.get({})["actor"] = token.owner
         return token
 
 

@@ -161,6 +161,7 @@ def booking_out(row: Booking) -> BookingOut:
     return BookingOut(
         **{name: getattr(row, name) for name in same},
         owner=row.owner.username,
+        project=row.project.name if row.project else "",
         state=BookingState(row.state),
         kept=row.kept is not None,
     )

@@ -33,7 +33,7 @@ from carme_webui.api.schemas import Paging, page_of
 from carme_webui.bookings import desk
 from carme_webui.bookings.forms import kinds
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, images, supplies
+from carme_webui.cluster import broker, entry_points, images, picture, supplies
 from carme_webui.jobs import submissions
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.search import FILTERS, Search, own_jobs
@@ -124,7 +124,7 @@ def profile(request: HttpRequest) -> wire.Account:
 @general.get("/cluster", response=_answers(wire.Overview))
 def cluster(request: HttpRequest) -> wire.Overview:
     """Partitions, nodes, and the GPUs that are free now."""
-    found = broker().cluster()
+    found = picture.cluster()
     return schemas.overview_of(found, supplies(found))
 
 
@@ -334,7 +334,7 @@ class SlotSearch(BaseModel):
 @bookings.get("", response=_answers(wire.Page[wire.BookingOut]))
 def list_bookings(request: HttpRequest, search: Query[BookingSearch]) -> Any:
     """My bookings, newest first. Those that others share with me are among 'usable' ones."""
-    rows = Booking.objects.select_related("owner").filter(owner=asker(request))
+    rows = Booking.objects.select_related("owner", "project").filter(owner=asker(request))
     wanted = {"state": search.state, "partition": search.partition}
     wanted |= {"end__gt": search.since, "start__lt": search.until}
     rows = rows.filter(**{name: value for name, value in wanted.items() if value})
@@ -360,7 +360,7 @@ def usable_bookings(request: HttpRequest) -> Any:
 @bookings.get("/kinds", response=_answers(list[wire.NodeKind]))
 def booking_kinds(request: HttpRequest) -> Any:
     """Which nodes can be booked."""
-    return [wire.NodeKind.model_validate(kind) for kind in kinds(broker().cluster(), settings.SITE)]
+    return [wire.NodeKind.model_validate(kind) for kind in kinds(picture.cluster(), settings.SITE)]
 
 
 @bookings.get("/slots", response=_answers(list[wire.Slot]))
@@ -376,7 +376,7 @@ def free_slots(request: HttpRequest, search: Query[SlotSearch]) -> Any:
 def show_booking(request: HttpRequest, name: str = BookingName) -> Any:
     """A booking of mine, or one that I may use; for a manager any."""
     user = asker(request)
-    found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
+    found = get_object_or_404(Booking.objects.select_related("owner", "project"), name=name)
     if not (user.is_staff or found.may_be_used_by(user)):
         raise Http404
     return schemas.booking_out(found)
@@ -411,7 +411,7 @@ def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = Bo
     user = require(request, "bookings")
     if not user.is_staff:
         raise Http404
-    found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
+    found = get_object_or_404(Booking.objects.select_related("owner", "project"), name=name)
     if asked.approve:
         desk.approve(found, broker())
     else:
@@ -421,7 +421,7 @@ def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = Bo
 
 
 def _my_booking(user: User, name: str) -> Booking:
-    return get_object_or_404(Booking.objects.select_related("owner"), name=name, owner=user)
+    return get_object_or_404(Booking.objects.select_related("owner", "project"), name=name, owner=user)
 
 
 def _wish(values: dict[str, Any]) -> Wish:
@@ -432,7 +432,7 @@ def _wish(values: dict[str, Any]) -> Wish:
 
 
 def _tell(found: Booking) -> None:
-    news.tell([found.owner.username, *found.users])
+    news.tell(one.username for one in found.people())
 
 
 # --- refusals --------------------------------------------------------------------------------------------

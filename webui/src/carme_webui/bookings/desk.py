@@ -31,8 +31,12 @@ from carme.config import BookingSettings, Settings
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError
 from carme.images import ImageCatalogue
 from carme.jobs import Cluster, Job, Reservation
+from carme.wording import listing
 from carme_webui.accounts.models import User
+from carme_webui.announcements.models import Maintenance
+from carme_webui.bookings import notes
 from carme_webui.bookings.models import Booking, Calendar, site_zone
+from carme_webui.projects.models import Project, projects_of
 
 __all__ = [
     "accept", "approve", "book", "change", "claims", "decline", "delete", "deny", "free_starts", "keep",
@@ -60,6 +64,11 @@ def claims(
     """
     own = without.name if without else ""
     reservations = list(reservations)
+    planned = [
+        Claim(node, row.start, row.end)
+        for row in Maintenance.planned(timezone.now())
+        for node in row.node_names
+    ]
     booked = [
         Claim(node, row.start, row.end, row.gpus_per_node)
         for row in Booking.open()
@@ -68,6 +77,7 @@ def claims(
     ]
     return [
         *booked,
+        *planned,
         *of_reservations(one for one in reservations if not is_ours(one.name)),
         *of_jobs((job for job in jobs if job.reservation != own or not own), reservations),
     ]
@@ -82,17 +92,21 @@ def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booki
     """
     policy = site.booking_policy(wish.partition)
     _check_users(wish, owner)
+    project = _project(wish, owner)
     cluster, jobs, reservations = _look(broker)
     now = timezone.now()
     with transaction.atomic():
         Calendar.lock()
-        check_rules(wish, policy, _standing(owner, wish.partition, policy, now), now, site_zone())
+        check_budget(project, wish)
+        check_rules(
+            wish, _of(policy, project), _standing(owner, wish.partition, policy, now), now, site_zone()
+        )
         board = board_of(
             *(wish.partition, wish.gpu_type, wish.gpus_per_node),
             *(cluster, claims(jobs, reservations), policy),
         )
         nodes = choose_nodes(wish, board, policy, now, site_zone())
-        booking = Booking(owner=owner, state=_first_state(wish, owner, policy))
+        booking = Booking(owner=owner, project=project, state=_first_state(wish, owner, policy))
         booking.take(wish, nodes)
         booking.save()
     if booking.state == BookingState.APPROVED:
@@ -101,6 +115,8 @@ def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booki
         except CarmeError:
             booking.delete()
             raise
+    else:
+        notes.asked(booking)
     return booking
 
 
@@ -131,8 +147,15 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
                 _("Choose a longer time, or delete the booking."),
                 field="minutes",
             )
+        if wish.project != (booking.project.name if booking.project else ""):
+            raise InvalidRequest(
+                _("Whom a booking is for cannot change any more."),
+                _("Delete it and book anew, or hand it over."),
+                field="project",
+            )
+        check_budget(booking.project, wish, booking)
         standing = _standing(booking.owner, wish.partition, policy, now, booking)
-        check_rules(wish, policy, standing, now, site_zone())
+        check_rules(wish, _of(policy, booking.project), standing, now, site_zone())
         board = board_of(
             *(wish.partition, wish.gpu_type, wish.gpus_per_node),
             *(cluster, claims(jobs, reservations, booking), policy),
@@ -147,6 +170,7 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
     try:
         if booking.state == BookingState.REQUESTED:
             let_go(booking, broker)
+            notes.asked(booking)
         else:
             keep(booking, broker)
     except CarmeError:
@@ -172,9 +196,7 @@ def plan_session(booking: Booking, image: str, images: ImageCatalogue) -> None:
             images.get(image)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, error.remedy, field="session_image") from None
-    rows = Booking.open().filter(pk=booking.pk, session_name="")
-    changed = rows.update(session_image=image)
-    booking.refresh_from_db()
+    changed = booking.alter(Booking.open().filter(session_name=""), session_image=image)
     if not changed and booking.session_image != image:
         _require_open(booking)
         raise InvalidRequest(
@@ -197,9 +219,8 @@ def offer(booking: Booking, username: str) -> None:
             _("Write the name with which the other one signs in."),
             field="user",
         )
-    Booking.open().filter(pk=booking.pk).update(offered_to=taker)
-    booking.refresh_from_db()
-    _require_open(booking)
+    if not booking.alter(Booking.open(), offered_to=taker):
+        _require_open(booking)
 
 
 def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -> None:
@@ -219,9 +240,14 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
             raise InvalidRequest(
                 _("This booking is not offered to you (any more)."), _("Ask its owner to offer it again.")
             )
+        if booking.project_id is not None and booking.project_id not in projects_of(user):
+            raise InvalidRequest(
+                _("This booking is for a project that you are not in."),
+                _("Ask a manager of the project to invite you."),
+            )
         before = Booking.objects.get(pk=booking.pk)
         standing = _standing(user, booking.partition, policy, now, booking)
-        check_rules(booking.wish, policy, standing, now, site_zone())
+        check_rules(booking.wish, _of(policy, booking.project), standing, now, site_zone())
         booking.owner, booking.offered_to = user, None
         booking.users = [name for name in booking.users if name != user.username]
         if not booking.session_name:
@@ -239,12 +265,14 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
 
 def decline(booking: Booking, user: User) -> None:
     """Do not take over what was offered to this user."""
-    Booking.objects.filter(pk=booking.pk, offered_to=user).update(offered_to=None)
-    booking.refresh_from_db()
+    booking.alter(Booking.objects.filter(offered_to=user), offered_to=None)
 
 
-def approve(booking: Booking, broker: BrokerClient) -> None:
+def approve(booking: Booking, broker: BrokerClient, words: str = "") -> None:
     """Say yes for a manager.
+
+    Args:
+        words: What the owner is told besides.
 
     Raises:
         InvalidRequest: It does not wait for an approval.
@@ -259,14 +287,16 @@ def approve(booking: Booking, broker: BrokerClient) -> None:
     except CarmeError:
         booking.move(BookingState.REQUESTED)
         raise
+    notes.decided(booking, words)
 
 
-def deny(booking: Booking) -> None:
+def deny(booking: Booking, words: str = "") -> None:
     """Say no for a manager. Raises InvalidRequest as `approve` does."""
     if not booking.move(Cause.DENIED):
         raise InvalidRequest(
             _("This booking does not wait for approval (any more)."), _("Load the calendar again.")
         )
+    notes.decided(booking, words)
 
 
 def keep(booking: Booking, broker: BrokerClient) -> None:
@@ -328,9 +358,75 @@ def _standing(
     rows = [row for row in rows if changed is None or row.pk != changed.pk]
     return Standing(
         open=sum(not row.is_over for row in rows),
-        gpu_hours=sum(row.gpu_hours for row in rows),
+        # What is booked for a project is that project's.
+        gpu_hours=sum(row.gpu_hours for row in rows if row.project_id is None),
         ahead=changed.start if changed else None,
     )
+
+
+def _project(wish: Wish, owner: User) -> Project | None:
+    """The project that is booked for. Raises InvalidRequest when the owner is not in it."""
+    if not wish.project:
+        return None
+    found = Project.of(owner).filter(name=wish.project).first()
+    if found is None:
+        raise InvalidRequest(
+            _("You are in no open project %r.") % wish.project,
+            _("Choose one of yours, or none."),
+            field="project",
+        )
+    return found
+
+
+def _of(policy: BookingSettings, project: Project | None) -> BookingSettings:
+    """The rules for what is booked: a project has GPU-hours of its own."""
+    return policy if project is None else policy.model_copy(update={"gpu_hours": 0})
+
+
+def check_budget(project: Project | None, wish: Wish, changed: Booking | None = None) -> None:
+    """See that a project may use what is booked for it, and has enough GPU-hours.
+
+    Raises:
+        InvalidRequest: With the field, and what the project may book.
+    """
+    if project is None:
+        return
+    if project.partitions and wish.partition not in project.partitions:
+        raise InvalidRequest(
+            _("The project %(project)s may not use the partition %(partition)s; it may use: %(all)s.")
+            % {"project": project.name, "partition": wish.partition, "all": listing(project.partitions)},
+            _("Choose one of these."),
+            field="partition",
+        )
+    limits = [
+        ("nodes", wish.nodes, project.nodes),
+        ("gpus_per_node", wish.gpus, project.gpus),
+        ("gpus_per_node", wish.gpus, project.gpu_types.get(wish.gpu_type)),
+        ("minutes", wish.minutes, project.minutes),
+    ]
+    for field, asked, most in limits:
+        if most is not None and asked > most:
+            words = {"nodes": _("nodes"), "gpus_per_node": _("GPUs"), "minutes": _("minutes")}[field]
+            raise InvalidRequest(
+                _("The project %(project)s may have %(most)d %(what)s at most; %(asked)d were asked for.")
+                % {"project": project.name, "most": most, "what": words, "asked": asked},
+                _("Ask for less, or ask an administrator for more."),
+                field=field,
+            )
+    if project.gpu_hours is None:
+        return
+    booked = project.booked - (changed.gpu_hours_left if changed else 0.0)
+    left = max(0.0, project.gpu_hours - project.use.gpu_hours - booked)
+    if wish.gpu_hours > left:
+        raise InvalidRequest(
+            _(
+                "The booking costs %(cost).1f GPU-hours; of the %(all)d of the project %(project)s, "
+                "%(left).1f are neither used nor booked."
+            )
+            % {"cost": wish.gpu_hours, "all": project.gpu_hours, "project": project.name, "left": left},
+            _("Book fewer GPUs or less time."),
+            field="minutes",
+        )
 
 
 def _first_state(wish: Wish, owner: User, policy: BookingSettings) -> BookingState:

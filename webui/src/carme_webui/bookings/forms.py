@@ -16,6 +16,7 @@ from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Cluster, minutes_text, parse_minutes
 from carme.jobs.requests import refusal
 from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.projects.models import Project
 from carme_webui.titles import tidy
 
 __all__ = ["BookingForm", "Kind", "kinds", "moment_of", "next_start"]
@@ -61,6 +62,7 @@ class BookingForm(forms.Form):
 
     Args:
         offered: The kinds of nodes.
+        projects: Those that may be booked for.
         booking: The booking that is changed.
         start: When it begins, unless the form says so.
     """
@@ -73,6 +75,7 @@ class BookingForm(forms.Form):
     )
     length = forms.CharField(label=_("For how long"), max_length=32)
     title = forms.CharField(label=_("Title"), max_length=80, required=False)
+    project = forms.CharField(label=_("For"), widget=forms.Select, required=False)
     users = forms.CharField(label=_("Who else may use it"), max_length=2000, required=False)
 
     def __init__(
@@ -80,6 +83,7 @@ class BookingForm(forms.Form):
         data: Any = None,
         *,
         offered: Sequence[Kind],
+        projects: Sequence[Project] = (),
         booking: Booking | None = None,
         start: datetime | None = None,
         initial: dict[str, Any] | None = None,
@@ -94,7 +98,9 @@ class BookingForm(forms.Form):
                 "length": length_text(booking.minutes),
                 "title": booking.title,
                 "users": ", ".join(booking.users),
+                "project": booking.project.name if booking.project else "",
             }
+            projects = [booking.project] if booking.project else []
         if start is not None:
             local = start.astimezone(zone)
             values |= {"date": local.date(), "time": local.time()}
@@ -104,6 +110,17 @@ class BookingForm(forms.Form):
         widget = self.fields["kind"].widget
         assert isinstance(widget, forms.Select)
         widget.choices = [(kind.key, kind.label) for kind in offered]
+        chooser = self.fields["project"].widget
+        assert isinstance(chooser, forms.Select)
+        chooser.choices = [
+            ("", _("Me, and whom I name")),
+            *((one.name, _("Project %s") % one.title) for one in projects),
+        ]
+        self.fields["project"].help_text = _("All members of a project may use what is booked for it.")
+        if booking is not None:
+            self.fields["project"].disabled = True
+        if not projects:
+            del self.fields["project"]
         self.fields["nodes"].widget.attrs["max"] = max((kind.nodes for kind in offered), default=1)
         self.fields["time"].help_text = _("By the clocks of %(zone)s.") % {"zone": zone.key}
         longest = [settings.SITE.booking_policy(kind.partition).longest_minutes for kind in offered]
@@ -139,6 +156,7 @@ class BookingForm(forms.Form):
                     "minutes": parse_minutes(cleaned["length"]),
                     "title": cleaned["title"],
                     "users": cleaned["users"].replace(",", " ").split(),
+                    "project": cleaned.get("project", ""),
                 }
             )
         except CarmeError as error:

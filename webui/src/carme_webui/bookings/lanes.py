@@ -1,6 +1,6 @@
 """The calendar's lanes: what each node is to whom, in columns of equal length. Pure functions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from itertools import groupby
@@ -52,13 +52,13 @@ class Cell:
     """Columns next to each other that show the same; no items: the node is free.
 
     Attributes:
-        bookable: The time is not over.
+        link: What a free column shows, as HTML; empty where its time is over or the node takes no jobs.
     """
 
     start: datetime
     span: int
     items: tuple[Item, ...]
-    bookable: bool = False
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,41 @@ def slots_of(first: date, days: int, length: timedelta, zone: ZoneInfo) -> list[
 
 
 def lay_out(
-    nodes: Iterable[tuple[str, bool]], items: Iterable[Item], days: Sequence[Day], now: datetime
+    nodes: Iterable[tuple[str, bool]],
+    items: Iterable[Item],
+    days: Sequence[Day],
+    now: datetime,
+    link: Callable[[str, Slot], str],
 ) -> list[Lane]:
     """One lane for each node.
 
     Args:
         nodes: Names, and whether they take jobs.
+        link: Makes what a free column of a node shows; a calendar has thousands of them.
     """
     slots = [slot for day in days for slot in day.slots]
     by_node: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: item.start):
         by_node.setdefault(item.node, []).append(item)
-    return [Lane(node, available, _cells(slots, by_node.get(node, []), now)) for node, available in nodes]
+    return [
+        Lane(
+            node,
+            available,
+            _cells(
+                slots,
+                by_node.get(node, []),
+                lambda slot, node=node, available=available: (
+                    link(node, slot) if available and slot.end > now else ""
+                ),
+            ),
+        )
+        for node, available in nodes
+    ]
 
 
-def _cells(slots: Sequence[Slot], items: list[Item], now: datetime) -> list[Cell]:
+def _cells(slots: Sequence[Slot], items: list[Item], link: Callable[[Slot], str]) -> list[Cell]:
+    if not items:
+        return [Cell(slot.start, 1, (), link(slot)) for slot in slots]
     shown = [
         (
             slot,
@@ -113,5 +133,5 @@ def _cells(slots: Sequence[Slot], items: list[Item], now: datetime) -> list[Cell
         if what:
             cells.append(Cell(members[0].start, len(members), what))
         else:
-            cells += [Cell(slot.start, 1, (), bookable=slot.end > now) for slot in members]
+            cells += [Cell(slot.start, 1, (), link(slot)) for slot in members]
     return cells

@@ -6,15 +6,20 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
-from django.db import models
+from django.db import models, transaction
+from django.db.models.functions import Cast
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.translation import get_language
+from django.utils.translation import gettext as _
 
 from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingState, Cause, Hold, Wish
-from carme.bookings.clock import span_text
+from carme.bookings.clock import moment_text, span_text
 from carme_webui.accounts.models import User
+from carme_webui.projects.models import Project, projects_of
 
-__all__ = ["Booking", "Calendar", "Feed", "new_name", "site_zone"]
+__all__ = ["Booking", "Calendar", "Feed", "moment_words", "new_name", "site_zone", "span_words"]
 
 
 def new_name() -> str:
@@ -25,6 +30,30 @@ def new_name() -> str:
 def site_zone() -> ZoneInfo:
     """The zone of the site's clocks."""
     return ZoneInfo(settings.SITE.site.time_zone)
+
+
+def span_words(start: datetime, end: datetime) -> str:
+    """From when to when by the site's clocks, in the reader's language."""
+    zone = site_zone()
+    if (get_language() or "en").startswith("en"):
+        return span_text(start, end, zone)
+    last = end.astimezone(zone)
+    same_day = start.astimezone(zone).date() == last.date()
+    until = date_format(last, "H:i") + _twice(last) if same_day else moment_words(end)
+    return _("%(first)s to %(last)s") % {"first": moment_words(start), "last": until}
+
+
+def moment_words(moment: datetime) -> str:
+    """A moment by the site's clocks, in the reader's language."""
+    if (get_language() or "en").startswith("en"):
+        return moment_text(moment, site_zone())
+    local = moment.astimezone(site_zone())
+    return date_format(local, _("D j M, H:i")) + _twice(local)
+
+
+def _twice(local: datetime) -> str:
+    """The zone's name where clocks show a time twice."""
+    return f" {local:%Z}" if local.replace(fold=0).utcoffset() != local.replace(fold=1).utcoffset() else ""
 
 
 class Calendar(models.Model):
@@ -51,7 +80,12 @@ class Booking(models.Model):
     gpu_type = models.CharField(max_length=64)
     gpus_per_node = models.IntegerField()
     node_names = models.JSONField()
-    # Who may use it besides the owner.
+    # Whose members may all use it, with jobs that the project pays; it counts as the project's then.
+    project_id: "int | None"
+    project = models.ForeignKey(
+        Project, null=True, blank=True, on_delete=models.CASCADE, related_name="bookings"
+    )
+    # Who may use it besides the owner, unless it is a project's.
     users = models.JSONField(default=list)
     start = models.DateTimeField()
     end = models.DateTimeField()
@@ -81,26 +115,51 @@ class Booking(models.Model):
     @classmethod
     def open(cls) -> "models.QuerySet[Booking]":
         """Those that are not over."""
-        return cls.objects.exclude(state=BookingState.ENDED).select_related("owner", "offered_to")
+        return cls.objects.exclude(state=BookingState.ENDED).select_related("owner", "offered_to", "project")
 
     @classmethod
     def usable(cls, user: User, now: datetime) -> "list[Booking]":
         """Those in which this user may run jobs, the next one first."""
-        rows = cls.open().filter(state__in=[BookingState.APPROVED, BookingState.ACTIVE], end__gt=now)
-        # Databases search in JSON in different ways; few bookings are open at a time.
+        rows = cls.near_to(user).filter(state__in=[BookingState.APPROVED, BookingState.ACTIVE], end__gt=now)
         return [row for row in rows if row.may_be_used_by(user)]
+
+    @classmethod
+    def near_to(cls, user: User) -> "models.QuerySet[Booking]":
+        """Those that are not over and that a user owns, may use or may take over; or maybe a few more."""
+        # Databases search in JSON in different ways; all can search its text.
+        named = Cast("users", models.TextField())
+        return (
+            cls.open()
+            .annotate(named=named)
+            .filter(
+                models.Q(owner=user)
+                | models.Q(offered_to=user)
+                | models.Q(project__in=projects_of(user))
+                | models.Q(named__contains=f'"{user.username}"')
+            )
+        )
 
     def may_be_used_by(self, user: User) -> bool:
         """Whether this user may run jobs in it."""
+        if self.project_id is not None:
+            return self.project_id in projects_of(user)
         return user == self.owner or user.username in self.users
 
     def may_be_seen_by(self, user: User) -> bool:
         """Whether this user may open its page: who may use it or take it over, and managers."""
-        return user.is_staff or user == self.offered_to or self.may_be_used_by(user)
+        return user.is_staff or user in (self.owner, self.offered_to) or self.may_be_used_by(user)
+
+    def people(self) -> "list[User]":
+        """The owner and who else may use it."""
+        if self.project is not None:
+            return [one.user for one in self.project.memberships.all() if one.user.is_active]
+        return [self.owner, *User.objects.filter(username__in=self.users, is_active=True)]
 
     def take(self, wish: Wish, node_names: list[str]) -> None:
         """Be what is wished for, on these nodes."""
         self.title, self.users = wish.title, [name for name in wish.users if name != self.owner.username]
+        if self.project is not None:
+            self.users = []
         self.partition, self.gpu_type = wish.partition, wish.gpu_type
         self.gpus_per_node, self.node_names = wish.gpus_per_node, node_names
         self.start, self.end = wish.start, wish.end
@@ -115,10 +174,22 @@ class Booking(models.Model):
         values: dict[str, Any] = {"state": to}
         if isinstance(to, Cause):
             values = {"state": BookingState.ENDED, "cause": to, "ended": timezone.now(), "problem": ""}
-        rows = Booking.objects.filter(pk=self.pk, state__in=sources)
-        moved = rows.update(**(values | fields))
+        return self.alter(Booking.objects.filter(state__in=sources), **(values | fields))
+
+    def alter(self, among: "models.QuerySet[Booking]", **values: Any) -> bool:
+        """Set these fields if the row is `among` these now, and have the record of changes hold it.
+
+        Returns:
+            Whether it was; this object then has the row's values, whoever changed it.
+        """
+        with transaction.atomic():
+            row = among.select_related(None).select_for_update().filter(pk=self.pk).first()
+            if row is not None:
+                for name, value in values.items():
+                    setattr(row, name, value)
+                row.save(update_fields=list(values))
         self.refresh_from_db()
-        return bool(moved)
+        return row is not None
 
     @property
     def hold(self) -> Hold:
@@ -127,7 +198,8 @@ class Booking(models.Model):
             name=self.name,
             partition=self.partition,
             node_names=self.node_names,
-            users=[self.owner.username, *self.users],
+            users=[] if self.project else [self.owner.username, *self.users],
+            accounts=[self.project.account] if self.project else [],
             start=self.start,
             end=self.end,
         )
@@ -144,6 +216,7 @@ class Booking(models.Model):
             minutes=self.minutes,
             title=self.title,
             users=self.users,
+            project=self.project.name if self.project else "",
         )
 
     @property
@@ -163,6 +236,12 @@ class Booking(models.Model):
         return max(0.0, (end - self.start) / timedelta(hours=1)) * self.gpus
 
     @property
+    def gpu_hours_left(self) -> float:
+        """What the rest of it costs: up to now its jobs are counted."""
+        left = self.end - max(self.start, timezone.now())
+        return 0.0 if self.is_over else max(0.0, left / timedelta(hours=1)) * self.gpus
+
+    @property
     def is_over(self) -> bool:
         """It has ended."""
         return self.state == BookingState.ENDED
@@ -170,7 +249,7 @@ class Booking(models.Model):
     @property
     def label(self) -> str:
         """The state in users' words; of one that is over, why."""
-        return CAUSES[Cause(self.cause)] if self.cause else STATES[BookingState(self.state)]
+        return _(CAUSES[Cause(self.cause)] if self.cause else STATES[BookingState(self.state)])
 
     @property
     def tone(self) -> str:
@@ -188,7 +267,7 @@ class Booking(models.Model):
     @property
     def span(self) -> str:
         """From when to when, by the site's clocks."""
-        return span_text(self.start, self.end, site_zone())
+        return span_words(self.start, self.end)
 
     def get_absolute_url(self) -> str:
         return reverse("booking", args=[self.name])

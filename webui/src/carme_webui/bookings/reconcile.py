@@ -20,6 +20,7 @@ from carme.bookings.slots import Need
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, SessionOptions
+from carme_webui.bookings import notes
 from carme_webui.bookings.desk import claims, keep, let_go
 from carme_webui.bookings.models import Booking, Calendar
 from carme_webui.sessions.models import Session, new_name
@@ -57,14 +58,16 @@ def reconcile(broker: BrokerClient, now: datetime | None = None) -> bool:
 def _let_time_pass(now: datetime) -> None:
     """Begin and end what the clock begins and ends."""
     for row in Booking.open().filter(state=BookingState.REQUESTED, start__lte=now):
-        row.move(Cause.UNANSWERED)
+        if row.move(Cause.UNANSWERED):
+            notes.ended(row)
     for row in Booking.open().filter(end__lte=now):
         if row.kept:
             row.move(Cause.FINISHED, ended=row.end)
-        else:
-            row.move(Cause.IMPOSSIBLE, ended=row.start)  # so it costs nothing
+        elif row.move(Cause.IMPOSSIBLE, ended=row.start):  # so it costs nothing
+            notes.ended(row)
     for row in Booking.open().filter(state=BookingState.APPROVED, start__lte=now):
-        row.move(BookingState.ACTIVE)
+        if row.move(BookingState.ACTIVE):
+            notes.begun(row)
 
 
 def _begin_sessions(cluster: Cluster, now: datetime) -> None:
@@ -89,6 +92,7 @@ def _begin_sessions(cluster: Cluster, now: datetime) -> None:
             gpus_per_node=row.gpus_per_node,
             nodes=len(row.node_names),
             minutes=max(1, min(longest)),
+            account=row.project.account if row.project else None,
             reservation=row.name,
         )
         Session.request(row.owner, options, row.session_name)
@@ -110,6 +114,7 @@ def _give_back_unused(broker: BrokerClient, now: datetime) -> None:
         if grace and now >= max(row.start, row.kept or now) + grace and row.move(Cause.UNUSED, ended=now):
             logger.info("Booking %s is given back: nothing ran in it.", row.name)
             let_go(row, broker)
+            notes.ended(row)
 
 
 def _leave_bad_nodes(
@@ -142,13 +147,17 @@ def _leave_bad_nodes(
         if row.name not in busy and _move(row, bad, cluster, jobs, reservations, now):
             row.refresh_from_db()
             _try(row, broker)
+            if not row.is_over:
+                notes.moved(row, maintained=set(bad) <= maintained)
             continue
         why = _("is to be maintained then") if set(bad) <= maintained else _("does not work")
         problem = _("The node %(node)s %(why)s, and no other one is free for the whole time.") % {
             "node": bad[0],
             "why": why,
         }
-        Booking.objects.filter(pk=row.pk).update(problem=problem)
+        if Booking.objects.filter(pk=row.pk).exclude(problem=problem).update(problem=problem):
+            row.problem = problem
+            notes.trouble(row)
 
 
 def _move(
@@ -178,7 +187,7 @@ def _move(
         if nodes is None:
             return False
         logger.info("Booking %s leaves %s and is now on %s.", row.name, bad, nodes)
-        Booking.objects.filter(pk=row.pk).update(node_names=nodes, problem="")
+        row.alter(Booking.open(), node_names=nodes, problem="")
     return True
 
 

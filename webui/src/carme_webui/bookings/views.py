@@ -1,6 +1,7 @@
 """The calendar of bookings, and the pages of one booking."""
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -9,16 +10,19 @@ from urllib.parse import urlencode
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
+from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.bookings import YEARS, BookingState, Wish
 from carme.bookings.agreement import is_ours
-from carme.bookings.clock import span_text
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation
 from carme.jobs.nodes import expand
@@ -27,10 +31,11 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings import desk
 from carme_webui.bookings.forms import BookingForm, Kind, kinds, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
-from carme_webui.bookings.lanes import Item, lay_out, slots_of
-from carme_webui.bookings.models import Booking, site_zone
-from carme_webui.cluster import broker, images
+from carme_webui.bookings.lanes import Day, Item, Slot, lay_out, slots_of
+from carme_webui.bookings.models import Booking, site_zone, span_words
+from carme_webui.cluster import broker, images, picture
 from carme_webui.news import news
+from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
 
 __all__ = [
@@ -42,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: Days and the length of a column in each view.
 VIEWS = {"day": (1, timedelta(minutes=30)), "week": (7, timedelta(hours=3))}
+#: Nodes on one page of the calendar.
+LANES = 40
 FEED_DAYS = 60  # of the past that a feed still shows
 
 
@@ -57,13 +64,13 @@ def calendar(request: HttpRequest) -> HttpResponse:
     offered = kinds(cluster, settings.SITE)
     kind = _chosen(offered, request.GET.get("kind", ""))
     columns = slots_of(first, days, length, zone)
-    nodes = _nodes(cluster, kind)
-    names = {name for name, _available in nodes}
+    page = Paginator(_nodes(cluster, kind), LANES).get_page(request.GET.get("page"))
+    names = {name for name, _available in page}
     start, end = columns[0].slots[0].start, columns[-1].slots[-1].end
-    items = [item for item in _items(user, jobs, reservations, start, end) if item.node in names]
-    rows = list(Booking.open())
+    items = [item for item in _items(user, names, jobs, reservations, start, end) if item.node in names]
+    rows = list(Booking.near_to(user))
     mine = [row for row in rows if row.may_be_used_by(user)]
-    waiting = [row for row in rows if row.state == BookingState.REQUESTED] if user.is_staff else []
+    waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []
     return render(
         request,
         "bookings/calendar.html",
@@ -71,7 +78,8 @@ def calendar(request: HttpRequest) -> HttpResponse:
             "view": view,
             "day": first,
             "days": columns,
-            "lanes": lay_out(nodes, items, columns, now),
+            "lanes": lay_out(page, items, columns, now, _links(columns, kind, length)),
+            "page": page,
             "now": now,
             "zone": zone,
             "kinds": offered,
@@ -97,9 +105,14 @@ def new(request: HttpRequest) -> HttpResponse:
     cluster, _jobs, _reservations, banner = _look()
     offered = kinds(cluster, settings.SITE)
     if request.method != "POST":
-        form = BookingForm(offered=offered, start=_asked_start(request), initial=_asked(request, offered))
+        form = BookingForm(
+            offered=offered,
+            projects=list(Project.of(user)),
+            start=_asked_start(request),
+            initial=_asked(request, offered),
+        )
         return _form_page(request, form, banner)
-    form = BookingForm(_with_slot(request), offered=offered)
+    form = BookingForm(_with_slot(request), offered=offered, projects=list(Project.of(user)))
     if form.is_valid() and form.wish is not None:
         try:
             made = desk.book(user, form.wish, settings.SITE, broker())
@@ -249,18 +262,19 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
     if not user.is_staff:
         raise Http404
     found = get_object_or_404(Booking.objects.select_related("owner"), name=name)
+    reason = " ".join(request.POST.get("reason", "").split())[:200]
     try:
         if request.POST.get("answer") == "approve":
-            desk.approve(found, broker())
+            desk.approve(found, broker(), reason)
         else:
-            desk.deny(found)
+            desk.deny(found, reason)
     except CarmeError as error:
         messages.error(request, str(error))
     else:
         _tell(found)
         messages.success(request, _("Done: %s.") % found.label)
     logger.info("%s decided on booking %s: %s", user.username, found.name, found.label)
-    return redirect(found)
+    return redirect("admin-approvals" if request.POST.get("back") == "queue" else found)
 
 
 @login_not_required
@@ -292,14 +306,14 @@ def renew_feed(request: HttpRequest) -> HttpResponse:
 
 def _visible(user: User, name: str) -> Booking:
     """A booking whose page this user may see: own, shared or offered, any for a manager."""
-    found = get_object_or_404(Booking.objects.select_related("owner", "offered_to"), name=name)
+    found = get_object_or_404(Booking.objects.select_related("owner", "offered_to", "project"), name=name)
     if not found.may_be_seen_by(user):
         raise Http404
     return found
 
 
 def _own(user: User, name: str) -> Booking:
-    rows = Booking.objects.select_related("owner", "offered_to")
+    rows = Booking.objects.select_related("owner", "offered_to", "project")
     return get_object_or_404(rows, name=name, owner=user)
 
 
@@ -319,13 +333,12 @@ def _form_page(
     found: Booking | None = None,
     wish: Wish | None = None,
 ) -> HttpResponse:
-    zone = site_zone()
     slots: list[tuple[str, str]] = []
     if wish is not None and "time" in form.errors:
         length = wish.end - wish.start
         with suppress(CarmeError):  # the form itself says what is wrong
             slots = [
-                (start.isoformat(), span_text(start, start + length, zone))
+                (start.isoformat(), span_words(start, start + length))
                 for start in desk.free_starts(wish, settings.SITE, broker(), found)
             ]
     context = {"form": form, "booking": found, "slots": slots, "banner": banner}
@@ -371,9 +384,8 @@ def _day(text: str) -> date | None:
 
 def _look() -> tuple[Cluster | None, list[Job], list[Reservation], str]:
     """The cluster and who uses it, or why it cannot be seen."""
-    site = broker()
     try:
-        return site.cluster(), site.jobs(), site.reservations(), ""
+        return picture.cluster(), picture.jobs(), picture.reservations(), ""
     except CarmeError as error:
         return None, [], [], str(error)
 
@@ -389,13 +401,54 @@ def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]
     ]
 
 
+def _links(columns: list[Day], kind: Kind | None, length: timedelta) -> Callable[[str, Slot], SafeString]:
+    """What makes the links of free times; what the nodes' links have in common is worked out once."""
+    parts: dict[datetime, tuple[str, str, str]] = {}
+    for column in (slot for day in columns for slot in day.slots):
+        start = column.start.astimezone(site_zone())
+        query = urlencode(
+            {
+                "kind": kind.key if kind else "",
+                "start": start.isoformat(),
+                "minutes": length // timedelta(minutes=1),
+            }
+        )
+        before = format_html(
+            '<a class="free" href="{}?{}" data-start="{}"><span class="unseen">',
+            *(reverse("booking-new"), query, start.isoformat()),
+        )
+        words = _("Book %(node)s from %(when)s") % {
+            "node": "\0",
+            "when": date_format(start, _("D j M, H:i")),
+        }
+        said, _node, then = escape(words).partition("\0")
+        parts[column.start] = (before, said, then)
+
+    def link(node: str, slot: Slot) -> SafeString:
+        before, said, then = parts[slot.start]
+        # All parts are escaped.
+        return SafeString(f"{before}{said}{escape(node)}{then}</span></a>")
+
+    return link
+
+
 def _items(
-    user: User, jobs: list[Job], reservations: list[Reservation], start: datetime, end: datetime
+    user: User,
+    names: set[str],
+    jobs: list[Job],
+    reservations: list[Reservation],
+    start: datetime,
+    end: datetime,
 ) -> list[Item]:
-    """What is shown of bookings, of the administrators' reservations, and of running jobs."""
-    zone = site_zone()
+    """What is shown of bookings, of the administrators' reservations, and of running jobs.
+
+    Args:
+        names: The nodes that are shown; what is of others may be left out.
+    """
     found = []
-    for row in Booking.open().filter(start__lt=end, end__gt=start):
+    within = Booking.open().filter(start__lt=end, end__gt=start)
+    here = [number for number, nodes in within.values_list("pk", "node_names") if not names.isdisjoint(nodes)]
+    for row in Booking.open().filter(pk__in=here):
         usable = row.may_be_used_by(user)
         kind = "asked" if row.state == BookingState.REQUESTED else "mine" if row.owner == user else "shared"
         kind = kind if usable or kind == "asked" else "other"
@@ -407,16 +460,18 @@ def _items(
     for one in reservations:
         if not is_ours(one.name):
             label = _("Maintenance") if one.maintenance else _("Reserved")
-            words = span_text(one.start, one.end, zone)
+            words = span_words(one.start, one.end)
             found += [Item(node, one.start, one.end, "blocked", label, words) for node in one.node_names]
     for job in jobs:
-        if job.is_running and job.started is not None and not is_ours(job.reservation):
+        if not job.is_running or names.isdisjoint(expand(job.node_list)):
+            continue
+        if job.started is not None and not is_ours(job.reservation):
             until = (
                 job.started + timedelta(minutes=job.minutes_limit) if job.minutes_limit is not None else None
             )
             label = _("My job %s") % job.id if job.user == user.username else _("In use")
             url = reverse("job", args=[job.id]) if job.user == user.username else ""
-            words = span_text(job.started, until, zone) if until else ""
+            words = span_words(job.started, until) if until else ""
             found += [
                 Item(node, job.started, until, "job", label, words, url) for node in expand(job.node_list)
             ]
@@ -429,4 +484,4 @@ def _feed_address(user: User) -> str:
 
 
 def _tell(found: Booking) -> None:
-    news.tell([found.owner.username, *found.users])
+    news.tell(one.username for one in found.people())

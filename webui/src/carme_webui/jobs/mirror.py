@@ -1,17 +1,24 @@
 """Keeps the portal's jobs and sessions equal to what the broker says."""
 
 import logging
+from collections.abc import Iterable
 from datetime import timedelta
 
 from django.db import transaction
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from carme.broker import BrokerClient
 from carme.errors import CarmeError, NotFound
+from carme.jobs import Job as Told
 from carme.jobs import JobState
+from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job, Mirror
 from carme_webui.news import news
+from carme_webui.profile.kinds import Kind
+from carme_webui.profile.notices import tell
 from carme_webui.sessions import mirror as sessions
 
 __all__ = ["follow", "mirror"]
@@ -20,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 HISTORY_LIMIT = 10_000
 SWEEP_EVERY = timedelta(seconds=60)
+# More jobs than this that end at once are told of together.
+TOLD_ONE_BY_ONE = 3
 
 
 def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
@@ -55,10 +64,12 @@ def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
     if batch.complete:
         # The portal missed something: it is new, or it or the broker was away.
         _fill_gap(broker, state)
+    ended = _ending(batch.jobs)
     with transaction.atomic():
         Job.store(batch.jobs)
         sessions.store(batch.sessions)
         Mirror.objects.filter(pk=state.pk).update(cursor=batch.cursor, updated=now, failure="")
+    _tell_ended(ended)
     news.tell({job.user for job in batch.jobs} | {session.owner for session in batch.sessions})
     if batch.complete or state.swept is None or now - state.swept > SWEEP_EVERY:
         _sweep(broker)
@@ -66,6 +77,50 @@ def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
         Mirror.objects.filter(pk=state.pk).update(swept=now)
     if state.failure:
         news.tell_all()
+
+
+def _ending(batch: Iterable[Told]) -> list[Told]:
+    """Those batch jobs that were active here up to now and are over."""
+    over = {job.id: job for job in batch if job.kind == "batch" and not job.is_active}
+    if not over:
+        return []
+    return [
+        over[number] for number in Job.objects.filter(id__in=over, active=True).values_list("id", flat=True)
+    ]
+
+
+def _tell_ended(ended: Iterable[Told]) -> None:
+    """Tell owners; of an array, or of many at once, in one sentence."""
+    by_user: dict[str, list[Told]] = {}
+    for job in ended:
+        by_user.setdefault(job.user, []).append(job)
+    for owner in User.objects.filter(username__in=by_user) if by_user else ():
+        jobs = by_user[owner.username]
+        if len(jobs) > TOLD_ONE_BY_ONE:
+            numbers = [job.id for job in jobs]
+            count = len(jobs)
+            tell(
+                owner,
+                lambda count=count: (
+                    ngettext("%d of your jobs has ended.", "%d of your jobs have ended.", count) % count
+                ),
+                Kind.JOB_OVER,
+                key=f"jobs:{min(numbers)}-{max(numbers)}-{count}",
+                link=reverse("jobs"),
+            )
+            continue
+        for job in jobs:
+            row = Job.of(job)
+            tell(
+                owner,
+                lambda row=row: (
+                    _("Your job %(number)s (%(name)s) has ended: %(state)s. %(why)s")
+                    % {"number": row.id, "name": row.name, "state": row.state_label, "why": row.explanation}
+                ),
+                Kind.JOB_OVER,
+                key=f"job:{job.id}:{job.submitted}",
+                link=row.get_absolute_url(),
+            )
 
 
 def _fill_gap(broker: BrokerClient, state: Mirror) -> None:
@@ -85,7 +140,10 @@ def _sweep(broker: BrokerClient) -> None:
     queued = {job.id for job in broker.jobs(active=True)}
     for row in Job.objects.filter(active=True).exclude(id__in=queued):
         try:
-            Job.store([broker.job(row.id, user=row.user)])
+            told = broker.job(row.id, user=row.user)
+            ended = _ending([told])
+            Job.store([told])
+            _tell_ended(ended)
         except NotFound:
             row.state = JobState.UNKNOWN
             row.explanation = _("Slurm no longer knows how this job ended.")

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from django.db import models
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from carme import jobs
@@ -89,7 +90,7 @@ class Job(models.Model):
     @property
     def state_label(self) -> str:
         """The state as a word for people, e.g. `out of memory`."""
-        return self.state.replace("_", " ").lower()
+        return gettext(self.state.replace("_", " ").lower())
 
 
 class Mirror(models.Model):

@@ -25,7 +25,7 @@ from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import BROKER_TIMEOUT, broker, images
+from carme_webui.cluster import BROKER_TIMEOUT, broker, images, picture
 from carme_webui.jobs import submissions
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
@@ -239,7 +239,7 @@ def _mine(request: HttpRequest, job_id: int) -> Job:
 
 def _look() -> tuple[Cluster | None, str]:
     try:
-        return broker().cluster(), ""
+        return picture.cluster(), ""
     except CarmeError as error:
         return None, str(error)
 

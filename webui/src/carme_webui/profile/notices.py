@@ -1,23 +1,76 @@
-"""Telling a user something on all pages, until it has been read."""
+"""Telling a user something: on all pages until it has been read, and by mail, as the user wants it."""
 
-from django.utils import timezone
+from collections.abc import Callable, Iterable
 
+from django.conf import settings
+from django.utils import timezone, translation
+
+from carme_webui.accounts.language import language_of
 from carme_webui.accounts.models import User
 from carme_webui.news import news
-from carme_webui.profile.models import Notice
+from carme_webui.profile.kinds import Kind, wants
+from carme_webui.profile.models import Mailing, Notice
 
-__all__ = ["read_all", "tell", "unread"]
+__all__ = ["read_all", "tell", "tell_all", "unread"]
 
 
-def tell(user: User, text: str) -> None:
-    """Tell it."""
-    Notice.objects.create(user=user, text=text[:600])
+def tell(
+    user: User,
+    text: str | Callable[[], str],
+    kind: Kind = Kind.ACCOUNT,
+    *,
+    key: str | None = None,
+    link: str = "",
+) -> bool:
+    """Tell it, if the user wants to be told such things; a mail is sent by the worker.
+
+    Args:
+        text: The sentence, or what makes it: that is called with the user's language active.
+        key: Names the event; what has been told under this key is not told again.
+        link: The path of the page that it is about.
+
+    Returns:
+        Whether something new was told.
+    """
+    page, mail = wants(user, kind)
+    mail = mail and bool(settings.SITE.mail.server and user.email and user.is_active)
+    if not (page or mail):
+        return False
+    if callable(text):
+        with translation.override(language_of(user)):
+            text = text()
+    values = {
+        "kind": kind,
+        "text": text[:600],
+        "link": link,
+        "on_page": page,
+        "mailing": Mailing.DUE if mail else Mailing.NONE,
+        "due": timezone.now() if mail else None,
+    }
+    if key is None:
+        Notice.objects.create(user=user, **values)
+    elif not Notice.objects.get_or_create(user=user, key=key[:120], defaults=values)[1]:
+        return False
     news.tell([user.username])
+    return True
+
+
+def tell_all(
+    users: Iterable[User],
+    text: str | Callable[[], str],
+    kind: Kind,
+    *,
+    key: str | None = None,
+    link: str = "",
+) -> None:
+    """Tell it to several."""
+    for user in users:
+        tell(user, text, kind, key=key, link=link)
 
 
 def unread(user: User) -> int:
     """How many sentences wait for this user."""
-    return Notice.objects.filter(user=user, read=None).count()
+    return Notice.objects.filter(user=user, read=None, on_page=True).count()
 
 
 def read_all(user: User) -> None:

@@ -7,5 +7,7 @@ from carme_webui.profile import views
 urlpatterns = [
     path("", views.profile, name="profile"),
     path("read/", views.read, name="notices-read"),
+    path("look/", views.look, name="profile-look"),
+    path("notify/", views.notify, name="profile-notify"),
     path("security/", include("allauth.mfa.urls")),
 ]

@@ -10,12 +10,15 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
 from carme_webui.accounts.models import User
+from carme_webui.profile.kinds import Kind
+from carme_webui.profile.notices import tell
 from carme_webui.projects.models import Invitation, Membership, Project
 
 __all__ = [
@@ -127,11 +130,21 @@ def invite(by: User, project: Project, name: str) -> Invitation:
         raise InvalidRequest(_("%s is a member already.") % name, _("Nothing is to be done."), field="user")
     try:
         with transaction.atomic():
-            return Invitation.objects.create(project=project, user=user, by=by)
+            made = Invitation.objects.create(project=project, user=user, by=by)
     except IntegrityError:
         raise InvalidRequest(
             _("%s has been invited already.") % name, _("Wait for the answer."), field="user"
         ) from None
+    tell(
+        user,
+        lambda: (
+            _("%(who)s invites you to the project “%(project)s”.")
+            % {"who": by.username, "project": project.title}
+        ),
+        Kind.PROJECT,
+        link=reverse("projects"),
+    )
+    return made
 
 
 def withdraw(by: User, invitation: Invitation) -> None:

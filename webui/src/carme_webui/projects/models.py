@@ -1,16 +1,19 @@
 """A project, who is in it, and who is asked to join."""
 
+from typing import Any
+
 from django.core.validators import RegexValidator
 from django.db import models
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from carme.bookings import BookingState
 from carme.jobs import minutes_text
 from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
 
-__all__ = ["Invitation", "Membership", "Project"]
+__all__ = ["Invitation", "Membership", "Project", "projects_of"]
 
 
 class Project(models.Model):
@@ -53,6 +56,7 @@ class Project(models.Model):
     used = models.JSONField(default=dict, blank=True)
 
     memberships: "models.QuerySet[Membership]"
+    bookings: "models.QuerySet[Any]"
     invitations: "models.QuerySet[Invitation]"
 
     class Meta:
@@ -94,6 +98,12 @@ class Project(models.Model):
         return Use(**self.used)
 
     @property
+    def booked(self) -> float:
+        """GPU-hours of its bookings that are still to come."""
+        rows = self.bookings.exclude(state=BookingState.ENDED)
+        return round(sum(row.gpu_hours_left for row in rows), 1)
+
+    @property
     def meters(self) -> list[tuple[str, float, int | None]]:
         """What is used of what may be used, with names: (name, used, limit)."""
         return [
@@ -101,6 +111,11 @@ class Project(models.Model):
             (str(_("Nodes now")), self.use.nodes, self.nodes),
             (str(_("Jobs now")), self.use.jobs, self.jobs),
             (str(_("GPU-hours")), round(self.use.gpu_hours, 1), self.gpu_hours),
+            (
+                str(_("GPU-hours, bookings to come included")),
+                self.use.gpu_hours + self.booked,
+                self.gpu_hours,
+            ),
         ]
 
     @property
@@ -115,6 +130,15 @@ class Project(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("project", args=[self.name])
+
+
+def projects_of(user: User) -> frozenset[int]:
+    """The numbers of the projects in which a user may run jobs; asked once for each user of a request."""
+    found: frozenset[int] | None = getattr(user, "_projects", None)
+    if found is None:
+        found = frozenset(Project.of(user).values_list("pk", flat=True))
+        user._projects = found  # type: ignore[attr-defined]
+    return found
 
 
 class _WithUsers(models.Manager["Membership"]):

@@ -6,16 +6,22 @@ Each round works out anew what is to be done; two rounds at once do no harm.
 import logging
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme.projects import ProjectAccount, changes
+from carme_webui.profile.kinds import Kind
+from carme_webui.profile.notices import tell_all
 from carme_webui.projects.desk import keep
 from carme_webui.projects.models import Project
 
 __all__ = ["reconcile"]
 
 logger = logging.getLogger(__name__)
+
+#: Per cent of the GPU-hours at which managers are told; the highest first.
+WARNED_AT = (100, 80)
 
 
 def reconcile(broker: BrokerClient) -> bool:
@@ -45,3 +51,25 @@ def _note(project: Project, there: ProjectAccount | None) -> None:
     if project.used != used or project.kept is None or project.problem:
         kept = project.kept or timezone.now()
         Project.objects.filter(pk=project.pk).update(used=used, kept=kept, problem="")
+        _warn(project, there.use.gpu_hours)
+
+
+def _warn(project: Project, hours: float) -> None:
+    """Tell its managers, once for each limit, when little of the GPU-hours is left, and when nothing is."""
+    if not project.gpu_hours:
+        return
+    for share in WARNED_AT:
+        if hours * 100 < share * project.gpu_hours:
+            continue
+        managers = [one.user for one in project.memberships.all() if one.manager]
+        tell_all(
+            managers,
+            lambda: (
+                _("The project “%(project)s” has used %(used)d of its %(most)d GPU-hours.")
+                % {"project": project.title, "used": hours, "most": project.gpu_hours}
+            ),
+            Kind.QUOTA,
+            key=f"quota:{project.name}:{share}:{project.gpu_hours}",
+            link=project.get_absolute_url(),
+        )
+        return

@@ -11,6 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from carme.bookings import BookingState
 from carme.errors import CarmeError, Denied, InvalidRequest
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
@@ -80,6 +81,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
         "own": next((one for one in members if one.user == user), None),
         "manager": user.is_staff or any(one.user == user and one.manager for one in members),
         "invitations": found.invitations.select_related("user", "by"),
+        "bookings": found.bookings.exclude(state=BookingState.ENDED).select_related("owner"),
         "failure": failure,
         "invited": invited,
     }

@@ -74,6 +74,12 @@ def _check_project(options: SessionOptions, partition: str, projects: Sequence[P
 def _check_booking(options: SessionOptions, partition: str, bookings: Sequence[Booking]) -> None:
     """More nodes than the booking has would wait for ever, and more time than it has would be cut off."""
     row = next((row for row in bookings if row.name == options.reservation), None)
+    if row is not None and row.project is not None and options.account != row.project.account:
+        raise InvalidRequest(
+            f"This booking is for the project {row.project.title}.",
+            "Choose that project as well.",
+            field="account",
+        )
     if row is None:
         raise InvalidRequest(
             "This booking is over, or you may not use it.",

@@ -104,6 +104,7 @@ class StartForm(forms.Form):
         if row := self._bookings.get(booking):
             initial |= {
                 "reservation": row.name,
+                "account": row.project.account if row.project else "",
                 "partition": row.partition,
                 "gpu_type": row.gpu_type,
                 "gpus_per_node": row.gpus_per_node,

@@ -19,6 +19,8 @@ from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, SessionState, S
 from carme.sessions import Session as Told
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
+from carme_webui.profile.kinds import Kind
+from carme_webui.profile.notices import tell
 
 __all__ = ["NAME_PATTERN", "Preset", "Session", "new_name", "query_of"]
 
@@ -159,6 +161,30 @@ class Session(models.Model):
             if not (arrived or rows.filter(state=told.state).update(**words, **known)):
                 rows.update(**known, settled=False)
         self.refresh_from_db()
+        if arrived:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Tell its owner what it has come to."""
+        if self.state == SessionState.READY:
+            tell(
+                self.owner,
+                lambda: _("Your session “%s” is ready.") % self.title,
+                Kind.SESSION_READY,
+                key=f"ready:{self.name}",
+                link=self.get_absolute_url(),
+            )
+        elif self.is_over and self.failed:
+            tell(
+                self.owner,
+                lambda: (
+                    _("Your session “%(title)s” is over: %(how)s. %(why)s")
+                    % {"title": self.title, "how": self.label, "why": self.explanation}
+                ),
+                Kind.SESSION_OVER,
+                key=f"over:{self.name}",
+                link=self.get_absolute_url(),
+            )
 
     def _rows(self) -> "models.QuerySet[Session]":
         """This row."""
@@ -204,7 +230,7 @@ class Session(models.Model):
     @property
     def label(self) -> str:
         """The state in users' words; an ended session says how it ended."""
-        return ENDINGS[Ending(self.ending)][0] if self.ending else STATES[SessionState(self.state)]
+        return _(ENDINGS[Ending(self.ending)][0] if self.ending else STATES[SessionState(self.state)])
 
     @property
     def tone(self) -> str:

@@ -9,12 +9,11 @@ from django.core.cache import cache
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from carme.bookings.clock import moment_text
 from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, SlurmError
 from carme.jobs import SessionOptions, minutes_text
 from carme.wording import number
-from carme_webui.bookings.models import site_zone
+from carme_webui.bookings.models import moment_words
 from carme_webui.sessions.models import query_of
 
 __all__ = ["Prospect", "prospects"]
@@ -50,7 +49,7 @@ class Prospect:
     @property
     def when(self) -> str:
         """The start by the site's clocks."""
-        return moment_text(self.start, site_zone()) if self.start else ""
+        return moment_words(self.start) if self.start else ""
 
     @property
     def query(self) -> str:

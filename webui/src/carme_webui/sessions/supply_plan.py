@@ -6,9 +6,8 @@ from datetime import timedelta
 
 from django.utils.translation import gettext as _
 
-from carme.bookings.clock import moment_text
 from carme.jobs import Forecast, GpuForecast
-from carme_webui.bookings.models import site_zone
+from carme_webui.bookings.models import moment_words
 from carme_webui.cluster import Supply
 
 __all__ = ["Shown", "shown"]
@@ -69,5 +68,5 @@ def _words(kind: GpuForecast, plan: Forecast) -> str:
     if most <= now:
         return _("By Slurm's plan there will not be more of them in the next three days.")
     place = kind.free.index(most)
-    when = moment_text(plan.start + place * timedelta(minutes=plan.step_minutes), site_zone())
+    when = moment_words(plan.start + place * timedelta(minutes=plan.step_minutes))
     return _("By Slurm's plan %(count)s will be free from %(when)s.") % {"count": most, "when": when}

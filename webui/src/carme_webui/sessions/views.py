@@ -20,8 +20,9 @@ from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, stage_te
 from carme.sessions import SessionState
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
+from carme_webui.announcements.models import News
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, images, supplies
+from carme_webui.cluster import broker, entry_points, images, picture, supplies
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror
 from carme_webui.news import news
@@ -128,7 +129,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     earlier = own_sessions(signed_in(request)).filter(name=request.GET.get("again", "")).first()
     form = _form(request, cluster, options=earlier.asked_for if earlier else None)
     context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
-    return render(request, "sessions/dashboard.html", context)
+    return render(request, "sessions/dashboard.html", context | {"announced": News.latest()})
 
 
 @require_safe
@@ -283,7 +284,7 @@ def _start(owner: User, options: SessionOptions, name: str) -> HttpResponse:
 def _look() -> tuple[Cluster | None, str]:
     """The cluster, or why it cannot be seen."""
     try:
-        cluster = broker().cluster()
+        cluster = picture.cluster()
     except CarmeError as error:
         if not isinstance(error, BrokerUnavailable):
             logger.warning("The cluster cannot be seen: %s", error)
@@ -368,7 +369,7 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
 
 def _plan() -> Forecast | None:
     try:
-        return broker().forecast()
+        return picture.forecast()
     except CarmeError:
         return None  # what is free now is still worth showing
 

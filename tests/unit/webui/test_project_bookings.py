@@ -1,0 +1,217 @@
+"""Bookings for a project: its members use them, its budget pays, Slurm keeps them for its account."""
+
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from carme.bookings import Wish
+from carme.errors import InvalidRequest
+from carme_webui.accounts.models import User
+from carme_webui.bookings import desk
+from carme_webui.bookings.models import Booking
+from carme_webui.bookings.reconcile import reconcile
+from carme_webui.cluster import broker as site_broker
+from carme_webui.profile.kinds import Kind
+from carme_webui.profile.models import Notice
+from carme_webui.projects.models import Membership, Project
+from carme_webui.sessions.models import Session
+
+from .conftest import Browser, program_of
+from .fake_broker import FakeBroker
+from .test_bookings import book, make, tomorrow
+
+
+@pytest.fixture
+def vision(alice: User, bob: User) -> Project:
+    """A project of Alice and Bob."""
+    made = Project.objects.create(name="vision", title="Computer vision")
+    Membership.objects.create(project=made, user=alice, manager=True)
+    Membership.objects.create(project=made, user=bob)
+    return made
+
+
+@pytest.fixture
+def carol(db: None) -> Browser:
+    """The browser of somebody who is not in it."""
+    found = Browser()
+    found.force_login(User.objects.create_user("carol"))
+    return found
+
+
+def text(answer: Any) -> str:
+    return answer.content.decode()
+
+
+def test_all_members_may_use_it_and_nobody_else(
+    browser: Browser,
+    other: Browser,
+    carol: Browser,
+    vision: Project,
+    broker: FakeBroker,
+    rules,
+) -> None:
+    assert book(browser, project="vision").status_code == 302
+    row = Booking.objects.get()
+    [asked] = broker.asked_for("reserve")
+    assert asked.hold.accounts == ["carme-vision"] and asked.hold.users == []
+    assert broker.kept[row.name].accounts == ["carme-vision"]
+    page = text(other.get(row.get_absolute_url()))
+    assert "Computer vision" in page and "booked by alice" in page and "Start a session in it" in page
+    assert row.get_absolute_url() in text(other.get("/bookings/"))
+    assert carol.get(row.get_absolute_url()).status_code == 404
+    assert row.get_absolute_url() in text(other.get("/projects/at/vision/"))
+    # Only who booked it changes it.
+    assert other.get(f"{row.get_absolute_url()}change/").status_code == 404
+    reconcile(site_broker())
+    assert len(broker.asked_for("reserve")) == 1, "both agree"
+    Membership.objects.filter(user__username="bob").delete()
+    assert other.get(row.get_absolute_url()).status_code == 404
+
+
+def test_whose_project_it_is_not(carol: Browser, vision: Project, broker: FakeBroker, rules) -> None:
+    assert 'name="project"' not in text(carol.get("/bookings/new/"))
+    wish = Wish(
+        partition="gpu", gpu_type="a100", gpus_per_node=4, start=tomorrow(), minutes=60, project="vision"
+    )
+    user = User.objects.get(username="carol")
+    body = wish.model_dump(mode="json")
+    answer = program_of(user).ask("post", "bookings", body)
+    assert answer.status_code == 422 and answer.json()["field"] == "project"
+    vision.closed = timezone.now()
+    vision.save()
+    answer = program_of(User.objects.get(username="bob")).ask("post", "bookings", body)
+    assert answer.status_code == 422 and not Booking.objects.exists()
+
+
+def test_its_sessions_are_the_projects(
+    browser: Browser,
+    other: Browser,
+    vision: Project,
+    alice: User,
+    broker: FakeBroker,
+    rules,
+) -> None:
+    now = timezone.now()
+    row = make(alice, -1, 60, project=vision, kept=now, session_image="torch")
+    broker.answer(_reserve(row))
+    reconcile(site_broker())
+    session = Session.objects.get()
+    assert session.options["account"] == "carme-vision" and session.options["reservation"] == row.name
+    assert {one.user.username for one in Notice.objects.filter(kind=Kind.BOOKING_BEGINS)} == {"alice", "bob"}
+    form = text(other.get(f"/?booking={row.name}"))
+    assert '<option value="carme-vision" selected>' in form
+    sent = {
+        "image": "torch", "gpus_per_node": 4, "nodes": 1, "minutes": 10, "gpu_type": "a100",
+        "reservation": row.name,
+    }  # fmt: skip
+    refused = other.send("/", "/sessions/start/", **sent, account="")
+    assert refused.status_code == 422 and "Choose that project as well." in text(refused)
+
+
+def _reserve(row: Booking):
+    from carme.broker import protocol
+
+    return protocol.Reserve(hold=row.hold, user=row.owner.username)
+
+
+def test_its_budget_pays_and_its_members_see_it(
+    browser: Browser,
+    other: Browser,
+    vision: Project,
+    broker: FakeBroker,
+    rules,
+) -> None:
+    rules(gpu_hours=1)  # what one user may book counts for nothing here
+    Project.objects.update(gpu_hours=20, used={"gpu_hours": 2.5})
+    assert book(browser, project="vision").status_code == 302  # 8 GPU-hours
+    refused = book(other, 14, project="vision", length="3h")  # 12 more
+    assert refused.status_code == 422
+    assert "of the 20 of the project vision, 9.5 are neither used nor booked" in text(refused)
+    assert book(other, 14, project="vision", length="2h").status_code == 302
+    assert "18.5 of 20" in text(other.get("/projects/at/vision/"))
+    # What is deleted is credited.
+    row = Booking.objects.get(owner__username="alice")
+    browser.send("/bookings/", f"{row.get_absolute_url()}delete/")
+    assert "10.5 of 20" in text(other.get("/projects/at/vision/"))
+    mine = Booking.objects.get(owner__username="bob")
+    change = f"{mine.get_absolute_url()}change/"
+    assert 'name="project"' in text(other.get(change))
+    longer = {"kind": "gpu:a100:4", "nodes": 1, "length": "4h", "title": ""}
+    when = tomorrow(14)
+    longer |= {"date": f"{when:%Y-%m-%d}", "time": f"{when:%H:%M}"}
+    assert other.send(change, change, **longer).status_code == 302, "its own hours count once"
+    mine.refresh_from_db()
+    assert mine.minutes == 240 and mine.project == vision
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"partitions": ["cpu"]}, "may not use the partition gpu"),
+        ({"gpus": 3}, "3 GPUs at most; 4 were asked for"),
+        ({"gpu_types": {"a100": 0}}, "0 GPUs at most"),
+        ({"minutes": 30}, "30 minutes at most"),
+    ],
+)
+def test_what_it_may_not_use_cannot_be_booked_for_it(
+    browser: Browser,
+    vision: Project,
+    broker: FakeBroker,
+    rules,
+    limits: dict[str, Any],
+    said: str,
+) -> None:
+    Project.objects.update(**limits)
+    refused = book(browser, project="vision")
+    assert refused.status_code == 422 and said in text(refused)
+    assert not Booking.objects.exists() and not broker.kept
+
+
+def test_it_is_handed_over_within_the_project_only(
+    alice: User,
+    bob: User,
+    vision: Project,
+    broker: FakeBroker,
+    rules,
+) -> None:
+    row = make(alice, project=vision)
+    stranger = User.objects.create(username="carol")
+    desk.offer(row, "carol")
+    with pytest.raises(InvalidRequest, match="project that you are not in"):
+        desk.accept(row, stranger, _site(), site_broker())
+    desk.offer(row, "bob")
+    desk.accept(row, bob, _site(), site_broker())
+    assert row.owner == bob and row.hold.accounts == ["carme-vision"]
+
+
+def _site():
+    from django.conf import settings
+
+    return settings.SITE
+
+
+def test_a_list_of_them_asks_no_more_with_more(
+    browser: Browser,
+    alice: User,
+    vision: Project,
+    broker: FakeBroker,
+    rules,
+) -> None:
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    def queries() -> list[int]:
+        found = []
+        for path in ("/bookings/", "/projects/at/vision/", "/"):
+            browser.get(path)
+            with CaptureQueriesContext(connection) as asked:
+                browser.get(path)
+            found.append(len(asked))
+        return found
+
+    make(alice, project=vision)
+    few = queries()
+    for number in range(10):
+        make(alice, 60 + number, 120, project=vision)
+    assert queries() == few

@@ -1,0 +1,1 @@
+"""What administrators announce: news, and times of maintenance."""

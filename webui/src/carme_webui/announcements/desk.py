@@ -1,0 +1,190 @@
+"""Planning maintenance and calling it off: the row first, then the reservation; and whom it concerns."""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from carme.bookings import BookingState
+from carme.bookings.agreement import is_maintenance, shifted
+from carme.broker import BrokerClient
+from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError
+from carme.jobs import Job
+from carme.jobs.nodes import expand
+from carme.wording import listing
+from carme_webui.accounts.models import User
+from carme_webui.announcements.models import Maintenance
+from carme_webui.bookings.models import Booking
+from carme_webui.profile.kinds import Kind
+from carme_webui.profile.notices import tell
+
+__all__ = ["agree", "bookings_within", "call_off", "jobs_into", "keep", "plan"]
+
+logger = logging.getLogger(__name__)
+
+
+def plan(
+    row: Maintenance, by: User, wanted: Iterable[str], broker: BrokerClient, before: Maintenance | None = None
+) -> None:
+    """Make or change a maintenance.
+
+    Args:
+        row: With all but its nodes; saved when it can be had.
+        wanted: Its nodes; none: all that there are.
+        before: What it was, when it is changed.
+
+    Raises:
+        InvalidRequest: There is no such node, or the time is over.
+        CarmeError: The cluster cannot be seen, or Slurm refuses; then it stays what it was.
+    """
+    known = [node.name for node in broker.cluster().nodes]
+    names = list(dict.fromkeys(wanted))
+    if strange := [name for name in names if name not in known]:
+        raise InvalidRequest(
+            _("There is no node %r.") % strange[0][:40],
+            _("There are: %s.") % listing(known),
+            field="nodes",
+        )
+    if row.end <= timezone.now():
+        raise InvalidRequest(_("This time is over."), _("Choose a later end."), field="end")
+    row.node_names, row.whole, row.by = names or known, not names, by
+    row.kept, row.problem = None, ""
+    row.save()
+    try:
+        keep(row, broker, by.username)
+    except CarmeError:
+        if before is None:
+            row.delete()
+        else:
+            before.save()
+        raise
+    warn(row, broker)
+
+
+def keep(row: Maintenance, broker: BrokerClient, by: str) -> None:
+    """Have Slurm keep the nodes. When nobody answers, the reconciler does it later.
+
+    Raises:
+        CarmeError: Slurm or the broker refuses.
+    """
+    try:
+        broker.maintain(row.window, user=by)
+    except CarmeError as error:
+        Maintenance.objects.filter(pk=row.pk).update(kept=None, problem=str(error))
+        away = isinstance(error, SlurmError) and error.code == "slurm-away"
+        if not (away or isinstance(error, BrokerUnavailable)):
+            raise
+        logger.warning("The maintenance %s is kept later: %s", row.name, error)
+    else:
+        Maintenance.objects.filter(pk=row.pk).update(kept=row.kept or timezone.now(), problem="")
+    row.refresh_from_db()
+
+
+def call_off(row: Maintenance, by: User, broker: BrokerClient) -> None:
+    """Do not do it, or end it now. When Slurm cannot be asked, the reconciler does it later."""
+    row.called_off = timezone.now()
+    row.kept, row.problem = None, ""
+    row.save()
+    try:
+        broker.release(row.name, user=by.username)
+    except CarmeError as error:
+        logger.warning("The maintenance %s is given back later: %s", row.name, error)
+
+
+def bookings_within(row: Maintenance) -> list[Booking]:
+    """Bookings of its nodes at its time."""
+    rows = Booking.open().filter(start__lt=row.end, end__gt=row.start)
+    return [one for one in rows if set(one.node_names) & set(row.node_names)]
+
+
+def jobs_into(row: Maintenance, jobs: Iterable[Job]) -> list[Job]:
+    """Jobs that run on its nodes and may still do so when it begins."""
+    nodes = set(row.node_names)
+    return [
+        job
+        for job in jobs
+        if job.is_running
+        and job.started is not None
+        and (job.minutes_limit is None or job.started + timedelta(minutes=job.minutes_limit) > row.start)
+        and nodes & set(expand(job.node_list))
+    ]
+
+
+def warn(row: Maintenance, broker: BrokerClient) -> None:
+    """Tell those whom it concerns, once for each time that it is planned for."""
+    event = f"maintenance:{row.name}:{row.start:%Y%m%d%H%M}-{row.end:%Y%m%d%H%M}"
+    for one in bookings_within(row):
+        tell(
+            one.owner,
+            lambda one=one: _concerns(one) % {"title": row.title, "when": row.span, "what": one.heading},
+            Kind.MAINTENANCE,
+            key=f"{event}:{one.name[6:]}",
+            link=one.get_absolute_url(),
+        )
+    try:
+        running = jobs_into(row, broker.jobs())
+    except CarmeError as error:
+        logger.warning("Whose jobs run into the maintenance %s is not known: %s", row.name, error)
+        return
+    owners = {job.user for job in running}
+    for user in User.objects.filter(username__in=owners):
+        tell(
+            user,
+            lambda: (
+                _(
+                    "“%(title)s”, %(when)s: a job of yours may still run then, and may be ended. Save its "
+                    "results before."
+                )
+                % {"title": row.title, "when": row.span}
+            ),
+            Kind.MAINTENANCE,
+            key=f"{event}:jobs",
+            link=row.get_absolute_url(),
+        )
+
+
+def _concerns(booking: Booking) -> str:
+    if booking.state == BookingState.REQUESTED:
+        return _(
+            "“%(title)s”, %(when)s, concerns your booking “%(what)s”: it waits for approval, and may be "
+            "refused."
+        )
+    return _(
+        "“%(title)s”, %(when)s, concerns your booking “%(what)s”: if other nodes are free it moves there, "
+        "and you are told."
+    )
+
+
+def agree(broker: BrokerClient, now: datetime | None = None) -> bool:
+    """Make rows and Slurm's reservations agree, whatever was away in between; two rounds at once do no harm.
+
+    Returns:
+        Whether Slurm could be seen. If not, nothing was done.
+    """
+    now = now or timezone.now()
+    try:
+        # Before the rows are read: each is written before its reservation is made.
+        there = {one.name: one for one in broker.reservations() if is_maintenance(one.name)}
+    except CarmeError as error:
+        logger.warning("Maintenance and Slurm's reservations are compared later: %s", error)
+        return False
+    planned = {row.name: row for row in Maintenance.planned(now).select_related("by")}
+    for row in planned.values():
+        if row.name not in there or shifted(row.window, there[row.name], now):
+            try:
+                keep(row, broker, row.by.username if row.by else "root")
+            except CarmeError as error:
+                logger.warning("Slurm does not keep the maintenance %s: %s", row.name, error)
+        elif row.kept is None or row.problem:
+            Maintenance.objects.filter(pk=row.pk).update(kept=now, problem="")
+        warn(row, broker)
+    for name in there.keys() - planned.keys():
+        if Maintenance.planned(now).filter(name=name).exists():
+            continue
+        try:
+            broker.release(name, user="root")
+        except CarmeError as error:
+            logger.warning("The reservation %s is given back later: %s", name, error)
+    return True

@@ -1,0 +1,95 @@
+"""The pages of news and maintenance, for all to read and for administrators to write."""
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from carme.errors import CarmeError
+from carme_webui.accounts.login import signed_in
+from carme_webui.administration.views import for_admins
+from carme_webui.announcements import desk
+from carme_webui.announcements.forms import MaintenanceForm, NewsForm
+from carme_webui.announcements.models import Maintenance, News
+from carme_webui.bookings.models import site_zone
+from carme_webui.cluster import broker
+from carme_webui.news import news as open_pages
+
+__all__ = ["call_off", "delete_news", "edit_maintenance", "edit_news", "maintenance", "news"]
+
+PER_PAGE = 20
+
+
+@require_safe
+def news(request: HttpRequest) -> HttpResponse:
+    """All news, the latest first."""
+    page = Paginator(News.objects.select_related("by"), PER_PAGE).get_page(request.GET.get("page"))
+    return render(request, "announcements/news.html", {"page": page})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@for_admins
+def edit_news(request: HttpRequest, number: int | None = None) -> HttpResponse:
+    """Write news, or change them."""
+    row = get_object_or_404(News, pk=number) if number else News(by=signed_in(request))
+    form = NewsForm(request.POST if request.method == "POST" else None, instance=row)
+    if form.is_valid():
+        form.save()
+        open_pages.tell_all()
+        return redirect("announcements")
+    context = {"form": form, "row": row}
+    return render(request, "announcements/edit_news.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@for_admins
+def delete_news(request: HttpRequest, number: int) -> HttpResponse:
+    """Take news away."""
+    get_object_or_404(News, pk=number).delete()
+    open_pages.tell_all()
+    return redirect("announcements")
+
+
+@require_safe
+def maintenance(request: HttpRequest) -> HttpResponse:
+    """What is planned; administrators see whom it concerns."""
+    rows = list(Maintenance.planned(timezone.now()))
+    shown = [(row, desk.bookings_within(row) if signed_in(request).is_staff else []) for row in rows]
+    context = {"planned": shown, "zone": site_zone()}
+    return render(request, "announcements/maintenance.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@for_admins
+def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpResponse:
+    """Plan a maintenance, or change it."""
+    planned = Maintenance.planned(timezone.now())
+    row = get_object_or_404(planned, pk=number) if number else Maintenance()
+    before = Maintenance.objects.get(pk=row.pk) if row.pk else None
+    form = MaintenanceForm(request.POST if request.method == "POST" else None, instance=row)
+    if form.is_valid():
+        try:
+            desk.plan(row, signed_in(request), form.node_names, broker(), before)
+        except CarmeError as error:
+            field = {"node_names": "nodes", "end": "end_time"}.get(error.field or "", error.field)
+            form.add_error(field if field in form.fields else None, str(error))
+        else:
+            open_pages.tell_all()
+            messages.success(request, _("Planned: %s. Those whom it concerns are told.") % row.span)
+            return redirect("maintenance")
+    context = {"form": form, "row": row, "zone": site_zone()}
+    return render(request, "announcements/edit_maintenance.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@for_admins
+def call_off(request: HttpRequest, number: int) -> HttpResponse:
+    """Call a maintenance off, or end it now."""
+    row = get_object_or_404(Maintenance.planned(timezone.now()), pk=number)
+    desk.call_off(row, signed_in(request), broker())
+    open_pages.tell_all()
+    messages.success(request, _("Its nodes take jobs again."))
+    return redirect("maintenance")

@@ -1,0 +1,87 @@
+"""What people are told of bookings."""
+
+from collections.abc import Callable, Iterable
+
+from django.utils.translation import gettext as _
+
+from carme_webui.accounts.models import User
+from carme_webui.bookings.models import Booking
+from carme_webui.profile.kinds import Kind
+from carme_webui.profile.notices import tell_all
+
+__all__ = ["asked", "begun", "decided", "ended", "moved", "trouble"]
+
+
+def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[], str], key: str = "") -> None:
+    """Tell users. The sentence may name what, who, when, nodes, problem and how.
+
+    Args:
+        key: What happened, if each booking's people are told of it once only.
+    """
+
+    def words() -> str:
+        return text() % {
+            "what": booking.heading,
+            "who": booking.owner.username,
+            "when": booking.span,
+            "nodes": ", ".join(booking.node_names),
+            "problem": booking.problem,
+            "how": booking.label,
+        }
+
+    event = f"{key}:{booking.name}" if key else None
+    tell_all(users, words, kind, key=event, link=booking.get_absolute_url())
+
+
+def asked(booking: Booking) -> None:
+    """It waits for a manager."""
+    managers = User.objects.filter(is_staff=True, is_active=True)
+    _say(booking, managers, Kind.APPROVAL, lambda: _("%(who)s asks to book “%(what)s”, %(when)s."))
+
+
+def decided(booking: Booking, words: str = "") -> None:
+    """A manager said yes or no, and perhaps something else."""
+    besides = f" {words}".replace("%", "%%") if words else ""
+
+    def text() -> str:
+        if booking.is_over:
+            return _("Your booking “%(what)s”, %(when)s, is refused.") + besides
+        return _("Your booking “%(what)s”, %(when)s, is approved.") + besides
+
+    _say(booking, [booking.owner], Kind.BOOKING_DECIDED, text)
+
+
+def begun(booking: Booking) -> None:
+    """Its time has come."""
+    people = booking.people()
+    _say(
+        *(booking, people, Kind.BOOKING_BEGINS),
+        *(lambda: _("The booking “%(what)s” has begun: %(nodes)s, %(when)s."), "begun"),
+    )
+
+
+def ended(booking: Booking) -> None:
+    """It is over for a reason that its owner may not know of."""
+    _say(
+        *(booking, [booking.owner], Kind.BOOKING_ENDED),
+        *(lambda: _("Your booking “%(what)s”, %(when)s, is over: %(how)s."), "ended"),
+    )
+
+
+def moved(booking: Booking, maintained: bool) -> None:
+    """It is on other nodes than before."""
+
+    def text() -> str:
+        if maintained:
+            return _("The booking “%(what)s”, %(when)s, is now on %(nodes)s, because of maintenance.")
+        return _("The booking “%(what)s”, %(when)s, is now on %(nodes)s, because a node does not work.")
+
+    _say(booking, booking.people(), Kind.BOOKING_PROBLEM, text)
+
+
+def trouble(booking: Booking) -> None:
+    """It cannot be had as it was booked."""
+    _say(
+        *(booking, [booking.owner], Kind.BOOKING_PROBLEM),
+        lambda: _("Your booking “%(what)s”, %(when)s: %(problem)s"),
+    )
