@@ -1,12 +1,16 @@
 """The programs that roles run on hosts."""
 
+import ctypes
 import grp
 import importlib.util
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +57,31 @@ def test_an_archive_depends_on_the_content_alone(source: Path, tmp_path: Path) -
         assert archive.getnames() == ["carme/pyproject.toml", "carme/src/a.py"]
     (source / "carme/src/a.py").write_text("A = 2\n")
     assert json.loads(pack(source, tmp_path / "two", "carme").stdout)["carme"]["sha256"] != first["sha256"]
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_what_is_compiled_is_brought_to_hosts_without_a_compiler(tmp_path: Path) -> None:
+    names, seen = f"copying-{platform.machine()}.so", set()
+    for number in range(2):
+        packed = json.loads(pack(ANSIBLE.parent, tmp_path / str(number), "carme").stdout)["carme"]
+        seen.add(packed["sha256"])
+    assert len(seen) == 1
+    with tarfile.open(packed["archive"]) as archive:
+        archive.extractall(tmp_path)
+    library = tmp_path / "carme/src/carme/staging" / names
+    assert ctypes.CDLL(str(library)).carme_interface() > 0
+    # What hatchling makes of it where nothing can be compiled.
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheels")],
+        cwd=tmp_path / "carme",
+        env={**os.environ, "PATH": str(tmp_path), "CC": ""},
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    with zipfile.ZipFile(wheel) as unpacked:
+        assert unpacked.read(f"carme/staging/{names}") == library.read_bytes()
 
 
 def test_a_missing_part_is_named(source: Path, tmp_path: Path) -> None:

@@ -2,33 +2,58 @@
 
 Usage: pack_part.py SOURCE DESTINATION PART...
 Prints {"PART": {"archive": PATH, "sha256": HEX}} for all parts.
+
+A part with native/compile.py is given what that builds, so that hosts need no compiler. Where there is none
+here either, the part does without.
 """
 
 import gzip
 import hashlib
 import io
 import json
+import runpy
+import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 LEFT_OUT = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "node_modules", "dist", "build-cache"}
+
+
+def compiled(folder: Path, place: Path) -> dict[str, Path]:
+    """What is built of a part: its path in the part, and the file."""
+    if not (folder / "native/compile.py").exists():
+        return {}
+    program = runpy.run_path(str(folder / "native/compile.py"))
+    output = place / folder.name
+    try:
+        return {program["LIBRARY"]: output} if program["build"](output) else {}
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"{folder} is packed without its compiled part: {error}", file=sys.stderr)
+        return {}
 
 
 def pack(folder: Path) -> bytes:
     """The folder as a gzipped tar archive without times, owners or left-overs of earlier builds."""
     buffer = io.BytesIO()
     with (
+        tempfile.TemporaryDirectory() as place,
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, compresslevel=6) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):
-        for path in sorted(folder.rglob("*")):
-            inside = path.relative_to(folder.parent)
-            if LEFT_OUT & set(inside.parts) or any(part.endswith(".egg-info") for part in inside.parts):
+        built = compiled(folder, Path(place))
+        paths = {str(path.relative_to(folder)): path for path in folder.rglob("*")} | built
+        for inside, path in sorted(paths.items(), key=lambda pair: Path(pair[0])):
+            parts = set(Path(inside).parts)
+            if LEFT_OUT & parts or any(part.endswith(".egg-info") for part in parts):
+                continue
+            # What was built in the tree may be of another day or another machine.
+            if path.suffix == ".so" and inside not in built:
                 continue
             if path.is_dir() and not path.is_symlink():
                 continue
-            entry = archive.gettarinfo(str(path), arcname=str(inside))
+            entry = archive.gettarinfo(str(path), arcname=f"{folder.name}/{inside}")
             entry.uid = entry.gid = 0
             entry.uname = entry.gname = "root"
             entry.mtime = 0

@@ -12,7 +12,7 @@ from typing import Any
 from carme.errors import InvalidRequest
 from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack, parse_size, sync, verify
 from carme.staging.digests import ALGORITHMS
-from carme.staging.options import COMPRESSIONS, shown
+from carme.staging.options import COMPRESSIONS, ENGINES, shown
 from carme.staging.progress import Outlook, duration, progress_text, size
 from carme.wording import number
 
@@ -95,6 +95,12 @@ def _pace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--operations", type=int, default=0, metavar="N", help="at most so many files and parts a second"
     )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="auto",
+        help="native: the compiled part, python: without it; auto takes what is there (default)",
+    )
 
 
 def _how(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +141,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         bandwidth=parse_size(arguments.bandwidth) if arguments.bandwidth else 0,
         operations=arguments.operations,
         attributes=not arguments.no_attributes,
+        engine=arguments.engine,
         durable=arguments.durable,
         # For somebody, or something, that watches.
         estimate=not arguments.quiet and (arguments.json or sys.stderr.isatty()),
@@ -148,6 +155,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         verify="device" if arguments.device else "read",
         bandwidth=parse_size(arguments.bandwidth) if arguments.bandwidth else 0,
         operations=max(0, arguments.operations),
+        engine=arguments.engine,
     )
     return teller.end(verify(arguments.source, arguments.destination, options, tell=teller))
 
@@ -242,6 +250,7 @@ class Teller:
                 resumed=result.resumed,
                 workers=result.workers,
                 hash=result.hash,
+                engine=result.engine,
             )
             return 0 if result.ok else 1
         self._wipe()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import stat
 import time
@@ -16,8 +15,9 @@ from carme.staging.attributes import Keeper, extended
 from carme.staging.crew import CONTEXT, Crew, Queue
 from carme.staging.digests import algorithm
 from carme.staging.limits import Pace
+from carme.staging.native import chosen
 from carme.staging.options import KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
-from carme.staging.work import BATCH, BLOCK, Report, Task, Walker, join, same_contents, statuses
+from carme.staging.work import BATCH, BLOCK, Batch, Report, Task, Walker, join, statuses
 from carme.wording import listing
 
 __all__ = ["compare"]
@@ -37,6 +37,7 @@ class Comparer(Walker):
         super().__init__(*given)
         self.keeper = Keeper()
         self.unit = 10**9 if seconds else 1
+        self.native = self.compiled(self.keeper, self.unit)
         self.rename, self.index = rename, index
 
     def __call__(self, task: Task) -> None:
@@ -55,17 +56,16 @@ class Comparer(Walker):
             with (
                 tree.folder(self.source, path) as source,
                 tree.folder(self.destination, path) as target,
-                os.scandir(source) as entries,
+                self.entries(source) as read,
             ):
                 self.report.counts.folders += 1
                 self._attributes(path or ".", source, target, times=True)
-                first = [entry.name for entry in itertools.islice(entries, BATCH)]
-                self._names(source, target, path, first)
-                while names := [entry.name for entry in itertools.islice(entries, BATCH)]:
+                self._names(source, target, path, [name for _, name in read(BATCH)])
+                while batch := read(BATCH):
                     if self.share():
-                        self.report.batches.append(("names", path, names))
+                        self.report.batches.append(("batch", path, batch))
                     else:
-                        self._names(source, target, path, names)
+                        self._names(source, target, path, [name for _, name in batch])
                     self.flush()
                 with os.scandir(target) as others:
                     for entry in others:
@@ -82,6 +82,10 @@ class Comparer(Walker):
         except FileNotFoundError:
             return True
         return False
+
+    def do_batch(self, path: str, batch: Batch) -> None:
+        """Some of a folder's entries, which another worker has read."""
+        self.do_names(path, [name for _, name in batch])
 
     def do_names(self, path: str, names: list[str]) -> None:
         """Some of a folder's entries."""
@@ -156,7 +160,7 @@ class Comparer(Walker):
         if self.options.verify == "device":
             for descriptor in (one, other):
                 os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
-        same = same_contents(one, other, start, end, self.buffers, self.bandwidth)
+        same = self.same_contents(one, other, start, end)
         self.report.counts.bytes_unchanged += end - start if same else 0
         return same
 
@@ -239,7 +243,7 @@ def compare(
         source, destination = os.path.dirname(source), os.path.dirname(destination)
     begun = time.monotonic()
     name, digest = algorithm(options.hash, strong=index is not None)
-    result = Result(workers=workers, hash=name)
+    result = Result(workers=workers, hash=name, engine=chosen(options.engine))
     queue = Queue()
     large: dict[str, int] = {}
     heard = 0.0

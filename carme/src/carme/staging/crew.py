@@ -116,7 +116,7 @@ class Crew:
             while self._idle and (tasks := queue.take(self.count)):
                 connection = self._idle.pop()
                 # A worker that was killed at this very moment would hold the lock for ever.
-                if tasks[0][0] == "names" and (lock := self._batches.get_lock()).acquire(timeout=5):
+                if tasks[0][0] == "batch" and (lock := self._batches.get_lock()).acquire(timeout=5):
                     self._batches.value = max(0, self._batches.value - 1)
                     lock.release()
                 with self._talking_to(connection):

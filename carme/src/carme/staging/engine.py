@@ -17,6 +17,7 @@ from carme.staging.crew import CONTEXT, Crew, Queue, Total
 from carme.staging.digests import algorithm
 from carme.staging.journal import Journal, told
 from carme.staging.limits import Pace
+from carme.staging.native import chosen
 from carme.staging.options import KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
 from carme.staging.work import TRIES, Copier, Report
 
@@ -223,7 +224,7 @@ class _Run:
         self._told = 0.0
         self.total: Total | None = None
         name, digest = algorithm(options.hash)
-        self.result.hash = name
+        self.result.hash, self.result.engine = name, chosen(options.engine)
         self.result.workers = count = 1 if single else worker_count(options, source, destination)
         if single and os.stat(os.path.join(source, single[0])).st_size >= PART:
             self.result.workers = count = worker_count(options, source, destination)

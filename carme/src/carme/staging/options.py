@@ -14,6 +14,8 @@ __all__ = ["COMPRESSIONS", "Counts", "Options", "Problem", "Progress", "Result",
 PART = 64 << 20
 #: How many problems a result holds; all are told as they come.
 KEPT_PROBLEMS = 10_000
+#: What copies: see Options.
+ENGINES = ("auto", "native", "python")
 #: What images can be compressed with.
 COMPRESSIONS = ("zstd", "lz4", "none")
 
@@ -54,6 +56,8 @@ class Options:
         attributes: Keep extended attributes and ACLs.
         estimate: Count the source in a process of its own, so that the progress tells totals.
         durable: Return only when the destination's file system has written everything to its device.
+        engine: `native` uses the compiled part and is refused where that was not built; `python` does without
+            it, slower; `auto` takes what is there.
     """
 
     workers: int = 0
@@ -65,11 +69,16 @@ class Options:
     attributes: bool = True
     durable: bool = False
     estimate: bool = False
+    engine: Literal["auto", "native", "python"] = "auto"
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.workers > 256:
             raise InvalidRequest(
                 f"The number of workers must be 0 to 256, not {self.workers}.", field="workers"
+            )
+        if self.engine not in ENGINES:
+            raise InvalidRequest(
+                f"'engine' must be {', '.join(ENGINES)}, not {self.engine!r}.", field="engine"
             )
         if self.verify not in ("read", "device", "none"):
             raise InvalidRequest(
@@ -132,7 +141,8 @@ class Result:
     """What a run did.
 
     `problems` are what could not be copied or, when verifying, what differs (the first 10,000 of them;
-    `counts.problems` and `counts.different` count all). `warnings` say what was not kept and why.
+    `counts.problems` and `counts.different` count all). `warnings` say what was not kept and why. `engine` is
+    what copied or compared: `native` or `python`.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -142,6 +152,7 @@ class Result:
     resumed: bool = False
     workers: int = 0
     hash: str = ""
+    engine: str = ""
 
     @property
     def ok(self) -> bool:

@@ -17,14 +17,17 @@ from carme.staging import tree
 from carme.staging.attributes import DEFAULT, Keeper, extended
 from carme.staging.digests import Digest
 from carme.staging.limits import Pace
+from carme.staging.native import Entries, Entry, Native, library
 from carme.staging.options import PART, Counts, Options, Problem
 
-__all__ = ["Copier", "Report", "Stop", "Walker", "join", "same_contents", "statuses"]
+__all__ = ["Batch", "Copier", "Report", "Stop", "Walker", "join", "statuses"]
 
 #: Files up to this size are read in one go; in bytes.
 SMALL = 1 << 20
 #: What is read in one go of larger ones; in bytes. It stays in the processor's cache until it is read back.
 BLOCK = 256 << 10
+#: What the compiled part copies of a large file before it is told, in bytes.
+STEP = 8 << 20
 #: A folder with more entries is shared among the workers, so many entries at a time.
 BATCH = 2048
 #: How often a file that changes while it is read is tried.
@@ -38,6 +41,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Task = tuple[Any, ...]
+#: Some of a folder's entries.
+Batch = Entries | list[Entry]
 
 
 @dataclass
@@ -109,8 +114,51 @@ class Walker:
         self.flush: Callable[[], None] = lambda: None
         self.breathe: Callable[[], None] = lambda: None
         self.buffers = bytearray(BLOCK), bytearray(BLOCK)
+        self.native: Native | None = None
         # Reading should not count as an access; only owners may ask for that.
         self._read = _READ | os.O_NOATIME
+
+    def compiled(self, keeper: Keeper, unit: int) -> Native | None:
+        """The compiled part for this walk, where it is there and wanted."""
+        loaded = library() if self.options.engine != "python" else None
+        return loaded and Native(
+            loaded,
+            verify=self.options.verify,
+            attributes=self.options.attributes,
+            unit=unit,
+            user=keeper.user,
+            group=keeper.group,
+            groups=keeper.groups,
+        )
+
+    @contextlib.contextmanager
+    def entries(self, folder: int) -> Iterator[Callable[[int], Batch]]:
+        """What reads an open folder's entries: at most so many at a time, none at the end.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        if self.native:
+            with self.native.entries(folder) as read:
+                yield read
+            return
+        with os.scandir(folder) as found:
+            yield lambda most: [(_kind(entry), entry.name) for entry in itertools.islice(found, most)]
+
+    def same_contents(self, one: int, other: int, start: int, end: int) -> bool:
+        """Whether a range of two open files is the same."""
+        if self.native and not self.options.bandwidth:
+            return self.native.same(one, other, start, end)
+        mine, yours = self.buffers
+        while start < end:
+            want = min(BLOCK, end - start)
+            if want != len(mine):
+                mine, yours = bytearray(want), bytearray(want)
+            self.bandwidth.take(want)
+            if _fill(one, mine, start) != want or _fill(other, yours, start) != want or mine != yours:
+                return False
+            start += want
+        return True
 
     def open_source(self, name: str, folder: int) -> int:
         """A source file for reading; a FIFO or device that took its place does not block."""
@@ -158,6 +206,7 @@ class Copier(Walker):
         self.keeper = Keeper(self.options.attributes)
         self.replace, self.dry, self.leftovers, self.rename = replace, dry, leftovers, rename
         self.unit = 10**9 if seconds else 1
+        self.native = self.compiled(self.keeper, self.unit)
         self.top = os.fstat(self.destination)
         self.verify = self.options.verify
         # Until the file systems refuse it. What is cloned is neither read nor written, so no limit holds it.
@@ -191,23 +240,23 @@ class Copier(Walker):
             fresh: It is not at the destination.
         """
         try:
-            with tree.folder(self.source, path) as source, os.scandir(source) as entries:
+            with tree.folder(self.source, path) as source, self.entries(source) as read:
                 status = os.fstat(source)
                 if os.path.samestat(status, self.top):
                     self.problem(path, "it is the destination itself")
                     return
-                first = list(itertools.islice(entries, BATCH + 1))
+                first = read(BATCH + 1)
                 whole = len(first) <= BATCH
                 with self._place(path, fresh, whole) as (target, empty):
                     self.report.counts.folders += 1
                     if self.leftovers and target is not None and not empty:
                         self._sweep(source, target, path)
                     if not whole:
-                        added = self._share_out(source, target, path, itertools.chain(first, entries))
+                        added = self._share_out(source, target, path, first, read)
                     elif empty and target is not None:
                         added = self._fresh(source, target, path, first)
                     else:
-                        added = self._names(source, target, path, [entry.name for entry in first])
+                        added = self._batch(source, target, path, first)
                     if self.replace and target is not None and not empty:
                         added |= self._remove_gone(source, target, path)
                     if target is not None and path:
@@ -295,16 +344,22 @@ class Copier(Walker):
                 self.problem(path, error)
 
     def _share_out(
-        self, source: int, target: int | None, path: str, entries: Iterator[os.DirEntry[str]]
+        self, source: int, target: int | None, path: str, batch: Batch, read: Callable[[int], Batch]
     ) -> bool:
         """The entries of a very large folder, by all workers. Never all of its names are held."""
-        while names := [entry.name for entry in itertools.islice(entries, BATCH)]:
+        while batch:
             if self.share():
-                self.report.batches.append(("names", path, names))
+                self.report.batches.append(("batch", path, batch))
             else:
-                self._names(source, target, path, names)
+                self._batch(source, target, path, batch)
             self.flush()
+            batch = read(BATCH)
         return True
+
+    def do_batch(self, path: str, batch: Batch) -> None:
+        """Some of a folder's entries, which another worker has read."""
+        with self._folders(path) as (source, target):
+            self._batch(source, target, path, batch)
 
     def do_names(self, path: str, names: list[str], links: bool = True) -> None:
         """Some of a folder's entries.
@@ -316,6 +371,15 @@ class Copier(Walker):
         """
         self.links = links
         try:
+            with self._folders(path) as (source, target):
+                self._names(source, target, path, names)
+        finally:
+            self.links = True
+
+    @contextlib.contextmanager
+    def _folders(self, path: str) -> Iterator[tuple[int, int | None]]:
+        """A folder on both sides; what goes wrong with them is told. None: it is not there, in a dry run."""
+        try:
             with contextlib.ExitStack() as opened:
                 source = opened.enter_context(tree.folder(self.source, path))
                 target = None
@@ -324,11 +388,9 @@ class Copier(Walker):
                 except FileNotFoundError:
                     if not self.dry:
                         raise
-                self._names(source, target, path, names)
+                yield source, target
         except OSError as error:
             self.problem(path or ".", error)
-        finally:
-            self.links = True
 
     def _sweep(self, source: int, target: int, path: str) -> None:
         """Remove what an interrupted run has left of files that are no longer in the source.
@@ -378,17 +440,21 @@ class Copier(Walker):
 
     # Entries
 
-    def _fresh(self, source: int, target: int, path: str, entries: list[os.DirEntry[str]]) -> bool:
+    def _fresh(self, source: int, target: int, path: str, batch: Batch) -> bool:
         """All entries of a folder that is new at the destination; whether more comes into it later."""
-        waits = len(self.report.large) + len(self.report.links) + len(self.report.folders)
         # Not visible under its name yet, so its files can have theirs at once.
         direct = bool(path)
-        for entry in entries:
-            name = entry.name
+        if direct:
+            batch = self._natively(source, target, batch, None)
+        # Not before: what was found until then may have been told meanwhile.
+        waits = len(self.report.large) + len(self.report.links) + len(self.report.folders)
+        for kind, name in batch:
             try:
-                if entry.is_file(follow_symlinks=False):
+                if kind == "?":
+                    kind = _kind_of(os.stat(name, dir_fd=source, follow_symlinks=False))
+                if kind == "f":
                     self._file(source, name, target, path, direct)
-                elif entry.is_dir(follow_symlinks=False):
+                elif kind == "d":
                     self.report.folders.append((join(path, name), True))
                 else:
                     self._other(source, name, target, path, None)
@@ -396,11 +462,51 @@ class Copier(Walker):
                 self.problem(join(path, name), error)
         return waits != len(self.report.large) + len(self.report.links) + len(self.report.folders)
 
+    def _batch(self, source: int, target: int | None, path: str, batch: Batch) -> bool:
+        """Entries of which some may be at the destination; whether more comes into it, now or later."""
+        added = False
+        native, counts = self.native, self.report.counts
+        if native and target is not None and isinstance(batch, Entries) and not self.options.contents:
+            batch, unchanged, size = native.unchanged(source, target, batch)
+            counts.unchanged += unchanged
+            counts.bytes_unchanged += size
+            new = batch.of("n")
+            if new and not self.dry:
+                names = [name for _, name in new]
+                writing = "".join(f"{tree.partial_name(name)}\0" for name in names).encode()
+                missed = {name for _, name in self._natively(source, target, new, writing)}
+                done = set(names) - missed
+                batch = [entry for entry in batch if entry[1] not in done]
+                added = bool(done)
+        return self._names(source, target, path, [name for _, name in batch]) or added
+
+    def _natively(self, source: int, target: int, batch: Batch, writing: bytes | None) -> Batch:
+        """Have the compiled part copy what it can; the rest."""
+        native, options = self.native, self.options
+        if (
+            not native
+            or not native.copies
+            or not isinstance(batch, Entries)
+            or options.bandwidth
+            or options.operations
+            or DEFAULT in _attribute_names(target)
+        ):
+            return batch
+
+        def tell(files: int, size: int) -> None:
+            self.report.counts.copied += files
+            self.report.counts.bytes_copied += size
+            self.breathe()
+
+        return native.copy(source, target, batch, writing, writing is None and self.plain_owner, tell)
+
     def _names(self, source: int, target: int | None, path: str, names: list[str]) -> bool:
         """Entries of which some may be at the destination; whether more comes into it, now or later."""
         counts, unit, user, group = self.report.counts, self.unit, self.keeper.user, self.keeper.group
         contents = self.options.contents
         added = False
+        if not names:
+            return added
         theirs = statuses(source, names)
         ours = statuses(target, [self.goal(name) for name in names] if self.rename else names)
         if not contents and _all_the_same(theirs, ours):
@@ -687,6 +793,11 @@ class Copier(Walker):
         device, compare = self.verify == "device", self.verify == "read"
         if self.verify == "none" and not self.options.bandwidth and self._by_kernel(one, other, ranges):
             return ""
+        if self.native and not device and not self.options.bandwidth:
+            for begin, finish in ranges:
+                for place in range(begin, finish, STEP):
+                    self._step(one, other, place, min(place + STEP, finish), compare)
+            return ""
         digest, block, back = self.digest(), *self.buffers
         ranges = list(ranges) if device else ranges
         for begin, finish in ranges:
@@ -704,10 +815,7 @@ class Copier(Walker):
                 if device:
                     digest.update(block)
                 place += want
-                if self.told is not None:
-                    self.told += want
-                    self.report.counts.bytes_copied += want
-                    self.breathe()
+                self._progress(want)
             block, back = self.buffers
         if device:
             _drop(other, start, end - start)
@@ -715,6 +823,23 @@ class Copier(Walker):
                 raise _Corrupt
             return digest.hexdigest()
         return ""
+
+    def _step(self, one: int, other: int, start: int, end: int, compare: bool) -> None:
+        """Copy a range by the compiled part."""
+        assert self.native
+        same = self.native.transfer(one, other, start, end, compare=compare, early=self.told is not None)
+        if same is None:
+            raise _Changed
+        if not same:
+            raise _Corrupt
+        self._progress(end - start)
+
+    def _progress(self, size: int) -> None:
+        """So many bytes of the part at hand are copied."""
+        if self.told is not None:
+            self.told += size
+            self.report.counts.bytes_copied += size
+            self.breathe()
 
     def _by_kernel(self, one: int, other: int, ranges: Any) -> bool:
         """Whether the kernel could copy, which a server may do by itself."""
@@ -749,7 +874,7 @@ class Copier(Walker):
         try:
             other = os.open(goal, _READ, dir_fd=target)
             try:
-                return same_contents(one, other, 0, os.fstat(one).st_size, self.buffers, self.bandwidth)
+                return self.same_contents(one, other, 0, os.fstat(one).st_size)
             finally:
                 os.close(other)
         finally:
@@ -906,6 +1031,21 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
+def _kind(entry: os.DirEntry[str]) -> str:
+    """The letter of an entry, see `Entry`; asking the file system for no more than the folder says."""
+    if entry.is_symlink():
+        return "o"
+    if entry.is_dir(follow_symlinks=False):
+        return "d"
+    return "f" if entry.is_file(follow_symlinks=False) else "o"
+
+
+def _kind_of(status: os.stat_result) -> str:
+    if stat.S_ISDIR(status.st_mode):
+        return "d"
+    return "f" if stat.S_ISREG(status.st_mode) else "o"
+
+
 def statuses(folder: int | None, names: list[str]) -> list[os.stat_result | None]:
     """The status of each name in a folder; None for what is not there.
 
@@ -1011,19 +1151,3 @@ def _drop(descriptor: int, start: int, size: int) -> None:
     """Have it on the device, and no longer in this host's memory."""
     os.fdatasync(descriptor)
     os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
-
-
-def same_contents(
-    one: int, other: int, start: int, end: int, buffers: tuple[bytearray, bytearray], bandwidth: Pace
-) -> bool:
-    """Whether a range of two open files is the same."""
-    mine, yours = buffers
-    while start < end:
-        want = min(BLOCK, end - start)
-        if want != len(mine):
-            mine, yours = bytearray(want), bytearray(want)
-        bandwidth.take(want)
-        if _fill(one, mine, start) != want or _fill(other, yours, start) != want or mine != yours:
-            return False
-        start += want
-    return True

@@ -19,10 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
-from carme.staging import Options, Problem, copy, parse_size, sync
+from carme.staging import Options, Problem, copy, native, parse_size, sync
+from carme.staging.digests import ALGORITHMS
 from carme.staging.tree import PARTIAL, STATE
 
-from .trees import carme_data, many, walk
+from .trees import both_engines, carme_data, many, walk
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -76,6 +77,7 @@ def every_kind(top: Path) -> None:
     (top / "locked").chmod(0o500)
 
 
+@both_engines
 def test_everything_is_kept(place: Path) -> None:
     source, target = place / "source", place / "target"
     source.mkdir()
@@ -106,6 +108,7 @@ NOBODY = 0xFFFFFFFF
 ACL = acl((1, 6, NOBODY), (2, 4, 1234), (4, 0, NOBODY), (0x10, 4, NOBODY), (0x20, 0, NOBODY))
 
 
+@both_engines
 def test_acls_are_kept(place: Path) -> None:
     source, target = place / "source", place / "target"
     many(source, 2, 2)
@@ -128,6 +131,7 @@ def test_an_acl_that_is_lost_widens_nothing() -> None:
     assert without_acl(0o770, wide) == 0o710
 
 
+@both_engines
 def test_sparse_files_stay_sparse(place: Path) -> None:
     source, target = place / "source", place / "target"
     source.mkdir()
@@ -142,13 +146,14 @@ def test_sparse_files_stay_sparse(place: Path) -> None:
         assert (target / name).stat().st_blocks <= (source / name).stat().st_blocks + 16
 
 
-@pytest.mark.parametrize("verify", ["read", "device", "none"])
-@pytest.mark.parametrize("hash", ["xxh3", "blake3", "blake2b"])
+# Only what is read from the device is known by its digest.
+@pytest.mark.parametrize(
+    ("verify", "hash"),
+    [("read", "blake2b"), ("none", "blake2b"), *(("device", each) for each in ALGORITHMS)],
+)
 def test_large_files_in_parts(tmp_path: Path, verify: str, hash: str) -> None:
     if hash != "blake2b":
         pytest.importorskip({"xxh3": "xxhash"}.get(hash, hash))
-    if verify != "device" and hash != "blake2b":
-        pytest.skip("only what is read from the device is known by its digest")
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     block = os.urandom(1 << 20)
@@ -160,6 +165,7 @@ def test_large_files_in_parts(tmp_path: Path, verify: str, hash: str) -> None:
     assert walk(target) == walk(source)
 
 
+@both_engines
 def test_only_what_changed_is_copied(place: Path) -> None:
     source, target = place / "source", place / "target"
     many(source, 4, 10)
@@ -242,8 +248,9 @@ def test_copy_leaves_another_kind_in_the_way(tmp_path: Path) -> None:
     assert (target / "d1/f0").read_bytes() == (source / "d1/f0").read_bytes()
 
 
-def test_a_folder_of_very_many_files(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+@both_engines
+def test_a_folder_of_very_many_files(memory: Path) -> None:
+    source, target = memory / "source", memory / "target"
     many(source, 1, 7000, size=8)
     many(source / "d0" / "below", 1, 3)
     result = copy(str(source), str(target), Options(workers=3))
@@ -338,6 +345,21 @@ def test_the_command(tmp_path: Path) -> None:
     assert carme_data("copy", str(source)).returncode == 2
 
 
+def test_the_engine_is_said(tmp_path: Path, library: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(tmp_path / "source", 1, 2)
+    source, target = str(tmp_path / "source"), str(tmp_path / "target")
+    assert copy(source, target).engine == ("native" if library else "python")
+    assert copy(source, target, Options(engine="python")).engine == "python"
+    ended = carme_data("copy", source, target, "--json", "--engine", "python")
+    assert json.loads(ended.stdout.splitlines()[-1])["engine"] == "python"
+    # A library that cannot be used, of another release perhaps, is as good as none.
+    (tmp_path / "broken.so").write_bytes(b"\x7fELF")
+    monkeypatch.setattr(native, "FILE_NAME", str(tmp_path / "broken.so"))
+    assert copy(source, target).engine == "python"
+    with pytest.raises(InvalidRequest, match="was not built for this host"):
+        copy(source, target, Options(engine="native"))
+
+
 def test_names_that_are_no_text_are_told_safely(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
@@ -410,7 +432,11 @@ def build(top: bytes, tree: dict[bytes, object]) -> None:
             os.symlink(what[1], path)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(first=TREES, second=TREES)
 def test_any_tree_becomes_any_other(first: dict[bytes, object], second: dict[bytes, object]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,19 +20,12 @@ from carme.errors import CarmeError
 from carme.staging import Problem, copy, sync
 from carme.staging.tree import PARTIAL, STATE, partial_name
 
-from .trees import SOURCE, carme_data, command, many, walk
+from .trees import SOURCE, both_engines, carme_data, command, many, walk
 
 #: How many copies are killed; for more: CARME_KILLS=200 ./test unit -- -k killed_at
 KILLS = int(os.environ.get("CARME_KILLS", "15"))
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems, or becomes another user")
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder on tmpfs, where much can be copied quickly."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 def visible(target: Path) -> list[Path]:
@@ -79,7 +71,9 @@ def test_killed_at_any_moment(memory: Path) -> None:
     chance = random.Random(7)
     while killed < KILLS:
         for _ in range(min(5, KILLS - killed)):
-            if not kill_at(source, target, chance.uniform(0.05, longest)):
+            # One goes on where the other was killed.
+            engine = chance.choice(("auto", "python"))
+            if not kill_at(source, target, chance.uniform(0.05, longest), "--engine", engine):
                 break
             killed += 1
             # Whatever has its name is whole.
@@ -96,6 +90,7 @@ def test_killed_at_any_moment(memory: Path) -> None:
     print(f"{killed} copies were killed; each ended as the source, byte for byte")
 
 
+@both_engines
 def test_leftovers_in_a_folder_of_many_files(memory: Path) -> None:
     source, target = memory / "source", memory / "target"
     many(source / "huge", 1, 5000, size=16)
@@ -199,6 +194,7 @@ def test_ctrl_c_ends_it_and_it_goes_on(memory: Path) -> None:
     assert result.ok and result.resumed and walk(target) == walk(source)
 
 
+@both_engines
 def test_a_file_that_never_stops_changing(memory: Path) -> None:
     source, target = memory / "source", memory / "target"
     many(source, 1, 3)
@@ -240,6 +236,7 @@ def mounted(place: Path, size: str) -> Iterator[Path]:
 
 
 @root
+@both_engines
 @pytest.mark.parametrize("large", [False, True])
 def test_a_full_destination(tmp_path: Path, large: bool) -> None:
     source = tmp_path / "source"

@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+#: With the compiled part, and without it.
+both_engines = pytest.mark.usefixtures("engine")
 SOURCE = Path(__file__).resolve().parents[4] / "carme" / "src"
 
 

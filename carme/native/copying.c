@@ -1,0 +1,395 @@
+/* The part of copying whose time is that of system calls: many small plain files, and blocks of large ones.
+
+   Whatever is not plain, and whatever goes wrong, is left to the caller, who knows all cases and all words:
+   see carme.staging.native, which is the other side of this. Nothing here calls Python, keeps state between
+   two calls, or needs more of the C library than glibc 2.28 has. */
+
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Raised with every change of what the two sides tell each other. */
+#define INTERFACE 1
+
+#define SMALL (1 << 20)
+#define BLOCK (256 << 10)
+#define GROUPS 1024
+#define PERMISSIONS 0777
+
+enum verify { VERIFY_NONE, VERIFY_READ, VERIFY_DEVICE };
+enum outcome { DONE = 0, CHANGED = -1, CORRUPT = -2 };
+
+/* How to copy. The same in carme.staging.native.Manner. */
+struct manner {
+    int32_t verify;
+    int32_t attributes;     /* Files with extended attributes are left to the caller. */
+    int64_t unit;           /* Times count in so many nanoseconds. */
+    uint32_t user, group;   /* Of this process. */
+    int32_t plain;          /* New files belong to that user and that group. */
+    int32_t group_count;
+    uint32_t groups[GROUPS]; /* Those that this process may give files to. */
+};
+
+/* What was done; and of what was given, how many bytes are left to the caller, and how many names were used. */
+struct counts {
+    int64_t files, bytes, left, names;
+};
+
+int carme_interface(void) { return INTERFACE; }
+
+static int status_of(int folder, const char *name, int flags, struct statx *status)
+{
+    return (int)syscall(SYS_statx, folder, name, flags | AT_NO_AUTOMOUNT, STATX_BASIC_STATS, status);
+}
+
+static int same_moment(const struct statx_timestamp *one, const struct statx_timestamp *other)
+{
+    return one->tv_sec == other->tv_sec && one->tv_nsec == other->tv_nsec;
+}
+
+static int not_later(const struct statx_timestamp *one, const struct statx_timestamp *other)
+{
+    return one->tv_sec < other->tv_sec || (one->tv_sec == other->tv_sec && one->tv_nsec <= other->tv_nsec);
+}
+
+/* Records of entries: a letter for the kind (f file, d folder, o other, ? unknown, n file to be copied), the name, a zero. */
+
+/* Read at most `most` entries of a folder; returns the records' bytes, or minus an errno. `room` is at least
+   `most` times 258. A folder that is read to its end gives 0. */
+int64_t carme_entries(DIR *folder, char *records, int64_t room, int64_t most)
+{
+    char *end = records;
+    while (most-- > 0 && end + 258 <= records + room) {
+        errno = 0;
+        struct dirent *entry = readdir(folder);
+        if (!entry) {
+            if (errno)
+                return -errno;
+            break;
+        }
+        const char *name = entry->d_name;
+        if (name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2]))) {
+            most++;
+            continue;
+        }
+        switch (entry->d_type) {
+        case DT_REG: *end = 'f'; break;
+        case DT_DIR: *end = 'd'; break;
+        case DT_UNKNOWN: *end = '?'; break;
+        default: *end = 'o';
+        }
+        size_t length = strlen(name) + 1;
+        memcpy(end + 1, name, length);
+        end += 1 + length;
+    }
+    return end - records;
+}
+
+/* A folder to read the entries of, by a descriptor of its own; NULL: errno says why. */
+DIR *carme_open(int folder)
+{
+    int descriptor = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor < 0)
+        return NULL;
+    DIR *opened = fdopendir(descriptor);
+    if (!opened)
+        close(descriptor);
+    return opened;
+}
+
+void carme_close(DIR *folder) { closedir(folder); }
+
+/* Whether a file has extended attributes that are to be kept. SELinux' labels belong to the place. */
+static int has_attributes(int file)
+{
+    char names[256];
+    ssize_t length = (ssize_t)syscall(SYS_flistxattr, file, names, sizeof names);
+    if (length < 0)
+        return errno != ENOTSUP && errno != ENOSYS;
+    for (const char *name = names; name < names + length; name += strlen(name) + 1)
+        if (strcmp(name, "security.selinux"))
+            return 1;
+    return 0;
+}
+
+/* Fewer blocks than its size takes may also be a compressed file, or one that is not written out yet. */
+static int has_holes(int file, const struct statx *its)
+{
+    return its->stx_blocks * 512 < its->stx_size && lseek(file, 0, SEEK_HOLE) != (off_t)its->stx_size;
+}
+
+static int may_give(const struct manner *manner, uint32_t group)
+{
+    if (group == manner->group)
+        return 1;
+    for (int number = 0; number < manner->group_count; number++)
+        if (manner->groups[number] == group)
+            return 1;
+    return 0;
+}
+
+/* Owner and mode of a new file, like carme.staging.attributes.Keeper. */
+static int give(const struct manner *manner, int file, const struct statx *its)
+{
+    struct statx now;
+    if (status_of(file, "", AT_EMPTY_PATH, &now))
+        return -1;
+    uint32_t user = manner->user ? manner->user : its->stx_uid;
+    uint32_t group = !manner->user || may_give(manner, its->stx_gid) ? its->stx_gid : manner->group;
+    if ((now.stx_uid != user || now.stx_gid != group) && fchown(file, user, group))
+        return -1;
+    return fchmod(file, its->stx_mode & PERMISSIONS);
+}
+
+static int write_all(int file, const char *block, size_t size, off_t place)
+{
+    while (size) {
+        ssize_t written = pwrite(file, block, size, place);
+        if (written <= 0) {
+            errno = written ? errno : EIO;
+            return -1;
+        }
+        block += written, size -= (size_t)written, place += written;
+    }
+    return 0;
+}
+
+/* Read as much as is wanted, or to the end; -1: errno. */
+static ssize_t read_all(int file, char *block, size_t size, off_t place)
+{
+    size_t got = 0;
+    while (got < size) {
+        ssize_t more = pread(file, block + got, size - got, place + (off_t)got);
+        if (more < 0)
+            return -1;
+        if (!more)
+            break;
+        got += (size_t)more;
+    }
+    return (ssize_t)got;
+}
+
+/* The contents of a small file, and their verification. */
+static int fill(const struct manner *manner, int one, int other, size_t size, char *block, char *back)
+{
+    /* One more than there should be: it may have grown. */
+    if (read_all(one, block, size + 1, 0) != (ssize_t)size)
+        return -1;
+    if (!size)
+        return 0;
+    if (write_all(other, block, size, 0))
+        return -1;
+    if (manner->verify == VERIFY_NONE)
+        return 0;
+    if (manner->verify == VERIFY_DEVICE
+        && (fdatasync(other) || posix_fadvise(other, 0, 0, POSIX_FADV_DONTNEED)))
+        return -1;
+    return read_all(other, back, size + 1, 0) == (ssize_t)size && !memcmp(block, back, size) ? 0 : -1;
+}
+
+/* Copy one file, if it is a plain small one; else, and if anything fails, nothing is left of it. */
+static int copy_file(const struct manner *manner, int source, int target, const char *name, const char *writing,
+                     int *quiet, char *block, char *back, int64_t *bytes)
+{
+    const int reading = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    /* Reading should not count as an access; only owners may ask for that. */
+    int one = openat(source, name, reading | *quiet);
+    if (one < 0 && errno == EPERM && *quiet) {
+        *quiet = 0;
+        one = openat(source, name, reading);
+    }
+    if (one < 0)
+        return -1;
+    struct statx its, after;
+    int done = -1;
+    if (status_of(one, "", AT_EMPTY_PATH, &its) || !S_ISREG(its.stx_mode) || its.stx_nlink != 1
+        || its.stx_size > SMALL || its.stx_mode & 07000 || has_holes(one, &its)
+        || (manner->attributes && has_attributes(one)))
+        goto out_one;
+    int plain = manner->plain && its.stx_uid == manner->user && its.stx_gid == manner->group;
+    int other = openat(target, writing, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                       plain ? its.stx_mode & PERMISSIONS : 0600);
+    if (other < 0)
+        goto out_one;
+    done = fill(manner, one, other, its.stx_size, block, back);
+    if (!done)
+        done = status_of(one, "", AT_EMPTY_PATH, &after);
+    if (!done
+        && !(same_moment(&its.stx_mtime, &after.stx_mtime) && same_moment(&its.stx_ctime, &after.stx_ctime)
+             && its.stx_size == after.stx_size))
+        done = -1;
+    if (!done && !plain)
+        done = give(manner, other, &its);
+    if (!done) {
+        struct timespec times[2] = {{its.stx_atime.tv_sec, its.stx_atime.tv_nsec},
+                                    {its.stx_mtime.tv_sec, its.stx_mtime.tv_nsec}};
+        done = futimens(other, times);
+    }
+    /* Some file systems tell of a full disk or quota only here. */
+    if (close(other))
+        done = -1;
+    if (!done && writing != name)
+        done = renameat(target, writing, target, name);
+    if (done)
+        unlinkat(target, writing, 0);
+    else
+        *bytes += (int64_t)its.stx_size;
+out_one:
+    close(one);
+    return done;
+}
+
+static int64_t milliseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Copy those of the entries that are plain small files. The records of all others are moved to the front of
+   `records`.
+
+   `writing`: for each record the name that the file has until it is complete, each with its zero; NULL: it may
+   have its own at once. `patience`: return after so many milliseconds. Returns how many bytes of the records
+   were looked at, or minus an errno. */
+int64_t carme_copy(const struct manner *manner, int source, int target, char *records, int64_t length,
+                   const char *writing, int64_t patience, struct counts *counts)
+{
+    char *block = malloc(2 * (SMALL + 4096));
+    if (!block)
+        return -ENOMEM;
+    char *back = block + SMALL + 4096, *kept = records, *here = records;
+    const char *unnamed = writing;
+    int quiet = O_NOATIME, number = 0;
+    int64_t until = milliseconds() + patience;
+    while (here < records + length) {
+        size_t size = strlen(here) + 1;
+        const char *name = here + 1;
+        if ((*here == 'f' || *here == 'n')
+            && !copy_file(manner, source, target, name, unnamed ? unnamed : name, &quiet, block, back,
+                          &counts->bytes))
+            counts->files++;
+        else {
+            memmove(kept, here, size);
+            kept += size;
+        }
+        here += size;
+        if (unnamed)
+            unnamed += strlen(unnamed) + 1;
+        if (!(++number & 15) && milliseconds() > until)
+            break;
+    }
+    free(block);
+    counts->left = kept - records;
+    counts->names = unnamed - writing;
+    return here - records;
+}
+
+/* Whether a file is at the destination as it was copied. */
+static int unchanged(const struct manner *manner, const struct statx *its, const struct statx *own)
+{
+    return its->stx_mode == own->stx_mode && its->stx_nlink == 1 && not_later(&its->stx_ctime, &own->stx_ctime)
+           && ((its->stx_uid == own->stx_uid && its->stx_gid == own->stx_gid)
+               || (manner->user && own->stx_uid == manner->user && own->stx_gid == manner->group));
+}
+
+/* Of the entries, count the files that have not changed since they were copied. The records of all others are
+   moved to the front of `records`, those whose contents have to be copied with the letter n; `left` of the
+   counts says how many bytes they have. */
+void carme_compare(const struct manner *manner, int source, int target, char *records, int64_t length,
+                   struct counts *counts)
+{
+    char *kept = records;
+    for (char *here = records; here < records + length;) {
+        size_t size = strlen(here) + 1;
+        const char *name = here + 1;
+        struct statx its, own;
+        if ((*here == 'f' || *here == '?') && !status_of(source, name, AT_SYMLINK_NOFOLLOW, &its)
+            && S_ISREG(its.stx_mode)) {
+            if (status_of(target, name, AT_SYMLINK_NOFOLLOW, &own)) {
+                if (errno == ENOENT)
+                    *here = 'n';
+            } else if (S_ISREG(own.stx_mode)) {
+                if (its.stx_size != own.stx_size || its.stx_mtime.tv_sec != own.stx_mtime.tv_sec
+                    || its.stx_mtime.tv_nsec / manner->unit != own.stx_mtime.tv_nsec / manner->unit)
+                    *here = 'n';
+                else if (unchanged(manner, &its, &own)) {
+                    counts->files++;
+                    counts->bytes += (int64_t)its.stx_size;
+                    here += size;
+                    continue;
+                }
+            }
+        }
+        memmove(kept, here, size);
+        kept += size;
+        here += size;
+    }
+    counts->left = kept - records;
+}
+
+/* Copy a range of a file and, unless `compare` is 0, read back and compare what was written, block by block
+   while it is near. `early`: have the device begin to write it. Returns DONE, CHANGED (the source is shorter),
+   CORRUPT, or an errno. */
+int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, int early)
+{
+    char *block;
+    if (posix_memalign((void **)&block, 4096, 2 * BLOCK))
+        return ENOMEM;
+    char *back = block + BLOCK;
+    int outcome = DONE;
+    for (off_t place = start; place < end && outcome == DONE;) {
+        size_t want = end - place < BLOCK ? (size_t)(end - place) : BLOCK;
+        ssize_t got = read_all(one, block, want, place);
+        if (got != (ssize_t)want)
+            outcome = got < 0 ? errno : CHANGED;
+        else if (write_all(other, block, want, place))
+            outcome = errno;
+        else if (compare) {
+            got = read_all(other, back, want, place);
+            if (got < 0)
+                outcome = errno;
+            else if (got != (ssize_t)want || memcmp(block, back, want))
+                outcome = CORRUPT;
+        }
+        place += (off_t)want;
+    }
+    free(block);
+    if (outcome == DONE && early)
+        /* Only a wish: not all file systems know it. */
+        (void)syscall(SYS_sync_file_range, other, start, end - start, SYNC_FILE_RANGE_WRITE);
+    return outcome;
+}
+
+/* Whether a range of two files is the same: 1, 0, or minus an errno. */
+int carme_same(int one, int other, int64_t start, int64_t end)
+{
+    char *block;
+    if (posix_memalign((void **)&block, 4096, 2 * BLOCK))
+        return -ENOMEM;
+    char *back = block + BLOCK;
+    int same = 1;
+    for (off_t place = start; place < end && same == 1;) {
+        size_t want = end - place < BLOCK ? (size_t)(end - place) : BLOCK;
+        ssize_t mine = read_all(one, block, want, place);
+        ssize_t yours = mine < 0 ? 0 : read_all(other, back, want, place);
+        if (mine < 0 || yours < 0)
+            same = -errno;
+        else
+            same = mine == (ssize_t)want && yours == (ssize_t)want && !memcmp(block, back, want);
+        place += (off_t)want;
+    }
+    free(block);
+    return same;
+}

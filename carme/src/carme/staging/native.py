@@ -1,0 +1,260 @@
+"""The compiled part of copying, `native/copying.c`, where it was built; without it the rest does the same."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Iterator
+from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
+
+from carme.errors import InvalidRequest
+
+__all__ = ["FILE_NAME", "Entries", "Entry", "Native", "chosen", "library"]
+
+#: What both sides tell each other; raised with every change of it.
+INTERFACE = 1
+#: The library lies beside this file. It needs nothing of Python, so one serves all its versions.
+FILE_NAME = f"copying-{platform.machine()}.so"
+
+_VERIFY = {"none": 0, "read": 1, "device": 2}
+_GROUPS = 1024
+#: The longest record of an entry, in bytes.
+_RECORD = 258
+#: Copying returns after so many milliseconds, so that what was done can be told.
+_PATIENCE = 200
+
+_CHANGED, _CORRUPT = -1, -2
+
+
+def chosen(engine: str) -> str:
+    """What copies when that engine is asked for: `native` or `python`.
+
+    Raises:
+        InvalidRequest: The compiled part is asked for and is not there.
+    """
+    there = library() is not None
+    if engine == "native" and not there:
+        raise InvalidRequest(
+            f"The compiled part of copying was not built for this host ({platform.machine()}).",
+            "Have a C compiler when Carme is installed, or use the engine auto.",
+            field="engine",
+        )
+    return "native" if there and engine != "python" else "python"
+
+
+class _Manner(ctypes.Structure):
+    """How to copy: `struct manner`."""
+
+    _fields_ = (
+        ("verify", c_int32),
+        ("attributes", c_int32),
+        ("unit", c_int64),
+        ("user", c_uint32),
+        ("group", c_uint32),
+        ("plain", c_int32),
+        ("group_count", c_int32),
+        ("groups", c_uint32 * _GROUPS),
+    )
+
+
+class _Counts(ctypes.Structure):
+    """What was done and what is left: `struct counts`."""
+
+    _fields_ = (("files", c_int64), ("bytes", c_int64), ("left", c_int64), ("names", c_int64))
+
+
+def library() -> ctypes.CDLL | None:
+    """The library; None where it was not built, or not for this host."""
+    try:
+        loaded = ctypes.CDLL(os.path.join(os.path.dirname(__file__), FILE_NAME), use_errno=True)
+        if loaded.carme_interface() != INTERFACE:
+            return None
+    except (OSError, AttributeError):
+        return None
+    manner, counts = POINTER(_Manner), POINTER(_Counts)
+    for name, result, arguments in (
+        ("carme_open", c_void_p, [c_int]),
+        ("carme_close", None, [c_void_p]),
+        ("carme_entries", c_int64, [c_void_p, c_void_p, c_int64, c_int64]),
+        ("carme_copy", c_int64, [manner, c_int, c_int, c_void_p, c_int64, c_char_p, c_int64, counts]),
+        ("carme_compare", None, [manner, c_int, c_int, c_void_p, c_int64, counts]),
+        ("carme_transfer", c_int, [c_int, c_int, c_int64, c_int64, c_int, c_int]),
+        ("carme_same", c_int, [c_int, c_int, c_int64, c_int64]),
+    ):
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+#: An entry of a folder: `f` for a file, `d` for a folder, `o` for anything else, `?` for what the folder does
+#: not say, `n` for a file that has to be copied; and its name.
+Entry = tuple[str, str]
+
+
+class Entries:
+    """Some of a folder's entries, as the library has them: each its letter, its name and a zero."""
+
+    def __init__(self, records: bytes) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return self.records.count(b"\0")
+
+    def __iter__(self) -> Iterator[Entry]:
+        for record in self.records.split(b"\0")[:-1]:
+            yield chr(record[0]), os.fsdecode(record[1:])
+
+    def of(self, kind: str) -> Entries:
+        """Those with that letter."""
+        records = self.records.split(b"\0")[:-1]
+        first = ord(kind)
+        return Entries(b"".join(record + b"\0" for record in records if record[0] == first))
+
+
+class Native:
+    """The library, for one way to copy.
+
+    Args:
+        loaded: From `library`.
+        verify: As in Options.
+        attributes: As in Options.
+        unit: Times at the destination count in so many nanoseconds.
+        user: This process' user.
+        group: Its group.
+        groups: Those that it may give files to.
+    """
+
+    def __init__(
+        self,
+        loaded: ctypes.CDLL,
+        *,
+        verify: str,
+        attributes: bool,
+        unit: int,
+        user: int,
+        group: int,
+        groups: set[int],
+    ) -> None:
+        self._loaded = loaded
+        given = sorted(groups)[:_GROUPS]
+        #: Whether it can copy for this process.
+        self.copies = len(given) == len(groups)
+        self._manner = _Manner(
+            _VERIFY[verify], attributes, unit, user, group, 0, len(given), (c_uint32 * _GROUPS)(*given)
+        )
+
+    @contextlib.contextmanager
+    def entries(self, folder: int) -> Iterator[Callable[[int], Entries]]:
+        """What reads a folder's entries: at most so many at a time, none at its end.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        opened = self._loaded.carme_open(folder)
+        if not opened:
+            raise _error(ctypes.get_errno())
+        room = ctypes.create_string_buffer(0)
+
+        def read(most: int) -> Entries:
+            nonlocal room
+            if len(room) < most * _RECORD:
+                room = ctypes.create_string_buffer(most * _RECORD)
+            length = self._loaded.carme_entries(opened, room, len(room), most)
+            if length < 0:
+                raise _error(-length)
+            return Entries(ctypes.string_at(room, length))
+
+        try:
+            yield read
+        finally:
+            self._loaded.carme_close(opened)
+
+    def unchanged(self, source: int, target: int, entries: Entries) -> tuple[Entries, int, int]:
+        """The entries that are not files which have not changed; how many have not, and their bytes.
+
+        Those whose contents have to be copied come back with the letter `n`.
+        """
+        room, counts = ctypes.create_string_buffer(entries.records, len(entries.records)), _Counts()
+        self._loaded.carme_compare(byref(self._manner), source, target, room, len(room), byref(counts))
+        return Entries(ctypes.string_at(room, counts.left)), counts.files, counts.bytes
+
+    def copy(
+        self,
+        source: int,
+        target: int,
+        entries: Entries,
+        writing: bytes | None,
+        plain: bool,
+        tell: Callable[[int, int], None],
+    ) -> Entries:
+        """Copy those that are small and plain files.
+
+        Args:
+            source: The folder that they are in.
+            target: The folder that they come into. It gives its files no ACL.
+            entries: Files among them have the letter `f` or `n`.
+            writing: Their names, each with a zero, until they are complete; None: their own at once.
+            plain: New files in `target` belong to this process' user and group.
+            tell: Called with how many were copied and their bytes, some times a second.
+
+        Returns:
+            Those that were not copied.
+
+        Raises:
+            OSError: There is no memory.
+        """
+        self._manner.plain = plain
+        rest, records = [], entries.records
+        while records:
+            room, counts = ctypes.create_string_buffer(records, len(records)), _Counts()
+            done = self._loaded.carme_copy(
+                byref(self._manner), source, target, room, len(records), writing, _PATIENCE, byref(counts)
+            )
+            if done < 0:
+                raise _error(-done)
+            rest.append(ctypes.string_at(room, counts.left))
+            records = records[done:]
+            writing = writing and writing[counts.names :]
+            tell(counts.files, counts.bytes)
+        return Entries(b"".join(rest))
+
+    def transfer(
+        self, one: int, other: int, start: int, end: int, *, compare: bool, early: bool
+    ) -> bool | None:
+        """Copy a range of a file.
+
+        Args:
+            one: The file.
+            other: The copy.
+            start: Where the range begins; in bytes.
+            end: Where it ends.
+            compare: Read back and compare what was written.
+            early: Have the device begin to write it.
+
+        Returns:
+            Whether what was read back was the same; None if the file is shorter.
+
+        Raises:
+            OSError: It cannot be read or written.
+        """
+        outcome = self._loaded.carme_transfer(one, other, start, end, compare, early)
+        if outcome > 0:
+            raise _error(outcome)
+        return {0: True, _CHANGED: None, _CORRUPT: False}[outcome]
+
+    def same(self, one: int, other: int, start: int, end: int) -> bool:
+        """Whether a range of two files is the same.
+
+        Raises:
+            OSError: One of them cannot be read.
+        """
+        outcome = self._loaded.carme_same(one, other, start, end)
+        if outcome < 0:
+            raise _error(-outcome)
+        return bool(outcome)
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))

@@ -1,0 +1,44 @@
+"""Copying is tested with its compiled part; where that could make a difference, also without it."""
+
+from __future__ import annotations
+
+import runpy
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carme.staging import native, work
+
+from . import trees
+
+PART = trees.SOURCE.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def library() -> Path | None:
+    """The compiled part as its source is now; None where there is no compiler."""
+    program = runpy.run_path(str(PART / "native/compile.py"))
+    output = PART / program["LIBRARY"]
+    if output.exists() and output.stat().st_mtime > (PART / "native/copying.c").stat().st_mtime:
+        return output
+    return output if program["build"](output, "-Werror") else None
+
+
+@pytest.fixture(params=["native", "python"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path | None) -> str:
+    """Which of both copies; in this process only, and in those that it forks."""
+    if request.param == "native" and not library:
+        pytest.skip("there is no C compiler")
+    if request.param == "python":
+        monkeypatch.setattr(native, "library", lambda: None)
+        monkeypatch.setattr(work, "library", lambda: None)
+    return request.param
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder on tmpfs, where much can be copied quickly."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
