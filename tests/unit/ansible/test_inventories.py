@@ -246,3 +246,50 @@ def test_a_wrong_inventory_is_refused_with_a_sentence(
     done = playbook("-i", "inventories/example", "-e", json.dumps(wrong), "-e", "ansible_become=false", play)
     assert done.returncode != 0
     assert sentence in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("release", "certificate", "expected"),
+    [
+        (7, "", {"+storeMgmtdDirectory = {0}/management", "+storeStorageDirectory = {0}/one,{0}/two"}),
+        (8, "PEM", {'+auth-file = "{0}/conn.auth"', '+tls-key-file = "{0}/key.pem"'}),
+        (8, "", {"+tls-disable = true"}),
+    ],
+)
+def test_beegfs_would_be_set_up(
+    playbook: Playbook, tmp_path: Path, release: int, certificate: str, expected: set[str]
+) -> None:
+    # In check mode: BeeGFS itself cannot be here, so its programs are only found.
+    for name in ("beegfs-mgmtd", "beegfs-meta", "beegfs-storage"):
+        (tmp_path / name).touch()
+    secret = "0123456789abcdef" * 2
+    variables = {
+        "beegfs_release": release,
+        "beegfs_secret": secret,
+        "beegfs_management_directory": f"{tmp_path}/management",
+        "beegfs_metadata_directory": f"{tmp_path}/metadata",
+        "beegfs_storage_directories": [f"{tmp_path}/one", f"{tmp_path}/two"],
+        "beegfs_tls_certificate": certificate,
+        "beegfs_tls_key": certificate and "not to be shown",
+        "beegfs_configuration": str(tmp_path),
+        "beegfs_programs": str(tmp_path),
+        "ansible_connection": "local",
+        "ansible_become": False,
+    }
+    groups = ("beegfs_management", "beegfs_metadata", "beegfs_storage", "head", "compute")
+    inventory = {name: {"hosts": {"one": None}} for name in groups} | {"all": {"vars": variables}}
+    (tmp_path / "hosts.json").write_text(json.dumps(inventory))
+    done = playbook("--check", "--diff", "-i", tmp_path / "hosts.json", "beegfs.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = set(done.stdout.splitlines())
+    common = {"+connAuthFile = {0}/conn.auth", "+storeMetaDirectory = {0}/metadata", "+sysMgmtdHost = one"}
+    assert {line.format(tmp_path) for line in expected | common} <= lines
+    assert secret not in done.stdout and "not to be shown" not in done.stdout
+    assert not (tmp_path / "conn.auth").exists()
+
+
+def test_beegfs_without_a_secret_is_refused(playbook: Playbook, tmp_path: Path) -> None:
+    inventory = {"beegfs_management": {"hosts": {"one": {"ansible_connection": "local"}}}}
+    (tmp_path / "hosts.json").write_text(json.dumps(inventory))
+    done = playbook("--check", "-i", tmp_path / "hosts.json", "beegfs.yml")
+    assert done.returncode and "a beegfs_secret of at least 32 characters" in done.stdout
