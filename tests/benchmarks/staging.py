@@ -22,6 +22,7 @@ import json
 import os
 import random
 import resource
+import runpy
 import shutil
 import statistics
 import subprocess
@@ -96,6 +97,7 @@ def main() -> int:
     parser.add_argument("--where", type=Path, default=Path("/var/tmp"), help="where the trees are made")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default: 3)")
     parser.add_argument("--files", type=int, metavar="N", help="so many small files")
+    parser.add_argument("--large", type=int, metavar="N", help="so many large files")
     parser.add_argument("--only", choices=("small", "large", "mixed"), help="one of the trees")
     parser.add_argument("--tools", nargs="+", choices=tuple(TOOLS), default=tuple(TOOLS), metavar="TOOL")
     parser.add_argument("--cold", action="store_true", help="drop the host's caches before each command")
@@ -110,7 +112,12 @@ def main() -> int:
     if missing := set(options.tools) - tools.keys():
         print(f"staging: not installed, so left out: {', '.join(sorted(missing))}", file=sys.stderr)
     small, large, size = (10_000, 4, 64 << 20) if options.quick else (200_000, 20, 1 << 30)
-    small = options.files or small
+    small, large = options.files or small, options.large or large
+    program = runpy.run_path(str(SOURCE.parent / "native/compile.py"))
+    if not program["build"](SOURCE.parent / program["LIBRARY"]):
+        print(
+            "staging: there is no C compiler, so ours is measured without its compiled part", file=sys.stderr
+        )
     # Twice the largest tree, or a copy of the small files for each tool.
     need = 2 * large * size + small * 8_000 * (len(tools) + 2) + (1 << 30)
     free = shutil.disk_usage(options.where).free
