@@ -253,7 +253,6 @@ def test_a_wrong_inventory_is_refused_with_a_sentence(
     [
         (7, "", {"+storeMgmtdDirectory = {0}/management", "+storeStorageDirectory = {0}/one,{0}/two"}),
         (8, "PEM", {'+auth-file = "{0}/conn.auth"', '+tls-key-file = "{0}/key.pem"'}),
-        (8, "", {"+tls-disable = true"}),
     ],
 )
 def test_beegfs_would_be_set_up(
