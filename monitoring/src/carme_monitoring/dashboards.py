@@ -212,6 +212,28 @@ BOARDS: dict[str, Board] = {
                 "Bps",
             ),
             Panel("Threads", {f"carme_job_threads{{{_JOB}}}": "{{node}}"}),
+            Panel(
+                "Training: share of time for which ranks waited",
+                {
+                    f"rate(carme_training_wait_seconds_total{{{_JOB}}}[2m]) / ignoring (cause) group_left "
+                    f"rate(carme_training_seconds_total{{{_JOB}}}[2m])": "rank {{rank}} for {{cause}}"
+                },
+                _SHARE,
+            ),
+            Panel(
+                "Training: samples in each second",
+                {f"rate(carme_training_samples_total{{{_JOB}}}[2m])": "rank {{rank}}"},
+                stacked=True,
+            ),
+            Panel(
+                "Training: time of a step",
+                {
+                    f"rate(carme_training_seconds_total{{{_JOB}}}[2m]) / "
+                    f"rate(carme_training_steps_total{{{_JOB}}}[2m])": "rank {{rank}}"
+                },
+                "s",
+            ),
+            Panel("Training: loss", {f"carme_training_loss{{{_JOB}}}": "rank {{rank}}"}),
         ],
         {"jobid": "label_values(carme_job_info, jobid)"},
     ),

@@ -16,7 +16,17 @@ from carme.cli import main
 from carme.config import Settings
 from carme.errors import CarmeError, NotFound
 from carme.jobs import Job, JobState
-from carme.reports import Curve, GpuUse, NodeUse, Report, Usage, advise, read_record, write_record
+from carme.reports import (
+    Curve,
+    GpuUse,
+    NodeUse,
+    Report,
+    TrainingUse,
+    Usage,
+    advise,
+    read_record,
+    write_record,
+)
 from carme.reports.metrics import Metrics
 from carme.reports.record import PREFIX
 from carme.reports.text import as_html, as_text
@@ -61,6 +71,11 @@ def usage(busy: tuple[float, ...] = (0.9, 0.9), **changes: Any) -> Usage:
     )
 
 
+def trained(data_wait: float, rank_wait: float | None = None, **changes: Any) -> Usage:
+    told = TrainingUse(ranks=2, step_seconds=0.25, data_wait=data_wait, rank_wait=rank_wait, loss=0.5)
+    return usage(**changes).model_copy(update={"training": told})
+
+
 # Advice
 
 
@@ -72,6 +87,9 @@ def usage(busy: tuple[float, ...] = (0.9, 0.9), **changes: Any) -> Usage:
         (usage((0.9, 0.3)), job(), "balance", "DistributedSampler"),
         (usage((0.3, 0.3), cpus_used=3.9), job(), "loader", "--cpus 8"),
         (usage((0.3, 0.3)), job(), "gpu", "num_workers"),
+        (trained(data_wait=0.6), job(), "loader", "--stage local:FOLDER"),
+        (trained(data_wait=0.6, cpus_used=3.9), job(), "loader", "--cpus 8"),
+        (trained(data_wait=0.1, rank_wait=0.5), job(), "balance", "carme-run --profile"),
         (usage(memory_bytes=4 * GIB), job(), "memory", "--memory 5120"),
         (usage((), cpus=16, cpus_used=1.1), job(gpus=0), "cpu", "--cpus 2"),
         (None, job(state=JobState.OUT_OF_MEMORY), "memory", "--memory 49152"),
@@ -95,6 +113,7 @@ def test_advice(used: Usage | None, of: Job, topic: str, change: str) -> None:
         (usage((), cpus=2, cpus_used=0.1), job(gpus=0)),
         (usage(memory_bytes=GIB, memory_limit_bytes=4 * GIB), job()),
         (usage(), job(kind="session", minutes_limit=1440)),  # ends when its owner is done
+        (trained(data_wait=0.1, rank_wait=0.1), job()),
         (None, job()),
         (usage((), cpus=None, cpus_used=None, memory_bytes=None, memory_limit_bytes=None), job()),
     ],
@@ -128,6 +147,12 @@ def test_a_record_says_what_was_used_and_is_short() -> None:
     assert again.model_copy(update={"nodes": [], "gpus": []}) == used.model_copy(
         update={"nodes": [], "gpus": []}
     )
+
+
+def test_a_record_says_how_training_went() -> None:
+    used = trained(0.625)
+    again = read_record(write_record(used))
+    assert again is not None and again.training == used.training
 
 
 def test_a_large_job_s_record_stays_small() -> None:
@@ -202,6 +227,20 @@ def samples() -> str:
             ('carme_job_cpus{jobid="77",user="bob",node="n1"}', 64),
         ):
             series.setdefault(name, []).append((value, at))
+        # A third one, in whose middle two ranks trained.
+        alone = 'carme_job_memory_used_bytes{jobid="9",user="ada",node="n1"}'
+        series.setdefault(alone, []).append((GIB, at))
+        for rank in ("0", "1") if 600 <= second <= 3000 else ():
+            of_rank = f'jobid="9",user="ada",node="n1",rank="{rank}"'
+            since = second - 600
+            for name, value in (
+                (f"carme_training_seconds_total{{{of_rank}}}", since),
+                (f"carme_training_steps_total{{{of_rank}}}", 4 * since),
+                (f"carme_training_samples_total{{{of_rank}}}", 128 * since),
+                (f'carme_training_wait_seconds_total{{{of_rank},cause="data"}}', 0.6 * since),
+                (f"carme_training_loss{{{of_rank}}}", 2 - since / 2400 + int(rank) / 10),
+            ):
+                series.setdefault(name, []).append((value, at))
     families = sorted({name.partition("{")[0] for name in series})
     lines = []
     for family in families:
@@ -234,6 +273,24 @@ async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None
     curve = next(curve for curve in curves if curve.name == "n1 GPU 1" and curve.what == "gpu")
     assert curve.values[5] == 0.6 and curve.values[-5] == 0.0
     assert all(len(curve.values) <= 121 for curve in curves)
+
+
+async def test_what_ranks_told_of_a_run_that_was_a_part_of_the_job(prometheus: Prometheus) -> None:
+    used, curves = await Metrics(prometheus.url, prometheus.certificates).usage(9, BEGIN, END)
+    assert used is not None and (told := used.training) is not None
+    assert told.ranks == 2
+    assert told.step_seconds == pytest.approx(0.25, rel=0.01)
+    assert told.samples_per_second == pytest.approx(256, rel=0.01)
+    assert told.data_wait == pytest.approx(0.6, rel=0.01)
+    assert told.rank_wait is None  # nobody has measured it
+    assert told.loss == pytest.approx(1.05, abs=0.01)
+    loss = next(curve for curve in curves if curve.what == "loss")
+    assert loss.top == pytest.approx(2.05, abs=0.01) and max(filter(None, loss.values)) > 0.99
+    assert {curve.name for curve in curves if curve.what == "wait"} == {"for data"}
+    report = Report(job=job(), usage=used, curves=curves)
+    text = as_text(report)
+    assert "2 ranks, 0.25 s for a step, 256 samples in a second, 60% of the time waiting for data" in text
+    assert "mean of the ranks, at most 2.0" in text and "Training: loss" in as_html(report)
 
 
 async def test_a_job_without_metrics_has_no_usage(prometheus: Prometheus) -> None:

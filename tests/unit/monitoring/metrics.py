@@ -12,7 +12,7 @@ from carme.broker.overview import Overview
 from carme.jobs import Cluster
 from carme_monitoring.cluster.collector import ClusterCollector
 from carme_monitoring.gpus import GpuWatch
-from carme_monitoring.jobs import Allocations, Cgroups
+from carme_monitoring.jobs import Allocations, Cgroups, Training
 from carme_monitoring.node.collector import NodeCollector
 
 from .conftest import Starts
@@ -32,7 +32,10 @@ def exported(start: Starts, folder: Path) -> set[str]:
 def _families(folder: Path) -> set[str]:
     """What the node exporter has series of only while a job runs."""
     registry = CollectorRegistry()
-    registry.register(NodeCollector(GpuWatch([]), Cgroups(folder / "none"), Allocations(folder / "none")))
+    training = Training(folder / "training", lambda process: None)
+    registry.register(
+        NodeCollector(GpuWatch([]), Cgroups(folder / "none"), Allocations(folder / "none"), training)
+    )
     return _names(generate_latest(registry).decode())
 
 

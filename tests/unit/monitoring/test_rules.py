@@ -29,6 +29,8 @@ BUSY = f"carme_job_gpu_utilization_ratio{{{GPU_0}}}"
 OTHER = f"carme_job_gpu_utilization_ratio{{{GPU_1}}}"
 CPU = f'carme_job_cpu_seconds_total{{{JOB},mode="user"}}'
 CPUS = f"carme_job_cpus{{{JOB}}}"
+TRAINED = f'carme_training_seconds_total{{{JOB},rank="0"}}'
+WAITED = f'carme_training_wait_seconds_total{{{JOB},rank="0",cause="data"}}'
 PEAK, LIMIT = f"carme_job_memory_peak_bytes{{{JOB}}}", f"carme_job_memory_limit_bytes{{{JOB}}}"
 CARD = 'node="n1",gpu="0",uuid="GPU-0"'
 XID_79, XID_31 = (f'carme_gpu_xid_errors_total{{{CARD},xid="{number}"}}' for number in (79, 31))
@@ -69,6 +71,9 @@ CASES: list[Case] = [
     ("loader", {BUSY: "0.3x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", {"CarmeLoaderBound"}),
     ("busy GPUs and processors", {BUSY: "0.9x90", CPU: "0+240x90", CPUS: "4x90"}, "70m", set()),
     ("idle processors", {BUSY: "0.3x90", CPU: "0+60x90", CPUS: "4x90"}, "70m", set()),
+    ("waits for data", {TRAINED: "0+60x90", WAITED: "0+36x90"}, "70m", {"CarmeWaitsForData"}),
+    ("waits for data at first", {TRAINED: "0+60x20", WAITED: "0+36x20"}, "20m", set()),
+    ("has its data", {TRAINED: "0+60x90", WAITED: "0+6x90"}, "70m", set()),
     ("a shell left open", {CPU: "0+1x400", CPUS: "8x400"}, "365m", {"CarmeCpusIdle"}),
     ("a job at work", {CPU: "0+400x400", CPUS: "8x400"}, "365m", set()),
     ("memory far below", {PEAK: f"{2 * GIB}x150", LIMIT: f"{64 * GIB}x150"}, "130m", {"CarmeMemoryUnused"}),

@@ -93,7 +93,7 @@ async def test_a_browser_gets_pages_and_the_hub_hears_of_the_first(server: Site)
     token = server.token(100)
     status, page = await server.visit("/lab", token)
     assert status == 200
-    assert b"carme-session" in page  # the panel is among the page's extensions
+    assert b"carme-session" in page and b"carme-use" in page  # the panels are among the page's extensions
 
     def known() -> bool:
         return any(mark.step is Step.FIRST_PAGE for _, note in server.broker.notes for mark in note.marks)

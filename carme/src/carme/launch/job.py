@@ -29,6 +29,8 @@ LOOK_SECONDS = 0.02  # between two looks at something that cannot be waited for
 CONTROL_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 #: What Python ignores, and a program that it starts should not.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+#: Where the node's exporter hears how training goes (carme_runtime.progress), where there is one.
+TRAINING = "/run/carme/training"
 USAGE = "Usage: carme-job [--join HOST:PORT | --submission N] KEYFOLDER. Slurm starts it, in a job of Carme."
 
 
@@ -239,7 +241,8 @@ def data(spec: dict[str, Any], folder: str, allocation: Allocation) -> Any:
 
 
 def _directly(programs: Programs, folder: str, spec: dict[str, Any]) -> int:
-    environment = os.environ | {"CARME_JOB_FOLDER": folder} | _read(f"{folder}/environment.json")
+    given = {"CARME_JOB_FOLDER": folder, **metrics()}
+    environment = os.environ | given | _read(f"{folder}/environment.json")
     workdir = spec["workdir"] or home()
     try:
         os.chdir(workdir)
@@ -412,8 +415,13 @@ def forwarded(folder: str) -> dict[str, str]:
         if name.startswith(("SLURM_", "SLURMD_", "CUDA_", "NVIDIA_", "ROCR_", "GPU_DEVICE_"))
         or name in ("USER", "LOGNAME", "CARME_DATA", "CARME_RESULTS")
     }
-    inside |= {"LANG": "C.UTF-8", "CARME_JOB_FOLDER": folder, "CARME_STEP_PROLOG": str(BEGAN)}
+    inside |= {"LANG": "C.UTF-8", "CARME_JOB_FOLDER": folder, "CARME_STEP_PROLOG": str(BEGAN), **metrics()}
     return os.environ | {f"APPTAINERENV_{name}": value for name, value in inside.items()}
+
+
+def metrics() -> dict[str, str]:
+    """The variable that tells ranks where to say how training goes."""
+    return {"CARME_METRICS": f"{TRAINING}/socket"} if os.path.isdir(TRAINING) else {}
 
 
 def step(spec: dict[str, Any], nodes: int) -> list[str]:
@@ -450,7 +458,13 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
             "Tell an administrator, or start the job without an image.",
         )
     arguments = ["apptainer", "-q", "exec", "--contain", "--cleanenv", "--home", home()]
-    binds = ["/tmp", "/dev/shm", *(path for path in spec["binds"] if os.path.exists(path))]
+    # The folder and not the socket, which is another one after the exporter's restart.
+    binds = [
+        "/tmp",
+        "/dev/shm",
+        *([TRAINING] if metrics() else []),
+        *(path for path in spec["binds"] if os.path.exists(path)),
+    ]
     if spec["gpus"]:
         if has_driver():
             arguments.append("--nv")

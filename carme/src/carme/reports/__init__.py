@@ -1,7 +1,7 @@
 """What a job used of what it asked for, and what to change."""
 
 from carme.reports.advice import advise
-from carme.reports.models import Advice, Curve, GpuUse, NodeUse, Peers, Report, Usage
+from carme.reports.models import Advice, Curve, GpuUse, NodeUse, Peers, Report, TrainingUse, Usage
 from carme.reports.record import read_record, write_record
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "NodeUse",
     "Peers",
     "Report",
+    "TrainingUse",
     "Usage",
     "advise",
     "read_record",

@@ -3,10 +3,11 @@
 import asyncio
 import math
 import statistics
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from carme.reports.models import Curve, GpuUse, NodeUse, Usage
+from carme.reports.models import Curve, GpuUse, NodeUse, TrainingUse, Usage
 from carme.reports.prometheus import Prometheus
 
 __all__ = ["Metrics"]
@@ -26,6 +27,14 @@ _QUERIES = {
     "memory": "carme_job_memory_used_bytes{%s}",
     "peak": "carme_job_memory_peak_bytes{%s}",
     "limit": "carme_job_memory_limit_bytes{%s}",
+    # Of all ranks: they are one run. Shares of the time in which they trained.
+    "ranks": "count(carme_training_seconds_total{%s})",
+    "steps": "avg(rate(carme_training_steps_total{%s}[%ds]))",
+    "samples": "sum(rate(carme_training_samples_total{%s}[%ds]))",
+    "trained": "avg(rate(carme_training_seconds_total{%s}[%ds]))",
+    "data_wait": 'avg(rate(carme_training_wait_seconds_total{cause="data",%s}[%ds]))',
+    "rank_wait": 'avg(rate(carme_training_wait_seconds_total{cause="ranks",%s}[%ds]))',
+    "loss": "avg(carme_training_loss{%s})",
 }
 
 _Series = dict[tuple[str, str], list[float | None]]  # by node and GPU ("" for what is the node's)
@@ -85,6 +94,7 @@ class Metrics:
                 )
                 for key, values in sorted(found["busy"].items())
             ],
+            training=_training(found),
         )
         return usage, list(_curves(found, begin, step))
 
@@ -102,6 +112,53 @@ class Metrics:
                 if 0 <= place < count and math.isfinite(value := float(text)):
                     values[place] = value
         return found
+
+
+def _whole(found: dict[str, _Series], name: str) -> list[float | None]:
+    """A line that is neither a node's nor a GPU's."""
+    return found[name].get(("", ""), [])
+
+
+def _training(found: dict[str, _Series]) -> TrainingUse | None:
+    if not (ranks := _most(_whole(found, "ranks"))):
+        return None
+    # The run may be shorter than what the rates look back: their ratio is right where each of them is not.
+    trained, steps = _mean(_whole(found, "trained")), _mean(_whole(found, "steps"))
+
+    def share(name: str, most: float) -> float | None:
+        part = _mean(_whole(found, name))
+        return min(most, part / trained) if part is not None and trained else None
+
+    return TrainingUse(
+        ranks=int(ranks),
+        step_seconds=trained / steps if trained and steps else None,
+        samples_per_second=share("samples", math.inf),
+        data_wait=share("data_wait", 1.0),
+        rank_wait=share("rank_wait", 1.0),
+        loss=_last(_whole(found, "loss")),
+    )
+
+
+def _training_curves(found: dict[str, _Series], begin: float, step: float, every: int) -> Iterator[Curve]:
+    for what, name, over in (
+        ("wait", "for data", "data_wait"),
+        ("wait", "for other ranks", "rank_wait"),
+        ("samples", "all ranks", "samples"),
+        ("loss", "mean of the ranks", "loss"),
+    ):
+        known = _known(values := _whole(found, over))
+        if not known:
+            continue
+        top = None if what == "wait" else max(map(abs, known)) or 1.0
+        thin = [_mean(values[place : place + every]) for place in range(0, len(values), every)]
+        yield Curve(
+            what=what,
+            name=name,
+            start=begin,
+            step=step * every,
+            values=[None if value is None else round(value / (top or 1.0), 3) for value in thin],
+            top=top,
+        )
 
 
 def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]:
@@ -129,7 +186,7 @@ def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]
                     values=[None if value is None else round(value / whole, 3) for value in thin],
                 )
             )
-    return curves
+    return [*curves, *_training_curves(found, begin, step, every)]
 
 
 def _known(values: list[float | None] | None) -> list[float]:

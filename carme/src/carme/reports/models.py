@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from carme.jobs import Job
 
-__all__ = ["Advice", "Curve", "GpuUse", "NodeUse", "Peers", "Report", "Usage"]
+__all__ = ["Advice", "Curve", "GpuUse", "NodeUse", "Peers", "Report", "TrainingUse", "Usage"]
 
 
 class _Told(BaseModel):
@@ -46,6 +46,25 @@ class NodeUse(_Told):
     memory_limit_bytes: float | None = None
 
 
+class TrainingUse(_Told):
+    """How training went, as its ranks told; None: nobody measured that.
+
+    Attributes:
+        ranks: How many told.
+        step_seconds: The mean time of a step.
+        samples_per_second: Of all ranks together.
+        data_wait, rank_wait: The share of their time for which ranks waited for data, and for each other.
+        loss: The last one, the mean over ranks.
+    """
+
+    ranks: int
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    data_wait: float | None = None
+    rank_wait: float | None = None
+    loss: float | None = None
+
+
 class Usage(_Told):
     """All of it; `seconds`: the time that was looked at; `nodes_left_out`: those for which was no room."""
 
@@ -53,16 +72,22 @@ class Usage(_Told):
     nodes: list[NodeUse] = []
     gpus: list[GpuUse] = []
     nodes_left_out: int = 0
+    training: TrainingUse | None = None
 
 
 class Curve(_Told):
-    """One line over the job's time: values every `step` seconds from `start` (seconds since 1970)."""
+    """One line over the job's time: ratios every `step` seconds from `start` (seconds since 1970).
 
-    what: str  # gpu, gpu_memory, cpu, memory
+    Attributes:
+        top: What 1 stands for, where that is not the whole of something.
+    """
+
+    what: str  # gpu, gpu_memory, cpu, memory, wait, samples, loss
     name: str
     start: float
     step: float
     values: list[float | None]
+    top: float | None = None
 
 
 class Advice(_Told):

@@ -8,23 +8,25 @@ import base64
 import binascii
 import json
 import zlib
+from typing import Any
 
 from pydantic import ValidationError
 
-from carme.reports.models import GpuUse, NodeUse, Usage
+from carme.reports.models import GpuUse, NodeUse, TrainingUse, Usage
 
 __all__ = ["MOST_NODES", "PREFIX", "read_record", "write_record"]
 
 PREFIX = "carme-report/1 "
 MOST_NODES = 64  # in one record; larger jobs keep the first ones
 MOST_BYTES = 1 << 20  # unpacked
+_TRAINING = ("step_seconds", "samples_per_second", "data_wait", "rank_wait", "loss")
 
 
 def write_record(usage: Usage) -> str:
     """The text for a usage."""
     kept = [node.node for node in usage.nodes[:MOST_NODES]]
     known = set(kept)
-    body = {
+    body: dict[str, Any] = {
         "t": round(usage.seconds),
         "x": usage.nodes_left_out + len(usage.nodes) - len(kept),
         "n": [
@@ -44,6 +46,8 @@ def write_record(usage: Usage) -> str:
             if gpu.node in known
         ],
     }
+    if told := usage.training:
+        body["r"] = [told.ranks, *(_short(getattr(told, name)) for name in _TRAINING)]
     packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode(), 9)
     return PREFIX + base64.b64encode(packed).decode()
 
@@ -61,6 +65,7 @@ def read_record(text: str) -> Usage | None:
         return Usage(
             seconds=body["t"],
             nodes_left_out=body["x"],
+            training=_training(body.get("r")),
             nodes=[
                 NodeUse(node=node, cpus=cpus, cpus_used=used, memory_bytes=memory, memory_limit_bytes=limit)
                 for node, cpus, used, memory, limit in body["n"]
@@ -75,6 +80,13 @@ def read_record(text: str) -> Usage | None:
         )  # fmt: skip
     except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, RecursionError, ValidationError):
         return None
+
+
+def _training(words: list[float | None] | None) -> TrainingUse | None:
+    if words is None:
+        return None
+    ranks, *values = words
+    return TrainingUse.model_validate({"ranks": ranks, **dict(zip(_TRAINING, values, strict=True))})
 
 
 def _short(value: float | None) -> float | None:

@@ -3,7 +3,8 @@
 from html import escape
 
 from carme.jobs import minutes_text
-from carme.reports.models import Curve, Report
+from carme.reports.models import Curve, Report, TrainingUse
+from carme.wording import number
 
 __all__ = ["as_fragment", "as_html", "as_text"]
 
@@ -15,6 +16,9 @@ _TITLES = {
     "gpu_memory": "GPU: memory in use",
     "cpu": "Processors that worked, of those asked for",
     "memory": "Memory in use, of that asked for",
+    "wait": "Training: share of time for which ranks waited",
+    "samples": "Training: samples in each second",
+    "loss": "Training: loss",
 }
 _COLOURS = ("#1f6fb2", "#c2571a", "#2e8540", "#7a3e9d", "#a81c3a", "#00727a", "#8a6d00", "#555")
 
@@ -78,11 +82,33 @@ def facts(report: Report) -> list[tuple[str, str]]:
         )
         if cpu or memory:
             found.append((f"  {node.node}", ", ".join(filter(None, (cpu, memory)))))
+    if usage.training:
+        found.append(("Training", training_text(usage.training)))
     if usage.nodes_left_out:
         found.append(("", f"and {usage.nodes_left_out} more nodes"))
     if report.energy_joules is not None:
         found.append(("Energy of GPUs", f"{report.energy_joules / 3.6e6:.3f} kWh"))
     return found
+
+
+def training_text(told: TrainingUse) -> str:
+    """How training went, in one line."""
+    parts = [number(told.ranks, "rank")]
+    if told.step_seconds is not None:
+        parts.append(f"{told.step_seconds:.3g} s for a step")
+    if told.samples_per_second is not None:
+        parts.append(f"{told.samples_per_second:.3g} samples in a second")
+    if told.data_wait is not None:
+        parts.append(f"{told.data_wait:.0%} of the time waiting for data")
+    if told.rank_wait is not None:
+        parts.append(f"{told.rank_wait:.0%} for other ranks")
+    if told.loss is not None:
+        parts.append(f"last loss {told.loss:.4g}")
+    return ", ".join(parts)
+
+
+def _named(curve: Curve) -> str:
+    return curve.name if curve.top is None else f"{curve.name}, at most {curve.top:.4g}"
 
 
 def as_text(report: Report) -> str:
@@ -93,8 +119,8 @@ def as_text(report: Report) -> str:
     for what, title in _TITLES.items():
         curves = [curve for curve in report.curves if curve.what == what]
         if curves:
-            names = max(len(curve.name) for curve in curves)
-            lines += ["", title, *(f"  {curve.name:<{names}} |{spark(curve)}|" for curve in curves[:16])]
+            names = max(len(_named(curve)) for curve in curves)
+            lines += ["", title, *(f"  {_named(curve):<{names}} |{spark(curve)}|" for curve in curves[:16])]
     lines += [
         "",
         "Advice" if report.advice else "Advice: none; that looks well." if report.usage else "Advice: none.",
@@ -148,9 +174,9 @@ def plot(curves: list[Curve]) -> str:
         colour = _COLOURS[place]
         steps = max(1, len(curve.values) - 1)
         part: list[str] = []
-        for number, value in enumerate([*curve.values, None]):
+        for moment, value in enumerate([*curve.values, None]):
             if value is not None:
-                part.append(f"{wide * number / steps:.1f},{high - high * min(1.0, max(0.0, value)):.1f}")
+                part.append(f"{wide * moment / steps:.1f},{high - high * min(1.0, max(0.0, value)):.1f}")
             elif part:  # a gap: nothing was measured
                 lines.append(
                     f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(part)}"/>'
@@ -159,7 +185,7 @@ def plot(curves: list[Curve]) -> str:
         names.append(
             f'<text x="{10 + 150 * (place % 5)}" y="{high + 18 + 16 * (place // 5)}" fill="{colour}" '
             'font-size="13">'
-            f"{escape(curve.name)}</text>"
+            f"{escape(_named(curve))}</text>"
         )
     grid = "".join(
         f'<line x1="0" x2="{wide}" y1="{y}" y2="{y}" stroke="#ddd"/>' for y in (0, high // 2, high)

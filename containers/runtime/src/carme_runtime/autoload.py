@@ -3,15 +3,15 @@
 import sys
 from importlib.util import find_spec
 
-from carme_runtime import profile
+from carme_runtime import profile, progress
 
 
 def register_backend() -> None:
     """Make the `torch.distributed` backend `carme` known; nothing where the native core was left out."""
+    profile.watch_loaders(progress.batch)
+    progress.watch_optimizers()
     if "carme_runtime.torch" in sys.modules:
-        profile.watch_loaders()
         return  # it is importing torch just now and registers itself when it has
-    profile.watch_loaders()
     if find_spec("carme_runtime._core"):
         from carme_runtime.torch import register
 

@@ -1,4 +1,4 @@
-"""Where a rank's time goes: `carme-run --profile`.
+"""Where a rank's time goes: `carme-run --profile`, and `carme_runtime.progress`.
 
 Each rank writes a file for chrome://tracing or ui.perfetto.dev into the folder that CARME_PROFILE names, with
 sums that `table` shows side by side. Three things are seen: collectives of `carme_runtime` from their begin
@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,14 @@ WAITING, LOADING, COLLECTIVE = "waiting", "loader", "collective"
 
 
 class Recorder:
-    """Of one rank. Costs about a microsecond for each call that is seen."""
+    """Of one rank. Costs about a microsecond for each call that is seen.
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    Args:
+        folder: Where its file is to be written at the end; None: nowhere, only sums are kept.
+        rank: Its number.
+    """
+
+    def __init__(self, folder: Path | None, rank: int) -> None:
         self._folder, self._rank = folder, rank
         self._main = threading.main_thread().ident
         self._begin = time.perf_counter()
@@ -34,7 +40,8 @@ class Recorder:
         self._clock = time.pthread_getcpuclockid(self._main or threading.get_ident())
         self._waited_until = 0.0
         self._lock = threading.Lock()
-        atexit.register(self.write)
+        if folder:
+            atexit.register(self.write)
 
     def add(self, kind: str, name: str, begin: float, size: int = 0) -> None:
         """Something that began at `begin` (time.perf_counter) is over. `size`: bytes of its buffer."""
@@ -45,7 +52,7 @@ class Recorder:
         if kind == COLLECTIVE:
             self._calls += 1
             self._bytes += size
-        if len(self._events) < MOST_EVENTS:
+        if self._folder and len(self._events) < MOST_EVENTS:
             self._events.append((kind, name, begin, end, thread, size))
 
     def mark(self) -> tuple[float, float]:
@@ -66,8 +73,14 @@ class Recorder:
                 self._sums[WAITING] += max(0.0, now - begin - (computed - since[1]))
                 self._waited_until = now
 
+    def waits(self) -> tuple[float, float]:
+        """For how many seconds the main thread has waited so far: for other ranks, and for its loader."""
+        return self._sums[WAITING], self._sums[LOADING]
+
     def write(self) -> None:
         """Write the rank's file."""
+        if self._folder is None:
+            return
         seconds = time.perf_counter() - self._begin
         sums = {
             "seconds": seconds,
@@ -103,15 +116,19 @@ recorder: Recorder | None = None
 
 
 def begin() -> None:
-    """Record from now on, where CARME_PROFILE says so."""
+    """Record from now on, where CARME_PROFILE or CARME_METRICS says so."""
     global recorder
     folder, rank = os.environ.get(PROFILE), os.environ.get("RANK", "0")
-    if recorder is None and folder and rank.isdecimal():
-        recorder = Recorder(Path(folder), int(rank))
+    if recorder is None and (folder or os.environ.get("CARME_METRICS")) and rank.isdecimal():
+        recorder = Recorder(Path(folder) if folder else None, int(rank))
 
 
-def watch_loaders() -> None:
-    """See how long torch's DataLoader is waited for. torch must have been imported."""
+def watch_loaders(arrived: Callable[[Any], None] = lambda batch: None) -> None:
+    """See how long torch's DataLoader is waited for. torch must have been imported.
+
+    Args:
+        arrived: Is called with each batch.
+    """
     if recorder is None:
         return
     from torch.utils.data import dataloader  # pyright: ignore[reportMissingImports]
@@ -124,10 +141,12 @@ def watch_loaders() -> None:
     def timed(iterator: Any) -> Any:
         began = time.perf_counter()
         try:
-            return fetch(iterator)
+            batch = fetch(iterator)
         finally:
             if recorder:
                 recorder.add(LOADING, "DataLoader", began)
+        arrived(batch)
+        return batch
 
     timed.carme = True  # pyright: ignore[reportFunctionMemberAccess]
     base.__next__ = timed  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,5 +2,6 @@
 
 from carme_monitoring.jobs.allocations import Allocation, Allocations
 from carme_monitoring.jobs.cgroups import Cgroups, StepUsage, Usage
+from carme_monitoring.jobs.training import RankProgress, Training
 
-__all__ = ["Allocation", "Allocations", "Cgroups", "StepUsage", "Usage"]
+__all__ = ["Allocation", "Allocations", "Cgroups", "RankProgress", "StepUsage", "Training", "Usage"]

@@ -104,7 +104,7 @@ class Cgroups:
         if found := _JOB_OF_PROCESS.search(text):
             return int(found[1])
         for path in (line.rpartition(":")[2] for line in text.splitlines()) if self._names else ():
-            for folder, job_id in self._names.items():
+            for folder, job_id in list(self._names.items()):  # another thread may add some
                 if path.rstrip("/").startswith(folder.removeprefix(self._root)) and job_id:
                     return job_id
         return None

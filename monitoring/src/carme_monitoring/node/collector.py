@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from carme_monitoring.gpus import GpuReading, GpuWatch, LibraryState
-from carme_monitoring.jobs import Allocation, Allocations, Cgroups, Usage
+from carme_monitoring.jobs import Allocation, Allocations, Cgroups, RankProgress, Training, Usage
 
 __all__ = ["NodeCollector"]
 
@@ -29,10 +29,14 @@ class NodeCollector(Collector):
         gpus: The GPUs, whichever make.
         cgroups: Where jobs' usage is read.
         allocations: What the prolog wrote about them.
+        training: What ranks say; None where nobody listens.
     """
 
-    def __init__(self, gpus: GpuWatch, cgroups: Cgroups, allocations: Allocations) -> None:
+    def __init__(
+        self, gpus: GpuWatch, cgroups: Cgroups, allocations: Allocations, training: Training | None = None
+    ) -> None:
         self._gpus, self._cgroups, self._allocations = gpus, cgroups, allocations
+        self._training = training
         self._users: dict[int, str] = {}
 
     def describe(self) -> Iterable[Metric]:
@@ -59,6 +63,8 @@ class NodeCollector(Collector):
         yield from _gpu_metrics(readings)
         yield from self._owners(readings, usages, allocations, users)
         yield from _job_metrics(usages, allocations, users)
+        if self._training:
+            yield from _training_metrics(self._training.jobs(), allocations, users)
         yield _gauge(
             "carme_exporter_pass_seconds", "Time of the pass over this node.", time.monotonic() - begun
         )
@@ -297,3 +303,44 @@ def _job_metrics(
             if used.memory_bytes is not None:
                 step_memory.add_metric((*whose, step), used.memory_bytes)
     yield from (info, cpu, *gauges.values(), *counters.values(), step_cpu, step_memory)
+
+
+def _training_metrics(
+    jobs: dict[int, list[RankProgress]], allocations: dict[int, Allocation], users: dict[int, str]
+) -> Iterator[Metric]:
+    """What ranks say of their training, for jobs that are here."""
+    labels = (*_JOB, "rank")
+    counters = {
+        name: CounterMetricFamily(f"carme_training_{name}", text, labels=labels)
+        for name, text in {
+            "seconds": "Time since the rank's first step.",
+            "steps": "Steps of the optimizer.",
+            "samples": "Samples that the rank has used.",
+        }.items()
+    }
+    waits = CounterMetricFamily(
+        "carme_training_wait_seconds",
+        "Time for which the rank waited: for data (its loader), or for other ranks.",
+        labels=(*labels, "cause"),
+    )
+    loss = GaugeMetricFamily("carme_training_loss", "The rank's last loss.", labels=labels)
+    size = GaugeMetricFamily("carme_training_ranks", "Ranks of the whole run.", labels=labels)
+    for job_id, ranks in jobs.items():
+        if job_id not in users:
+            continue
+        whose = _whose(job_id, users, allocations)
+        for known in ranks:
+            here = (*whose, str(known.rank))
+            for name, value in (
+                ("seconds", known.seconds),
+                ("steps", known.steps),
+                ("samples", known.samples),
+            ):
+                if value is not None:
+                    counters[name].add_metric(here, value)
+            for cause, seconds in known.wait.items():
+                waits.add_metric((*here, cause), seconds)
+            if known.loss is not None:
+                loss.add_metric(here, known.loss)
+            size.add_metric(here, known.size)
+    yield from (*counters.values(), waits, loss, size)

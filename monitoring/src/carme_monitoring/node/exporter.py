@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from carme_monitoring.gpus import GpuWatch, NvidiaLibrary
-from carme_monitoring.jobs import Allocations, Cgroups
+from carme_monitoring.jobs import Allocations, Cgroups, Training
 from carme_monitoring.node.collector import NodeCollector
 from carme_monitoring.serving import add_options, serve
 
@@ -35,9 +35,22 @@ def main(arguments: list[str] | None = None) -> int:
         "--gpu-retry", type=float, default=60.0, metavar="SECONDS",
         help="time between two looks for a GPU that was lost (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--training", type=Path, metavar="SOCKET",
+        help="socket to make, at which ranks of training runs tell how they go on (default: none)",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     gpus = GpuWatch([NvidiaLibrary(retry=options.gpu_retry)], options.gpu_limit)
-    collector = NodeCollector(gpus, Cgroups(options.cgroups), Allocations(options.allocations))
+    cgroups = Cgroups(options.cgroups)
+    training = None
+    if options.training:
+        try:
+            training = Training(options.training, cgroups.job_of)
+        except OSError as error:
+            reason = f"The socket {options.training} cannot be made: {error.strerror or error}."
+            parser.error(f"{reason} Name one in a folder that this program may write to.")
+        training.listen()
+    collector = NodeCollector(gpus, cgroups, Allocations(options.allocations), training)
     return serve(parser.prog, options, collector)
 
 

@@ -1,6 +1,7 @@
 """What JupyterLab's own panel asks and says: how long the session lasts, more time, that all is saved."""
 
 import json
+import os
 from typing import Any
 
 from jupyter_server.base.handlers import APIHandler
@@ -13,7 +14,7 @@ from carme_spawner.singleuser.time_left import TimeLeft
 
 
 class StatusHandler(APIHandler):
-    """`GET carme/status`: what the hub said last."""
+    """`GET carme/status`: what the hub said last, and the number of the session's job."""
 
     def initialize(self, time_left: TimeLeft) -> None:
         self.time_left = time_left
@@ -21,7 +22,8 @@ class StatusHandler(APIHandler):
     @web.authenticated
     def get(self) -> None:
         self.set_header("Cache-Control", "no-store")
-        self.finish(self.time_left.status or {})
+        job = os.environ.get("SLURM_JOB_ID", "")
+        self.finish({**(self.time_left.status or {}), "job": int(job) if job.isdecimal() else None})
 
 
 class ExtendHandler(APIHandler):

@@ -5,6 +5,7 @@ from collections.abc import Callable as Function
 from pathlib import Path
 from typing import Any, Protocol
 
+from carme_runtime import progress
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.steps import VALIDATION
 from carme_runtime.keras.world import World, world
@@ -153,6 +154,14 @@ class LastOfBatch(Last):
         self._agree_to_stop()
 
 
+class Told(keras.callbacks.Callback):
+    """Tells who wants to know how training goes."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One step more."""
+        progress.tell(steps=1, loss=(logs or {}).get("loss"))
+
+
 def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], bool]:
     """The callbacks that this rank runs, and whether any wants this rank's own logs."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -172,7 +181,8 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
     last = LastOfBatch(trained) if looks_at_batches else Last(trained)
     # Unwrapped where nothing is changed: Keras looks at the classes of some.
     plain = [one.keras_callback if one.aggregate_logs else one for one in running]
-    return [First(trained), *plain, last], any(not one.aggregate_logs for one in wrapped)
+    told = [Told()] if progress.active() else []
+    return [First(trained), *plain, *told, last], any(not one.aggregate_logs for one in wrapped)
 
 
 def _own_folder(tensorboard: Any, rank: int) -> None:

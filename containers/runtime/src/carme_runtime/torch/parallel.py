@@ -459,6 +459,7 @@ class Parallel:
                     mine = {id(parameter) for parameter in bucket.parameters}
                     for group, parameters in zip(groups, whole, strict=True):
                         group["params"] = [parameter for parameter in parameters if id(parameter) in mine]
+                    self_._carme_partial = number + 1 < len(self._buckets)  # one step for `progress`
                     kind.step(self_)
             finally:
                 for group, parameters in zip(groups, whole, strict=True):

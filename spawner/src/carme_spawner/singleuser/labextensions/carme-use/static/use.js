@@ -1,0 +1,117 @@
+/* What the session uses, in a panel at JupyterLab's side: curves of GPUs, memory and processors, and the advice.
+ *
+ * What it shows is the part of the job's page in the portal, which has the same origin: the browser asks for it as
+ * who is signed in there. A container of webpack's module federation written by hand, as carme-session.
+ */
+(() => {
+  'use strict';
+
+  const ASK_MS = 15000;
+  const SIGNED_OUT = 'The portal does not know who you are any more. Sign in there again, in another tab.';
+  const STYLE = `
+    #carme-use { overflow: auto; padding: 8px 12px; color: var(--jp-ui-font-color1); background: var(--jp-layout-color1); }
+    #carme-use h2 { font-size: 1.1em; margin: 4px 0 8px; }
+    #carme-use h3 { font-size: 1em; margin: 12px 0 2px; }
+    #carme-use th { text-align: left; vertical-align: top; padding-right: 8px; font-weight: 600; white-space: pre; }
+    #carme-use td { white-space: pre-wrap; overflow-wrap: anywhere; }
+    #carme-use table { font-size: 0.9em; }
+    #carme-use svg { width: 100%; height: auto; background: #fafafa; }
+    #carme-use pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }
+    #carme-use ul { padding-left: 16px; }`;
+
+  let shared = {};
+
+  /** The module that JupyterLab itself uses under this name. */
+  async function load(name) {
+    const versions = Object.values(shared[name] || {});
+    const entry = versions.find(version => version.loaded) || versions[0];
+    if (!entry) {
+      throw new Error(`JupyterLab does not share ${name}.`);
+    }
+    return (await entry.get())();
+  }
+
+  /** The job of this session; throws where the server does not answer. */
+  async function jobOf(services) {
+    const settings = services.ServerConnection.makeSettings();
+    const url = settings.baseUrl.replace(/\/*$/, '/') + 'carme/status';
+    const response = await services.ServerConnection.makeRequest(url, { cache: 'no-store' }, settings);
+    return (await response.json()).job;
+  }
+
+  /** The part of the job's page, or a sentence instead. */
+  async function partOf(job) {
+    const response = await fetch(`/jobs/${job}/use/`, { cache: 'no-store', redirect: 'manual' });
+    if (!response.ok) {
+      return response.type === 'opaqueredirect' ? SIGNED_OUT : 'The portal does not answer just now.';
+    }
+    const page = new DOMParser().parseFromString(await response.text(), 'text/html');
+    return page.querySelector('#use') || SIGNED_OUT;
+  }
+
+  function activate(app, palette, { services, widgets }) {
+    const panel = new widgets.Widget({ node: document.createElement('div') });
+    panel.id = 'carme-use';
+    panel.title.caption = 'What this session uses, and advice';
+    panel.title.label = 'Use';
+    panel.node.setAttribute('role', 'region');
+    panel.node.setAttribute('aria-label', panel.title.caption);
+    const style = document.createElement('style');
+    style.textContent = STYLE;
+    const body = document.createElement('div');
+    panel.node.append(style, body);
+    app.shell.add(panel, 'right', { rank: 900 });
+
+    let job = null;
+    async function refresh() {
+      if (!panel.isVisible) {
+        return;
+      }
+      let shown;
+      try {
+        job = job || (await jobOf(services));
+        shown = job ? await partOf(job) : 'This server runs outside of a job.';
+      } catch {
+        shown = 'The portal does not answer just now.';
+      }
+      body.replaceChildren(shown);
+    }
+
+    app.commands.addCommand('carme:use', {
+      label: 'Show What This Session Uses',
+      caption: panel.title.caption,
+      execute: () => {
+        app.shell.activateById(panel.id);
+        return refresh();
+      }
+    });
+    if (palette) {
+      palette.addItem({ command: 'carme:use', category: 'Session' });
+    }
+    new MutationObserver(refresh).observe(panel.node, { attributes: true, attributeFilter: ['class'] });
+    setInterval(refresh, ASK_MS);
+  }
+
+  async function plugin() {
+    const names = ['@jupyterlab/apputils', '@jupyterlab/services', '@lumino/widgets'];
+    const [apputils, services, widgets] = await Promise.all(names.map(load));
+    return {
+      id: 'carme-use:panel',
+      description: 'What the session uses of what it asked for, and what to change.',
+      autoStart: true,
+      optional: [apputils.ICommandPalette],
+      activate: (app, palette) => activate(app, palette, { services, widgets })
+    };
+  }
+
+  window._JUPYTERLAB = window._JUPYTERLAB || {};
+  window._JUPYTERLAB['carme-use'] = {
+    init: scope => {
+      shared = scope;
+    },
+    get: async () => {
+      const made = await plugin();
+      return () => ({ __esModule: true, default: made });
+    }
+  };
+})();
