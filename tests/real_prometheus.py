@@ -28,8 +28,8 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus_with(samples: str, folder: Path) -> Iterator[Prometheus]:
-    """A Prometheus that knows these samples (OpenMetrics). Skips the test where there is none."""
+def prometheus_with(samples: str, folder: Path, rules: str = "groups: []") -> Iterator[Prometheus]:
+    """A Prometheus that knows these samples (OpenMetrics) and rules. Skips the test where there is none."""
     promtool, server = shutil.which("promtool"), shutil.which("prometheus")
     if promtool is None or server is None:
         pytest.skip("Prometheus is not installed; ./test unit fetches it")
@@ -44,7 +44,8 @@ def prometheus_with(samples: str, folder: Path) -> Iterator[Prometheus]:
     (folder / "samples").write_text(samples)
     blocks = ["tsdb", "create-blocks-from", "openmetrics", folder / "samples", folder / "data"]
     subprocess.run([promtool, *blocks], check=True, capture_output=True)
-    (folder / "prometheus.yml").write_text("global: {}\n")
+    (folder / "rules.yml").write_text(rules)
+    (folder / "prometheus.yml").write_text("global: {evaluation_interval: 1s}\nrule_files: [rules.yml]\n")
     tls = {
         "cert_file": str(folder / "tls/prometheus/tls.pem"),
         "key_file": str(folder / "tls/prometheus/tls.pem"),

@@ -21,6 +21,7 @@ from carme.broker.enrolment import enrol
 from carme.broker.extensions import Extensions
 from carme.broker.feed import Feed
 from carme.broker.overview import Overview, SessionFigures
+from carme.broker.policy import Policy, itself
 from carme.broker.projects import Projects
 from carme.broker.protocol import EventBatch, LogPart, Recipe, Script
 from carme.broker.reports import Reports
@@ -99,6 +100,7 @@ class Broker:
         self._led: dict[int, list[str]] = {}
         self._images = ImageCatalogue(settings.images.directory)
         self._audit = AuditLog(settings.broker.audit_log)
+        self._policy = Policy(settings, self._watch, self._audit, self._stop_by_policy)
         self._programs = Shares(PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER)
         self._accounting = Shares(ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER)
 
@@ -115,6 +117,7 @@ class Broker:
                 tasks.create_task(self._read_last_words())
                 tasks.create_task(self._tidy())
                 tasks.create_task(self._reports.run())
+                tasks.create_task(self._policy.run())
                 tasks.create_task(self._follow_data())
         finally:
             await self._book.close()
@@ -564,7 +567,11 @@ class Broker:
     async def _report(self, peer: Peer, job_id: int, user: str | None) -> Report:
         job = await self._job(peer, job_id, user)
         async with self._accounting.take(peer.account.uid):
-            return await self._reports.report(job)
+            report = await self._reports.report(job)
+        return report.model_copy(update={"advice": [*self._policy.notices(job), *report.advice]})
+
+    async def _stop_by_policy(self, job: Job) -> None:
+        await self._cancel(itself(), job.id, None, None)
 
     async def _forecast(self) -> Forecast:
         cluster = self._watch.cluster()

@@ -221,12 +221,32 @@ class PortalSettings(_Table):
     requests_per_minute: int = Field(default=600, ge=1)
 
 
+class PolicySettings(_Table):
+    """`[monitoring.policy]`: what follows where alerts about a user's job fire.
+
+    Attributes:
+        alerts: Names of the rules that count; none: nobody is warned.
+        warnings: How many there are, `every_minutes` apart, before a job is stopped.
+        stop: Whether it is; otherwise the audit log alone says that it would be.
+        exempt_users, exempt_accounts, exempt_partitions: Whose and which jobs are left alone.
+    """
+
+    alerts: list[Word] = []
+    warnings: int = Field(default=3, ge=1, le=100)
+    every_minutes: int = Field(default=60, ge=5)
+    stop: bool = False
+    exempt_users: list[Word] = []
+    exempt_accounts: list[Word] = []
+    exempt_partitions: list[Word] = []
+
+
 class MonitoringSettings(_Table):
     """`[monitoring]`: the site's Prometheus, if it has one, and certificates of its readers."""
 
     prometheus: Url | None = None
     certificates: AbsolutePath = Path("/etc/carme/monitoring/broker")
     portal_certificates: AbsolutePath = Path("/etc/carme/monitoring/portal")
+    policy: PolicySettings = PolicySettings()
 
 
 class LdapSettings(_Table):

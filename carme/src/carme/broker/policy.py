@@ -1,0 +1,240 @@
+"""Warns owners of jobs about which alerts fire, and, where the site wants it, stops what goes on.
+
+Prometheus evaluates the rules; `[monitoring.policy]` says which of them count, for whom, and what follows. A
+job is warned at once, then after each `every_minutes` in which an alert has gone on; one interval after its
+last warning it is stopped. Without `stop` the record alone says what would have been. Where Prometheus does
+not answer, nothing is counted; what was counted survives a restart of the broker.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from carme.broker.access import Peer
+from carme.broker.audit import AuditLog
+from carme.broker.watch import Watch
+from carme.config import Settings
+from carme.config.settings import PolicySettings
+from carme.errors import CarmeError
+from carme.jobs import Job
+from carme.reports import Advice
+from carme.reports.prometheus import Prometheus
+from carme.slurm import UnixAccount
+
+__all__ = ["Alert", "Policy", "Warned", "firing"]
+
+_log = logging.getLogger("carme.broker")
+
+LOOK_SECONDS = 60.0
+MOST_STOPS = 20  # in one look: a rule that went wrong must not end everything at once
+FILE = "warnings.json"
+
+
+class Alert(BaseModel, frozen=True):
+    """An alert about a job that fires; `summary` and `advice` are the rule's own sentences."""
+
+    name: str
+    job_id: int
+    user: str
+    summary: str = ""
+    advice: str = ""
+
+
+class Warned(BaseModel):
+    """A job that was warned.
+
+    Attributes:
+        user, started: Whose job it is and since when: Slurm uses numbers again.
+        count: How often, the last time at `last`; `seen`: when an alert was last there.
+        stopped: It was stopped, or would have been.
+    """
+
+    user: str
+    started: datetime
+    count: int
+    last: datetime
+    seen: datetime
+    alerts: list[Alert]
+    stopped: bool = False
+
+
+_KEPT = TypeAdapter(dict[int, Warned])
+
+
+def firing(answer: Any, names: Iterable[str]) -> dict[int, list[Alert]]:
+    """Alerts of these names about users' jobs, by job, from Prometheus' `/api/v1/alerts`."""
+    found: dict[int, list[Alert]] = {}
+    wanted = set(names)
+    for alert in answer["data"]["alerts"]:
+        labels, said = alert["labels"], alert.get("annotations", {})
+        job, name = str(labels.get("jobid", "")), labels.get("alertname", "")
+        if alert.get("state") != "firing" or name not in wanted or not (job.isascii() and job.isdecimal()):
+            continue
+        about = found.setdefault(int(job), [])
+        if name not in {one.name for one in about}:  # one for each of its GPUs says the same
+            about.append(
+                Alert(
+                    name=name,
+                    job_id=int(job),
+                    user=labels.get("user", ""),
+                    summary=said.get("summary", ""),
+                    advice=said.get("advice", ""),
+                )
+            )
+    return found
+
+
+class Policy:
+    """Looks every minute.
+
+    Args:
+        settings: Says whether there is a policy, and which.
+        watch: Knows the jobs.
+        audit: Where every warning and stop goes.
+        stop: Stops a job. Raises CarmeError.
+    """
+
+    def __init__(
+        self, settings: Settings, watch: Watch, audit: AuditLog, stop: Callable[[Job], Awaitable[None]]
+    ) -> None:
+        place = settings.monitoring
+        self._policy = place.policy
+        self._prometheus = Prometheus(place.prometheus, place.certificates) if place.prometheus else None
+        self._watch, self._audit, self._stop = watch, audit, stop
+        self._file = settings.broker.state_directory / FILE
+        self._warned: dict[int, Warned] = {}
+        self._troubled = False
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        if self._prometheus is None or not self._policy.alerts:
+            return
+        self.remember()
+        while True:
+            try:
+                answer = await asyncio.to_thread(self._prometheus.ask, "/api/v1/alerts", ())
+                await self.look(firing(answer, self._policy.alerts), datetime.now(UTC))
+                self._troubled = False
+            except (CarmeError, OSError, KeyError, TypeError, ValidationError) as error:
+                if not self._troubled:
+                    _log.warning("The policy about jobs cannot be followed: %s", error)
+                self._troubled = True
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def remember(self) -> None:
+        """Take up what was counted before a restart."""
+        self._warned = _read(self._file)
+
+    def notices(self, job: Job) -> list[Advice]:
+        """What the job's owner is to know."""
+        known = self._warned.get(job.id)
+        if known is None or not _is_of(known, job) or job.is_over:
+            return []
+        return [
+            Advice(
+                topic="policy", text=f"{alert.summary} {self._follows(known)}".strip(), change=alert.advice
+            )
+            for alert in known.alerts
+        ]
+
+    def _follows(self, known: Warned) -> str:
+        policy = self._policy
+        text = f"This is warning {known.count} of {policy.warnings}"
+        if not policy.stop:
+            return f"{text}."
+        end = known.last + (policy.warnings - known.count + 1) * timedelta(minutes=policy.every_minutes)
+        return f"{text}: unless that changes, the job is stopped at {end:%Y-%m-%d %H:%M} UTC."
+
+    async def look(self, alerts: Mapping[int, list[Alert]], now: datetime) -> None:
+        """Warn and stop by what fires now."""
+        every = timedelta(minutes=self._policy.every_minutes)
+        before = _KEPT.dump_json(self._warned)
+        jobs = {job.id: job for job in self._watch.jobs() if job.is_running}
+        self._warned = {
+            job_id: known
+            for job_id, known in self._warned.items()
+            # After an interval of quiet all is forgotten.
+            if job_id in jobs and _is_of(known, jobs[job_id]) and now - known.seen < every
+        }
+        stops = 0
+        for job_id, about in sorted(alerts.items()):
+            job = jobs.get(job_id)
+            mine = [alert for alert in about if job and alert.user == job.user]
+            if job is None or job.started is None or not mine or _is_exempt(job, self._policy):
+                continue
+            known = self._warned.get(job_id)
+            if known is None:
+                known = self._warned[job_id] = Warned(
+                    user=job.user, started=job.started, count=0, last=now - every, seen=now, alerts=mine
+                )
+            known.seen, known.alerts = now, mine
+            if known.stopped or now - known.last < every:
+                continue
+            if known.count < self._policy.warnings:
+                known.count, known.last = known.count + 1, now
+                self._record("warn", job, "ok", known)
+            elif stops < MOST_STOPS:
+                stops += 1
+                await self._end(job, known)
+        if _KEPT.dump_json(self._warned) != before:
+            await asyncio.to_thread(_write, self._file, self._warned)
+
+    async def _end(self, job: Job, known: Warned) -> None:
+        if not self._policy.stop:
+            known.stopped = True
+            self._record("stop", job, "dry_run", known)
+            return
+        try:
+            await self._stop(job)
+        except CarmeError as error:
+            self._record("stop", job, error.code, known)  # tried again at the next look
+            return
+        known.stopped = True
+        self._record("stop", job, "ok", known)
+
+    def _record(self, action: str, job: Job, result: str, known: Warned) -> None:
+        names = sorted(alert.name for alert in known.alerts)
+        about = {"job_id": job.id, "alerts": names, "warnings": known.count}
+        self._audit.record(itself(), f"policy_{action}", job.user, result, **about)
+
+
+def itself() -> Peer:
+    """The broker, as the one who acts."""
+    return Peer(os.getpid(), UnixAccount.numbered(os.geteuid()), trusted=True)
+
+
+def _is_of(known: Warned, job: Job) -> bool:
+    return known.user == job.user and known.started == job.started
+
+
+def _is_exempt(job: Job, policy: PolicySettings) -> bool:
+    return (
+        job.user in policy.exempt_users
+        or job.account in policy.exempt_accounts
+        or job.partition in policy.exempt_partitions
+    )
+
+
+def _read(file: Path) -> dict[int, Warned]:
+    try:
+        return _KEPT.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValidationError) as error:
+        _log.warning("The warnings in %s cannot be read, so counting begins anew: %s", file, error)
+        return {}
+
+
+def _write(file: Path, warned: dict[int, Warned]) -> None:
+    draft = file.with_suffix(".new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        json.dump(_KEPT.dump_python(warned, mode="json"), opened)
+    draft.replace(file)
