@@ -118,6 +118,7 @@ def test_the_example_makes_a_site_configuration_that_carme_accepts(example: Rend
     assert settings.sessions.maximum_minutes == 2880
     assert settings.portal.database == "postgresql:///carme-portal"
     assert settings.site.time_zone == "Europe/Berlin"
+    assert settings.monitoring.policy.alerts and not settings.monitoring.policy.stop
     assert settings.booking_policy("gpu").longest_minutes == 720
     assert (settings.booking_policy("cpu").share_percent, settings.session_policy("gpu").idle_minutes) == (
         25,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,37 @@ def test_a_folder_with_another_name_is_known_by_its_slurmstepd(root: Path, tmp_p
     cgroups = Cgroups(root, processes)
     assert [usage.job_id for usage in cgroups.usage()] == [7]
     assert cgroups.job_of(101) == 7
+
+
+def descriptors() -> set[str]:
+    """What this process has open."""
+    found = set()
+    for number in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(number.readlink()))
+    return found
+
+
+def test_files_that_stay_open_tell_what_is_new_and_close_with_the_job(root: Path, tmp_path: Path):
+    job = version_two(root)
+    cgroups = Cgroups(root, tmp_path / "proc")
+    assert [usage.threads for usage in cgroups.usage()] == [12]
+    write(job, pids__current="13\n")
+    assert [usage.threads for usage in cgroups.usage()] == [13]
+    assert str(job / "pids.current") in descriptors()
+    shutil.rmtree(job)
+    assert cgroups.usage() == []
+    assert not [name for name in descriptors() if str(job) in name]
+
+
+def test_more_files_than_may_stay_open_are_read_all_the_same(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("carme_monitoring.jobs.files.SPARE", 1 << 60)
+    job = version_two(root)
+    cgroups = Cgroups(root, tmp_path / "proc")
+    assert [usage.threads for usage in cgroups.usage()] == [12]
+    assert not [name for name in descriptors() if str(job) in name]
 
 
 def test_no_limit_is_no_number(root: Path, tmp_path: Path):

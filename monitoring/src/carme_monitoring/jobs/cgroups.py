@@ -9,9 +9,12 @@ Files: Linux, admin-guide/cgroup-v1 and admin-guide/cgroup-v2.
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from carme_monitoring.jobs.files import KeptFiles, text_of
 
 __all__ = ["Cgroups", "StepUsage", "Usage"]
 
@@ -83,6 +86,7 @@ class Cgroups:
         self._root, self._processes = str(root), str(processes)
         self._names: dict[str, int] = {}  # folders whose name does not tell the job
         self._owners: dict[tuple[str, int], int] = {}  # by folder and inode
+        self._files, self._lock = KeptFiles(), threading.Lock()
 
     def usage(self, owned: Container[int] = ()) -> list[Usage]:
         """What each job uses now; a job that ends meanwhile is left out or has gaps.
@@ -90,17 +94,22 @@ class Cgroups:
         Args:
             owned: Jobs whose owner is known: to find one out takes a look at their processes.
         """
-        known, self._owners = self._owners, {}
-        return [
-            self._version_two(job, None if job.job_id in owned else self._owner(job.by_controller[""], known))
-            if "" in job.by_controller
-            else self._version_one(job)
-            for job in self._jobs()
-        ]
+        with self._lock:
+            known, self._owners = self._owners, {}
+            found = [
+                self._version_two(
+                    job, None if job.job_id in owned else self._owner(job.by_controller[""], known)
+                )
+                if "" in job.by_controller
+                else self._version_one(job)
+                for job in self._jobs()
+            ]
+            self._files.close_unused()
+        return found
 
     def job_of(self, pid: int) -> int | None:
         """The job that a process belongs to."""
-        text = _text(f"{self._processes}/{pid}/cgroup")
+        text = text_of(f"{self._processes}/{pid}/cgroup")
         if found := _JOB_OF_PROCESS.search(text):
             return int(found[1])
         for path in (line.rpartition(":")[2] for line in text.splitlines()) if self._names else ():
@@ -171,7 +180,7 @@ class Cgroups:
         for parent, _, files in os.walk(folder):
             if "cgroup.procs" not in files:
                 continue
-            for pid in _text(f"{parent}/cgroup.procs").split():
+            for pid in text_of(f"{parent}/cgroup.procs").split():
                 with contextlib.suppress(OSError):
                     if found := _TITLE.match(Path(self._processes, pid, "cmdline").read_bytes()):
                         return int(found[1])
@@ -180,29 +189,31 @@ class Cgroups:
     # -- reading them
 
     def _version_two(self, job: _Folders, uid: int | None) -> Usage:
+        says = self._files.text
         folder = job.by_controller[""]
-        cpu = _table(f"{folder}/cpu.stat")
-        read, written = _io(f"{folder}/io.stat")
+        cpu = _table(says(f"{folder}/cpu.stat"))
+        read, written = _io(says(f"{folder}/io.stat"))
         return Usage(
             job_id=job.job_id,
             uid=uid,
             cpu_user_seconds=_scaled(cpu.get("user_usec"), 1e-6),
             cpu_system_seconds=_scaled(cpu.get("system_usec"), 1e-6),
             memory_bytes=_minus(
-                _number(f"{folder}/memory.current"), _field(f"{folder}/memory.stat", "inactive_file")
+                _number(says(f"{folder}/memory.current")),
+                _field(says(f"{folder}/memory.stat"), "inactive_file"),
             ),
-            memory_peak_bytes=_number(f"{folder}/memory.peak"),
-            memory_limit_bytes=_limit(_number(f"{folder}/memory.max")),
-            oom_kills=_field(f"{folder}/memory.events", "oom_kill"),
+            memory_peak_bytes=_number(says(f"{folder}/memory.peak")),
+            memory_limit_bytes=_limit(_number(says(f"{folder}/memory.max"))),
+            oom_kills=_field(says(f"{folder}/memory.events"), "oom_kill"),
             read_bytes=read,
             written_bytes=written,
-            threads=_number(f"{folder}/pids.current"),
+            threads=_number(says(f"{folder}/pids.current")),
             steps={
                 found[1]: StepUsage(
-                    _scaled(_field(f"{step.path}/cpu.stat", "usage_usec"), 1e-6),
+                    _scaled(_field(says(f"{step.path}/cpu.stat"), "usage_usec"), 1e-6),
                     _minus(
-                        _number(f"{step.path}/memory.current"),
-                        _field(f"{step.path}/memory.stat", "inactive_file"),
+                        _number(says(f"{step.path}/memory.current")),
+                        _field(says(f"{step.path}/memory.stat"), "inactive_file"),
                     ),
                 )
                 for step in _folders(folder)
@@ -211,20 +222,21 @@ class Cgroups:
         )
 
     def _version_one(self, job: _Folders) -> Usage:
+        says = self._files.text
         memory = job.by_controller.get("memory", "")
         cpu = job.by_controller.get("cpuacct", "")
-        cpu_times = _table(f"{cpu}/cpuacct.stat")
+        cpu_times = _table(says(f"{cpu}/cpuacct.stat"))
         read, written = _blkio(
-            f"{job.by_controller.get('blkio', '')}/blkio.throttle.io_service_bytes_recursive"
+            says(f"{job.by_controller.get('blkio', '')}/blkio.throttle.io_service_bytes_recursive")
         )
         steps: dict[str, StepUsage] = {}
         for step in _folders(memory):
             if found := _STEP.match(step.name):
                 used = _minus(
-                    _number(f"{step.path}/memory.usage_in_bytes"),
-                    _field(f"{step.path}/memory.stat", "total_inactive_file"),
+                    _number(says(f"{step.path}/memory.usage_in_bytes")),
+                    _field(says(f"{step.path}/memory.stat"), "total_inactive_file"),
                 )
-                nanoseconds = _number(f"{cpu}/{step.name}/cpuacct.usage")
+                nanoseconds = _number(says(f"{cpu}/{step.name}/cpuacct.usage"))
                 steps[found[1]] = StepUsage(_scaled(nanoseconds, 1e-9), used)
         return Usage(
             job_id=job.job_id,
@@ -232,16 +244,16 @@ class Cgroups:
             cpu_user_seconds=_scaled(cpu_times.get("user"), 1 / _TICKS),
             cpu_system_seconds=_scaled(cpu_times.get("system"), 1 / _TICKS),
             memory_bytes=_minus(
-                _number(f"{memory}/memory.usage_in_bytes"),
-                _field(f"{memory}/memory.stat", "total_inactive_file"),
+                _number(says(f"{memory}/memory.usage_in_bytes")),
+                _field(says(f"{memory}/memory.stat"), "total_inactive_file"),
             ),
-            memory_peak_bytes=_number(f"{memory}/memory.max_usage_in_bytes"),
-            memory_limit_bytes=_limit(_number(f"{memory}/memory.limit_in_bytes")),
-            oom_kills=_field(f"{memory}/memory.oom_control", "oom_kill"),
+            memory_peak_bytes=_number(says(f"{memory}/memory.max_usage_in_bytes")),
+            memory_limit_bytes=_limit(_number(says(f"{memory}/memory.limit_in_bytes"))),
+            oom_kills=_field(says(f"{memory}/memory.oom_control"), "oom_kill"),
             read_bytes=read,
             written_bytes=written,
-            threads=_number(f"{job.by_controller.get('pids', '')}/pids.current"),
-            devices=_devices(f"{job.by_controller.get('devices', '')}/devices.list"),
+            threads=_number(says(f"{job.by_controller.get('pids', '')}/pids.current")),
+            devices=_devices(says(f"{job.by_controller.get('devices', '')}/devices.list")),
             steps=steps,
         )
 
@@ -259,7 +271,7 @@ class Cgroups:
     def _asked_owner(self, folder: str) -> int | None:
         for parent, _, files in os.walk(folder):
             if "cgroup.procs" in files and not parent.endswith("/slurm"):
-                for pid in _text(f"{parent}/cgroup.procs").split():
+                for pid in text_of(f"{parent}/cgroup.procs").split():
                     with contextlib.suppress(OSError):
                         if uid := os.stat(f"{self._processes}/{pid}").st_uid:  # noqa: PTH116
                             return uid
@@ -274,47 +286,31 @@ def _folders(path: str) -> list["os.DirEntry[str]"]:
         return []
 
 
-def _text(path: str) -> str:
-    """A file of the kernel; empty when it is not there (any more) or must not be read."""
-    # One system call for each step and no decoding layers: a scrape reads thousands of these.
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return ""
-    try:
-        return os.read(descriptor, 1 << 16).decode("ascii", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
-
-
-def _number(path: str) -> int | None:
-    text = _text(path).strip()
+def _number(text: str) -> int | None:
+    text = text.strip()
     return int(text) if text.isdecimal() else None
 
 
-def _table(path: str) -> dict[str, int]:
+def _table(text: str) -> dict[str, int]:
     """Lines of a name and a number."""
     found = {}
-    for line in _text(path).splitlines():
+    for line in text.splitlines():
         name, _, value = line.partition(" ")
         if value.isdecimal():
             found[name] = int(value)
     return found
 
 
-def _field(path: str, name: str) -> int | None:
+def _field(text: str, name: str) -> int | None:
     """One number of such lines, of which memory.stat has some sixty."""
-    text = "\n" + _text(path)
+    text = "\n" + text
     _, found, rest = text.partition(f"\n{name} ")
     value = rest.partition("\n")[0]
     return int(value) if found and value.isdecimal() else None
 
 
-def _io(path: str) -> tuple[int | None, int | None]:
+def _io(text: str) -> tuple[int | None, int | None]:
     """Bytes read and written over all devices: `8:0 rbytes=1 wbytes=2 ...`."""
-    text = _text(path)
     pairs = [pair.split("=", 1) for line in text.splitlines() for pair in line.split()[1:] if "=" in pair]
     sums = {
         kind: sum(int(value) for name, value in pairs if name == kind and value.isdecimal())
@@ -323,9 +319,9 @@ def _io(path: str) -> tuple[int | None, int | None]:
     return (sums["rbytes"], sums["wbytes"]) if pairs else (None, None)
 
 
-def _blkio(path: str) -> tuple[int | None, int | None]:
+def _blkio(text: str) -> tuple[int | None, int | None]:
     """Bytes read and written over all devices: `8:0 Read 1`."""
-    words = [line.split() for line in _text(path).splitlines()]
+    words = [line.split() for line in text.splitlines()]
     rows = [row for row in words if len(row) == 3 and row[2].isdecimal()]
     if not words:
         return None, None
@@ -333,9 +329,9 @@ def _blkio(path: str) -> tuple[int | None, int | None]:
     return read, written
 
 
-def _devices(path: str) -> frozenset[int] | None:
+def _devices(text: str) -> frozenset[int] | None:
     """Minors of NVIDIA's device files (major 195) that the group may open; None for "all" and "unknown"."""
-    rows = [line.split() for line in _text(path).splitlines()]
+    rows = [line.split() for line in text.splitlines()]
     if not rows or any(row[:2] in (["a", "*:*"], ["c", "*:*"], ["c", "195:*"]) for row in rows):
         return None
     minors = (row[1].partition(":") for row in rows if len(row) > 1 and row[0] == "c")
