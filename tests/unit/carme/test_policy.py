@@ -129,9 +129,18 @@ async def test_who_is_exempt_is_left_alone(
 async def test_a_job_that_works_again_begins_anew(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
     await site.look(alert())
+    await site.look()
     await site.look()  # an interval of quiet
     await site.look(alert())
     assert site.record() == [WARN, WARN] and site.stopped == []
+
+
+async def test_what_is_quiet_for_a_moment_is_not_forgotten(settings: Settings, tmp_path: Path) -> None:
+    site = Site(settings, tmp_path, stop=True, warnings=1)
+    await site.look(alert())
+    await site.look(after=30)
+    await site.look(alert(), after=30)
+    assert site.stopped == [7]
 
 
 async def test_another_job_with_the_number_is_not_punished_for_the_first(

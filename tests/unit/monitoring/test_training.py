@@ -221,3 +221,25 @@ def test_a_rank_runs_whether_or_not_somebody_listens(
 ) -> None:
     prepare(tmp_path / "socket")
     rank(str(tmp_path / "socket"))
+
+
+def test_after_the_exporter_s_restart_ranks_are_heard_again(site: Site) -> None:
+    sender = site.sender()
+    site.take(sender, json.dumps(MESSAGE))
+    site.training = Training(site.folder / "socket", site.cgroups.job_of)
+    assert site.training.jobs() == {}
+    site.take(sender, json.dumps(MESSAGE))
+    assert site.training.jobs().keys() == {7}
+
+
+def test_a_socket_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    path = f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "carme_monitoring.node.exporter", "--training", tmp_path / "none/socket"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert f"The socket {tmp_path}/none/socket cannot be made: No such file or directory." in done.stderr

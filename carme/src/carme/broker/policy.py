@@ -52,7 +52,7 @@ class Warned(BaseModel):
 
     Attributes:
         user, started: Whose job it is and since when: Slurm uses numbers again.
-        count: How often, the last time at `last`; `seen`: when an alert was last there.
+        count: How often, the last time at `last`; `quiet`: since when no alert has been there.
         stopped: It was stopped, or would have been.
     """
 
@@ -60,7 +60,7 @@ class Warned(BaseModel):
     started: datetime
     count: int
     last: datetime
-    seen: datetime
+    quiet: datetime | None = None
     alerts: list[Alert]
     stopped: bool = False
 
@@ -157,12 +157,12 @@ class Policy:
         every = timedelta(minutes=self._policy.every_minutes)
         before = _KEPT.dump_json(self._warned)
         jobs = {job.id: job for job in self._watch.jobs() if job.is_running}
-        self._warned = {
-            job_id: known
-            for job_id, known in self._warned.items()
+        for job_id, known in list(self._warned.items()):
+            known.quiet = None if job_id in alerts else known.quiet or now
+            is_over = job_id not in jobs or not _is_of(known, jobs[job_id])
             # After an interval of quiet all is forgotten.
-            if job_id in jobs and _is_of(known, jobs[job_id]) and now - known.seen < every
-        }
+            if is_over or (known.quiet and now - known.quiet >= every):
+                del self._warned[job_id]
         stops = 0
         for job_id, about in sorted(alerts.items()):
             job = jobs.get(job_id)
@@ -172,9 +172,9 @@ class Policy:
             known = self._warned.get(job_id)
             if known is None:
                 known = self._warned[job_id] = Warned(
-                    user=job.user, started=job.started, count=0, last=now - every, seen=now, alerts=mine
+                    user=job.user, started=job.started, count=0, last=now - every, alerts=mine
                 )
-            known.seen, known.alerts = now, mine
+            known.alerts = mine
             if known.stopped or now - known.last < every:
                 continue
             if known.count < self._policy.warnings:
