@@ -57,12 +57,6 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible(timeout=30_000)
     keep("jupyterlab-not-extended")
 
-    # What the session uses, from the portal, at the side.
-    page.locator(".jp-SideBar.jp-mod-right .lm-TabBar-tab[data-id='carme-use']").click()
-    use = page.get_by_role("region", name="What this session uses, and advice")
-    expect(use.get_by_role("row", name="Asked for")).to_contain_text("processors", timeout=30_000)
-    keep("jupyterlab-use")
-
     # A document that nobody saved, when the session is told to end.
     page.locator(".jp-FileEditor .cm-content").click()
     page.keyboard.press("Control+End")
