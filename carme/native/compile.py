@@ -34,7 +34,8 @@ def build(output: Path, *more: str) -> bool:
     if not compiler or sys.platform != "linux":
         return False
     output.parent.mkdir(parents=True, exist_ok=True)
-    building = output.with_name(f".{output.name}.{os.getpid()}")
+    # A library by its name, too, so that whoever packs the tree meanwhile leaves it out.
+    building = output.with_name(f".{os.getpid()}-{output.name}")
     try:
         # By its name alone: nothing of this machine's paths is to be in the library.
         command = [*compiler.split(), *FLAGS, *more, "-o", str(building), SOURCE.name]

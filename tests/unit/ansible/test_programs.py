@@ -51,6 +51,7 @@ def test_an_archive_depends_on_the_content_alone(source: Path, tmp_path: Path) -
     first = json.loads(pack(source, tmp_path / "one", "carme").stdout)["carme"]
     os.utime(source / "carme/src/a.py", (1, 1))
     (source / "carme/src/__pycache__/b.pyc").write_bytes(b"more")
+    (source / "carme/src/built.so").write_bytes(b"for another machine")
     second = json.loads(pack(source, tmp_path / "two", "carme").stdout)["carme"]
     assert first["sha256"] == second["sha256"]
     with tarfile.open(second["archive"]) as archive:
