@@ -88,6 +88,16 @@ def test_a_keras_script_has_the_same_losses_on_any_number_of_ranks(demo: DemoSit
         print(image, losses)
 
 
+def test_srun_alone_starts_ranks_over_two_nodes_of_a_job(demo: DemoSite) -> None:
+    """A batch job without an image, whose ranks Slurm starts; they know each other by the job's key."""
+    inside = f"apptainer --quiet exec /srv/carme/images/torch.sif python {KERAS} --epochs 1"
+    line = f"CARME_KEY_FILE=$CARME_JOB_FOLDER/fabric.key exec srun --nodes=2 --ntasks-per-node=1 {inside}"
+    options = ["--time", "10m", "--nodes", "2", "--follow"]
+    said = demo.carme("submit", *options, "--", "sh", "-c", line, timeout=300).stdout
+    assert "2 ranks, Keras 3" in said
+    assert len(re.findall(r"loss \d+\.\d+", said)) == 1
+
+
 def need_horovod(demo: DemoSite) -> None:
     if not demo.settings.horovod:
         pytest.skip("the images are built without Horovod here; ./demo up --horovod builds it")

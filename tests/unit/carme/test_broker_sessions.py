@@ -532,6 +532,21 @@ async def test_a_job_whose_cancellation_slurm_lost_is_cancelled_again(
     assert (await site.client.session("s2")).state is SessionState.STARTING
 
 
+async def test_a_job_that_has_lost_its_first_node_is_ended(site: Any) -> None:
+    site.slurm.jobs = [
+        JOB | {"N": "n[1-2]", "B": "n1"},
+        JOB | {"A": 8, "j": "session-s2", "B": "n1"},
+    ]
+    await reaches(site, SessionState.STARTING, "s2")
+    site.slurm.jobs = [JOB | {"N": "n2", "B": "n1"}, site.slurm.jobs[1]]
+    await called(site, "scancel", 1)
+    site.slurm.jobs = [site.slurm.jobs[0] | {"T": "CANCELLED"}, site.slurm.jobs[1]]
+    over = await reaches(site, SessionState.ENDED)
+    assert over.ending is Ending.NODE_FAILURE
+    assert "Node n1 failed" in over.sentence
+    assert [call["arguments"] for call in site.slurm.calls("scancel")] == [["7"]]
+
+
 # What is kept
 
 

@@ -40,6 +40,12 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
             ["Node n2 failed"],
         ),
         (
+            {"state": JobState.CANCELLED, "cancelled_by": "other", "nodes": 1, "failed_node": "n2"},
+            True,
+            Ending.NODE_FAILURE,
+            ["Node n2 failed"],
+        ),
+        (
             {"state": JobState.OUT_OF_MEMORY, "peak_memory_mb": 2040},
             True,
             Ending.OUT_OF_MEMORY,

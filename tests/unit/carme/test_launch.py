@@ -78,7 +78,8 @@ class Node:
         program = (
             "import sys; from carme.launch import job as launch; "
             "launch.address_of = lambda node: '10.0.0.1'; "
-            "launch.GRACE_SECONDS = 0.2; launch.STOP_SECONDS = 1; "
+            "launch.GRACE_SECONDS = 0.2; launch.STOP_SECONDS = 1; launch.WATCH_SECONDS = 0.1; "
+            "launch.RETURN_SECONDS = 0.1; launch.RETURN_TRIES = 2; "
             f"sys.exit(launch.main({[*options, str(self.key)]!r}))"
         )
         return subprocess.Popen(
@@ -169,6 +170,7 @@ def test_the_other_nodes_join(node: Node) -> None:
         "--overlap",
         "--cpus-per-task=4",
         "--gres=gpu:a100:2",
+        "--no-kill",
     ):
         assert word in arguments
     assert "SLURM_EXPORT_ENV" not in step["environment"]
@@ -178,7 +180,58 @@ def test_the_other_nodes_join(node: Node) -> None:
     assert joined[at + 1 :] == [*credentials, "--join", "10.0.0.1:7"]
 
 
-def test_a_lost_agent_ends_the_job_and_says_so(node: Node) -> None:
+def keeps_the_list(node: Node, while_: str, then: str) -> Path:
+    """Let the first agent keep its list of nodes as the returned file has it, until `while_` fails.
+
+    All nodes are one here, so whoever ends takes the folder with him that the list is in.
+    """
+    wanted = node.folder / "wanted"
+    draft = node.private / "new"
+    loop = f"mkdir -p -m 700 {node.private}; cp {wanted} {draft}; mv {draft} {node.private}/hosts.hydra"
+    node.script("first", f"while {while_}; do {loop}; sleep 0.02; done 2>/dev/null; {then}")
+    wanted.write_text("n1:4\n")
+    return wanted
+
+
+def test_a_lost_node_is_brought_back_while_the_first_one_lives(node: Node) -> None:
+    node.spec(image=str(node.folder / "torch.sif"), nodes=3)
+    node.environment |= {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "n1"}
+    hosts, tries = keeps_the_list(node, f"[ ! -e {node.folder}/back ]", "exit 3"), node.folder / "tries"
+    both, one = "n1:4\\nn2:4\\nn3:4\\n", "n1:4\\nn2:4\\n"
+    node.script(
+        "join",
+        f"echo try >>{tries}; case $(wc -l <{tries}) in "
+        f"1) printf '{both}' >{hosts}; sleep 1; printf '{one}' >{hosts}; exit 1;; "
+        "2) exit 1;; "
+        f"3) printf '{both}' >{hosts}; sleep 1; touch {node.folder}/back;; esac",
+    )
+    code, _, errors = node.run()
+    assert (code, errors) == (3, "")
+    together, *alone = [call["arguments"] for call in node.calls("srun")]
+    assert "--relative=1" in together
+    assert ["--nodelist=n3" in step for step in alone] == [True, True]
+    assert all("--nodes=1" in step and "--gres=gpu:a100:2" in step for step in alone)
+
+
+def test_a_node_that_does_not_come_back_is_given_up(node: Node) -> None:
+    node.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}
+    node.spec(image=str(node.folder / "torch.sif"), nodes=2)
+    enough, tries = node.folder / "enough", node.folder / "tries"
+    hosts = keeps_the_list(node, f"[ ! -e {enough} ]", "exit 0")
+    node.script(
+        "join",
+        f"echo try >>{tries}; [ $(wc -l <{tries}) = 1 ] || exit 1; "
+        f"printf 'n1:4\\nn2:4\\n' >{hosts}; sleep 1; echo n1:4 >{hosts}",
+    )
+    process = node.start()
+    assert process.stderr is not None
+    told = process.stderr.readline()
+    enough.touch()
+    assert (process.wait(), len(node.calls("srun"))) == (0, 3)
+    assert "After 2 tries to bring n2 back, the job goes on without it." in told
+
+
+def test_agents_that_never_joined_end_the_job_and_say_so(node: Node) -> None:
     node.environment["SLURM_JOB_NUM_NODES"] = "2"
     node.script("first", "exec sleep 600")
     node.script("join", "exit 9")

@@ -28,7 +28,7 @@ def test_queue() -> None:
             "1795181538",
             "1795181539",
             "1795186939",
-            *("4294901757", "(null)", "night", "normal"),
+            *("4294901757", "(null)", "night", "normal", "n1"),
             "a b",
             f"carme/1 kind=session image=torch key={KEY}",
         ),
@@ -43,6 +43,7 @@ def test_queue() -> None:
             "n[1-2]",
             "(null)",
             "long",
+            "n/a",
             "evil\n9|5e|x",
             "(null)",
         ),
@@ -60,10 +61,26 @@ def test_queue() -> None:
     assert other.explanation.startswith("The job is next in line")
 
 
+@pytest.mark.parametrize(
+    ("state", "first", "nodes", "gone"),
+    [
+        ("RUNNING", "n1", "n[1-2]", ""),
+        ("RUNNING", "n1", "n[2-3]", "n1"),
+        ("CANCELLED", "n1", "n2", "n1"),
+        ("COMPLETING", "n1", "n2", ""),  # n1 has finished already
+        ("PENDING", "n/a", "", ""),
+    ],
+)
+def test_a_job_without_its_first_node(state: str, first: str, nodes: str, gone: str) -> None:
+    head = ("7", "ada", "", "gpu", state, "None", "1", nodes, "N/A", "1", "1M", "1:00:00")
+    (job,) = parsing.queue(line(*head, "1", "1", "1", "1", "", "", "", first, "a", "(null)"), S)
+    assert job.failed_node == gone
+
+
 @given(st.text(), st.text())
 def test_no_name_or_comment_makes_a_job_up(name: str, comment: str) -> None:
     state = ("7", "ada", "", "gpu", "RUNNING", "None", "1", "n1", "N/A", "1", "1M", "1:00:00")
-    head = (*state, "1", "1", "1", "1", "", "", "")
+    head = (*state, "1", "1", "1", "1", "", "", "", "n1")
     jobs = parsing.queue(line(*head, name, comment) + line("8", *head[1:], "b", "c"), S)
     assert S in name + comment or [(job.id, job.user) for job in jobs] == [(7, "ada"), (8, "ada")]
 
@@ -112,6 +129,20 @@ def test_accounting() -> None:
     assert jobs[0].reservation == "night"
     assert (jobs[0].gpus, jobs[0].gpu_type, jobs[0].memory_mb, jobs[0].cpus) == (4, "a100", 4000, 4)
     assert (jobs[0].kind, jobs[0].image, jobs[0].key) == ("batch", None, KEY)
+
+
+def test_a_job_that_lost_a_node_is_one_job_in_the_accounting() -> None:
+    def job(state: str, nodes: str, start: str, end: str) -> str:
+        head = line(
+            "7", "ada", "carme", "gpu", state, "0:0", "1", nodes, "cpu=4", "cpu=4", "90", "1795181538"
+        )
+        return head.rstrip("\n") + line(start, end, "None", "", "normal", "1000", "a", "")
+
+    records = job("RESIZING", "n[1-3]", "1795181539", "1795181600")
+    records += job("RESIZING", "n[1-2]", "1795181600", "1795181700")
+    (last,) = parsing.accounting(records + job("COMPLETED", "n1", "1795181700", "1795181800"), S)
+    assert (last.state, last.node_list) == (JobState.COMPLETED, "n1")
+    assert last.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
 
 
 def test_cluster() -> None:

@@ -45,7 +45,10 @@ class Aftermaths:
         if missing and (fresh or now >= self._asked + AGAIN_SECONDS):
             await self._ask(missing[:AT_ONCE], now)
         return {
-            job_id: ended[job_id].model_copy(update=known._asdict()) for job_id, known in self._known.items()
+            job_id: ended[job_id].model_copy(
+                update={name: value for name, value in known._asdict().items() if value}
+            )
+            for job_id, known in self._known.items()
         }
 
     def _is_missing(self, job: Job, now: float) -> bool:

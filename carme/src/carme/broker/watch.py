@@ -87,6 +87,7 @@ class Watch:
         self._missing: dict[int, float] = {}  # jobs that vanished, and when that was seen first
         self._unwanted: set[int] = set()  # jobs that somebody asked to cancel
         self._living: dict[int, float] = {}  # jobs that ought to have ended, and since when or last cancelled
+        self._headless: set[int] = set()  # jobs without their first node that were cancelled
         self._unclosed: set[int] = set()  # lost jobs whose records in the accounting have no end
         self._close_due = -math.inf
         self._wanted = asyncio.Event()
@@ -213,6 +214,7 @@ class Watch:
         await self._show()
         await self._cancel_abandoned(found)
         await self._cancel_again(found)
+        await self._cancel_headless(found)
         await self._close_lost()
         if time.monotonic() >= self._cluster_due:
             self._cluster = await self._slurm.cluster()
@@ -260,6 +262,20 @@ class Watch:
                 await self._slurm.cancel(job.id, await asyncio.to_thread(UnixAccount.named, job.user))
             except CarmeError as error:
                 _log.warning("Job %s is not cancelled: %s", job.id, error)
+
+    async def _cancel_headless(self, found: list[Job]) -> None:
+        """End jobs that have lost their first node, where their command ran: Slurm leaves them the others."""
+        headless = {job.id for job in found if job.key and job.is_running and job.failed_node}
+        for job in found:
+            if job.id not in headless - self._headless:
+                continue
+            _log.warning("Job %s is cancelled: its first node, %s, has failed.", job.id, job.failed_node)
+            try:
+                await self._slurm.cancel(job.id, await asyncio.to_thread(UnixAccount.named, job.user))
+            except CarmeError as error:
+                headless.discard(job.id)  # once more with the next look
+                _log.warning("Job %s is not cancelled: %s", job.id, error)
+        self._headless = headless
 
     async def _close_lost(self) -> bool:
         """Give the records of lost jobs in the accounting an end; whether none is left without."""

@@ -81,6 +81,8 @@ def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
         return Ending.LOST
     if job.state in _BY_STATE:
         return _BY_STATE[job.state]
+    if job.state is JobState.CANCELLED and job.failed_node:
+        return Ending.NODE_FAILURE  # the broker cancelled it, as its first node was gone
     if job.state is JobState.CANCELLED:
         if job.cancelled_by == "other":
             return Ending.CANCELLED_BY_ADMIN

@@ -26,6 +26,11 @@ BEGAN = time.time()  # the allocation's own preparations are over
 STOP_SECONDS = 25  # between passing SIGTERM on and SIGKILL; less than Slurm's KillWait, so that we clean up
 GRACE_SECONDS = 5.0  # between the end of the agents here and there; each hears of the other's
 LOOK_SECONDS = 0.02  # between two looks at something that cannot be waited for
+HOSTS = "hosts.hydra"  # the list of the nodes that are there, in the private folder of each
+WATCH_SECONDS = 1.0  # between two looks at which nodes are there
+RETURN_SECONDS = 5.0  # until a lost node is brought back; after each try that fails, twice as much
+RETURN_MOST_SECONDS = 60.0
+RETURN_TRIES = 12  # in a row; by then Slurm has long taken from the job a node that it cannot reach
 CONTROL_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 #: What Python ignores, and a program that it starts should not.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -50,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _join(words[0], where) if where else _run(words[0], submission)
     except CarmeError as error:
-        print(f"carme-job: {error}", file=sys.stderr, flush=True)
+        _say(str(error))
         return error.exit_code if isinstance(error, LaunchError) else Exit.FAILED
 
 
@@ -103,9 +108,11 @@ class Programs:
             self._reap(program, 0)
         return self._codes[program]
 
-    def wait_for_any(self) -> None:
-        """Wait until one of those that run has ended."""
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    def wait_for_any(self, seconds: float) -> None:
+        """Wait until one of those that run has ended, or the time is over."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # from now on none is missed
+        if not os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            signal.sigtimedwait({signal.SIGCHLD}, seconds)
 
     def has_ended(self, program: int, within: float = 0.0) -> bool:
         """Whether it is over, or will be in so many seconds."""
@@ -208,8 +215,15 @@ def _join(folder: str, where: str) -> int:
         staged = data(spec, folder, allocation)
         if not spec["command"]:
             return 0
-        agent = ["carme-agent", *credentials(folder), "--join", where]
-        return programs.wait(programs.start([*container(spec, staged), *agent], forwarded(folder)))
+        command = ["carme-agent", *credentials(folder), "--join", where]
+        agent = programs.start([*container(spec, staged), *command], forwarded(folder))
+        joined = False
+        while not joined and not programs.has_ended(agent):
+            programs.wait_for_any(WATCH_SECONDS)
+            joined = os.path.exists(f"{allocation.private}/{HOSTS}")
+        code = programs.wait(agent)
+        # A step ends on all its nodes when it fails on one. Who had joined is lost alone.
+        return 0 if joined else code
     finally:
         _remove(allocation.private, staged)
 
@@ -258,25 +272,106 @@ def _directly(programs: Programs, folder: str, spec: dict[str, Any]) -> int:
 def _with_others(
     programs: Programs, first: int, folder: str, spec: dict[str, Any], allocation: Allocation
 ) -> None:
-    """Start the agents of the other nodes; returns when both the first and they have ended."""
+    """Keep agents on the other nodes; returns when both the first and they have ended."""
     where = _announced(programs, first, f"{allocation.private}/fabric.json")
     if where is None:
         return
     program = [sys.executable, "-m", "carme.launch.job", "--join", where, folder]
-    others = programs.start([*step(spec, allocation.nodes), *program], _without_export(os.environ))
-    programs.wait_for_any()
-    # When the first agent ends, the others may hear of it before we do.
-    if not programs.has_ended(first, GRACE_SECONDS):
-        programs.end(first)
-        code = programs.wait(others)
-        raise LaunchError(
-            Exit(code) if code in list(Exit) else Exit.FAILED,
-            f"The agents on the other nodes ended with exit code {code}; the job was ended.",
-            "See the lines above; if there are none, start the job again.",
-        )
-    # Agents leave by themselves when the first one does.
-    if not programs.has_ended(others, GRACE_SECONDS):
-        programs.end(others)
+    others = Others(programs, spec, allocation, program)
+    try:
+        while not programs.has_ended(first):
+            programs.wait_for_any(WATCH_SECONDS)
+            # When the first agent ends, the others may hear of it before we do.
+            code = others.failed()
+            if code is not None and not programs.has_ended(first, GRACE_SECONDS):
+                programs.end(first)
+                raise LaunchError(
+                    Exit(code) if code in list(Exit) else Exit.FAILED,
+                    f"The agents on the other nodes ended with exit code {code}; the job was ended.",
+                    "See the lines above; if there are none, start the job again.",
+                )
+            others.bring_back()
+    finally:
+        others.end()
+
+
+class Others:
+    """The agents on all nodes but the first.
+
+    They are started together. Who is lost afterwards is started anew, alone, while Slurm leaves its node to
+    the job: what runs in the job may go on without it meanwhile, and then with it again.
+    """
+
+    def __init__(
+        self, programs: Programs, spec: dict[str, Any], allocation: Allocation, program: list[str]
+    ) -> None:
+        self._programs, self._spec, self._allocation, self._program = programs, spec, allocation, program
+        self._together = self._start()
+        self._alone: list[int] = []
+        self._joined: set[str] = set()
+        self._lost: dict[str, Lost] = {}
+
+    def failed(self) -> int | None:
+        """The exit code with which they ended before all of them had joined; None: they did not."""
+        if self._programs.has_ended(self._together):
+            self._look()
+            if len(self._joined) < self._allocation.nodes - 1:
+                return self._programs.wait(self._together)
+        return None
+
+    def bring_back(self) -> None:
+        """Start the agents of lost nodes, each time after a longer pause."""
+        present = self._look()
+        self._lost = {node: lost for node, lost in self._lost.items() if node not in present}
+        for node in sorted(self._joined - present):
+            lost = self._lost.setdefault(node, Lost())
+            if lost.given_up or time.monotonic() < lost.due:
+                continue
+            if lost.program is not None and not self._programs.has_ended(lost.program):
+                continue
+            if lost.tries == RETURN_TRIES:
+                lost.given_up = True
+                _say(f"After {RETURN_TRIES} tries to bring {node} back, the job goes on without it.")
+                continue
+            lost.program = self._start(node)
+            self._alone.append(lost.program)
+            lost.tries += 1
+            lost.due = time.monotonic() + min(RETURN_SECONDS * 2**lost.tries, RETURN_MOST_SECONDS)
+
+    def end(self) -> None:
+        """See that they are over: agents leave by themselves when the first one does."""
+        end = time.monotonic() + GRACE_SECONDS
+        for program in (self._together, *self._alone):
+            if not self._programs.has_ended(program, max(0.0, end - time.monotonic())):
+                self._programs.end(program)
+
+    def _look(self) -> set[str]:
+        """The nodes that are there, by the list that the first agent keeps."""
+        try:
+            with open(f"{self._allocation.private}/{HOSTS}", encoding="utf-8") as opened:
+                present = {line.rpartition(":")[0] for line in opened} - {self._allocation.node}
+        except OSError:  # the agent begins to keep it when somebody joins, and removes it at its end
+            return self._joined
+        self._joined |= present
+        return present
+
+    def _start(self, node: str = "") -> int:
+        beginning = step(self._spec, self._allocation.nodes, node)
+        return self._programs.start([*beginning, *self._program], _without_export(os.environ))
+
+
+class Lost:
+    """A node whose agent was lost."""
+
+    def __init__(self) -> None:
+        self.due = time.monotonic() + RETURN_SECONDS  # when it is tried next
+        self.tries = 0
+        self.program: int | None = None  # of the last one
+        self.given_up = False
+
+
+def _say(sentence: str) -> None:
+    print(f"carme-job: {sentence}", file=sys.stderr, flush=True)
 
 
 def _without_export(environment: Mapping[str, str]) -> dict[str, str]:
@@ -424,12 +519,21 @@ def metrics() -> dict[str, str]:
     return {"CARME_METRICS": f"{TRAINING}/socket"} if os.path.isdir(TRAINING) else {}
 
 
-def step(spec: dict[str, Any], nodes: int) -> list[str]:
-    """The beginning of the command line that runs something once on each node but the first."""
+def step(spec: dict[str, Any], nodes: int, only: str = "") -> list[str]:
+    """The beginning of the command line that runs something once on each of the job's nodes but the first.
+
+    Args:
+        spec: The job's.
+        nodes: How many the job has.
+        only: A node on which alone it is to run.
+    """
+    where = [f"--nodes={nodes - 1}", f"--ntasks={nodes - 1}", "--relative=1"]
+    if only:
+        where = ["--nodes=1", "--ntasks=1", f"--nodelist={only}"]
     arguments = [
-        *["srun", f"--nodes={nodes - 1}", f"--ntasks={nodes - 1}", "--ntasks-per-node=1", "--relative=1"],
-        *["--overlap", f"--cpus-per-task={spec['cpus']}", "--cpu-bind=none", "--kill-on-bad-exit=1"],
-        *["--export=ALL", "--input=none"],
+        *["srun", *where, "--ntasks-per-node=1", "--overlap", f"--cpus-per-task={spec['cpus']}"],
+        # A node that fails takes no other one with it.
+        *["--cpu-bind=none", "--kill-on-bad-exit=1", "--no-kill", "--export=ALL", "--input=none"],
     ]
     if spec["gpus"]:
         kind = f":{spec['gpu_type']}" if spec["gpu_type"] else ""

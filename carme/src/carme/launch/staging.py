@@ -3,6 +3,7 @@
 Only jobs that ask for it import this and what it needs.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -52,11 +53,12 @@ def stage(spec: dict[str, Any], folder: str, job_id: str, nodes: int, private: s
     places = spec["staging"]
     own = f"{places['cache']}/jobs/{job_id}"
     if spec["stage"]:
-        os.mkdir(f"{private}/data", 0o700)
+        os.makedirs(f"{private}/data", 0o700, exist_ok=True)
         staged.environment["CARME_DATA"] = f"{private}/data"
     for wanted in spec["stage"]:
         path = _bring(wanted, places, job_id, staged)
-        os.symlink(path, f"{private}/data/{wanted['name']}")
+        with contextlib.suppress(FileExistsError):  # left by an agent that was lost on this node
+            os.symlink(path, f"{private}/data/{wanted['name']}")
     if spec["stage"]:
         _mark(f"{own}/staged")
     if spec["results"]:

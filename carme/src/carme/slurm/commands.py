@@ -363,6 +363,10 @@ def _arguments(order: Order) -> list[str]:
         f"--mem={order.share.memory_mb}M",
         f"--time={request.minutes}",
     ]
+    if request.image and request.nodes > 1:
+        # When a node fails the job knows how to go on (`carme.launch.job`), unless it is the first one: then
+        # the broker ends it.
+        arguments.append("--no-kill")
     if order.account:
         arguments.append(f"--account={order.account}")
     if request.reservation:

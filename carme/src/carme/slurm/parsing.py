@@ -18,7 +18,7 @@ from carme.slurm.label import Label
 
 QUEUE_FIELDS = (
     *("A", "u", "a", "P", "T", "r", "D", "N", "b", "C", "m", "l", "V", "S", "e"),
-    *("Q", "Y", "v", "q", "j", "k"),
+    *("Q", "Y", "v", "q", "B", "j", "k"),
 )
 ACCOUNTING_FIELDS = (
     *("JobIDRaw", "User", "Account", "Partition", "State", "ExitCode", "NNodes", "NodeList", "ReqTRES"),
@@ -82,9 +82,16 @@ def queue(output: str, separator: str) -> list[Job]:
                 qos=_text(field["q"]),
                 started=None if state.phase is Phase.PENDING else time(field["S"]),
                 ended=time(field["e"]) if state.phase is Phase.OVER else None,
+                failed_node=_gone(state, field["B"], field["N"]),
             )
         )
     return jobs
+
+
+def _gone(state: JobState, first: str, node_list: str) -> str:
+    """The node on which a job's command runs or ran, if Slurm has taken it from the job because it failed."""
+    known = _text(first) and _text(node_list) and (state is JobState.RUNNING or state.phase is Phase.OVER)
+    return first if known and first not in expand(node_list) else ""  # while a job ends its list gets shorter
 
 
 def endings(output: str) -> dict[int, ExitStatus]:
@@ -106,12 +113,19 @@ def endings(output: str) -> dict[int, ExitStatus]:
 def accounting(output: str, separator: str) -> list[Job]:
     """Jobs in sacct's output with ACCOUNTING_FIELDS."""
     jobs = []
+    begun: dict[
+        tuple[str, str], str
+    ] = {}  # jobs that have lost a node have a record for the time before, too
     for record in records(output, separator, len(ACCOUNTING_FIELDS)):
         field = dict(zip(ACCOUNTING_FIELDS, record, strict=True))
         if not field["JobIDRaw"].isdecimal():
             continue  # a step
         label = Label.read(field["Comment"])
         state = JobState.parse(field["State"])
+        which = (field["JobIDRaw"], field["Submit"])
+        if state is JobState.RESIZING:
+            begun.setdefault(which, field["Start"])
+            continue
         tres = tres_of(field["AllocTRES"] or field["ReqTRES"])
         exit_code, _, signal = field["ExitCode"].partition(":")
         over = state.phase is Phase.OVER
@@ -139,7 +153,7 @@ def accounting(output: str, separator: str) -> list[Job]:
                 memory_mb=int(tres.get("mem", 0)),
                 minutes_limit=int(field["TimelimitRaw"]) if field["TimelimitRaw"].isdecimal() else None,
                 submitted=time(field["Submit"]),
-                started=time(field["Start"]),
+                started=time(begun.get(which, field["Start"])),
                 ended=time(field["End"]),
                 exit_code=int(exit_code) if over and exit_code.isdecimal() else None,
                 signal=(int(signal) or None) if over and signal.isdecimal() else None,
