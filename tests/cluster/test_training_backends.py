@@ -1,6 +1,7 @@
 """Ordinary scripts for PyTorch, Keras and Horovod in a session over two nodes."""
 
 import base64
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,8 +93,9 @@ def test_srun_alone_starts_ranks_over_two_nodes_of_a_job(demo: DemoSite) -> None
     """A batch job without an image, whose ranks Slurm starts; they know each other by the job's key."""
     inside = f"apptainer --quiet exec /srv/carme/images/torch.sif python {KERAS} --epochs 1"
     line = f"CARME_KEY_FILE=$CARME_JOB_FOLDER/fabric.key exec srun --nodes=2 --ntasks-per-node=1 {inside}"
-    options = ["--time", "10m", "--nodes", "2", "--follow"]
-    said = demo.carme("submit", *options, "--", "sh", "-c", line, timeout=300).stdout
+    options = ["--json", "--time", "10m", "--nodes", "2"]
+    job_id = json.loads(demo.carme("submit", *options, "--", "sh", "-c", line).stdout)["job_id"]
+    said = demo.carme("logs", "--follow", str(job_id), timeout=300).stdout
     assert "2 ranks, Keras 3" in said
     assert len(re.findall(r"loss \d+\.\d+", said)) == 1
 

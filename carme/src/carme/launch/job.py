@@ -81,7 +81,7 @@ class Programs:
     def __init__(self) -> None:
         self._running: list[int] = []
         self._codes: dict[int, int] = {}
-        self._stopped = 0
+        self.stopping = False  # by a signal
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGALRM, lambda number, frame: self._send(signal.SIGKILL))
@@ -145,6 +145,7 @@ class Programs:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if not self._running and not self._codes:
             raise SystemExit(128 + number)  # nothing has been started yet
+        self.stopping = True
         self._send(number)
         signal.alarm(STOP_SECONDS)
 
@@ -321,6 +322,10 @@ class Others:
 
     def bring_back(self) -> None:
         """Start the agents of lost nodes, each time after a longer pause."""
+        for program in self._alone:
+            self._programs.has_ended(program)
+        if self._programs.stopping:
+            return
         present = self._look()
         self._lost = {node: lost for node, lost in self._lost.items() if node not in present}
         for node in sorted(self._joined - present):
