@@ -324,9 +324,9 @@ class Others:
         """Start the agents of lost nodes, each time after a longer pause."""
         for program in self._alone:
             self._programs.has_ended(program)
-        if self._programs.stopping:
-            return
         present = self._look()
+        if present is None or self._programs.stopping:
+            return
         self._lost = {node: lost for node, lost in self._lost.items() if node not in present}
         for node in sorted(self._joined - present):
             lost = self._lost.setdefault(node, Lost())
@@ -350,13 +350,13 @@ class Others:
             if not self._programs.has_ended(program, max(0.0, end - time.monotonic())):
                 self._programs.end(program)
 
-    def _look(self) -> set[str]:
-        """The nodes that are there, by the list that the first agent keeps."""
+    def _look(self) -> set[str] | None:
+        """The nodes that are there, by the list that the first agent keeps; None: it keeps none now."""
         try:
             with open(f"{self._allocation.private}/{HOSTS}", encoding="utf-8") as opened:
                 present = {line.rpartition(":")[0] for line in opened} - {self._allocation.node}
-        except OSError:  # the agent begins to keep it when somebody joins, and removes it at its end
-            return self._joined
+        except OSError:  # it begins when somebody joins, and removes the list at its end
+            return None
         self._joined |= present
         return present
 
