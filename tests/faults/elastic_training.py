@@ -21,7 +21,7 @@ model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 checkpoints = Checkpoints(str(here / "checkpoints"), keep=3)
 values = checkpoints.resume(model=model, optimizer=optimizer) or {"epoch": 0, "loss": float("inf")}
-start = os.environ["CARME_RESTARTS"]
+start = os.environ.get("CARME_RESTARTS", "0")
 place = f"{socket.gethostname()} {os.getpid()} {os.getppid()}"
 print(f"BEGAN {start} {rank} {size} {place} epoch {values['epoch']}", flush=True)
 trained = torch.nn.parallel.DistributedDataParallel(model)

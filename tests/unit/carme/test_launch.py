@@ -78,7 +78,7 @@ class Node:
         program = (
             "import sys; from carme.launch import job as launch; "
             "launch.address_of = lambda node: '10.0.0.1'; "
-            "launch.GRACE_SECONDS = 0.2; launch.STOP_SECONDS = 1; launch.WATCH_SECONDS = 0.1; "
+            "launch.GRACE_SECONDS = 0.2; launch.STOP_SECONDS = 2; launch.WATCH_SECONDS = 0.1; "
             "launch.RETURN_SECONDS = 0.1; launch.RETURN_TRIES = 2; "
             f"sys.exit(launch.main({[*options, str(self.key)]!r}))"
         )
@@ -265,6 +265,24 @@ def test_sigterm_is_passed_on(node: Node) -> None:
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate()
     assert (process.returncode, output) == (6, "bye\n")
+
+
+def test_a_job_of_several_nodes_that_is_stopped_ends_as_its_first_agent_does(node: Node) -> None:
+    node.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}
+    node.spec(image=str(node.folder / "torch.sif"), nodes=2)
+    # It takes a while to save, and hears at once that the other one has left.
+    leave = node.folder / "leave"
+    node.script(
+        "first", f"trap 'touch {leave}; sleep 0.3; exit 6' TERM; echo up; while :; do sleep 0.05; done"
+    )
+    node.script("join", f"echo joining; while [ ! -e {leave} ]; do sleep 0.05; done")
+    process = node.start()
+    assert process.stdout is not None
+    assert {process.stdout.readline(), process.stdout.readline()} == {"up\n", "joining\n"}
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    assert (process.returncode, len(node.calls("srun"))) == (6, 1)
+    assert "carme-job" not in errors
 
 
 def test_who_does_not_heed_sigterm_is_killed(node: Node) -> None:

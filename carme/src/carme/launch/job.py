@@ -313,8 +313,8 @@ class Others:
         self._lost: dict[str, Lost] = {}
 
     def failed(self) -> int | None:
-        """The exit code with which they ended before all of them had joined; None: they did not."""
-        if self._programs.has_ended(self._together):
+        """The exit code with which they ended, unasked, before all of them had joined; None: they did not."""
+        if self._programs.has_ended(self._together) and not self._programs.stopping:
             self._look()
             if len(self._joined) < self._allocation.nodes - 1:
                 return self._programs.wait(self._together)
