@@ -15,6 +15,12 @@ constexpr int calibration_turns = 5;
 constexpr size_t calibrated_distances = 4;
 constexpr uint32_t calibration_tag = 0xCA11B000;
 
+// Bytes of the pieces of a block. Where elements are brought to fewer bits small ones begin to travel sooner, and less
+// is left to do after the last; else they only cost more calls.
+uint64_t piece_of(uint64_t block, bool compressed) {
+    return compressed && block <= small_block ? small_piece_bytes : piece_bytes;
+}
+
 }  // namespace
 
 // A buffer in blocks, and these in pieces: as elements in memory, and as they travel. Where elements travel in fewer
@@ -24,7 +30,7 @@ class Group::Transit {
 public:
     Transit(const Call& call, bool compressed, char* data, uint64_t count, uint64_t blocks, std::vector<char>& memory)
         : call_(call), wire_(compressed ? call.wire : Wire::same), element_(size_of(call.type)), data_(data),
-          count_(count), each_((count + blocks - 1) / blocks), in_piece_(piece_bytes / element_),
+          count_(count), each_((count + blocks - 1) / blocks), in_piece_(piece_of(each_ * element_, compressed) / element_),
           pieces_((each_ + in_piece_ - 1) / in_piece_), room_(wire_size(wire_, element_, in_piece_)) {
         if (wire_ == Wire::same) return;
         uint64_t needed = blocks * pieces_ * room_;
@@ -65,6 +71,29 @@ public:
         reduce(call_.type, call_.reduction, sources, 2, &destination, 1, length(block, piece));
     }
 
+    // The piece of this member, which was prepared, and that of the only other one, which has come: the result,
+    // times `scale`.
+    void unite(uint64_t block, uint64_t piece, const char* came, bool before, double scale) const {
+        const char* mine = at(block, piece);
+        const uint64_t count = length(block, piece);
+        if (wire_ == Wire::same) {
+            const void* sources[2] = {before ? came : mine, before ? mine : came};
+            void* destination = at(block, piece);
+            reduce(call_.type, call_.reduction, sources, 2, &destination, 1, count, scale);
+            return;
+        }
+        for (uint64_t done = 0; done < count; done += in_cache) {  // so that the second step finds what the first left
+            const uint64_t step = std::min(in_cache, count - done), offset = wire_size(wire_, element_, done);
+            float* out = floats(block, piece) + done;
+            kernels().decode(wire_, mine + offset, out, step, false);
+            kernels().decode(wire_, came + offset, out, step, true);
+            if (scale == 1.0) continue;
+            const void* source = out;
+            void* destination = out;
+            reduce(call_.type, call_.reduction, &source, 1, &destination, 1, step, scale);
+        }
+    }
+
 private:
     uint64_t begin(uint64_t block, uint64_t piece) const {
         return std::min({block * each_ + piece * in_piece_, (block + 1) * each_, count_});
@@ -75,6 +104,9 @@ private:
     float* floats(uint64_t block, uint64_t piece) const {
         return reinterpret_cast<float*>(data_) + begin(block, piece);
     }
+
+    static constexpr uint64_t in_cache = 4096;  // elements
+    static_assert(in_cache % wire_block == 0);
 
     const Call& call_;
     Wire wire_;
@@ -93,10 +125,11 @@ Algorithm Group::choose(size_t nodes, uint64_t count, const Call& call, bool com
     return best == Algorithm::direct && compressed ? Algorithm::ring : best;
 }
 
-void Group::across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call) {
+void Group::across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
+                         double scale) {
     const bool compressed = call.wire != Wire::same && count * size_of(call.type) > compressed_from;
     if (column.size() == 2)
-        return exchange_two(column[size_t(1 - position)], position == 0, data, count, call, compressed);
+        return exchange_two(column[size_t(1 - position)], position == 0, data, count, call, compressed, scale);
     switch (choose(column.size(), count, call, compressed)) {
         case Algorithm::halving: return halving(column, position, data, count, call, compressed);
         case Algorithm::ring: return ring(column, position, data, count, call, compressed);
@@ -105,9 +138,10 @@ void Group::across_nodes(const std::vector<int>& column, int position, char* dat
 }
 
 // Two nodes send each other everything: as much as a ring would, in one step instead of two.
-void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed) {
+void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed,
+                         double scale) {
     Transit transit(call, compressed, data, count, 1, travelling_);
-    const uint64_t pieces = transit.pieces(), ahead = std::min<uint64_t>(window, pieces);
+    const uint64_t pieces = transit.pieces(), ahead = std::min(window * piece_bytes / transit.room(), pieces);
     Links& links = context_->links();
     const uint32_t check = check_of(call);
     char* room = scratch(ahead * transit.room());
@@ -116,18 +150,25 @@ void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const
     auto expect = [&](uint64_t p) {
         links.receive_message(peer, key_, sequence_, uint32_t(p), check, place(p), transit.size(0, p), &receives[p]);
     };
+    uint64_t sent = 0;
+    auto send_until = [&](uint64_t end) {
+        for (; sent < std::min(end, pieces); ++sent) {
+            transit.prepare(0, sent);
+            links.send_message(peer, key_, sequence_, uint32_t(sent), check, transit.at(0, sent), transit.size(0, sent),
+                               &sends[sent]);
+        }
+    };
+    // Bringing pieces to how they travel takes time, in which those that have come are not to wait.
+    send_until(compressed ? ahead : pieces);
     for (uint64_t p = 0; p < ahead; ++p) expect(p);
     for (uint64_t p = 0; p < pieces; ++p) {
-        transit.prepare(0, p);
-        links.send_message(peer, key_, sequence_, uint32_t(p), check, transit.at(0, p), transit.size(0, p), &sends[p]);
-    }
-    for (uint64_t p = 0; p < pieces; ++p) {
         finish(receives, p);
-        finish(sends, p);  // the result takes the place of what was sent
-        transit.settle(0, p);
-        transit.absorb(0, p, place(p), !first);
+        if (!compressed) finish(sends, p);  // the result takes the place of what was sent
+        transit.unite(0, p, place(p), !first, scale);
         if (p + ahead < pieces) expect(p + ahead);
+        send_until(p + 1 + ahead);
     }
+    for (uint64_t p = 0; p < pieces; ++p) finish(sends, p);
 }
 
 // Few bytes: everybody sends to everybody, one step.

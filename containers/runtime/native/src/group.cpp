@@ -407,7 +407,7 @@ void Group::fail_broken(int culprit) {
 void Group::finish(Batch& batch, size_t index) {
     Request& request = batch[index];
     auto ready = [&] { return request.state.load(std::memory_order_acquire) != State::pending; };
-    bool over = context_->links().drive(crowded_, deadline_, ready, [&] { health(); });
+    bool over = context_->links().drive(crowded_, deadline_, ready, [&] { health(); }, &request);
     if (!over) {
         break_up(request.peer);
         throw Failure(Trouble::timeout,
@@ -469,7 +469,7 @@ void Group::allreduce(const Call& call) {
     arrive(call, nullptr, 0);
     if (bytes == 0) return;
     if (uniform() && locals() == 1) {
-        across_nodes(column(0), my_node_, data, call.count, call);
+        across_nodes(column(0), my_node_, data, call.count, call, scale);
     } else {
         // Sum within each node first. Where nodes are alike every member carries a slice between them.
         std::vector<Range> slices = even_slices(call.count, element);
@@ -481,14 +481,15 @@ void Group::allreduce(const Call& call) {
         char* own = data + slices[size_t(my_local_)].offset;
         if (locals() > 1) reduce_slices(data, slices, own, call);
         if (slices[size_t(my_local_)].size)
-            across_nodes(column(spread ? my_local_ : 0), my_node_, own, slices[size_t(my_local_)].size / element, call);
+            across_nodes(column(spread ? my_local_ : 0), my_node_, own, slices[size_t(my_local_)].size / element, call,
+                         scale);
         if (locals() > 1) {
             std::vector<std::vector<Range>> shares;
             for (auto& slice : slices) shares.push_back({slice});
             share(data, shares);
         }
     }
-    if (scale != 1.0) {
+    if (scale != 1.0 && nodes_.size() != 2) {
         const void* source = data;
         void* destination = data;
         reduce(call.type, call.reduction, &source, 1, &destination, 1, call.count, scale);

@@ -23,6 +23,7 @@
 namespace carme {
 
 constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer on its way between nodes
+constexpr uint64_t small_piece_bytes = 64 << 10, small_block = 4 << 20;  // of compressed blocks up to the latter
 constexpr size_t window = 8;                 // pieces that may be expected at once
 constexpr uint64_t compressed_from = 16 << 10;  // bytes; less travels as it is, whatever the wire type
 
@@ -126,9 +127,12 @@ private:
     bool peers_in_segments(uint64_t bytes, std::vector<char*>& buffers);
     void reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result, const Call& call);
     void share(char* buffer, const std::vector<std::vector<Range>>& ranges);
-    void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
+    // Two nodes scale the result on the way; where there are more of them `scale` is not looked at.
+    void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
+                      double scale);
     Algorithm choose(size_t nodes, uint64_t count, const Call& call, bool compressed) const;
-    void exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed);
+    void exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed,
+                      double scale);
     void exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
     void ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
               bool compressed);

@@ -85,7 +85,7 @@ void Links::run() {
     }
 }
 
-void Links::poll(int timeout_ms) {
+void Links::poll(int timeout_ms, int own) {
     if (links_.empty()) return;
     epoll_event events[32];
     int n = epoll_wait(epoll_, events, 32, timeout_ms);
@@ -99,10 +99,30 @@ void Links::poll(int timeout_ms) {
             if (!writable(*link)) continue;
         if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(*link);
     }
-    if (completed_any_ && foreground_.load() > 0) {
+    wake_others(own);
+}
+
+void Links::poll_for(const Request& request) {
+    if (wanting_.load(std::memory_order_relaxed) || paused_.load(std::memory_order_relaxed)) return poll(0, 1);
+    std::lock_guard lock(mutex_);
+    const auto& streams = streams_[size_t(request.peer)];
+    if (request.stream >= streams.size() || streams[request.stream]->fd < 0) return;
+    completed_any_ = false;
+    readable(*streams[request.stream]);
+    wake_others(1);
+}
+
+// Threads that sleep in `poll` for what is complete now.
+void Links::wake_others(int own) {
+    if (completed_any_ && foreground_.load() > own) {
         uint64_t one = 1;
         (void)!write(kick_, &one, sizeof one);
     }
+}
+
+size_t Links::stream_of(int peer, uint32_t tag) const {
+    const size_t streams = streams_[size_t(peer)].size();
+    return streams > 1 ? 1 + tag % (streams - 1) : 0;
 }
 
 void Links::complete(Request* request, State state) {
@@ -146,6 +166,7 @@ bool Links::writable(Link& link) {
             if (errno == EAGAIN || errno == EWOULDBLOCK) {
                 if (!link.wants_write) {
                     link.wants_write = true;
+                    ++wanting_;
                     watch(link);
                 }
                 return true;
@@ -167,6 +188,7 @@ bool Links::writable(Link& link) {
     }
     if (link.wants_write) {
         link.wants_write = false;
+        --wanting_;
         watch(link);
     }
     return true;
@@ -205,14 +227,16 @@ void Links::send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag
     frame.tag = tag;
     frame.check = check;
     frame.size = size;
-    auto streams = streams_[size_t(peer)].size();
-    send(peer, streams > 1 ? 1 + tag % (streams - 1) : 0, frame, size ? data : nullptr, request);
+    const size_t stream = stream_of(peer, tag);
+    request->stream = stream;
+    send(peer, stream, frame, size ? data : nullptr, request);
 }
 
 void Links::receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
                             uint64_t size, Request* request) {
     std::lock_guard lock(mutex_);
     request->peer = peer;
+    request->stream = stream_of(peer, tag);
     request->into = static_cast<char*>(into);
     request->size = size;
     request->check = check;
@@ -304,34 +328,37 @@ void Links::resume_paused() {
 }
 
 void Links::readable(Link& link) {
-    uint64_t budget = 8 << 20;  // then others have their turn
+    uint64_t budget = most_at_once;  // then others have their turn
     while (link.fd >= 0 && !link.paused_since) {
-        bool straight = link.in_payload && link.head == link.tail && link.destination && link.left >= buffer_size;
-        char* at;
-        size_t room;
+        bool straight = link.in_payload && link.head == link.tail && link.destination && link.left >= smallest_straight;
+        if (link.head == link.tail) link.head = link.tail = 0;
+        iovec parts[2];
+        size_t n = 0, payload = 0, room = 0;
         if (straight) {
-            at = link.destination;
-            room = size_t(std::min<uint64_t>(link.room, 4 << 20));
+            payload = size_t(link.room);
+            parts[n++] = {link.destination, payload};
+            // The header that follows comes with it, but little of the next payload: that shall go straight, too.
+            if (link.room == link.left) parts[n++] = {link.buffer.get(), taken_with_payload};
         } else {
-            if (link.head == link.tail) link.head = link.tail = 0;
             if (link.tail == buffer_size) {
                 std::memmove(link.buffer.get(), link.buffer.get() + link.head, link.tail - link.head);
                 link.tail -= link.head;
                 link.head = 0;
             }
-            at = link.buffer.get() + link.tail;
-            room = buffer_size - link.tail;
+            parts[n++] = {link.buffer.get() + link.tail, buffer_size - link.tail};
         }
-        ssize_t got = recv(link.fd, at, room, MSG_DONTWAIT);
+        for (size_t i = 0; i < n; ++i) room += parts[i].iov_len;
+        msghdr message{};
+        message.msg_iov = parts;
+        message.msg_iovlen = n;
+        const ssize_t got = recvmsg(link.fd, &message, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (got <= 0) return drop(link, nullptr);
-        if (straight) {
-            advance(link, uint64_t(got));
-        } else {
-            link.tail += size_t(got);
-            if (!parse(link)) return;
-        }
+        const size_t direct = std::min(size_t(got), payload);
+        if (direct) advance(link, direct);
+        link.tail += size_t(got) - direct;
+        if (link.fd < 0 || (link.head != link.tail && !parse(link))) return;
         budget -= std::min(budget, uint64_t(got));
         if (size_t(got) < room || !budget) return;
     }
@@ -548,6 +575,10 @@ void Links::lose(int peer) {
         epoll_ctl(epoll_, EPOLL_CTL_DEL, link->fd, nullptr);
         close(link->fd);
         link->fd = -1;
+        if (link->wants_write) {
+            link->wants_write = false;
+            --wanting_;
+        }
         if (link->paused_since) {
             link->paused_since = 0;
             --paused_;

@@ -49,6 +49,7 @@ enum class State : uint32_t { pending, done, lost, mismatch, aborted };
 struct Request {
     std::atomic<State> state{State::pending};
     int peer = -1;
+    size_t stream = 0;  // on which it travels
     char* into = nullptr;
     uint64_t size = 0;
     uint32_t check = 0;
@@ -71,6 +72,7 @@ struct Host {
 
 class Links {
 public:
+    static constexpr int turns_for_all = 8;  // of waiting for one request: in the last of them all streams are looked at
     static constexpr uint64_t largest_passive = 1 << 20;
     static constexpr uint64_t largest_message = uint64_t(1) << 40;
 
@@ -100,22 +102,28 @@ public:
     bool idle(int peer);
 
     // Moves what can be moved. Called by waiting threads; the background thread does it when nobody waits.
-    void poll(int timeout_ms);
+    // `own`: 1 where the caller holds a `Foreground`.
+    void poll(int timeout_ms, int own = 0);
+    // Looks at the stream of a request alone where nothing else is to be done, which takes a system call less.
+    void poll_for(const Request& request);
     // Drives the sockets until `ready()`. False: the deadline passed. `check` throws to end the wait.
+    // `awaited`: what `ready` looks at, where that is one request.
     template <class Ready, class Check>
-    bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check) {
+    bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check, const Request* awaited = nullptr) {
         if (ready()) return true;
         Foreground here(*this);
         const int64_t end_of_spin = now_ns() + (crowded ? 10'000 : longest_spin_ns);
+        int turn = 1;
         do {
-            poll(0);
+            if (awaited && turn++ % turns_for_all) poll_for(*awaited);
+            else poll(0, 1);
             if (ready()) return true;
             if (crowded) sched_yield();
         } while (now_ns() < end_of_spin);
         int64_t next_check = now_ns() + sleep_slice_ns;
         while (!ready()) {
             if (deadline.passed()) return ready();
-            poll(2);
+            poll(2, 1);
             if (now_ns() > next_check) {
                 if (ready()) return true;
                 check();
@@ -163,6 +171,10 @@ private:
         int64_t paused_since = 0;
     };
     static constexpr size_t buffer_size = 32 * 1024;
+    static constexpr uint64_t smallest_straight = 2048;  // bytes of a payload that are not worth a copy
+    static constexpr size_t taken_with_payload = 1024;   // of what follows it
+    // Of one stream in one turn: less than may be expected of a peer, as what is not expected yet is copied.
+    static constexpr uint64_t most_at_once = 512 * 1024;
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
     static constexpr int64_t longest_pause_ns = 50'000;
 #else
@@ -172,6 +184,8 @@ private:
     static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
 
     void run();
+    size_t stream_of(int peer, uint32_t tag) const;
+    void wake_others(int own);
     void readable(Link& link);
     bool writable(Link& link);  // false: the link is gone
     void watch(Link& link);
@@ -196,6 +210,7 @@ private:
     std::vector<bool> lost_;
     uint64_t next_ask_ = 1;
     std::atomic<int> paused_{0};
+    std::atomic<int> wanting_{0};  // links that wait for room to send
     int epoll_ = -1, kick_ = -1;
     std::atomic<int> foreground_{0};
     std::atomic<int64_t> last_foreground_{0};

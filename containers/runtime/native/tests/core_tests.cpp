@@ -183,6 +183,27 @@ void between_nodes(const std::vector<int>& nodes, Algorithm algorithm) {
     }
 }
 
+// Buffers of more pieces than are expected at once, and means, which two nodes take on the way.
+void long_ones(const std::vector<int>& nodes, Wire wire) {
+    as_ranks(nodes, [wire](std::shared_ptr<Context> context) {
+        Group group(context, everyone(*context), Deadline::after_ms(60'000));
+        const int n = group.size(), me = group.index();
+        for (uint64_t count : {uint64_t(900'000), uint64_t(2'500'003)}) {
+            std::vector<float> data(count);
+            auto call = allreduce_of(data);
+            call.wire = wire;
+            call.reduction = Reduction::mean;
+            for (int run = 0; run < 2; ++run) {
+                for (uint64_t i = 0; i < count; ++i) data[i] = float(i % 31) + float(me);  // exact in bfloat16, too
+                group.execute(call);
+                uint64_t wrong = 0;
+                for (uint64_t i = 0; i < count; ++i) wrong += data[i] != float(i % 31) + 0.5f * float(n - 1);
+                CHECK(wrong == 0);
+            }
+        }
+    });
+}
+
 // What one run loses on the wire the next one adds: the sum over many runs stays as near as that of one.
 void feedback(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
     constexpr uint64_t count = 70'000;
@@ -435,6 +456,8 @@ int main() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5}, {0, 0, 1, 1, 2, 2}})
         for (Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::halving, Algorithm::automatic})
             between_nodes(nodes, algorithm);
+    for (Wire wire : {Wire::same, Wire::bf16})
+        for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}}) long_ones(nodes, wire);
     feedback({0, 1}, Algorithm::automatic, Wire::bf16);
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) feedback({0, 1, 2}, algorithm, Wire::int8);
     link_models();
