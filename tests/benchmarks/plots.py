@@ -1,0 +1,92 @@
+"""Draws what `allreduce.py --json` and `training.py --json` have written, as SVG.
+
+python tests/benchmarks/plots.py docs/benchmarks result.json ...
+"""
+
+# pyright: reportMissingImports=false
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+matplotlib.rcParams["svg.hashsalt"] = "carme"  # the same file from the same figures
+from matplotlib import pyplot  # noqa: E402
+
+UNITS = {"KiB": 1024, "MiB": 1024 * 1024}
+ALLREDUCE = re.compile(r"(?P<scene>.+?)_(?P<size>\d+)(?P<unit>KiB|MiB)$")
+
+
+def main() -> None:
+    """Read all reports, write a picture of each scene and one of training."""
+    if len(sys.argv) < 3:
+        raise SystemExit(
+            "Use: plots.py FOLDER REPORT.json ...: a folder for the pictures, and at least one report."
+        )
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [row for file in sys.argv[2:] for row in json.loads(Path(file).read_text())["aims"]]
+    scenes: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        if found := ALLREDUCE.match(row["name"]):
+            scenes.setdefault(found["scene"], {})[int(found["size"]) * UNITS[found["unit"]]] = row
+    for scene, by_size in scenes.items():
+        draw_sizes(folder / f"allreduce-{scene.replace('_', '-')}.svg", scene, by_size)
+    if steps := [row for row in rows if row["name"].startswith("step_ms_")]:
+        draw_steps(folder / "training-steps.svg", steps)
+
+
+def draw_sizes(file: Path, scene: str, by_size: dict[int, dict[str, Any]]) -> None:
+    """Bytes per second that a reduced buffer comes to, over its size: higher is better."""
+    figure, axes = pyplot.subplots(figsize=(6, 3.6))
+    sizes = sorted(by_size)
+    names = list(dict.fromkeys(peer for size in sizes for peer in by_size[size]["peers"]))
+    for name in ("ours", "floor", *names):
+        points = [
+            (size, size / 1000 / value)
+            for size in sizes
+            if (value := by_size[size].get(name) or by_size[size]["peers"].get(name))
+        ]
+        if points:
+            style = {"ours": "o-", "floor": "k:"}.get(name, ".--")
+            axes.plot(*zip(*points, strict=True), style, label=name, linewidth=2 if name == "ours" else 1)
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="GB of buffer per second", title=scene)
+    axes.set_xscale("log", base=2)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    save(figure, file)
+
+
+def draw_steps(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Milliseconds of a step, as bars: lower is better."""
+    figure, axes = pyplot.subplots(figsize=(7, 0.35 * sum(2 + len(row["peers"]) for row in rows) * 0.5 + 1))
+    place, ticks, labels = 0.0, [], []
+    for row in rows:
+        times = {"ours": row["ours"]} | {name: value for name, value in row["peers"].items() if value}
+        ticks.append(place + (len(times) - 1) / 2)
+        labels.append(row["name"].removeprefix("step_ms_"))
+        for name, value in times.items():
+            own = name == "ours" or name.startswith("carme")
+            axes.barh(place, value / row["ours"], color="tab:blue" if own else "tab:gray")
+            axes.text(value / row["ours"], place, f" {name} {value:.3g} ms", va="center", fontsize=5)
+            place += 1
+        place += 1
+    axes.set_yticks(ticks, labels, fontsize=6)
+    axes.invert_yaxis()
+    axes.set(xlabel="step, ours = 1", xlim=(0, axes.get_xlim()[1] * 1.2))
+    save(figure, file)
+
+
+def save(figure: Any, file: Path) -> None:
+    """Write without a date, so that equal figures are equal files."""
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
