@@ -17,6 +17,8 @@ __all__ = [
     "ImageOut",
     "JobOut",
     "LogOut",
+    "MaintenanceOut",
+    "NewsOut",
     "NodeKind",
     "Overview",
     "Page",
@@ -181,6 +183,25 @@ class Overview(Cluster):
     """Partitions and nodes, when they were last seen, and the GPUs that are free now."""
 
     gpus: list[SupplyOut]
+
+
+class NewsOut(BaseModel):
+    """News."""
+
+    title: str
+    text: str
+    created: datetime
+
+
+class MaintenanceOut(BaseModel):
+    """A time at which nodes take no jobs."""
+
+    name: str
+    title: str
+    text: str
+    start: datetime
+    end: datetime
+    node_names: list[str]
 
 
 class ImageOut(BaseModel):

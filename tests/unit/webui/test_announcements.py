@@ -21,7 +21,7 @@ from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.models import Notice
 
-from .conftest import PASSWORD, Browser
+from .conftest import PASSWORD, Browser, Program
 from .fake_broker import FakeBroker, make_job
 from .test_bookings import book, make
 
@@ -241,6 +241,14 @@ def test_news_are_on_the_dashboard_until_their_day(
     assert News.objects.get().title == "Newer"
     root.send("/announcements/", f"{edit}delete/")
     assert not News.objects.exists()
+
+
+def test_programs_read_both(alice: User, program: Program, broker: FakeBroker) -> None:
+    row = planned(text="Why")
+    News.objects.create(title="New GPUs")
+    [told] = program.ask("get", "maintenance").json()
+    assert (told["name"], told["title"], told["node_names"]) == (row.name, "New cables", ["n1"])
+    assert [one["title"] for one in program.ask("get", "news").json()] == ["New GPUs"]
 
 
 def test_pages_ask_no_more_with_more_of_them(root: Browser, broker: FakeBroker, alice: User) -> None:

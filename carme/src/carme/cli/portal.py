@@ -86,6 +86,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             "--start", required=True, metavar="TIME", help="like 2026-11-30T09:00, in your time zone"
         )
     create.add_argument("--title", default="", help="a title")
+    create.add_argument("--project", default="", metavar="NAME", help="the project that it is for")
     create.add_argument("--users", default="", help="who else may use it, with commas between them")
     create.set_defaults(run=_book)
     free.set_defaults(run=_free)
@@ -239,6 +240,7 @@ def _book(options: argparse.Namespace) -> int:
             nodes=options.nodes,
             title=options.title,
             users=options.users.replace(",", " ").split(),
+            project=options.project,
         ).info()
     if options.json:
         print_json(made)

@@ -71,6 +71,7 @@ class Bookings:
         nodes: int = 1,
         title: str = "",
         users: list[str] | None = None,
+        project: str = "",
     ) -> Booking:
         """Book nodes, whole.
 
@@ -79,12 +80,14 @@ class Bookings:
             minutes: How long.
             gpus: How many each node has; see `kinds`.
             users: Who may use it besides me.
+            project: The project that it is for, by its name; then all of its members may use it.
 
         Raises:
             InvalidRequest: The site's rules or what others have forbid it; see `free_slots`.
         """
         asked = {"start": start.isoformat(), "minutes": minutes, "gpu_type": gpu_type, "gpus_per_node": gpus}
         asked |= {"partition": partition, "nodes": nodes, "title": title, "users": users or []}
+        asked |= {"project": project}
         return self._made(self._connection.ask("POST", "bookings", asked))
 
     def get(self, name: str) -> Booking:

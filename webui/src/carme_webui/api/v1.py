@@ -26,6 +26,7 @@ from carme.jobs import SessionOptions, StartEstimate, refusal
 from carme.wording import place
 from carme.wording import problem as sentence
 from carme_webui.accounts.models import User
+from carme_webui.announcements.models import Maintenance, News
 from carme_webui.api import schemas
 from carme_webui.api.access import TokenAuth, TooOften, Unknown, asker, require, token_of
 from carme_webui.api.problems import CONTENT_TYPE, of_error, problem
@@ -140,6 +141,19 @@ def image_list(request: HttpRequest) -> list[wire.ImageOut]:
         fields = image.model_dump(include={"name", "title", "description", "digest"})
         shown.append(wire.ImageOut(**fields, apps=entry_points(image)))
     return shown
+
+
+@general.get("/news", response=_answers(list[wire.NewsOut]))
+def news_list(request: HttpRequest) -> Any:
+    """What the dashboard announces, the latest first."""
+    return [wire.NewsOut.model_validate(row, from_attributes=True) for row in News.latest()]
+
+
+@general.get("/maintenance", response=_answers(list[wire.MaintenanceOut]))
+def maintenance_list(request: HttpRequest) -> Any:
+    """Maintenance that is planned or going on, the next one first."""
+    rows = Maintenance.planned(timezone.now())
+    return [wire.MaintenanceOut.model_validate(row, from_attributes=True) for row in rows]
 
 
 # --- sessions --------------------------------------------------------------------------------------------
