@@ -5,6 +5,8 @@ The broker is the tests' stand-in, in its own process, with 2,000 jobs on 250 no
 another user, opens a page or asks the API, waits for the whole answer, then looks at it for a while (1 s on
 average), so that up to 50 requests come in a second; all of it, clients included, shares the cores.
 `--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and `_p99_ms`.
+Beside them stand the queries and the processor time (of the portal's process alone) of one answer, which
+also a busy machine tells; `--seconds 0` takes these alone.
 """
 
 import argparse
@@ -35,6 +37,8 @@ from report import machine, print_table, row, write_json
 
 USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
 AIM_MS = 150.0
+#: Answers of which the processor time is taken.
+ALONE = 20
 #: What the clients ask for, how often, and whether with a login or with a token.
 ASKED = {
     "dashboard": (4, "page", "/"),
@@ -234,8 +238,8 @@ def fill(now: datetime) -> list[dict[str, str]]:
     return found
 
 
-def query_counts() -> dict[str, tuple[int, int]]:
-    """How many queries each page needs for the user with most jobs, and for one with none."""
+def costs() -> dict[str, list[tuple[int, float]]]:
+    """Queries and ms of processor time of each page, for the user with most jobs, and for one with none."""
     from django.conf import settings
     from django.db import connection
     from django.test import Client
@@ -246,7 +250,7 @@ def query_counts() -> dict[str, tuple[int, int]]:
 
     settings.ALLOWED_HOSTS.append("testserver")
     nobody = User.objects.create(username="nobody")
-    counts: dict[str, list[int]] = defaultdict(list)
+    found: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for user in (User.objects.get(username="user0"), nobody):
         secret = Token.make(user, "count", list(SCOPES), datetime.now(UTC) + timedelta(days=1))[1]
         browser = Client()
@@ -259,8 +263,13 @@ def query_counts() -> dict[str, tuple[int, int]]:
             asker.get(path)
             with CaptureQueriesContext(connection) as asked:
                 asker.get(path)
-            counts[name].append(len(asked))
-    return {name: (many, none) for name, (many, none) in counts.items()}
+            queries = len(asked)  # each request begins the list anew
+            before = time.process_time()
+            for _ in range(ALONE):
+                asker.get(path)
+            spent = (time.process_time() - before) / ALONE * 1000
+            found[name].append((queries, spent))
+    return found
 
 
 async def load(
@@ -304,7 +313,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         globals()["PAST"] = PAST // 10
-    seconds = options.seconds or (15.0 if options.quick else 60.0)
+    seconds = options.seconds if options.seconds is not None else 15.0 if options.quick else 60.0
     port = 32_000 + os.getpid() % 700  # past those that tests beside it take
     folder = Path(tempfile.mkdtemp(prefix="carme-portal-bench-"))
     write_site(folder, port)
@@ -321,11 +330,15 @@ def main() -> int:
             broker.start()
             clients = fill(datetime.now(UTC))
             ready.wait()
-            counts = query_counts()
+            alone = costs()
             server = subprocess.Popen([sys.executable, "-m", "carme_webui.main", "serve"])
             try:
                 _wait_for(f"http://127.0.0.1:{port}/accounts/login/", server)
-                times = asyncio.run(load(f"http://127.0.0.1:{port}", clients, seconds, options.pause))
+                times = (
+                    asyncio.run(load(f"http://127.0.0.1:{port}", clients, seconds, options.pause))
+                    if seconds
+                    else {}
+                )
             finally:
                 server.terminate()
                 server.wait()
@@ -333,9 +346,10 @@ def main() -> int:
                 broker.join()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rows = _rows(times, counts)
-    rate = sum(map(len, times.values())) / (seconds * 0.8)
-    print(f"{rate:.0f} answers a second, load before {before['load']}.")
+    rows = _rows(times, alone)
+    if seconds:
+        rate = sum(map(len, times.values())) / (seconds * 0.8)
+        print(f"{rate:.0f} answers a second, load before {before['load']}.")
     print_table(rows)
     if options.json:
         write_json(
@@ -355,22 +369,21 @@ def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
     sys.exit("portal.py: The portal does not answer; see above why.")
 
 
-def _rows(times: dict[str, list[float]], counts: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:
+def _rows(times: dict[str, list[float]], alone: dict[str, list[tuple[int, float]]]) -> list[dict[str, Any]]:
     rows = []
     for name in ASKED:
         values = times.get(name, [])
-        if len(values) < 2:
-            continue
-        cuts = statistics.quantiles(values, n=100, method="inclusive")
-        for part in (50, 95, 99):
+        cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else []
+        for part in (50, 95, 99) if cuts else ():
             aimed = {"aim": f"< {AIM_MS:.0f} ms", "holds": cuts[part - 1] < AIM_MS} if part == 95 else {}
             rows.append(row(f"{name}_p{part}_ms", "ms", cuts[part - 1], answers=len(values), **aimed))
-        if name in counts:
-            many, none = counts[name]
-            rows.append(
+        if name in alone:
+            (many, spent), (none, least) = alone[name]
+            rows += [
                 row(f"{name}_queries", "queries", many, peers={"without jobs": none}, aim="no more with data",
-                    holds=many <= none + 1)
-            )  # fmt: skip
+                    holds=many <= none + 1),
+                row(f"{name}_cpu_ms", "ms", spent, peers={"without jobs": least}),
+            ]  # fmt: skip
     return rows
 
 
