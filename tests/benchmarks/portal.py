@@ -15,10 +15,8 @@ import contextlib
 import importlib
 import multiprocessing
 import os
-import pwd
 import random
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +32,8 @@ import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from report import machine, print_table, row, write_json
+
+from real_postgresql import postgresql
 
 USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
 AIM_MS = 150.0
@@ -95,37 +95,6 @@ requests_per_minute = 1000000
 directory = "{folder}/secrets"
 """
     )
-
-
-@contextlib.contextmanager
-def postgresql(folder: Path) -> Iterator[None]:
-    """A server of our own, on a Unix socket."""
-    programs = max(
-        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), default=None
-    )
-    if programs is None:
-        sys.exit("portal.py: PostgreSQL is missing. Use: sudo apt-get install postgresql")
-    data = folder / "postgres"
-    data.mkdir()
-    who: dict[str, Any] = {}
-    if os.getuid() == 0:
-        account = pwd.getpwnam("postgres")
-        os.chown(data, account.pw_uid, account.pw_gid)
-        folder.chmod(0o755)
-        who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": data}
-    made = [programs / "initdb", "-D", data / "data", "-A", "trust", "-U", "postgres", "--no-sync"]
-    subprocess.run(made, check=True, stdout=subprocess.DEVNULL, **who)
-    options = ["-c", "listen_addresses=", "-k", data, "-c", "max_connections=100"]
-    server = subprocess.Popen(
-        [programs / "postgres", "-D", data / "data", *options], stderr=subprocess.DEVNULL, **who
-    )
-    try:
-        while subprocess.run([programs / "pg_isready", "-q", "-h", data], check=False).returncode:
-            time.sleep(0.1)
-        yield
-    finally:
-        server.send_signal(signal.SIGINT)  # at once: our own pool still holds connections
-        server.wait()
 
 
 def serve_broker(socket: Path, ready: Any, ending: Any) -> None:

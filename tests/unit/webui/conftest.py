@@ -1,4 +1,7 @@
-"""A portal with its own configuration, a JupyterHub and a broker that listen for real."""
+"""A portal with its own configuration, a JupyterHub and a broker that listen for real.
+
+Its database is a file of SQLite, or on the PostgreSQL server that CARME_TEST_DATABASE names.
+"""
 
 import atexit
 import json
@@ -57,7 +60,7 @@ maximum_minutes = 600
 proxy_url = "http://127.0.0.1:1"
 [portal]
 listen = "127.0.0.1:8100"
-database = "sqlite:///{folder}/state/portal.sqlite3"
+database = "{os.environ.get("CARME_TEST_DATABASE") or f"sqlite:///{folder}/state/portal.sqlite3"}"
 redis = "memory://"
 state_directory = "{folder}/state"
 [secrets]
@@ -74,10 +77,17 @@ def _configure(folder: Path) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "carme_webui.settings"
     from django.conf import settings
 
-    # A file, so that the tests meet the same locking as a site.
-    settings.DATABASES["default"]["TEST"] = {"NAME": str(folder / "state/test.sqlite3")}
+    if "sqlite3" in settings.DATABASES["default"]["ENGINE"]:
+        # A file, so that the tests meet the same locking as a site.
+        settings.DATABASES["default"]["TEST"] = {"NAME": str(folder / "state/test.sqlite3")}
+    else:
+        # A connection that a pool keeps would keep the tests' database from being removed.
+        settings.DATABASES["default"]["OPTIONS"].pop("pool")
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     django.setup()
+    del os.environ[
+        "DJANGO_SETTINGS_MODULE"
+    ]  # processes that pytest starts would read a site that is not theirs
     if before is None:
         del os.environ["CARME_CONFIG"]
     else:

@@ -1,5 +1,6 @@
 """What all pages share: headers, tokens, static files, error pages."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,7 @@ def test_another_database_is_refused_with_what_is_expected(url: str) -> None:
         _database(url)
 
 
+@pytest.mark.skipif("CARME_TEST_DATABASE" in os.environ, reason="this is PostgreSQL")
 def test_sqlite_is_in_wal_mode(db) -> None:
     from django.db import connection
 

@@ -16,7 +16,7 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance
 from carme_webui.profile.notices import unread
 
-__all__ = ["bad_request", "csrf_failure", "forbidden", "not_found", "server_error", "site"]
+__all__ = ["bad_request", "csrf_failure", "forbidden", "not_found", "server_error", "site", "wanted_words"]
 
 
 def site(request: HttpRequest) -> dict[str, Any]:
@@ -31,6 +31,11 @@ def site(request: HttpRequest) -> dict[str, Any]:
         "theme": theme,
         "maintenance_near": near,
     }
+
+
+def wanted_words(request: HttpRequest, name: str, most: int) -> str:
+    """What somebody looks for by a form, at most so many characters; PostgreSQL takes no NUL in a text."""
+    return request.GET.get(name, "").replace("\0", "").strip()[:most]
 
 
 def _page(request: HttpRequest, status: HTTPStatus, title: str, sentence: str, remedy: str) -> HttpResponse:

@@ -28,6 +28,7 @@ from carme_webui.administration.models import Deed
 from carme_webui.administration.people import take_in
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
+from carme_webui.pages import wanted_words
 from carme_webui.profile.notices import tell
 from carme_webui.projects.models import Project
 
@@ -89,7 +90,7 @@ def _flat(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
 def record(request: HttpRequest) -> HttpResponse:
     """Every change: who, when, what, before and after; to be searched."""
     rows = LogEntry.objects.select_related("actor", "content_type").order_by("-timestamp", "-id")
-    asked = {key: request.GET.get(key, "").strip()[:100] for key in ("q", "who", "since", "until")}
+    asked = {key: wanted_words(request, key, 100) for key in ("q", "who", "since", "until")}
     if asked["q"]:
         rows = rows.filter(Q(object_repr__icontains=asked["q"]) | Q(changes__icontains=asked["q"]))
     if asked["who"]:
@@ -153,7 +154,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
         found, failure = broker().jobs(), ""
     except CarmeError as error:
         found, failure = [], str(error)
-    wanted = request.GET.get("q", "").strip()[:80]
+    wanted = wanted_words(request, "q", 80)
     if wanted:
         found = [job for job in found if wanted in (job.user, job.account, str(job.id)) or wanted in job.name]
     page = Paginator(sorted(found, key=lambda job: -job.id), PER_PAGE).get_page(request.GET.get("page"))
@@ -195,7 +196,7 @@ def stop(request: HttpRequest, number: int) -> HttpResponse:
 def users(request: HttpRequest) -> HttpResponse:
     """All users."""
     rows = User.objects.order_by("username")
-    if wanted := request.GET.get("q", "").strip()[:80]:
+    if wanted := wanted_words(request, "q", 80):
         rows = rows.filter(Q(username__icontains=wanted) | Q(email__icontains=wanted))
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
     return render(request, "administration/users.html", {"page": page, "wanted": wanted})

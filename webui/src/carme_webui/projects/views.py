@@ -16,6 +16,7 @@ from carme.errors import CarmeError, Denied, InvalidRequest
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
+from carme_webui.pages import wanted_words
 from carme_webui.projects import desk
 from carme_webui.projects.forms import LimitsForm, NewProjectForm
 from carme_webui.projects.models import Invitation, Membership, Project
@@ -32,7 +33,7 @@ def project_list(request: HttpRequest) -> HttpResponse:
     rows = Project.objects.annotate(size=Count("memberships")).order_by("name")
     if not user.is_staff:
         rows = rows.filter(pk__in=Membership.objects.filter(user=user).values("project"))
-    if wanted := request.GET.get("q", "").strip()[:80]:
+    if wanted := wanted_words(request, "q", 80):
         rows = rows.filter(Q(name__icontains=wanted) | Q(title__icontains=wanted))
     context = {
         "page": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),

@@ -1,0 +1,85 @@
+"""A PostgreSQL server that runs for a test, from Debian's package; as a program it runs a command with one.
+
+    python tests/real_postgresql.py pytest tests/unit/webui
+
+The command finds the server's address in CARME_TEST_DATABASE.
+"""
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["postgresql"]
+
+
+@contextlib.contextmanager
+def postgresql(folder: Path, *settings: str) -> Iterator[str]:
+    """A server of our own, on a Unix socket below `folder`; its address.
+
+    Ends the program where PostgreSQL is missing.
+
+    Args:
+        settings: Further lines of its configuration, like `fsync=off`.
+    """
+    programs = max(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), default=None
+    )
+    if programs is None or not (programs / "initdb").exists():
+        sys.exit("PostgreSQL is missing. Use: sudo apt-get install postgresql")
+    data = folder / "postgres"
+    data.mkdir()
+    who: dict[str, Any] = {}
+    if os.getuid() == 0:
+        account = pwd.getpwnam("postgres")
+        os.chown(data, account.pw_uid, account.pw_gid)
+        folder.chmod(0o755)
+        who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": data}
+    made = [
+        programs / "initdb",
+        "-D",
+        data / "data",
+        "-A",
+        "trust",
+        "-U",
+        "postgres",
+        "--no-sync",
+        "-E",
+        "UTF8",
+    ]
+    subprocess.run(made, check=True, stdout=subprocess.DEVNULL, **who)
+    options = ["-c", "listen_addresses=", "-k", data, "-c", "max_connections=100"]
+    options += [word for setting in settings for word in ("-c", setting)]
+    server = subprocess.Popen(
+        [programs / "postgres", "-D", data / "data", *options], stderr=subprocess.DEVNULL, **who
+    )
+    try:
+        while subprocess.run([programs / "pg_isready", "-q", "-h", data], check=False).returncode:
+            if server.poll() is not None:
+                sys.exit(f"PostgreSQL ended with exit code {server.returncode} before it was ready.")
+            time.sleep(0.1)
+        yield f"postgresql://postgres@/postgres?host={data}"
+    finally:
+        server.send_signal(signal.SIGINT)  # at once: pools may still hold connections
+        server.wait()
+
+
+def main() -> int:
+    """Run the command of the command line; its exit code."""
+    with (
+        tempfile.TemporaryDirectory(prefix="carme-pg-") as folder,
+        postgresql(Path(folder), "fsync=off") as address,
+    ):
+        environment = os.environ | {"CARME_TEST_DATABASE": address}
+        return subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
