@@ -14,6 +14,7 @@ __all__ = [
     "App",
     "BookingOut",
     "Extended",
+    "ImageBuild",
     "ImageOut",
     "JobOut",
     "LogOut",
@@ -212,6 +213,34 @@ class ImageOut(BaseModel):
     description: str
     digest: str
     apps: dict[str, str]
+
+
+class ImageBuild(BaseModel):
+    """A user's own image; `reference` is what sessions and jobs name as `image`.
+
+    `state` is `building`, `ready` or `failed`.
+    """
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    owner: str
+    reference: str
+    title: str
+    description: str
+    state: str
+    problem: str
+    kind: str
+    base: str
+    project: str | None
+    file: str
+    digest: str
+    size: int
+    job_id: int | None
+    entry_points: dict[str, str]
+    packages: dict[str, str]
+    created: datetime
+    built: datetime | None
 
 
 class Account(BaseModel):

@@ -46,7 +46,10 @@ def test_settings_are_frozen() -> None:
             "[images]\ndirectry = '/x'",
             "there is no key 'directry' in [images]. The nearest known one is 'directory'.",
         ),
-        ("[images]\nzzz = 1", "there is no key 'zzz' in [images]. Known are: default, directory."),
+        (
+            "[images]\nzzz = 1",
+            "there is no key 'zzz' in [images]. Known are: build_cpus, build_memory_mb, build_minutes, ",
+        ),
         ("[broker]\nminimum_uid = 'many'", "'minimum_uid' in [broker] must be a whole number, not 'many'."),
         ("[broker]\nminimum_uid = 0", "'minimum_uid' in [broker] must be at least 1, not 0."),
         ("[broker]\nservices = ['a', 3]", "entry 2 of 'services' in [broker] must be a text, not 3."),

@@ -1,5 +1,6 @@
 """`carme-job` on a compute node, with stand-ins for apptainer and srun that record their calls."""
 
+import hashlib
 import json
 import os
 import signal
@@ -376,3 +377,49 @@ def test_allotted_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("SLURM_STEP_GPUS")
     monkeypatch.delenv("SLURM_JOB_GPUS")
     assert launch.devices(folder) == []
+
+
+def test_an_own_image_is_run_only_as_it_was_built(node: Node) -> None:
+    image = node.folder / "mine.sif"
+    image.write_bytes(b"an image")
+    digest = "sha256:" + hashlib.sha256(b"an image").hexdigest()
+    node.spec(image=str(image), own_image=True, digest=digest)
+    assert node.run()[0] == 0
+    assert str(image) in node.calls("apptainer")[0]["arguments"]
+    image.write_bytes(b"another image")
+    code, _output, errors = node.run()
+    assert code == Exit.IMAGE_CHANGED and "is not what was built" in errors
+    assert len(node.calls("apptainer")) == 1
+
+
+def test_a_job_notes_its_image_and_the_revision_of_its_folder(node: Node) -> None:
+    folder = node.folder / "code/deep"
+    folder.mkdir(parents=True)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t.example", "-C", str(node.folder / "code")]
+    for words in (["init", "-q", "-b", "topic/x"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    node.spec(command=["true"], workdir=str(folder), image_name=None, digest="")
+    told = {"repository": str(node.folder / "code"), "branch": "topic/x", "revision": head}
+
+    def noted() -> dict[str, str]:
+        (node.key / "begun").unlink(missing_ok=True)
+        assert node.run()[0] == 0
+        return json.loads((node.key / "facts.json").read_text())
+
+    assert noted() == {"image": "", "digest": "", **told}
+    subprocess.run([*git, "pack-refs", "--all"], check=True)
+    assert noted()["revision"] == head
+    subprocess.run([*git, "checkout", "-q", "--detach"], check=True)
+    assert noted() == {"image": "", "digest": "", **told, "branch": ""}
+    subprocess.run([*git, "worktree", "add", "-q", "-b", "other", str(node.folder / "tree")], check=True)
+    node.spec(command=["true"], workdir=str(node.folder / "tree"), image_name="torch", digest="sha256:1")
+    assert noted() == {
+        "image": "torch", "digest": "sha256:1", "repository": str(node.folder / "tree"), "branch": "other",
+        "revision": head,
+    }  # fmt: skip
+    (node.folder / "code/.git/HEAD").write_text("ref: ../../../etc/passwd")
+    node.spec(command=["true"], workdir=str(folder))
+    assert noted() == {"image": "", "digest": ""}

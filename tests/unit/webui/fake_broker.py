@@ -76,8 +76,8 @@ class FakeBroker:
 
     `refusal` is how it answers who asks for more time, a reservation, a start or a job; `kept`: what is
     reserved; `leads`: accounts that users lead; `starts`: when a request would begin, at once without it;
-    `wanted`: what jobs were submitted with; `results`: what they left; `scripts`: by user and path.
-    `granted`: the accounts of projects.
+    `wanted`: what jobs were submitted with; `results`: what they left; `facts`: where they began;
+    `scripts`: by user and path; `granted`: the accounts of projects.
     """
 
     def __init__(self, address: Path) -> None:
@@ -95,6 +95,7 @@ class FakeBroker:
         self.starts: Callable[[JobRequest], datetime] | None = None
         self.wanted: dict[int, JobRequest] = {}
         self.results: dict[int, bytes] = {}
+        self.facts: dict[int, protocol.JobFacts] = {}
         self.scripts: dict[tuple[str, str], str] = {}
         self.leads: dict[str, list[str]] = {}
         self.granted: dict[str, ProjectAccount] = {}
@@ -218,6 +219,9 @@ class FakeBroker:
                 self.wanted[number] = wanted
                 self.put(make_job(number, user=user or "", state="PENDING", name=wanted.name, kind="batch"))
                 return number
+            case protocol.GetFacts(job_id=job_id, user=user):
+                self._known(job_id, user)
+                return self.facts.get(job_id, protocol.JobFacts())
             case protocol.GetRecipe(job_id=job_id, user=user):
                 return protocol.Recipe(
                     request=self._wanted(job_id, user).model_copy(update={"environment": {}})

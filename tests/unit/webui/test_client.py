@@ -249,3 +249,43 @@ def test_a_login_is_tried_before_it_is_kept(
     monkeypatch.setattr("sys.stdin", StringIO(f"{token}\n"))
     assert main(["login", live_server.url]) == 0
     assert "You are alice" in capsys.readouterr().out and Login().read() == (live_server.url, token)
+
+
+def test_images_are_built_listed_and_deleted_from_elsewhere(
+    elsewhere: Any, client: carme.Client, broker: FakeBroker, tmp_path: Path, capsys: Any
+) -> None:
+    wanted = tmp_path / "requirements.txt"
+    wanted.write_text("numpy\n")
+    made = elsewhere("images", "build", "mine", "--requirements", str(wanted), "--base", "torch")
+    assert (made["reference"], made["state"]) == ("mine@alice", "building")
+    assert json.loads(broker.wanted[made["job_id"]].files["image.json"])["text"] == "numpy\n"
+    with pytest.raises(TimeoutError):
+        client.images.get("mine").wait(timeout=0)
+    left = {"digest": f"sha256:{'0' * 64}", "size": 1, "packages": {"numpy": "2"}}
+    broker.results[made["job_id"]] = json.dumps(left).encode()
+    job = broker.queue[made["job_id"]]
+    broker.put(job.model_copy(update={"state": JobState.COMPLETED, "ended": NOW, "exit_code": 0}))
+    assert client.images.get("mine").wait(timeout=5).packages == {"numpy": "2"}
+    listed = elsewhere("images", "list")
+    assert {"torch", "mine@alice"} <= {one["name"] for one in listed["usable"]}
+    assert client.submit(["true"], image="mine@alice").id
+    assert elsewhere("images", "delete", "mine") == {"deleted": "mine"}
+    capsys.readouterr()
+    assert main(["images", "show", "mine"]) == 1
+    with pytest.raises(InvalidRequest, match="either from requirements or"):
+        client.images.build("x")
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        client.images.build("x", definition=tmp_path / "nothing")
+
+
+def test_data_is_named_from_elsewhere(elsewhere: Any, broker: FakeBroker, capsys: Any) -> None:
+    words = ["--stage", "scratch:/data/x /data/y", "--results", "/scratch/r", "--", "true"]
+    assert main(["submit", "--json", *words]) == 0
+    (asked,) = broker.asked_for("submit")
+    stages = [(stage.target, stage.source) for stage in asked.request.stage]
+    assert stages == [("scratch", "/data/x"), ("local", "/data/y")]
+    assert asked.request.results == "/scratch/r"
+    capsys.readouterr()
+    assert main(["submit", "--results", "here", "--", "true"]) == 1
+    assert main(["submit", "--stage", "nothing-known", "--", "true"]) == 1
+    assert "nothing-known" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from carme_webui.accounts.models import User
 from carme_webui.api.models import Token
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker as site_broker
+from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.models import Job
 from carme_webui.projects import desk
 from carme_webui.projects.models import Invitation, Project
@@ -187,8 +188,8 @@ def test_a_passkey_is_added_and_signs_in_alone(context: BrowserContext, page: Pa
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 PAGES = [
     *["/", "/sessions/s12345678/", "/sessions/s12345678/stop/", "/jobs/", "/jobs/7/", "/jobs/7/cancel/"],
-    *["/jobs/submit/", "/datasets/", "/bookings/"],
-    *["/bookings/?view=day", "/bookings/new/", "/nothing/", "/files/"],
+    *["/jobs/submit/", "/images/", "/images/build/", "/images/at/mine@alice/", "/datasets/", "/bookings/"],
+    *["/images/at/mine@alice/delete/", "/bookings/?view=day", "/bookings/new/", "/nothing/", "/files/"],
     *["/bookings/carme-0123456789ab/", "/bookings/carme-0123456789ab/delete/", "/projects/", "/profile/"],
     *["/projects/at/vision/", "/profile/security/", "/tokens/", "/admin/", "/admin/users/", "/admin/jobs/"],
     *["/admin/users/new/", "/admin/users/at/bob/", "/admin/nodes/", "/admin/record/", "/projects/new/"],
@@ -204,13 +205,18 @@ def a_life(alice: User, bob: User, broker: FakeBroker, settings) -> Iterator[Non
     settings.SITE = site.model_copy(update={"bookings": policy})
     alice.is_staff = True
     alice.save()
-    desk.create(alice, "vision", "Computer vision", alice, site_broker())
+    project = desk.create(alice, "vision", "Computer vision", alice, site_broker())
     other = Project.objects.create(name="speech", title="Speech")
     Invitation.objects.create(project=other, user=alice, by=bob)
     Job.store([broker.put(make_job(7, kind="batch", started=NOW)), broker.put(make_job(8, state="FAILED"))])
     broker.logs[7] = b"epoch 1\n"
     Session.request(alice, SessionOptions(image="torch", minutes=60, title="Mine"), "s12345678")
     Token.make(alice, "laptop", ["jobs"], timezone.now() + timedelta(days=30))
+    OwnImage.objects.create(
+        owner=alice, name="mine", kind="requirements", base="torch", text="numpy", file="/home/a/mine.sif",
+        state=ImageState.READY, digest=f"sha256:{'ab' * 32}", size=1_000_000, packages={"numpy": "2.1"},
+        entry_points={"lab": "JupyterLab"}, project=project,
+    )  # fmt: skip
     Booking.objects.create(
         name="carme-0123456789ab", owner=alice, title="Deadline", partition="gpu", gpu_type="a100",
         gpus_per_node=4, node_names=["n1"], start=timezone.now() + timedelta(hours=1),

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from carme.broker.protocol import JobFacts
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs import past
@@ -372,3 +373,15 @@ def test_names_from_slurm_are_escaped(browser: Browser, broker: FakeBroker) -> N
     )
     for path in ("/jobs/", "/jobs/1/"):
         assert "<img src=x" not in browser.get(path).content.decode()
+
+
+def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: FakeBroker) -> None:
+    Job.store([broker.put(make_job(7, kind="batch", started=NOW))])
+    assert "/jobs/7/facts/" in browser.get("/jobs/7/").content.decode()
+    assert "no Git repository" in browser.get("/jobs/7/facts/").content.decode()
+    broker.facts[7] = JobFacts(
+        image="<b>", digest="sha256:12", revision="a" * 40, branch="<i>", repository="/x"
+    )
+    page = browser.get("/jobs/7/facts/").content.decode()
+    assert "sha256:12" in page and "a" * 40 in page and "<b>" not in page and "<i>" not in page
+    assert other.get("/jobs/7/facts/").status_code == 404

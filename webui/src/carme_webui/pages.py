@@ -30,6 +30,7 @@ def site(request: HttpRequest) -> dict[str, Any]:
         "unread": count,
         "theme": theme,
         "maintenance_near": near,
+        "outside": settings.SITE.oidc.name if settings.SITE.oidc.issuer else "",
     }
 
 

@@ -8,6 +8,7 @@ urlpatterns = [
     path("", include("carme_webui.sessions.urls")),
     path("jobs/", include("carme_webui.jobs.urls")),
     path("datasets/", dataset_list, name="datasets"),
+    path("images/", include("carme_webui.images.urls")),
     path("bookings/", include("carme_webui.bookings.urls")),
     path("files/", include("carme_webui.files.urls")),
     path("projects/", include("carme_webui.projects.urls")),

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from carme.bookings import Hold, Window
 from carme.broker import protocol
-from carme.broker.protocol import EventBatch, LogPart, Overview, Recipe, Script, StartEstimate
+from carme.broker.protocol import EventBatch, JobFacts, LogPart, Overview, Recipe, Script, StartEstimate
 from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
 from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, refusal
@@ -153,6 +153,10 @@ class BrokerClient:
     def result(self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536) -> LogPart:
         """A part of what the job left as its result, from byte `offset`; empty as long as there is none."""
         return self._ask(protocol.GetResult, job_id=job_id, user=user, offset=offset, limit=limit)
+
+    def facts(self, job_id: int, user: str | None = None) -> JobFacts:
+        """Where a job began: its image's digest, the Git revision of its working folder."""
+        return self._ask(protocol.GetFacts, job_id=job_id, user=user)
 
     def recipe(self, job_id: int, user: str | None = None) -> Recipe:
         """What a batch job was submitted with, without the values of its environment."""
@@ -301,6 +305,10 @@ class AsyncBrokerClient:
     ) -> LogPart:
         """A part of what the job left as its result, from byte `offset`; empty as long as there is none."""
         return await self._ask(protocol.GetResult, job_id=job_id, user=user, offset=offset, limit=limit)
+
+    async def facts(self, job_id: int, user: str | None = None) -> JobFacts:
+        """Where a job began: its image's digest, the Git revision of its working folder."""
+        return await self._ask(protocol.GetFacts, job_id=job_id, user=user)
 
     async def recipe(self, job_id: int, user: str | None = None) -> Recipe:
         """What a batch job was submitted with, without the values of its environment."""

@@ -28,6 +28,7 @@ __all__ = [
     "Failure",
     "GetCluster",
     "GetEvents",
+    "GetFacts",
     "GetForecast",
     "GetHistory",
     "GetJob",
@@ -42,6 +43,7 @@ __all__ = [
     "GetScript",
     "GetSession",
     "GetSessions",
+    "JobFacts",
     "LogPart",
     "Maintain",
     "Note",
@@ -106,6 +108,21 @@ class Recipe(BaseModel):
 
     request: JobRequest
     variables: list[str] = []
+
+
+class JobFacts(BaseModel):
+    """Where a job began: its image's digest, and the Git repository of its working folder.
+
+    Its owner could have written it otherwise. What is not known is empty.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    image: Annotated[str, Field(max_length=100)] = ""
+    digest: Annotated[str, Field(max_length=100)] = ""
+    repository: Annotated[str, Field(max_length=4096)] = ""
+    branch: Annotated[str, Field(max_length=500)] = ""
+    revision: Annotated[str, Field(max_length=64)] = ""
 
 
 class EventBatch(BaseModel):
@@ -195,6 +212,13 @@ class GetLog(_Asked):
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=65_536, ge=1, le=1 << 20)
     result = TypeAdapter(LogPart)
+
+
+class GetFacts(_Asked):
+    method: Literal["facts"] = "facts"
+    job_id: int = Field(ge=1)
+    user: User = None
+    result = TypeAdapter(JobFacts)
 
 
 class GetResult(_Asked):
@@ -346,6 +370,7 @@ Request = (
     | GetHistory
     | GetLog
     | GetResult
+    | GetFacts
     | GetRecipe
     | GetScript
     | Resubmit

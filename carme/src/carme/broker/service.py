@@ -23,7 +23,7 @@ from carme.broker.feed import Feed
 from carme.broker.overview import Overview, SessionFigures
 from carme.broker.policy import Policy, itself
 from carme.broker.projects import Projects
-from carme.broker.protocol import EventBatch, LogPart, Recipe, Script
+from carme.broker.protocol import EventBatch, JobFacts, LogPart, Recipe, Script
 from carme.broker.reports import Reports
 from carme.broker.sessions import SessionBook
 from carme.broker.shares import Shares
@@ -50,6 +50,7 @@ from carme.jobs import (
     share,
 )
 from carme.jobs.nodes import expand
+from carme.launch import facts
 from carme.projects import ProjectAccount
 from carme.reports import Report
 from carme.sessions import Ending, Extension
@@ -60,6 +61,7 @@ from carme.wording import nearest
 
 _log = logging.getLogger("carme.broker")
 
+FACTS_BYTES = 16_384
 LOG_BYTES = 8192  # of the end of a failed session's log
 LOG_SECONDS = 10.0  # the owner's home may hang
 DATA_SECONDS = 2.0  # between two looks at how far the data of waiting jobs is
@@ -220,6 +222,8 @@ class Broker:
                 return await self._history(peer, request)
             case protocol.GetLog() | protocol.GetResult():
                 return await self._log(peer, request)
+            case protocol.GetFacts():
+                return await self._facts(peer, request)
             case protocol.GetRecipe():
                 request_ = await self._request_of(peer, request.job_id, request.user)
                 hidden = request_.model_copy(update={"environment": {}})
@@ -275,6 +279,7 @@ class Broker:
             "name": request.name,
             "kind": request.kind,
             "image": request.image,
+            "image_file": request.image_file and request.image_file.model_dump(),
             "partition": request.partition,
             "nodes": request.nodes,
             "gpus_per_node": request.gpus_per_node,
@@ -365,6 +370,7 @@ class Broker:
         check_stages(request, self._settings)
         staging = self._settings.staging
         part = share(request, cluster, self._settings)
+        file, digest = self._image_of(request)
         return Order(
             key=secrets.token_hex(16),
             request=request,
@@ -374,7 +380,10 @@ class Broker:
             spec={
                 "name": request.name,
                 "kind": request.kind,
-                "image": str(self._images.get(request.image).file) if request.image else None,
+                "image": file,
+                "image_name": request.image,
+                "digest": digest,
+                "own_image": request.image_file is not None,
                 "command": request.command,
                 "nodes": request.nodes,
                 "cpus": part.cpus,
@@ -387,6 +396,15 @@ class Broker:
                 "staging": staging.model_dump(mode="json"),
             },
         )
+
+    def _image_of(self, request: JobRequest) -> tuple[str | None, str]:
+        """The file that a job runs in, and the digest that it has, or must have if it is a user's own."""
+        if request.image is None:
+            return None, ""
+        if request.image_file is not None:
+            return request.image_file.file, request.image_file.digest
+        image = self._images.get(request.image)
+        return str(image.file), image.digest
 
     async def _cancel(self, peer: Peer, job_id: int, user: str | None, session: str | None) -> None:
         if session is not None:
@@ -471,6 +489,14 @@ class Broker:
     async def _part_of_log(self, job: Job, offset: int, limit: int, file: str = "output.log") -> LogPart:
         size, part = await self._read_in_folder(job, file, offset, limit)
         return log_part(part, offset, size)
+
+    async def _facts(self, peer: Peer, request: protocol.GetFacts) -> JobFacts:
+        job = await self._job(peer, request.job_id, request.user)
+        _size, text = await self._read_in_folder(job, facts.NAME, 0, FACTS_BYTES)
+        try:
+            return JobFacts.model_validate_json(text)
+        except ValidationError:
+            return JobFacts()  # it has not begun, is older than this, or its owner has changed it
 
     async def _read_in_folder(self, job: Job, file: str, offset: int, limit: int) -> tuple[int, bytes]:
         """The size of a file in a job's folder, and a part of it; nothing when there is no such file."""

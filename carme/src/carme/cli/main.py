@@ -18,6 +18,7 @@ COMMANDS = (
     "report",
     "start",
     "portal",
+    "images",
     "data",
     "datasets",
     "config",

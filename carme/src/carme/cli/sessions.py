@@ -12,7 +12,7 @@ from carme.cli import shell
 from carme.cli.output import add_json, length, moment, plain, print_json, print_table
 from carme.config import load
 from carme.errors import InvalidRequest
-from carme.images import ImageCatalogue, app_path
+from carme.images import ImageCatalogue, app_path, is_own
 from carme.jobs import minutes_text, parse_minutes
 from carme.sessions import STEPS, Outlook, Session, SessionState
 from carme.wording import listing, number
@@ -148,8 +148,12 @@ def outlook_text(outlook: Outlook) -> str:
 def _open(options: argparse.Namespace) -> int:
     session = BrokerClient().session(options.name)
     settings = load()
-    apps = ImageCatalogue(settings.images.directory).get(session.image).entry_points if session.image else {}
-    if options.app not in apps:
+    # What a user's own image can open, the portal alone knows.
+    own = is_own(session.image)
+    apps = {}
+    if session.image and not own:
+        apps = ImageCatalogue(settings.images.directory).get(session.image).entry_points
+    if options.app not in apps and not own:
         raise InvalidRequest(
             f"The image {session.image} of the session {session.name} has no app {options.app!r}; "
             f"it has: {listing(apps)}.",

@@ -106,11 +106,11 @@ def _submit_remotely(options: argparse.Namespace) -> int:
     given: list[str] = options.command
     if not given or given == ["--"]:
         options.parser.error("name a script, or a command after --")
-    if options.stage or options.results:
+    if options.results and not options.results.startswith("/"):
         raise InvalidRequest(
-            "Data of a job cannot be named from this computer.",
-            "Submit the job on the cluster.",
-            field="stage",
+            f"From this computer the results need an absolute path, not {options.results!r}.",
+            "Name a folder of the cluster, like /scratch/me/results.",
+            field="results",
         )
     what: Path | list[str] = given[1:] if given[0] == "--" else Path(given[0])
     with portal.client() as site:
@@ -126,8 +126,10 @@ def _submit_remotely(options: argparse.Namespace) -> int:
             image=options.image,
             name=options.name,
             partition=options.partition,
-            account=options.account,
+            account=account_of(options.project) if options.project else options.account,
             reservation=options.reservation,
+            stage=[word for part in options.stage for word in part.split()],
+            results=options.results,
         )
     return _tell(options, job.id)
 

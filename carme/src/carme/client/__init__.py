@@ -9,6 +9,7 @@ print(job.result())
 
 from carme.client.bookings import Booking, Bookings
 from carme.client.connection import Login, Unreachable
+from carme.client.images import Image, Images
 from carme.client.jobs import Job, JobFailed, Jobs
 from carme.client.main import Client
 from carme.client.sessions import Session, Sessions
@@ -17,6 +18,8 @@ __all__ = [
     "Booking",
     "Bookings",
     "Client",
+    "Image",
+    "Images",
     "Job",
     "JobFailed",
     "Jobs",

@@ -20,6 +20,7 @@ import cloudpickle
 import cloudpickle.cloudpickle
 
 from carme import api
+from carme.broker.protocol import JobFacts
 from carme.client.connection import Connection
 from carme.client.pages import items
 from carme.errors import CarmeError, InvalidRequest
@@ -74,6 +75,10 @@ class Job:
     def state(self) -> JobState:
         """Its state now."""
         return self.info().state
+
+    def facts(self) -> JobFacts:
+        """Where it began: its image's digest, and the Git revision of its working folder."""
+        return JobFacts.model_validate(self._connection.ask("GET", f"jobs/{self.id}/facts"))
 
     def done(self) -> bool:
         """Whether it is over."""
@@ -199,6 +204,8 @@ class Jobs:
         reservation: str | None = None,
         workdir: str | None = None,
         environment: dict[str, str] | None = None,
+        stage: Sequence[str] = (),
+        results: str | None = None,
         named: dict[str, Any] | None = None,
     ) -> Job:
         """Start a batch job.
@@ -211,6 +218,9 @@ class Jobs:
             minutes: How long it may run; by default what the site says.
             image: What it runs in; by default directly on the node. A function needs the same version of
                 Python (3.x) there as here.
+            stage: What is to be near before it begins: the site's datasets, or absolute paths of the
+                cluster, each with `local:` (default), `scratch:` or `ram:` in front; see `CARME_DATA`.
+            results: The folder of the cluster to which what it leaves in `CARME_RESULTS` is copied.
             named: The function's arguments by name.
 
         Raises:
@@ -229,6 +239,8 @@ class Jobs:
             "reservation": reservation,
             "workdir": workdir,
             "environment": environment or {},
+            "stage": list(stage),
+            "results": results,
         }
         if isinstance(what, str | Path):
             path = Path(what)

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from carme import api
 from carme.client.bookings import Bookings
 from carme.client.connection import Connection, Login
+from carme.client.images import Images
 from carme.client.jobs import Array, Job, Jobs
 from carme.client.sessions import Sessions
 
@@ -44,6 +45,8 @@ class Client:
         self.jobs = Jobs(self.connection)
         self.sessions = Sessions(self.connection)
         self.bookings = Bookings(self.connection)
+        #: Called, it lists what sessions and jobs can run in.
+        self.images = Images(self.connection)
 
     def submit(
         self, what: Callable[..., Value] | str | Path | list[str], /, *arguments: Any, **asked: Any
@@ -62,10 +65,6 @@ class Client:
     def cluster(self) -> api.Overview:
         """Partitions, nodes, and the GPUs that are free now."""
         return api.Overview.model_validate(self.connection.ask("GET", "cluster"))
-
-    def images(self) -> list[api.ImageOut]:
-        """What sessions and jobs can run in."""
-        return [api.ImageOut.model_validate(one) for one in self.connection.ask("GET", "images")]
 
     def close(self) -> None:
         """Close its connections."""

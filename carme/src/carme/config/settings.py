@@ -94,10 +94,19 @@ class BrokerSettings(_Table):
 
 
 class ImageSettings(_Table):
-    """`[images]`: where job containers lie."""
+    """`[images]`: where job containers lie, and what the job may use that builds a user's own one.
+
+    Attributes:
+        build_minutes: How long a build may take.
+        build_cpus: Its processors.
+        build_memory_mb: Its memory, in MiB.
+    """
 
     directory: AbsolutePath = Path("/srv/carme/images")
     default: Word = "torch"
+    build_minutes: int = Field(default=120, ge=1)
+    build_cpus: int = Field(default=2, ge=1)
+    build_memory_mb: int = Field(default=4096, ge=1024)
 
 
 class SessionSettings(_Table):
@@ -249,6 +258,38 @@ class MonitoringSettings(_Table):
     policy: PolicySettings = PolicySettings()
 
 
+class OidcSettings(_Table):
+    """`[oidc]`: an outside provider (OpenID Connect) at which users sign in; without `issuer` there is none.
+
+    Attributes:
+        issuer: Its address, as its tokens name it.
+        client_id: What it knows the portal by; the secret is `oidc-provider-secret`.
+        claim: What of its token is the name of the Unix account; never an e-mail address, which proves
+            nothing.
+        scope: What it is asked for.
+        name: What the button is called.
+    """
+
+    issuer: str = ""
+    client_id: str = ""
+    claim: Word = "preferred_username"
+    scope: str = "openid profile"
+    name: str = "single sign-on"
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        here = re.match(r"http://(localhost|127\.0\.0\.1)(:\d+)?(/|\Z)", self.issuer)
+        if self.issuer and not (here or re.match(r"https://[^/\s]+", self.issuer)):
+            raise ValueError(f"has the issuer {self.issuer!r}; one is like 'https://login.example.org'")
+        if self.issuer and not self.client_id:
+            raise ValueError("needs 'client_id', which the provider gives")
+        if "email" in self.claim:
+            raise ValueError("has an e-mail address as its claim; name one that the provider vouches for")
+        if "openid" not in self.scope.split():
+            raise ValueError("has a scope without 'openid'")
+        return self
+
+
 class LdapSettings(_Table):
     """`[ldap]`: the directory whose users may sign in; without `url` there is none.
 
@@ -329,6 +370,7 @@ class Settings(_Table):
     monitoring: MonitoringSettings = MonitoringSettings()
     ldap: LdapSettings = LdapSettings()
     mail: MailSettings = MailSettings()
+    oidc: OidcSettings = OidcSettings()
     secrets: SecretSettings = SecretSettings()
 
     def session_policy(self, partition: str) -> SessionSettings:

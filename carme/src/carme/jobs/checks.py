@@ -30,7 +30,8 @@ def check(
     Raises:
         InvalidRequest: With the field, what is allowed, and what to ask for.
     """
-    if request.image is not None:
+    # A user's own image is looked at where the job starts, as that user.
+    if request.image is not None and request.image_file is None:
         images.get(request.image)
     limit = settings.sessions.maximum_minutes
     if _is_session(request) and request.minutes > limit:

@@ -167,6 +167,11 @@ def _death(job: "Job", ending: Ending, what: str, again: str, where: str) -> str
             )
         case Exit.NOT_STAGED:
             return f"The data of the {what} could not be brought to {where}; its log says why, then {again}."
+        case Exit.IMAGE_CHANGED:
+            return (
+                f"The image {job.image or ''} is not what it was when it was built, or you may not read it; "
+                f"choose another one, or build it again and {again}."
+            )
         case Exit.FAILED:
             return f"The {what} could not be launched on {where}; its log says why, then {again}."
         case _:

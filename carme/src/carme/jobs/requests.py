@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from carme.errors import InvalidRequest
+from carme.images.own import ImageFile, is_own
 from carme.jobs.stages import ResultsPath, Stages
 from carme.wording import nearest, place, problem
 
@@ -27,6 +28,16 @@ def _name(text: str) -> str:
 def _word(text: str) -> str:
     if not _WORD.fullmatch(text):
         raise ValueError("must be 1 to 64 letters, digits, dots, underscores or hyphens")
+    return text
+
+
+def _image(text: str) -> str:
+    name, at, owner = text.partition("@")
+    if len(text) > 64:
+        raise ValueError("must be at most 64 characters")
+    _word(name)
+    if at:
+        _word(owner)
     return text
 
 
@@ -61,6 +72,8 @@ def _workdir(text: str) -> str:
 
 
 Word = Annotated[str, AfterValidator(_word)]
+#: An image of the site, `torch`, or of a user's own, `torch-mine@alice`.
+ImageName = Annotated[str, AfterValidator(_image)]
 Argument = Annotated[str, AfterValidator(_printable)]
 
 
@@ -108,6 +121,7 @@ class JobRequest(_Asked):
     `environment` and `files` may hold secrets: they never leave the job's private folder. `files` (name to
     content) lie in `files/` of that folder, which the job finds by `CARME_JOB_FOLDER`.
 
+    `image` is one of the site's, or a user's own one; then `image_file` says where that lies.
     `reservation` is the name of the booking to run in. Memory is in MiB (2**20 bytes), as in Slurm.
     Processors and memory that are not named follow from the share of the node's GPUs: `carme.jobs.share`.
 
@@ -117,7 +131,8 @@ class JobRequest(_Asked):
 
     name: Annotated[str, AfterValidator(_name)]
     kind: Literal["session", "batch"]
-    image: Word | None = None
+    image: ImageName | None = None
+    image_file: ImageFile | None = None
     command: list[Argument] = Field(min_length=1)
     environment: Annotated[dict[str, str], AfterValidator(_environment)] = {}
     files: Annotated[dict[str, str], AfterValidator(_files)] = {}
@@ -140,16 +155,25 @@ class JobRequest(_Asked):
             raise ValueError("for a session must name an image")
         if not self.command[0]:
             raise ValueError("must have a program as the first word of its command")
+        _check_file(self.image, self.image_file)
         return self
+
+
+def _check_file(image: str | None, file: ImageFile | None) -> None:
+    # A file must not go by the name of one of the site's images.
+    if file is not None and not is_own(image):
+        raise ValueError("names a file for an image that is not a user's own, like torch-mine@alice")
 
 
 class SessionOptions(_Asked):
     """What the start form and JupyterHub's `user_options` hold; `app` is the image's entry point to open.
 
-    `account` pays: a project's, or None for the site's default one.
+    `account` pays: a project's, or None for the site's default one. `image_file` is filled in by the portal
+    when a session in a user's own image is started.
     """
 
-    image: Word
+    image: ImageName
+    image_file: ImageFile | None = None
     nodes: int = Field(default=1, ge=1, le=100_000)
     gpus_per_node: int = Field(default=0, ge=0, le=1024)
     gpu_type: Word | None = None
@@ -161,6 +185,11 @@ class SessionOptions(_Asked):
     app: Word = "lab"
     stage: Stages = []
     results: ResultsPath | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        _check_file(self.image, self.image_file)
+        return self
 
     def request(
         self,
@@ -175,6 +204,7 @@ class SessionOptions(_Asked):
             name=name,
             kind="session",
             image=self.image,
+            image_file=self.image_file,
             command=command,
             environment=environment,
             files=dict(files or {}),

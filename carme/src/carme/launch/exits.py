@@ -19,6 +19,7 @@ class Exit(IntEnum):
     NO_WORKDIR = 235
     BEGUN_BEFORE = 236
     NOT_STAGED = 237
+    IMAGE_CHANGED = 238
 
 
 class LaunchError(CarmeError):

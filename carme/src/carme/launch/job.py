@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from carme.errors import CarmeError
+from carme.launch import facts
 from carme.launch.exits import Exit, LaunchError
 from carme.launch.images import local_copy
 
@@ -175,6 +176,7 @@ def _run(folder: str, submission: str) -> int:
     spec = _read(f"{folder}/spec.json")
     check_home(home())
     begin(folder, submission)
+    facts.write(folder, spec.get("image_name"), spec.get("digest") or "", spec["workdir"])
     programs = Programs()
     if spec["image"] is None and not wants_data(spec):
         return _directly(programs, folder, spec)
@@ -566,6 +568,8 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
             f"Apptainer is not installed on {socket.gethostname()}.",
             "Tell an administrator, or start the job without an image.",
         )
+    if spec.get("own_image"):
+        check_digest(image, spec["digest"])
     arguments = ["apptainer", "-q", "exec", "--contain", "--cleanenv", "--home", home()]
     # The folder and not the socket, which is another one after the exporter's restart.
     binds = [
@@ -583,7 +587,29 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
         arguments += ["--bind", f"{path}:{path}"]
     for path in staged.read_only if staged else ():
         arguments += ["--bind", f"{path}:{path}:ro"]
-    return [*arguments, "--pwd", spec["workdir"] or home(), local_copy(image)]
+    file = image if spec.get("own_image") else local_copy(image)
+    return [*arguments, "--pwd", spec["workdir"] or home(), file]
+
+
+def check_digest(image: str, digest: str) -> None:
+    """Refuse an image that is not what was built: the site's are root's, but a user's own one may change."""
+    import hashlib
+
+    try:
+        with open(image, "rb") as file:
+            found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise LaunchError(
+            Exit.IMAGE_CHANGED,
+            f"The image file {image} cannot be read on {socket.gethostname()}: {error.strerror}.",
+            "Ask its owner to put it where you may read it, or choose another image.",
+        ) from None
+    if found != digest:
+        raise LaunchError(
+            Exit.IMAGE_CHANGED,
+            f"The image file {image} is not what was built: its digest is {found}, not {digest}.",
+            "Build the image again, or choose another one.",
+        )
 
 
 def has_driver() -> bool:

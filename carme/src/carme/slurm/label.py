@@ -7,7 +7,7 @@ import re
 from typing import Literal, NamedTuple, Self
 
 _LABEL = re.compile(
-    r"carme/1 kind=(?P<kind>session|batch) image=(?P<image>[A-Za-z0-9_.-]*) key=(?P<key>[0-9a-f]{32})"
+    r"carme/1 kind=(?P<kind>session|batch) image=(?P<image>[A-Za-z0-9_.@-]*) key=(?P<key>[0-9a-f]{32})"
 )
 
 

@@ -24,7 +24,7 @@ from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
 from carme_webui.errands import errands
 
-__all__ = ["Entry", "LdapBackend", "look_up"]
+__all__ = ["Entry", "LdapBackend", "enrol_soon", "look_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class LdapBackend(ModelBackend):
                 setattr(user, field, value)
             user.save()
         if new:
-            errands.run(f"enrol {entry.name}", lambda: _enrol(entry.name))
+            enrol_soon(entry.name)
         return user
 
 
@@ -154,8 +154,12 @@ def _away() -> str:
     return _("The directory of users does not answer, so nobody of it can sign in. Try again in a moment.")
 
 
+def enrol_soon(name: str) -> None:
+    """Give who signs in for the first time an association in Slurm and a home, in another thread."""
+    errands.run(f"enrol {name}", lambda: _enrol(name))
+
+
 def _enrol(name: str) -> None:
-    """Give who signs in for the first time an association in Slurm and a home."""
     try:
         broker().enrol(name, user=name)
     except CarmeError as error:

@@ -28,6 +28,7 @@ class AdministrationConfig(AppConfig):
         for app, model in [
             ("projects", "Membership"),
             ("projects", "Invitation"),
+            ("images", "OwnImage"),
             ("administration", "Deed"),
             ("announcements", "News"),
         ]:

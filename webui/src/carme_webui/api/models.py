@@ -22,6 +22,7 @@ SCOPES = {
     "sessions": _("start, extend and stop sessions"),
     "jobs": _("submit and cancel jobs"),
     "bookings": _("make, change and delete bookings"),
+    "images": _("build and delete images"),
 }
 
 

@@ -6,12 +6,13 @@ from typing import Annotated, Any, Literal
 from django.db.models import Model, QuerySet
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from carme.api import App, BookingOut, Overview, SessionOut, SupplyOut
+from carme.api import App, BookingOut, ImageBuild, Overview, SessionOut, SupplyOut
 from carme.bookings import YEARS, BookingState, Wish
 from carme.jobs import Cluster, SessionOptions
 from carme.sessions import SessionState
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import Supply
+from carme_webui.images.models import OwnImage
 from carme_webui.sessions import models as sessions
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "SessionStart",
     "Words",
     "booking_out",
+    "image_out",
     "overview_of",
     "page_of",
     "session_out",
@@ -164,6 +166,17 @@ def booking_out(row: Booking) -> BookingOut:
         project=row.project.name if row.project else "",
         state=BookingState(row.state),
         kept=row.kept is not None,
+    )
+
+
+def image_out(row: OwnImage) -> ImageBuild:
+    """What is sent of a user's own image."""
+    same = ("name", "reference", "title", "description", "state", "problem", "kind", "base", "file", "digest")
+    same += ("size", "job_id", "entry_points", "packages", "created", "built")
+    return ImageBuild(
+        **{name: getattr(row, name) for name in same},
+        owner=row.owner.username,
+        project=row.project.name if row.project else None,
     )
 
 

@@ -20,7 +20,7 @@ from carme import __version__
 from carme import api as wire
 from carme.bookings import NAME_PATTERN as BOOKING_NAME
 from carme.bookings import BookingState, Wish
-from carme.broker.protocol import Recipe
+from carme.broker.protocol import JobFacts, Recipe
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import SessionOptions, StartEstimate, refusal
 from carme.wording import place
@@ -35,6 +35,9 @@ from carme_webui.bookings import desk
 from carme_webui.bookings.forms import kinds
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, images, picture, supplies
+from carme_webui.images import desk as image_desk
+from carme_webui.images.catalogue import images_of
+from carme_webui.images.models import OwnImage
 from carme_webui.jobs import submissions
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.search import FILTERS, Search, own_jobs
@@ -90,6 +93,7 @@ _ERRORS = {
 }
 SessionName = Path(..., pattern=rf"^{SESSION_NAME}$")
 BookingName = Path(..., pattern=rf"^{BOOKING_NAME}$")
+ImageReference = Path(..., pattern=r"^[a-z0-9][a-z0-9_.-]{0,30}(@[A-Za-z0-9_.-]{1,150})?$")
 JobId = Path(..., ge=1, lt=10**18)
 
 
@@ -131,11 +135,12 @@ def cluster(request: HttpRequest) -> wire.Overview:
 
 @general.get("/images", response=_answers(list[wire.ImageOut]))
 def image_list(request: HttpRequest) -> list[wire.ImageOut]:
-    """What sessions and jobs can run in."""
+    """What sessions and jobs can run in: the site's images, mine, and those of my projects."""
     shown: list[wire.ImageOut] = []
-    for name in images().names():
+    catalogue = images_of(asker(request))
+    for name in catalogue.names():
         try:
-            image = images().get(name)
+            image = catalogue.get(name)
         except CarmeError:
             continue  # it cannot be used
         fields = image.model_dump(include={"name", "title", "description", "digest"})
@@ -192,7 +197,7 @@ def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
     options = SessionOptions.read(values)
     usable = Booking.usable(user, timezone.now())
     projects = list(Project.of(user))
-    actions.check_options(options, broker().cluster(), images(), settings.SITE, usable, projects)
+    actions.check_options(options, broker().cluster(), images_of(user), settings.SITE, usable, projects)
     found, created = actions.start(user, options, asked.name or new_name())
     return Status(HTTPStatus.CREATED if created else HTTPStatus.OK, _session(found))
 
@@ -303,6 +308,12 @@ def _text(request: HttpRequest, job_id: int, what: str, offset: int, limit: int)
     over = site.job(job_id, user=user.username).is_over
     part = getattr(site, what)(job_id, user=user.username, offset=offset, limit=limit)
     return wire.LogOut(**part.model_dump(), over=over)
+
+
+@jobs.get("/{job_id}/facts", response=_answers(JobFacts, *REFUSED))
+def job_facts(request: HttpRequest, job_id: int = JobId) -> Any:
+    """Where a job began: its image's digest, and the Git revision of its working folder."""
+    return broker().facts(job_id, user=asker(request).username).model_dump()
 
 
 @jobs.get("/{job_id}/recipe", response=_answers(Recipe, *REFUSED))
@@ -449,6 +460,52 @@ def _tell(found: Booking) -> None:
     news.tell(one.username for one in found.people())
 
 
+# --- images ----------------------------------------------------------------------------------------------
+
+own_images = Router(tags=["images"])
+
+
+@own_images.get("", response=_answers(list[wire.ImageBuild]))
+def list_own_images(request: HttpRequest) -> Any:
+    """The images that I have built, and those that my projects share."""
+    return [schemas.image_out(row) for row in OwnImage.visible(asker(request))]
+
+
+@own_images.post("", response=_answers(wire.ImageBuild, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
+def build_image(request: HttpRequest, asked: image_desk.ImageWish) -> Any:
+    """Have a batch job of mine build an image; `job_id` is that job, whose log can be followed."""
+    user = require(request, "images")
+    return Status(HTTPStatus.CREATED, schemas.image_out(image_desk.build(user, asked, images(), broker())))
+
+
+@own_images.get("/{reference}", response=_answers(wire.ImageBuild, *GONE))
+def show_own_image(request: HttpRequest, reference: str = ImageReference) -> Any:
+    """One of them; a build that has ended is noted at once."""
+    user = asker(request)
+    found = _image(user, reference)
+    if found.owner == user:
+        image_desk.settle(found, broker())
+    return schemas.image_out(found)
+
+
+@own_images.delete("/{reference}", response=_answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
+def delete_own_image(request: HttpRequest, reference: str = ImageReference) -> Any:
+    """Delete an image of mine with its file; a build is ended."""
+    user = require(request, "images")
+    found = _image(user, reference)
+    if found.owner != user:
+        raise Http404
+    image_desk.delete(found, broker())
+    return Status(HTTPStatus.NO_CONTENT, None)
+
+
+def _image(user: User, reference: str) -> OwnImage:
+    found = OwnImage.named(user, reference)
+    if found is None:
+        raise Http404
+    return found
+
+
 # --- refusals --------------------------------------------------------------------------------------------
 
 
@@ -496,6 +553,7 @@ api.add_router("", general)
 api.add_router("/sessions", sessions)
 api.add_router("/jobs", jobs)
 api.add_router("/bookings", bookings)
+api.add_router("/images/own", own_images)
 urls = api.urls
 for _pattern in urls[0]:
     assert _pattern.callback is not None

@@ -7,12 +7,14 @@ from django.utils.translation import gettext as _
 from pydantic import BaseModel, ConfigDict, Field
 
 from carme.broker import BrokerClient
+from carme.datasets import Datasets
 from carme.errors import InvalidRequest
-from carme.jobs import JobRequest, StartEstimate
+from carme.jobs import JobRequest, StartEstimate, parse_stages
 from carme.jobs.scripts import check_text, interpreter, name_of, sent
 from carme.jobs.stages import Stage
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
+from carme_webui.images.catalogue import resolved
 from carme_webui.news import news
 
 __all__ = ["JobSubmission", "estimate", "submit", "to_request"]
@@ -46,7 +48,11 @@ class JobSubmission(BaseModel):
     minutes: int | None = None
     reservation: str | None = None
     workdir: str | None = None
-    stage: list[Stage] = Field(default=[], description="what is to be in $CARME_DATA before it begins")
+    stage: list[Stage | Text] = Field(
+        default=[],
+        max_length=100,
+        description="is in $CARME_DATA before it begins; a text is like 'scratch:/data/x' or a dataset",
+    )
     results: str | None = Field(default=None, description="where what it leaves in $CARME_RESULTS goes")
 
 
@@ -77,13 +83,33 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
         command = [*(asked.command or []), *asked.arguments]
         name = name_of(command[0]) if command else name
     values: dict[str, Any] = asked.model_dump(
-        exclude={"script", "script_path", "command", "arguments", "files", "name", "minutes"}
+        exclude={"stage", "script", "script_path", "command", "arguments", "files", "name", "minutes"}
     )
-    return JobRequest.read(
+    values["stage"] = [stage.model_dump() for stage in _stages(asked)]
+    request = JobRequest.read(
         values
         | {"kind": "batch", "name": asked.name or name, "command": command, "files": files}
         | {"minutes": settings.SITE.sessions.default_minutes if asked.minutes is None else asked.minutes}
     )
+    return resolved(request, user)
+
+
+def _stages(asked: JobSubmission) -> list[Stage]:
+    """What is to be staged; names are those of the site's datasets, as homes are not seen from here."""
+    datasets = Datasets(settings.SITE.staging.datasets)
+    found: list[Stage] = []
+    for one in asked.stage:
+        if isinstance(one, Stage):
+            found.append(one)
+        elif len(one.split()) != 1:
+            raise InvalidRequest(
+                _("%r is no single folder or dataset.") % one[:80],
+                _("Name each by itself, like scratch:/data/imagenet; paths hold no spaces here."),
+                field="stage",
+            )
+        else:
+            found += parse_stages(one, datasets)
+    return found
 
 
 def _check_booking(request: JobRequest, user: User) -> None:

@@ -25,7 +25,8 @@ from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import BROKER_TIMEOUT, broker, images, picture
+from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
+from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
@@ -37,6 +38,7 @@ from carme_webui.news import news
 __all__ = [
     *[
         "cancel",
+        "facts",
         "job",
         "job_list",
         "job_live",
@@ -104,6 +106,18 @@ def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
     except CarmeError as error:
         context["failure"] = str(error)
     return render(request, "jobs/job_use.html", context)
+
+
+@require_safe
+def facts(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The part of a job's page that says where it began: image, repository."""
+    found = _mine(request, job_id)
+    context: dict[str, object] = {"job": found}
+    try:
+        context["facts"] = broker().facts(found.id, user=found.user)
+    except CarmeError as error:
+        context["failure"] = str(error)
+    return render(request, "jobs/job_facts.html", context)
 
 
 @require_safe
@@ -246,7 +260,7 @@ def _look() -> tuple[Cluster | None, str]:
 
 def _form(user: User, cluster: Cluster | None, data: Any = None, initial: Any = None) -> SubmitForm:
     usable = Booking.usable(user, timezone.now())
-    return SubmitForm(data, cluster=cluster, catalogue=images(), bookings=usable, initial=initial)
+    return SubmitForm(data, cluster=cluster, catalogue=images_of(user), bookings=usable, initial=initial)
 
 
 def _begin(request: HttpRequest) -> dict[str, Any]:
@@ -264,7 +278,7 @@ def _begin(request: HttpRequest) -> dict[str, Any]:
     except CarmeError as error:
         messages.error(request, str(error))
         return {}
-    values = request_.model_dump(exclude={"command", "files", "environment", "kind", "workdir"})
+    values = request_.model_dump(exclude={"command", "files", "environment", "kind", "workdir", "image_file"})
     sent = sent_script(request_.command, request_.files)
     return values | {"script": sent[0] if sent else ""}
 

@@ -91,7 +91,7 @@ class Hub:
         """Start the server, making the hub's user first where needed."""
         body = {
             "display_name": options.title or options.image,
-            "user_options": options.model_dump(),
+            "user_options": options.model_dump(exclude=None if options.image_file else {"image_file"}),
         }
         response = self._ask("POST", _path(user, name), body, expected=(404,))
         if response.status_code == 404:

@@ -15,10 +15,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
-from carme.errors import BrokerUnavailable, CarmeError
+from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.sessions import Ending, SessionState
 from carme_webui.cluster import broker as site_broker
 from carme_webui.errands import errands
+from carme_webui.images.catalogue import resolved
 from carme_webui.news import news
 from carme_webui.sessions.hub import Hub, HubError, HubSilent, HubUnavailable, Removal
 from carme_webui.sessions.mirror import find
@@ -92,7 +93,7 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
             _refuse(session, _("The start was interrupted and no job came of it. Start the session again."))
             return
         _note(session, now)
-        hub.start(user, name, session.asked_for)
+        hub.start(user, name, resolved(session.asked_for, session.owner))
     except HubSilent:
         pass  # it may have begun: the next look finds out
     except (HubUnavailable, BrokerUnavailable) as error:
@@ -103,6 +104,8 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
             Session.objects.filter(pk=session.pk, state=SessionState.REQUESTED).update(
                 sentence=f"{error.message} {trying}"
             )
+    except InvalidRequest as error:
+        _refuse(session, str(error))  # the image is gone, or not shared any more
     except HubError as error:
         with suppress(CarmeError):
             if find(session, broker) is not None:

@@ -22,7 +22,8 @@ from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import News
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, images, picture, supplies
+from carme_webui.cluster import broker, entry_points, picture, supplies
+from carme_webui.images.catalogue import images_of, resolved
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror
 from carme_webui.news import news
@@ -157,7 +158,8 @@ def prospect(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {}
     if form.is_valid() and form.options is not None:
         try:
-            context["prospects"] = prospects(form.options, signed_in(request).username, broker())
+            asked = resolved(form.options, signed_in(request))
+            context["prospects"] = prospects(asked, signed_in(request).username, broker())
         except CarmeError as error:
             context["banner"] = str(error)
     return render(request, "sessions/prospect.html", context)
@@ -308,7 +310,7 @@ def _form(
     return StartForm(
         data,
         cluster=cluster,
-        catalogue=images(),
+        catalogue=images_of(signed_in(request)),
         site=settings.SITE,
         options=options,
         projects=list(Project.of(signed_in(request))),
@@ -334,14 +336,14 @@ def apps_of(row: Session) -> list[App]:
     if row.state != SessionState.READY:
         return []
     options = row.asked_for
-    titles = _titles(options.image)
+    titles = _titles(options.image, row.owner)
     names = sorted(titles, key=lambda name: (name != options.app, list(titles).index(name)))
     return [App(name, titles[name], row.address(name)) for name in names]
 
 
-def _titles(image: str) -> dict[str, str]:
+def _titles(image: str, owner: User) -> dict[str, str]:
     try:
-        return entry_points(images().get(image))
+        return entry_points(images_of(owner).get(image))
     except CarmeError:
         return {"lab": "JupyterLab"}  # the image was removed; the session goes on
 

@@ -1,0 +1,121 @@
+"""`carme images`: what can be used, and images of your own, through the portal."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from carme.cli.output import add_json, print_json, print_table
+from carme.cli.portal import client
+
+FAILED = 1
+
+_EPILOG = """\
+examples:
+  carme images build mine --requirements requirements.txt --base torch --wait
+  carme images build mine --definition mine.def
+  carme submit --image mine@$USER -- python train.py
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    images = commands.add_parser("images", help="list images, build and delete your own, through the portal")
+    actions = images.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    every = actions.add_parser("list", help="list what sessions and jobs can run in, and your builds")
+    every.set_defaults(run=_list)
+    build = actions.add_parser(
+        "build",
+        help="have a batch job build an image",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    build.add_argument("name", metavar="NAME")
+    what = build.add_mutually_exclusive_group(required=True)
+    what.add_argument("--requirements", metavar="FILE", help="packages for pip, one in each line")
+    what.add_argument("--definition", metavar="FILE", help="a definition of Apptainer")
+    build.add_argument("--base", default="", help="the site's image that packages are added to")
+    build.add_argument("--title", default="", help="a title")
+    build.add_argument("--folder", default="", help="where it goes (default: your home)")
+    build.add_argument("--project", default="", metavar="NAME", help="whose members may use it")
+    build.add_argument("--wait", action="store_true", help="show the log, and wait until it is built")
+    build.set_defaults(run=_build)
+    show = actions.add_parser("show", help="show one of your own images with its packages")
+    show.add_argument("name", metavar="NAME")
+    show.set_defaults(run=_show)
+    delete = actions.add_parser("delete", help="delete an image of yours with its file")
+    delete.add_argument("name", metavar="NAME")
+    delete.set_defaults(run=_delete)
+    for one in (every, build, show, delete):
+        add_json(one)
+
+
+def _list(options: argparse.Namespace) -> int:
+    with client() as portal:
+        usable = portal.images()
+        own = [one.info() for one in portal.images.list()]
+    if options.json:
+        print_json({"usable": usable, "own": own})
+        return 0
+    rows = [[one.name, "ready", one.title, one.digest[:19]] for one in usable]
+    rows += [[one.reference, one.state, one.title, ""] for one in own if one.state != "ready"]
+    print_table(["IMAGE", "STATE", "TITLE", "DIGEST"], rows)
+    return 0
+
+
+def _build(options: argparse.Namespace) -> int:
+    with client() as portal:
+        image = portal.images.build(
+            options.name,
+            requirements=Path(options.requirements) if options.requirements else None,
+            definition=options.definition,
+            base=options.base,
+            title=options.title,
+            folder=options.folder,
+            project=options.project,
+        )
+        known = image.info()
+        if options.wait:
+            if image.job is not None and not options.json:
+                for text in image.job.logs(follow=True):
+                    print(text, end="", flush=True)
+            known = image.wait()
+    if options.json:
+        print_json(known)
+    elif known.state == "building":
+        print(f"Job {known.job_id} builds the image {known.reference}.")
+        print(f"Follow it with: carme logs -f {known.job_id}")
+    elif known.state == "ready":
+        print(f"The image {known.reference} is ready: {known.digest}")
+    else:
+        print(f"The image {known.reference} was not built: {known.problem}")
+    return FAILED if known.state == "failed" else 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    with client() as portal:
+        known = portal.images.get(options.name).info()
+    if options.json:
+        print_json(known)
+        return 0
+    print(f"{known.reference}: {known.state}. {known.problem}".strip())
+    print_table(
+        ["FIELD", "VALUE"],
+        [
+            *[["title", known.title], ["file", known.file], ["digest", known.digest]],
+            *[["shared with", known.project or "nobody"], ["opens", ", ".join(known.entry_points.values())]],
+        ],
+    )
+    if known.packages:
+        print_table(["PACKAGE", "VERSION"], list(map(list, known.packages.items())))
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.images.get(options.name).delete()
+    if options.json:
+        print_json({"deleted": options.name})
+    else:
+        print(f"The image {options.name} is deleted.")
+    return 0

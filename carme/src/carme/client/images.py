@@ -1,0 +1,130 @@
+"""Images from a program: those that can be used, and own ones that are built."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from carme import api
+from carme.client.connection import Connection
+from carme.client.jobs import Job
+from carme.errors import InvalidRequest
+
+__all__ = ["Image", "Images"]
+
+LOOK, CALM = 1.0, 10.0  # seconds between two looks at a build
+
+
+class Image:
+    """An own image of mine, or one that a project of mine shares."""
+
+    def __init__(self, connection: Connection, known: api.ImageBuild) -> None:
+        self._connection, self._known = connection, known
+
+    def __repr__(self) -> str:
+        return f"<Image {self.reference} {self._known.state}>"
+
+    @property
+    def reference(self) -> str:
+        """What sessions and jobs name as `image`."""
+        return self._known.reference
+
+    def info(self) -> api.ImageBuild:
+        """What is known of it now."""
+        if self._known.state == "building":
+            found = self._connection.ask("GET", f"images/own/{self.reference}")
+            self._known = api.ImageBuild.model_validate(found)
+        return self._known
+
+    @property
+    def job(self) -> Job | None:
+        """The job that builds it, for its log; of an image of mine."""
+        return Job(self._connection, self._known.job_id) if self._known.job_id else None
+
+    def wait(self, timeout: float | None = None) -> api.ImageBuild:
+        """Wait until it is ready, or its build has failed: see `state` and `problem`.
+
+        Raises:
+            TimeoutError: It is being built after `timeout` seconds.
+        """
+        end, pause = time.monotonic() + (timeout or 0), LOOK
+        while self.info().state == "building":
+            if timeout is not None and time.monotonic() + pause > end:
+                raise TimeoutError(f"The image {self.reference} is still being built after {timeout:g} s.")
+            time.sleep(pause)
+            pause = min(CALM, pause * 1.2)
+        return self._known
+
+    def delete(self) -> None:
+        """Delete it with its file; a build is ended."""
+        self._connection.ask("DELETE", f"images/own/{self.reference}")
+
+
+class Images:
+    """Images that I can use, and my own ones."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __call__(self) -> list[api.ImageOut]:
+        """What sessions and jobs can run in."""
+        return [api.ImageOut.model_validate(one) for one in self._connection.ask("GET", "images")]
+
+    def build(
+        self,
+        name: str,
+        *,
+        requirements: list[str] | str | Path | None = None,
+        definition: str | Path | None = None,
+        base: str = "",
+        title: str = "",
+        folder: str = "",
+        project: str = "",
+    ) -> Image:
+        """Have a batch job of mine build an image.
+
+        Args:
+            requirements: Packages for pip, or the path of a file that lists them.
+            definition: The path of a definition of Apptainer.
+            base: The site's image on which the packages are installed.
+            folder: Where it goes; by default into my home.
+            project: Whose members may use it; needs a folder that they can read.
+
+        Raises:
+            InvalidRequest: With the field, and what is expected.
+        """
+        if (requirements is None) == (definition is None):
+            raise InvalidRequest(
+                "An image is built either from requirements or from a definition.",
+                "Give one of the two.",
+                field="kind",
+            )
+        if isinstance(requirements, list):
+            text = "\n".join(requirements) + "\n"
+        else:
+            text = _read(Path(str(requirements if definition is None else definition)))
+        asked = {"name": name, "kind": "definition" if definition is not None else "requirements"}
+        asked |= {"text": text, "base": base, "title": title, "folder": folder, "project": project}
+        return self._made(self._connection.ask("POST", "images/own", asked))
+
+    def get(self, reference: str) -> Image:
+        """One of mine by its name, or another's as `name@owner`. Raises NotFound."""
+        return self._made(self._connection.ask("GET", f"images/own/{reference}"))
+
+    def list(self) -> list[Image]:
+        """Those that I have built, and those that projects of mine share."""
+        return [self._made(one) for one in self._connection.ask("GET", "images/own")]
+
+    def _made(self, found: object) -> Image:
+        return Image(self._connection, api.ImageBuild.model_validate(found))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(
+            f"The file {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            "Name a text file of this computer.",
+            field="text",
+        ) from None

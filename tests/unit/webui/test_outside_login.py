@@ -1,0 +1,275 @@
+"""Signing in at an outside OpenID Connect provider, which is a small real one on loopback."""
+
+import base64
+import hashlib
+import json
+import pwd
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+from django.conf import settings as django_settings
+from joserfc import jwt
+from joserfc.jwk import RSAKey
+
+from carme.config.settings import OidcSettings
+from carme_webui.accounts.models import User
+
+from .conftest import Browser
+
+BEGIN = "/accounts/outside/"
+BACK = "https://carme.example:8443/accounts/outside/back/"
+SECRET = "secret-of-the-portal"
+
+
+class Provider:
+    """A provider. `claims`: what its next token says; `change`: what it then does wrong.
+
+    As a provider must, it takes a code once, with the verifier of the challenge that the code was given for.
+    """
+
+    def __init__(self) -> None:
+        self.keys = {name: RSAKey.generate_key(2048, {"kid": "1"}) for name in ("own", "foreign")}
+        self.claims: dict[str, Any] = {"sub": "u-1", "preferred_username": "alice"}
+        self.change: dict[str, Any] = {}
+        self.key = "own"
+        self.codes: dict[str, dict[str, str]] = {}
+        self.down = False
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply(*provider.get(urlsplit(self.path).path))
+
+            def do_POST(self) -> None:
+                sent = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                form = {key: values[0] for key, values in parse_qs(sent).items()}
+                self.reply(*provider.token(form, self.headers.get("Authorization", "")))
+
+            def reply(self, status: int, answer: Any) -> None:
+                body = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.issuer = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        if self.down:
+            return 503, {}
+        if path == "/keys":
+            return 200, {"keys": [self.keys["own"].as_dict(private=False)]}
+        return 200, {
+            "issuer": self.issuer,
+            "authorization_endpoint": f"{self.issuer}/authorize",
+            "token_endpoint": f"{self.issuer}/token",
+            "jwks_uri": f"{self.issuer}/keys",
+            "id_token_signing_alg_values_supported": ["RS256"],
+        }
+
+    def authorize(self, address: str) -> dict[str, str]:
+        """Somebody has signed in here: the query with which the browser is sent back."""
+        asked = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
+        assert address.startswith(f"{self.issuer}/authorize?")
+        assert (asked["response_type"], asked["redirect_uri"]) == ("code", BACK)
+        assert asked["code_challenge_method"] == "S256" and asked["code_challenge"] and asked["nonce"]
+        code = f"code-{len(self.codes)}"
+        self.codes[code] = asked
+        return {"code": code, "state": asked["state"]}
+
+    def token(self, form: dict[str, str], authorization: str) -> tuple[int, Any]:
+        known = base64.b64decode(authorization.removeprefix("Basic ")).decode()
+        asked = self.codes.pop(form.get("code", ""), None)
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        if known != f"portal:{SECRET}" or asked is None or asked["code_challenge"] != challenge:
+            return 400, {"error": "invalid_grant"}
+        now = int(time.time())
+        claims = {"iss": self.issuer, "aud": "portal", "iat": now, "exp": now + 60, "nonce": asked["nonce"]}
+        claims |= self.claims | self.change
+        claims = {name: value for name, value in claims.items() if value is not None}
+        signed = jwt.encode({"alg": "RS256", "kid": "1"}, claims, self.keys[self.key])
+        return 200, {"access_token": "a", "token_type": "Bearer", "id_token": signed}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Provider]:
+    found = Provider()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def provider(running: Provider, settings, folder) -> Provider:
+    (folder / "secrets/oidc-provider-secret").write_text(SECRET)
+    site = django_settings.SITE
+    told = OidcSettings(issuer=running.issuer, client_id="portal", name="Example University")
+    settings.SITE = site.model_copy(update={"oidc": told})
+    running.claims = {"sub": "u-1", "preferred_username": "alice"}
+    running.change, running.key, running.down = {}, "own", False
+    return running
+
+
+@pytest.fixture
+def outsider(db: None) -> User:
+    """Alice, who has no password here."""
+    user = User(username="alice")
+    user.set_unusable_password()
+    user.save()
+    return user
+
+
+def go(browser: Browser, provider: Provider, **change: str) -> Any:
+    """Sign in there; what the portal answers when the browser comes back."""
+    there = browser.get(BEGIN)
+    assert there.status_code == 302
+    query = provider.authorize(there["Location"]) | change
+    return browser.get(f"{BEGIN}back/?{urlencode(query)}")
+
+
+def is_refused(browser: Browser, answer: Any, said: str) -> bool:
+    """Nobody is signed in, and the login page says why."""
+    page = browser.get("/accounts/login/").content.decode().replace("&#x27;", "'")
+    return (
+        answer["Location"] == "/accounts/login/" and said in page and "_auth_user_id" not in browser.session
+    )
+
+
+def test_who_signs_in_there_is_signed_in_here(anonymous: Browser, provider: Provider, outsider: User) -> None:
+    page = anonymous.get("/accounts/login/?next=/jobs/").content.decode()
+    assert "Sign in with Example University" in page and "/accounts/outside/?next=/jobs/" in page
+    there = anonymous.get(f"{BEGIN}?next=/jobs/")
+    answer = anonymous.get(f"{BEGIN}back/?{urlencode(provider.authorize(there['Location']))}")
+    assert (answer.status_code, answer["Location"]) == (302, "/jobs/")
+    assert anonymous.get("/jobs/").status_code == 200
+
+
+def test_nobody_is_led_elsewhere(anonymous: Browser, provider: Provider, outsider: User) -> None:
+    there = anonymous.get(f"{BEGIN}?next=https://evil.example/")
+    answer = anonymous.get(f"{BEGIN}back/?{urlencode(provider.authorize(there['Location']))}")
+    assert answer["Location"] == "/"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nonce": "another"},
+        {"nonce": None},
+        {"iss": "https://other.example"},
+        {"aud": "other"},
+        {"sub": None},
+        {"exp": 1},
+    ],
+)
+def test_a_token_that_is_not_for_this_sign_in_is_refused(
+    anonymous: Browser, provider: Provider, outsider: User, change: dict[str, Any]
+) -> None:
+    provider.change = change
+    assert is_refused(anonymous, go(anonymous, provider), "was not accepted")
+
+
+def test_a_token_that_others_have_signed_is_refused(
+    anonymous: Browser, provider: Provider, outsider: User
+) -> None:
+    provider.key = "foreign"
+    assert is_refused(anonymous, go(anonymous, provider), "was not accepted")
+
+
+def test_an_answer_to_another_browser_or_a_second_time_is_refused(
+    anonymous: Browser, provider: Provider, outsider: User
+) -> None:
+    assert is_refused(anonymous, go(anonymous, provider, state="another"), "was not accepted")
+    query = provider.authorize(anonymous.get(BEGIN)["Location"])
+    victim = Browser()
+    assert is_refused(victim, victim.get(f"{BEGIN}back/?{urlencode(query)}"), "was not accepted")
+    # A code of one's own with the state of another sign-in: PKCE's verifier does not fit.
+    mine = provider.authorize(anonymous.get(BEGIN)["Location"])
+    other = provider.authorize(Browser().get(BEGIN)["Location"])
+    answer = anonymous.get(f"{BEGIN}back/?{urlencode(mine | {'code': other['code']})}")
+    assert is_refused(anonymous, answer, "was not accepted")
+    again = provider.authorize(anonymous.get(BEGIN)["Location"])
+    assert anonymous.get(f"{BEGIN}back/?{urlencode(again)}")["Location"] == "/"
+    anonymous.logout()
+    assert is_refused(anonymous, anonymous.get(f"{BEGIN}back/?{urlencode(again)}"), "was not accepted")
+
+
+@pytest.mark.parametrize("name", [None, 7, "", "Alice", "alice/x", "root;x", "a" * 40])
+def test_what_is_no_accounts_name_signs_nobody_in(
+    anonymous: Browser, provider: Provider, outsider: User, name: Any
+) -> None:
+    provider.claims |= {"preferred_username": name, "email": "alice@example.org", "email_verified": True}
+    assert is_refused(anonymous, go(anonymous, provider), "did not say which account")
+
+
+def test_accounts_that_sign_in_otherwise_stay_so(
+    anonymous: Browser, provider: Provider, alice: User, bob: User
+) -> None:
+    assert is_refused(anonymous, go(anonymous, provider), "signs in with its password")
+    bob.set_unusable_password()
+    bob.is_active = False
+    bob.save()
+    provider.claims["preferred_username"] = "bob"
+    assert is_refused(anonymous, go(anonymous, provider), "This account is closed")
+
+
+def test_an_account_comes_of_a_unix_account_alone(
+    anonymous: Browser, provider: Provider, db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrolled: list[str] = []
+    monkeypatch.setattr("carme_webui.accounts.outside.enrol_soon", enrolled.append)
+    for name in ("root", "nobody-knows-this"):
+        provider.claims["preferred_username"] = name
+        assert is_refused(anonymous, go(anonymous, provider), f"There is no account {name}")
+    known = pwd.struct_passwd(("ada", "x", 4321, 4321, "", "/home/ada", "/bin/sh"))
+    monkeypatch.setattr("carme_webui.accounts.outside.pwd.getpwnam", lambda name: known)
+    provider.claims["preferred_username"] = "ada"
+    assert go(anonymous, provider)["Location"] == "/"
+    made = User.objects.get(username="ada")
+    assert not made.has_usable_password() and not made.is_staff and enrolled == ["ada"]
+
+
+def test_a_second_factor_is_asked_for_here_too(
+    anonymous: Browser, provider: Provider, outsider: User
+) -> None:
+    from allauth.mfa.totp.internal import auth
+
+    auth.TOTP.activate(outsider, auth.generate_totp_secret())
+    assert "authenticate" in go(anonymous, provider)["Location"]
+    assert "_auth_user_id" not in anonymous.session
+
+
+def test_a_provider_that_is_away_is_said_so(anonymous: Browser, provider: Provider, outsider: User) -> None:
+    provider.down = True
+    assert is_refused(anonymous, anonymous.get(BEGIN), "The provider does not answer")
+
+
+def test_without_a_provider_there_is_no_such_way(anonymous: Browser) -> None:
+    assert anonymous.get(BEGIN)["Location"] == "/accounts/login/"
+    assert anonymous.get(f"{BEGIN}back/?code=x&state=y")["Location"] == "/accounts/login/"
+    assert "outside" not in anonymous.get("/accounts/login/").content.decode()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"issuer": "http://login.example.org", "client_id": "x"},
+        {"issuer": "https://login.example.org"},
+        {"issuer": "https://login.example.org", "client_id": "x", "claim": "email"},
+        {"issuer": "https://login.example.org", "client_id": "x", "scope": "profile"},
+    ],
+)
+def test_settings_that_would_be_unsafe_are_refused(values: dict[str, str]) -> None:
+    with pytest.raises(ValueError):
+        OidcSettings(**values)

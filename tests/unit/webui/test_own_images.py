@@ -1,0 +1,228 @@
+"""Users' own images: asked for, built by a job, shared, started in, deleted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.errors import SlurmError
+from carme.images import ImageFile
+from carme.images.building import RECIPE
+from carme.jobs import JobState
+from carme_webui.accounts.models import User
+from carme_webui.cluster import broker as site_broker
+from carme_webui.images.desk import settle_all
+from carme_webui.images.models import OwnImage
+from carme_webui.projects import desk as project_desk
+from carme_webui.projects.models import Membership, Project
+
+from .conftest import PASSWORD, Browser, Program, program_of
+from .fake_broker import NOW, FakeBroker
+from .fake_hub import FakeHub
+
+DIGEST = f"sha256:{'ab' * 32}"
+WISH = {"name": "mine", "kind": "requirements", "base": "torch", "text": "numpy==2.1\n"}
+PAGE = "/images/at/mine@alice/"
+
+
+@pytest.fixture
+def vision(alice: User, broker: FakeBroker) -> Project:
+    """A project that alice manages."""
+    admin = User.objects.create_user("root1", password=PASSWORD, is_staff=True)
+    return project_desk.create(admin, "vision", "Computer vision", alice, site_broker())
+
+
+def end(broker: FakeBroker, row: OwnImage, state: str = "COMPLETED", **result: Any) -> None:
+    """The job that builds it ends, and has left this."""
+    assert row.job_id is not None
+    job = broker.queue[row.job_id]
+    broker.put(job.model_copy(update={"state": JobState(state), "ended": NOW, "exit_code": 0}))
+    left = {"digest": DIGEST, "size": 5, "packages": {"numpy": "2.1"}, "entry_points": {"lab": "JupyterLab"}}
+    broker.results[row.job_id] = json.dumps(left | result).encode()
+    settle_all(site_broker())
+    row.refresh_from_db()
+
+
+def text(answer: Any) -> str:
+    return answer.content.decode()
+
+
+def started(hub: FakeHub) -> dict[str, Any]:
+    """What the hub was last asked to start."""
+    return [body["user_options"] for _path, body in hub.called("POST") if "user_options" in (body or {})][-1]
+
+
+def start(browser: Browser, image: str) -> Any:
+    return browser.send("/", "/sessions/start/", image=image, gpus_per_node=1, nodes=1, minutes=30)
+
+
+def test_an_image_is_built_by_a_job_and_a_session_starts_in_it(
+    browser: Browser, broker: FakeBroker, hub: FakeHub, at_once: None
+) -> None:
+    answer = browser.send("/images/build/", "/images/build/", **WISH)
+    assert (answer.status_code, answer["Location"]) == (302, PAGE)
+    row = OwnImage.objects.get()
+    asked = broker.asked_for("submit")[0]
+    assert asked.user == "alice" and asked.request.image is None
+    recipe = json.loads(asked.request.files[RECIPE])
+    assert (recipe["text"], recipe["base"], recipe["shared"]) == ("numpy==2.1\n", "torch", False)
+    assert recipe["file"] == row.file and row.file.startswith(
+        f"{broker.home}/.local/share/carme/images/mine-"
+    )
+    assert "Being built" in text(browser.get(PAGE))
+    assert start(browser, "mine@alice").status_code == 422, "nothing starts in what is not there yet"
+
+    end(broker, row)
+    page = text(browser.get(PAGE))
+    assert "Ready" in page and "numpy 2.1" in page and DIGEST in page
+    assert "mine@alice" in text(browser.get("/"))
+    assert start(browser, "mine@alice").status_code == 302
+    options = started(hub)
+    assert options["image"] == "mine@alice"
+    assert options["image_file"] == {"file": row.file, "digest": DIGEST}
+
+
+def test_a_failed_build_says_why(browser: Browser, broker: FakeBroker, program: Program) -> None:
+    browser.send("/images/build/", "/images/build/", **WISH)
+    row = OwnImage.objects.get()
+    end(broker, row, "FAILED")
+    assert row.state == "failed" and row.problem
+    assert row.problem.split(";")[0] in text(browser.get(PAGE)).replace("&#x27;", "'")
+    assert start(browser, "mine@alice").status_code == 422
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{"digest": "x"}, {"size": -1}, {"packages": {"a" * 300: "1"}}, {"more": 1}, {"entry_points": []}],
+)
+def test_a_result_that_makes_no_sense_is_a_failed_build(
+    browser: Browser, broker: FakeBroker, result: dict[str, Any]
+) -> None:
+    browser.send("/images/build/", "/images/build/", **WISH)
+    row = OwnImage.objects.get()
+    end(broker, row, **result)
+    assert row.state == "failed" and row.digest == ""
+
+
+def test_markup_of_a_build_is_shown_as_text(browser: Browser, broker: FakeBroker) -> None:
+    browser.send("/images/build/", "/images/build/", **WISH | {"text": "<script>x</script>"})
+    end(broker, OwnImage.objects.get(), packages={"<b>bold": "1"}, description="<i>it")
+    page = text(browser.get(PAGE))
+    assert "<script>x" not in page and "<b>bold" not in page and "<i>it" not in page
+    assert "&lt;b&gt;bold" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        ({"name": "Mine"}, "name", "begins with a letter or digit"),
+        ({"name": "a@b"}, "name", "begins with a letter or digit"),
+        ({"name": "../x"}, "name", "begins with a letter or digit"),
+        ({"base": "none"}, "base", "There is no image"),
+        ({"text": " \n"}, "text", "is empty"),
+        ({"kind": "definition"}, "text", "Bootstrap: localimage"),
+        ({"kind": "other"}, "kind", "'definition' or"),
+        ({"folder": "relative"}, "folder", "absolute path"),
+        ({"folder": "/a/../b"}, "folder", "absolute path"),
+        ({"folder": "/a:b"}, "folder", "absolute path"),
+        ({"project": "vision"}, "project", "not in this project"),
+        ({"project": "\0"}, "project", "not in this project"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    program: Program, broker: FakeBroker, change: dict[str, str], field: str, said: str
+) -> None:
+    answer = program.ask("POST", "images/own", WISH | change)
+    problem = answer.json()
+    assert (answer.status_code, problem["field"]) == (422, field)
+    assert said in problem["detail"]
+    assert not broker.asked_for("submit") and not OwnImage.objects.exists()
+
+
+def test_nothing_stays_of_an_image_whose_job_is_refused(program: Program, broker: FakeBroker) -> None:
+    broker.refusal = SlurmError("Slurm refused: it says no.", "Correct it.")
+    assert program.ask("POST", "images/own", WISH).status_code == 409
+    assert not OwnImage.objects.exists()
+
+
+def test_the_api_builds_shows_and_deletes(program: Program, broker: FakeBroker, alice: User) -> None:
+    assert program_of(alice, "jobs").ask("POST", "images/own", WISH).status_code == 403
+    made = program.ask("POST", "images/own", WISH)
+    assert (made.status_code, made.json()["state"]) == (201, "building")
+    assert program.ask("POST", "images/own", WISH).json()["field"] == "name"
+    row = OwnImage.objects.get()
+    end(broker, row)
+    shown = program.ask("GET", "images/own/mine").json()
+    assert (shown["state"], shown["digest"], shown["reference"]) == ("ready", DIGEST, "mine@alice")
+    assert "mine@alice" in [one["name"] for one in program.ask("GET", "images").json()]
+    answer = program.ask("POST", "jobs", {"command": ["true"], "image": "mine@alice", "minutes": 5})
+    assert answer.status_code == 201
+    assert broker.asked_for("submit")[-1].request.image_file == ImageFile(file=row.file, digest=DIGEST)
+
+    Path(row.file).parent.mkdir(parents=True)
+    Path(row.file).write_text("image")
+    assert program.ask("DELETE", "images/own/mine").status_code == 204
+    assert not Path(row.file).exists() and not OwnImage.objects.exists()
+
+
+def test_nobody_uses_an_image_that_is_not_shared(
+    browser: Browser, other: Browser, bob: User, broker: FakeBroker, hub: FakeHub
+) -> None:
+    browser.send("/images/build/", "/images/build/", **WISH)
+    end(broker, OwnImage.objects.get())
+    for page in (PAGE, f"{PAGE}live/", f"{PAGE}delete/"):
+        assert other.get(page).status_code == 404
+    assert other.get("/images/at/%00@alice/").status_code == 404
+    assert "mine@alice" not in text(other.get("/images/"))
+    assert start(other, "mine@alice").status_code == 422
+    api = program_of(bob)
+    assert api.ask("GET", "images/own/mine@alice").status_code == 404
+    assert api.ask("DELETE", "images/own/mine@alice").status_code == 404
+    for body in (
+        {"command": ["true"], "image": "mine@alice", "minutes": 5},
+        {"command": ["true"], "image": "mine", "minutes": 5},
+    ):
+        assert api.ask("POST", "jobs", body).status_code == 422
+    asked = {"image": "mine@alice", "minutes": 5, "image_file": {"file": "/x.sif", "digest": DIGEST}}
+    assert api.ask("POST", "sessions", asked).status_code == 422
+    assert OwnImage.objects.filter(owner__username="alice").exists()
+
+
+def test_members_of_a_project_start_in_what_is_shared_until_they_leave(
+    browser: Browser,
+    other: Browser,
+    bob: User,
+    vision: Project,
+    broker: FakeBroker,
+    hub: FakeHub,
+    at_once: None,
+) -> None:
+    wish = WISH | {"project": "vision"}
+    answer = browser.send("/images/build/", "/images/build/", **wish)
+    assert answer.status_code == 422 and "cannot read your home" in text(answer)
+    wish |= {"folder": "/scratch/vision"}
+    assert browser.send("/images/build/", "/images/build/", **wish).status_code == 302
+    row = OwnImage.objects.get()
+    recipe = json.loads(broker.asked_for("submit")[0].request.files[RECIPE])
+    assert recipe["shared"] and row.file.startswith("/scratch/vision/mine-")
+    end(broker, row)
+    assert other.get(PAGE).status_code == 404
+
+    member = Membership.objects.create(project=vision, user=bob)
+    page = text(other.get(PAGE))
+    assert "numpy 2.1" in page and WISH["text"] not in page and "Delete" not in page
+    assert other.send("/images/", f"{PAGE}delete/").status_code == 404
+    assert start(other, "mine@alice").status_code == 302
+    assert started(hub)["image_file"]["digest"] == DIGEST
+    member.delete()
+    assert start(other, "mine@alice").status_code == 422
+
+
+def test_a_file_that_cannot_be_removed_keeps_the_image(browser: Browser, broker: FakeBroker) -> None:
+    browser.send("/images/build/", "/images/build/", **WISH | {"folder": "/proc/1"})
+    row = OwnImage.objects.get()
+    end(broker, row)
+    OwnImage.objects.update(file="/proc/1/status")
+    browser.send("/images/", f"{PAGE}delete/")
+    assert OwnImage.objects.exists()

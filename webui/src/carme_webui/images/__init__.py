@@ -1,0 +1,1 @@
+"""Images that users build for themselves and their projects."""

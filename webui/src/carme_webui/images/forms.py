@@ -1,0 +1,73 @@
+"""The form that builds an image."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.utils.translation import gettext_lazy as _
+
+from carme.images import ImageCatalogue
+from carme.images.building import MAXIMUM_TEXT
+from carme_webui.images.desk import ImageWish
+from carme_webui.projects.models import Project
+
+__all__ = ["BuildForm"]
+
+KINDS = [
+    ("requirements", _("Packages for pip, one in each line")),
+    ("definition", _("A definition of Apptainer")),
+]
+
+
+class BuildForm(forms.Form):
+    """What is to be built.
+
+    Args:
+        catalogue: The site's images, on which packages are installed.
+        projects: Those with which it can be shared.
+    """
+
+    name = forms.CharField(label=_("Name"), max_length=31)
+    title = forms.CharField(label=_("Title"), max_length=80, required=False)
+    kind = forms.ChoiceField(label=_("Built from"), choices=KINDS)
+    base = forms.ChoiceField(label=_("On top of"), required=False)
+    text = forms.CharField(
+        label=_("Packages or definition"),
+        widget=forms.Textarea(attrs={"rows": 14, "spellcheck": "false", "class": "code"}),
+        max_length=MAXIMUM_TEXT,
+        strip=False,
+    )
+    project = forms.ChoiceField(label=_("Share with a project"), required=False)
+    folder = forms.CharField(label=_("Folder"), max_length=4000, required=False)
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        catalogue: ImageCatalogue,
+        projects: Sequence[Project],
+        initial: dict[str, Any] | None = None,
+    ) -> None:
+        begin = {"base": settings.SITE.images.default, "kind": "requirements"}
+        super().__init__(data, initial=begin | (initial or {}), label_suffix="")
+        self._choose("base", [(name, name) for name in catalogue.names()])
+        self._choose("project", [("", _("None: for me alone")), *((row.name, row.title) for row in projects)])
+        if not projects:
+            del self.fields["project"]
+        self.fields["name"].widget.attrs |= {"autocapitalize": "none", "spellcheck": "false"}
+        self.fields["name"].help_text = _("Lower-case letters, digits, dots, hyphens and underscores.")
+        self.fields["base"].help_text = _("For packages; a definition says it itself, as From: {{ base }}.")
+        self.fields["folder"].help_text = _(
+            "Empty: in your home, for you alone. To share it, a folder that the project's members can read."
+        )
+
+    def _choose(self, name: str, choices: list[tuple[Any, Any]]) -> None:
+        field = self.fields[name]
+        assert isinstance(field, forms.ChoiceField)
+        field.choices = choices
+
+    @property
+    def wish(self) -> ImageWish:
+        """What was asked for, once the form is valid."""
+        return ImageWish(**{name: value for name, value in self.cleaned_data.items() if value is not None})

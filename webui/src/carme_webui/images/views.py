@@ -1,0 +1,125 @@
+"""The pages of images."""
+
+from contextlib import suppress
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_safe
+
+from carme.errors import CarmeError
+from carme_webui.accounts.login import signed_in
+from carme_webui.cluster import broker, entry_points, images
+from carme_webui.images import desk
+from carme_webui.images.forms import BuildForm
+from carme_webui.images.models import ImageState, OwnImage
+from carme_webui.jobs.log import tail
+from carme_webui.jobs.models import Job
+from carme_webui.news import news
+from carme_webui.projects.models import Project
+
+__all__ = ["build", "delete", "image", "image_list", "image_live"]
+
+
+@require_safe
+def image_list(request: HttpRequest) -> HttpResponse:
+    """The site's images, mine, and those that my projects share."""
+    user = signed_in(request)
+    version = news.version(user.username)
+    own = list(OwnImage.visible(user))
+    site = []
+    for name in images().names():
+        with suppress(CarmeError):  # one that cannot be read cannot be used
+            found = images().get(name)
+            site.append((found, entry_points(found)))
+    context = {
+        "site": site,
+        "mine": [row for row in own if row.owner == user],
+        "shared": [row for row in own if row.owner != user],
+        "version": version,
+    }
+    return render(request, "images/list.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def build(request: HttpRequest) -> HttpResponse:
+    """The form, and the job that comes of it."""
+    user = signed_in(request)
+    projects = list(Project.of(user))
+    if request.method != "POST":
+        initial: dict[str, Any] = {}
+        with suppress(Http404):
+            earlier = _visible(request, request.GET.get("from", ""))
+            if earlier.owner == user:
+                initial = {name: getattr(earlier, name) for name in ("title", "kind", "base", "text")}
+        form = BuildForm(catalogue=images(), projects=projects, initial=initial)
+        return render(request, "images/build.html", {"form": form})
+    form = BuildForm(request.POST, catalogue=images(), projects=projects)
+    if form.is_valid():
+        try:
+            made = desk.build(user, form.wish, images(), broker())
+        except CarmeError as error:
+            form.add_error(error.field if error.field in form.fields else None, str(error))
+        else:
+            messages.success(request, _("Job %s builds the image.") % made.job_id)
+            return redirect(made)
+    return render(request, "images/build.html", {"form": form}, status=422)
+
+
+@require_safe
+def image(request: HttpRequest, reference: str) -> HttpResponse:
+    """One of the images that I may see; of my own also how its build goes."""
+    return render(request, "images/image.html", _context(request, reference))
+
+
+@require_safe
+def image_live(request: HttpRequest, reference: str) -> HttpResponse:
+    """The part of that page that changes."""
+    return render(request, "images/image_live.html", _context(request, reference, log=False))
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def delete(request: HttpRequest, reference: str) -> HttpResponse:
+    """Ask whether to delete an image of mine, and delete it."""
+    found = _visible(request, reference)
+    if found.owner != signed_in(request):
+        raise Http404
+    if request.method != "POST":
+        return render(request, "images/delete.html", {"image": found})
+    try:
+        desk.delete(found, broker())
+    except CarmeError as error:
+        messages.error(request, str(error))
+        return redirect(found)
+    messages.success(request, _("The image %s is deleted.") % found.name)
+    return redirect("images")
+
+
+def _context(request: HttpRequest, reference: str, log: bool = True) -> dict[str, Any]:
+    user = signed_in(request)
+    version = news.version(user.username)  # first: what comes meanwhile is news
+    found = _visible(request, reference)
+    context: dict[str, Any] = {"image": found, "own": found.owner == user, "version": version}
+    if not context["own"]:
+        return context
+    try:
+        desk.settle(found, broker())
+        if log and found.job_id is not None:
+            # The mirror may not know yet of a job that was submitted a moment ago.
+            if not (job := Job.objects.filter(id=found.job_id, user=user.username).first()):
+                Job.store([broker().job(found.job_id, user=user.username)])
+                job = Job.objects.get(id=found.job_id)
+            context |= {"job": job, "log": tail(job, broker())}
+    except CarmeError as error:
+        context["banner"] = str(error)
+    context["building"] = found.state == ImageState.BUILDING
+    return context
+
+
+def _visible(request: HttpRequest, reference: str) -> OwnImage:
+    found = OwnImage.named(signed_in(request), reference)
+    if found is None:
+        raise Http404
+    return found
