@@ -1,0 +1,105 @@
+"""A user's own image: built by a job of theirs with a hostile definition, started in, changed, deleted."""
+
+import json
+import os
+from typing import Any
+
+from carme.validation import Visitor
+from demo_site import DemoSite, wait_until
+
+NAME = f"test-{os.urandom(4).hex()}"
+PAGE = f"images/at/{NAME}@user1/"
+# What it tries, outside of the container and in it, as the "root" that a build believes to be. What works is
+# written down in the image.
+ATTACKS = {
+    "shadow": "cat /etc/shadow",
+    "secrets": "cat /etc/carme/secrets/portal-secret-key",
+    "home": "ls /home/user2",
+    "images": "touch /srv/carme/images/evil.sif",
+    "copies": "touch /var/cache/carme/node-images/evil.sif",
+    "root": "chown root:root {made}/owned && test $(stat -c %u {made}/owned) = 0 && touch /root/evil",
+    "kill": "kill -0 $(pgrep -o slurmd)",
+}
+DEFINITION = """\
+Bootstrap: localimage
+From: {{{{ base }}}}
+
+%setup
+    mkdir -p "$APPTAINER_ROOTFS/opt/mine"
+    made="$APPTAINER_ROOTFS/opt/mine"
+    touch $made/owned
+{outside}
+    echo hello >$made/greeting
+
+%post
+    mkdir -p /opt/mine
+    made=/opt/mine
+{inside}
+"""
+
+
+def definition() -> str:
+    def steps(where: str, names: list[str]) -> str:
+        lines = [
+            f"    if ({ATTACKS[name].format(made='$made')}) >/dev/null 2>&1; "
+            f"then echo {where}-{name} >>$made/worked; fi"
+            for name in names
+        ]
+        return "\n".join(lines)
+
+    # In the container /etc/shadow and /root are the image's own.
+    inside = [name for name in ATTACKS if name not in ("shadow", "root")]
+    return DEFINITION.format(outside=steps("setup", list(ATTACKS)), inside=steps("post", inside))
+
+
+def form(visitor: Visitor, page: str, field: str, **values: str) -> Any:
+    shown = visitor.fetch(f"{visitor.url}{page}")
+    return visitor.send(shown, visitor.form(shown, field), values)
+
+
+def run_in(demo: DemoSite, visitor: Visitor, image: str, command: str) -> dict[str, Any]:
+    """A batch job of the visitor's, submitted in the browser; what Slurm knows of it at its end."""
+    script = f"#!/bin/sh\n{command}\n"
+    answer = form(visitor, "jobs/submit/", "script", script=script, image=image, minutes="5")
+    number = int(str(answer.url).rstrip("/").rpartition("/")[2])
+
+    def over() -> dict[str, Any] | None:
+        known = demo.carme_json("jobs", "--all-states")
+        return next((one for one in known if one["id"] == number and one["ended"]), None)
+
+    return wait_until("the job is over", over, timeout=120)
+
+
+def test_an_image_of_ones_own_gives_no_rights_and_runs_only_as_it_was_built(demo: DemoSite) -> None:
+    with demo.visitor("user1") as owner, demo.visitor("user2") as other:
+        answer = form(owner, "images/build/", "text", name=NAME, kind="definition", text=definition())
+        assert str(answer.url).endswith(PAGE), answer.text
+        wait_until(
+            "the image is built",
+            lambda: ">Being built<" not in owner.fetch(f"{owner.url}{PAGE}").text,
+            timeout=240,
+        )
+        page = owner.fetch(f"{owner.url}{PAGE}").text
+        assert ">Ready<" in page and "jupyterlab" in page, page
+        assert other.fetch(f"{other.url}{PAGE}").status_code == 404
+        try:
+            folder = "/home/user1/.local/share/carme/images"
+            found = demo.run("head", "sh", "-c", f"stat -c '%U %a %n' {folder}/{NAME}-*.sif").stdout.split()
+            assert found[:2] == ["user1", "600"]
+            done = run_in(demo, owner, f"{NAME}@user1", "cat /opt/mine/greeting; cat /opt/mine/worked")
+            log = demo.carme("logs", str(done["id"])).stdout
+            assert log.splitlines()[0] == "hello", log
+            assert "setup-" not in log and "post-" not in log, log
+            for path in ("/srv/carme/images/evil.sif", "/root/evil"):
+                assert demo.run("head", "test", "-e", path, check=False).returncode
+
+            # Another one is not run by that name.
+            demo.run("head", "cp", "/dev/null", found[2], user="user1")
+            done = run_in(demo, owner, f"{NAME}@user1", "echo it ran")
+            assert "is not what was built" in demo.carme("logs", str(done["id"])).stdout
+            assert json.dumps(done).find("build it again") > 0, done
+        finally:
+            delete = owner.fetch(f"{owner.url}{PAGE}delete/")
+            owner.send(delete, owner.form(delete, "csrfmiddlewaretoken"), {})
+        assert owner.fetch(f"{owner.url}{PAGE}").status_code == 404
+        assert demo.run("head", "test", "-e", found[2], check=False).returncode

@@ -1,0 +1,100 @@
+"""A project from the portal to Slurm: who may run in it, how much at a time, and nobody who was taken out."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from bs4 import BeautifulSoup, Tag
+
+from carme.validation import Visitor
+from demo_site import DemoSite, wait_until
+
+# Of this run alone: what Slurm has counted of an account stays with it.
+NAME = f"test-{os.urandom(4).hex()}"
+ACCOUNT = f"carme-{NAME}"
+PAGE = f"projects/at/{NAME}/"
+
+
+def send(visitor: Visitor, page: str, address: str, **values: str) -> None:
+    """Send the form of a page that goes to this address."""
+    shown = visitor.fetch(f"{visitor.url}{page}")
+    found = BeautifulSoup(shown.text, "html.parser").select_one(f'form[action="/{address}"]')
+    if not isinstance(found, Tag):
+        found = visitor.form(shown, next(iter(values)))
+    answer = visitor.send(shown, found, values)
+    assert answer.status_code == 200, answer.text
+
+
+def members(demo: DemoSite) -> set[str]:
+    """Whom Slurm lets run in the account."""
+    where = ["where", f"account={ACCOUNT}", "format=user,maxsubmit"]
+    told = demo.run("head", "sacctmgr", "--noheader", "--parsable2", "show", "association", *where).stdout
+    rows = [line.split("|") for line in told.splitlines()]
+    return {user for user, most in rows if user and most != "0"}
+
+
+def submit(demo: DemoSite, user: str, *options: str) -> Any:
+    """Slurm's own sbatch, past all of Carme."""
+    words = ["sbatch", "--parsable", f"--account={ACCOUNT}", "--time=2", "--mem=100", *options]
+    return demo.run("head", *words, "--output=/dev/null", "--wrap=sleep 100", user=user, check=False)
+
+
+def job(demo: DemoSite, number: str) -> tuple[str, str]:
+    """A job's state, and why it waits."""
+    told = demo.run("head", "squeue", "--noheader", f"--jobs={number}", "--format=%T %r").stdout.split()
+    return (told[0], told[1]) if told else ("", "")
+
+
+@pytest.fixture
+def no_project_left(demo: DemoSite) -> Iterator[None]:
+    yield
+    demo.end_all_jobs()
+    with demo.visitor("admin") as admin:
+        page = admin.fetch(f"{admin.url}{PAGE}")
+        if page.status_code == 200:
+            send(admin, PAGE, f"{PAGE}state/", do="close")
+
+
+@pytest.mark.usefixtures("no_project_left")
+def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> None:
+    with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as other:
+        send(admin, "projects/new/", "projects/new/", name=NAME, title="Cluster test", manager="user1")
+        send(admin, f"{PAGE}limits/", f"{PAGE}limits/", gpus="1", jobs="1")
+        assert members(demo) == {"user1"}
+        assert submit(demo, "user2").returncode != 0, "who is no member runs nothing"
+        assert other.fetch(f"{other.url}{PAGE}").status_code == 404
+
+        send(manager, PAGE, PAGE, user="user2")
+        assert members(demo) == {"user1"}, "nobody is a member who has not agreed"
+        shown = other.fetch(f"{other.url}projects/")
+        form = BeautifulSoup(shown.text, "html.parser").select_one('form[action^="/projects/invitations/"]')
+        assert form is not None
+        other.send(shown, form, {"answer": "yes"})
+        assert members(demo) == {"user1", "user2"}
+
+        # Two GPUs are more than the project may use at a time; one is not, but then it has one job already.
+        assert "AssocGrpGRES" in wait_for_reason(demo, submit(demo, "user2", "--gres=gpu:2"))
+        demo.run("head", "scancel", f"--account={ACCOUNT}")
+        first = submit(demo, "user2", "--gres=gpu:1").stdout.strip()
+        wait_until("the first job runs", lambda: job(demo, first)[0] == "RUNNING")
+        assert "AssocGrp" in wait_for_reason(demo, submit(demo, "user1"))
+
+        send(manager, PAGE, f"{PAGE}members/user2/", do="remove")
+        assert members(demo) == {"user1"}
+        assert submit(demo, "user2").returncode != 0, "who was taken out runs nothing"
+        assert other.fetch(f"{other.url}{PAGE}").status_code == 404
+
+
+def wait_for_reason(demo: DemoSite, submitted: Any) -> str:
+    """Why Slurm has a job wait, or what it said when it refused it."""
+    if submitted.returncode:
+        return submitted.stderr
+    number = submitted.stdout.strip()
+
+    def reason() -> str:
+        state, why = job(demo, number)
+        assert state == "PENDING", (state, why)
+        return why if why not in ("None", "Priority") else ""
+
+    return str(wait_until("Slurm says why the job waits", reason))
