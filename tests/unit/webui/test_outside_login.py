@@ -58,7 +58,7 @@ class Provider:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *_: Any) -> None:
                 """Nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
