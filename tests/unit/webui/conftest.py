@@ -138,9 +138,10 @@ def folder() -> Path:
 
 @pytest.fixture
 def broker() -> Iterator[FakeBroker]:
-    """A broker on the site's socket."""
+    """A broker on the site's socket; the home that a test makes for its users ends with it."""
     with FakeBroker(FOLDER / "broker.sock") as running:
         yield running
+        shutil.rmtree(running.home, ignore_errors=True)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,13 +16,12 @@ UPLOAD = "0123456789abcdef" * 2
 
 
 @pytest.fixture
-def home(broker: FakeBroker, settings) -> Iterator[Path]:
+def home(broker: FakeBroker, settings) -> Path:
     broker.home.mkdir()
     site = django_settings.SITE
     sessions = site.sessions.model_copy(update={"bind": [broker.home.parent / "scratch"]})
     settings.SITE = site.model_copy(update={"sessions": sessions})
-    yield broker.home
-    shutil.rmtree(broker.home)
+    return broker.home
 
 
 def key(path: Path) -> str:

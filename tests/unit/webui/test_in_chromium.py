@@ -198,7 +198,7 @@ PAGES = [
 
 
 @pytest.fixture
-def a_life(alice: User, bob: User, broker: FakeBroker, settings) -> Iterator[None]:
+def a_life(alice: User, bob: User, broker: FakeBroker, settings) -> None:
     """Something on every page of Alice's, who is an administrator too."""
     site = django_settings.SITE
     policy = site.bookings.model_copy(update={"enabled": True, "share_percent": 100})
@@ -224,8 +224,6 @@ def a_life(alice: User, bob: User, broker: FakeBroker, settings) -> Iterator[Non
     )  # fmt: skip
     broker.home.mkdir()
     (broker.home / "data.txt").write_text("x")
-    yield
-    shutil.rmtree(broker.home)
 
 
 def violations(page: Page, rules: dict[str, object]) -> list[str]:
