@@ -9,6 +9,7 @@ import socket
 import stat
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
-from carme.staging import Options, Problem, copy, native, parse_size, sync
+from carme.staging import Options, Problem, copy, parse_size, sync
 from carme.staging.digests import ALGORITHMS
 from carme.staging.tree import PARTIAL, STATE
 
-from .trees import both_engines, carme_data, many, walk
+from .trees import SOURCE, both_engines, carme_data, many, walk
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -345,19 +346,31 @@ def test_the_command(tmp_path: Path) -> None:
     assert carme_data("copy", str(source)).returncode == 2
 
 
-def test_the_engine_is_said(tmp_path: Path, library: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_said(tmp_path: Path, library: Path | None) -> None:
     many(tmp_path / "source", 1, 2)
     source, target = str(tmp_path / "source"), str(tmp_path / "target")
     assert copy(source, target).engine == ("native" if library else "python")
     assert copy(source, target, Options(engine="python")).engine == "python"
     ended = carme_data("copy", source, target, "--json", "--engine", "python")
     assert json.loads(ended.stdout.splitlines()[-1])["engine"] == "python"
-    # A library that cannot be used, of another release perhaps, is as good as none.
+    # A library that cannot be used, of another release perhaps, is as good as none; seen by a process that
+    # has loaded none before.
     (tmp_path / "broken.so").write_bytes(b"\x7fELF")
-    monkeypatch.setattr(native, "FILE_NAME", str(tmp_path / "broken.so"))
-    assert copy(source, target).engine == "python"
-    with pytest.raises(InvalidRequest, match="was not built for this host"):
-        copy(source, target, Options(engine="native"))
+    program = (
+        "import sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from carme.errors import InvalidRequest\n"
+        "from carme.staging import Options, copy, native\n"
+        "native.FILE_NAME = sys.argv[2]\n"
+        "print(copy(*sys.argv[3:]).engine)\n"
+        "try: copy(*sys.argv[3:], Options(engine='native'))\n"
+        "except InvalidRequest as error: print(error)\n"
+    )
+    arguments = [str(SOURCE), str(tmp_path / "broken.so"), source, target]
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", program, *arguments], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.startswith("python\n") and "was not built for this host" in told
 
 
 def test_names_that_are_no_text_are_told_safely(tmp_path: Path) -> None:
