@@ -122,7 +122,8 @@ class Job:
         self.devices = devices or [""] * len(hosts)
         self.announce = folder / "fabric.json"
         self.announce_too = folder / "private" / "fabric.json"
-        command = ["sh", "-c", "echo $TOKEN; echo $CARME_AGENT; read line; exit ${line:-0}"]
+        # An empty argument is one, too.
+        command = ["sh", "-c", "echo $TOKEN; echo $CARME_AGENT; read line; exit ${line:-0}", ""]
         self.first = self.start(
             [
                 *(*AGENT, "--nodes", str(len(hosts)), "--key-file", str(self.key_file)),

@@ -77,10 +77,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:cut])
     options.command = arguments[cut + 1 :]
-    first = (options.nodes, options.announce, options.listen, *options.command)
+    first = (options.nodes, options.announce, options.listen, options.command)
     if options.join and any((*first, options.environment_file)):
         parser.error("--join goes with --key-file, --certificate and --socket only")
-    if not options.join and not (all(first) and options.command and options.nodes > 0):
+    if not options.join and not (all(first) and options.nodes > 0):
         parser.error("give --nodes, --announce, --listen and a COMMAND after --, or --join")
     return options
 
