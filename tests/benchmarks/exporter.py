@@ -126,7 +126,7 @@ class Node:
         self._sleepers = []
 
     def _make(self) -> None:
-        subprocess.run(["gcc", "-O1", "-o", self._folder / "sleepers", HERE / "sleepers.c"], check=True)
+        subprocess.run(["cc", "-O1", "-o", self._folder / "sleepers", HERE / "sleepers.c"], check=True)
         self.records.mkdir()
         if self.layout == "v2 files":
             self.cgroups.mkdir()
@@ -289,7 +289,7 @@ def node_exporter(rounds: int) -> Cost | None:
 def started_program(node: Node, library: Path, folder: Path, rounds: int) -> Cost:
     """A program that is started for each look, as many monitors start nvidia-smi, and what it says, read."""
     program = folder / "smi"
-    subprocess.run(["gcc", "-O1", "-o", program, HERE / "smi.c", library], check=True)
+    subprocess.run(["cc", "-O1", "-o", program, HERE / "smi.c", library], check=True)
     environment = {"LD_LIBRARY_PATH": str(library.parent), "SIMULATED_NVML": str(node.gpus)}
     times = []
     before = os.times()
