@@ -9,10 +9,7 @@
  * error to be reported once. `mig=2`: divided into so many instances. `hang=500`: milliseconds that each question
  * takes. A line `fail=9` makes initialisation fail with that error. Compiled with UNCHANGING it reads the file once. Layouts: NVML API Reference Manual.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "simulated_gpus.h"
 
 enum { SUCCESS = 0, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMEOUT = 10, LOST = 15 };
 enum { MOST = 16, MOST_PIDS = 4096 };
@@ -42,26 +39,6 @@ typedef struct {
 static Gpu gpus[MOST];
 static int count, failure, seen, reported[MOST];
 static char handles[MOST], instances[MOST][8];
-
-static double number(const char *line, const char *name, double otherwise) {
-  char key[32];
-  snprintf(key, sizeof key, " %s=", name);
-  const char *place = strstr(line, key);
-  return place ? atof(place + strlen(key)) : otherwise;
-}
-
-static void text(const char *line, const char *name, char *to, size_t size) {
-  char key[32];
-  snprintf(key, sizeof key, " %s=", name);
-  const char *place = strstr(line, key);
-  to[0] = 0;
-  if (!place) return;
-  place += strlen(key);
-  size_t length = strcspn(place, " \n");
-  if (length >= size) length = size - 1;
-  memcpy(to, place, length);
-  to[length] = 0;
-}
 
 static void look(void) {
 #ifdef SHOWN
@@ -110,10 +87,7 @@ static int find(void *handle, Gpu **gpu, int *instance) {
     if (i >= count || gpus[i].lost) return LOST;
     *gpu = &gpus[i];
     if (instance) *instance = part;
-    if (gpus[i].hang > 0) {
-      struct timespec wait = {(time_t)(gpus[i].hang / 1000), (long)((long long)(gpus[i].hang * 1e6) % 1000000000)};
-      nanosleep(&wait, NULL);
-    }
+    hang(gpus[i].hang);
     return SUCCESS;
   }
   return INVALID;

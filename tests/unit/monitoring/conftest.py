@@ -23,9 +23,10 @@ Sample = tuple[str, Labels]
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a `libnvidia-ml.so.1` that shows what a file describes."""
-    folder = tmp_path_factory.mktemp("nvml")
+    """The folder of a `libnvidia-ml.so.1` and a `libamd_smi.so` that show what files describe."""
+    folder = tmp_path_factory.mktemp("gpus")
     simulated_gpus.build(folder)
+    simulated_gpus.build_amd(folder)
     return folder
 
 
@@ -62,18 +63,25 @@ Starts = Callable[..., Exporter]
 
 @pytest.fixture
 def start(library: Path, tmp_path: Path) -> Iterator[Starts]:
-    """Starts exporters: `start(gpus=FILE, arguments=[...])`; without `gpus` there is no GPU library."""
+    """Starts exporters: `start(gpus=FILE, arguments=[...])`; without `gpus` there is no GPU library.
+
+    `gpus` are NVIDIA's, `amd` AMD's; where one of them is named, the other library finds no driver.
+    """
     processes: list[subprocess.Popen[str]] = []
 
-    def begin(gpus: Path | None = None, arguments: list[str] | None = None) -> Exporter:
+    def begin(
+        gpus: Path | None = None, arguments: list[str] | None = None, amd: Path | None = None
+    ) -> Exporter:
         port = free_port()
         environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}",
             "PYTHONUNBUFFERED": "1",
         }
-        if gpus:
-            environment |= {"LD_LIBRARY_PATH": str(library), "SIMULATED_NVML": str(gpus)}
+        if gpus or amd:
+            environment |= {"LD_LIBRARY_PATH": str(library)}
+            environment |= {"SIMULATED_NVML": str(gpus)} if gpus else {}
+            environment |= {"SIMULATED_AMDSMI": str(amd)} if amd else {}
         process = subprocess.Popen(
             [sys.executable, "-m", "carme_monitoring.node.exporter", "--listen", f"127.0.0.1:{port}"]  # noqa: RUF005
             + ["--allocations", str(tmp_path / "allocations"), *(arguments or [])],

@@ -27,7 +27,7 @@ def describe(file: Path, *more: str) -> None:
 
 def test_a_node_without_gpus_says_so(start: Starts):
     exporter = start()
-    assert exporter.values("carme_gpu_library_state", state="missing") == [1]
+    assert exporter.values("carme_gpu_library_state", state="missing") == [1, 1]
     assert exporter.values("carme_gpu_up") == []
 
 
@@ -103,21 +103,21 @@ def test_instances_of_a_divided_gpu_have_their_own_series(start: Starts, gpus: P
 def test_a_driver_that_fails_is_a_state(start: Starts, gpus: Path):
     gpus.write_text("fail=999\n")
     exporter = start(gpus)
-    assert exporter.values("carme_gpu_library_state", state="failed") == [1]
+    assert exporter.values("carme_gpu_library_state", vendor="nvidia", state="failed") == [1]
     describe(gpus, "")
-    assert exporter.values("carme_gpu_library_state", state="ok") == [1]
+    assert exporter.values("carme_gpu_library_state", vendor="nvidia", state="ok") == [1]
     assert exporter.values("carme_gpu_up") == [1]
 
 
 def test_a_library_that_hangs_holds_up_no_scrape(start: Starts, gpus: Path):
     describe(gpus, "hang=1500")
     exporter = start(gpus, ["--gpu-limit", "0.3"])
-    assert exporter.values("carme_gpu_library_state", state="hanging") == [1]
+    assert exporter.values("carme_gpu_library_state", vendor="nvidia", state="hanging") == [1]
     assert exporter.values("carme_gpu_up") == []
     # Jobs are still told, and the GPU is back as soon as the library answers.
     assert exporter.values("carme_exporter_pass_seconds")
     describe(gpus, "")
     for _ in range(100):
-        if exporter.values("carme_gpu_library_state", state="ok") == [1]:
+        if exporter.values("carme_gpu_library_state", vendor="nvidia", state="ok") == [1]:
             break
     assert exporter.values("carme_gpu_up") == [1]

@@ -1,5 +1,6 @@
 """What the GPUs of this node do, whichever make they are."""
 
+from carme_monitoring.gpus.amd import AmdLibrary
 from carme_monitoring.gpus.nvidia import NvidiaLibrary
 from carme_monitoring.gpus.reading import (
     Gpu,
@@ -13,6 +14,7 @@ from carme_monitoring.gpus.reading import (
 from carme_monitoring.gpus.watch import GpuWatch
 
 __all__ = [
+    "AmdLibrary",
     "Gpu",
     "GpuLibrary",
     "GpuLibraryFailed",

@@ -42,6 +42,8 @@ class Gpu:
         uuid: The name that stays when others are added or lost.
         minor: The number of its device file, by which Slurm hands it out; None if not known.
         mig: `GPU-INSTANCE.COMPUTE-INSTANCE` of a MIG instance, empty for a whole GPU.
+        place: Its number from 0, by which Slurm may hand it out as well, where those of device files are
+            larger than any such number; else None.
     """
 
     index: str
@@ -49,6 +51,7 @@ class Gpu:
     model: str = ""
     minor: int | None = None
     mig: str = ""
+    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

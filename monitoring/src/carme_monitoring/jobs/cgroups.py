@@ -25,6 +25,8 @@ _TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 #: Controllers of version 1, the first that all jobs are in (proctrack/cgroup freezes them) before the others.
 _V1 = ("freezer", "memory", "devices", "cpuacct", "cpu,cpuacct", "cpuacct,cpu", "blkio", "pids")
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
+#: By major: NVIDIA's GPUs (from 254 on are control devices, which every job may open), others' render nodes.
+_GPU_MINORS = {"195": range(254), "226": range(128, 1 << 20)}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -330,14 +332,15 @@ def _blkio(text: str) -> tuple[int | None, int | None]:
 
 
 def _devices(text: str) -> frozenset[int] | None:
-    """Minors of NVIDIA's device files (major 195) that the group may open; None for "all" and "unknown"."""
+    """Minors of GPUs' device files that the group may open; None for "all" and "unknown"."""
     rows = [line.split() for line in text.splitlines()]
     if not rows or any(row[:2] in (["a", "*:*"], ["c", "*:*"], ["c", "195:*"]) for row in rows):
         return None
     minors = (row[1].partition(":") for row in rows if len(row) > 1 and row[0] == "c")
-    # The numbers from 254 on are control devices, which every job may open.
     return frozenset(
-        int(minor) for major, _, minor in minors if major == "195" and minor.isdecimal() and int(minor) < 254
+        int(minor)
+        for major, _, minor in minors
+        if minor.isdecimal() and int(minor) in _GPU_MINORS.get(major, ())
     )
 
 

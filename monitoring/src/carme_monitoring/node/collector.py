@@ -125,7 +125,10 @@ class NodeCollector(Collector):
         for reading in readings:
             gpu = reading.gpu
             jobs = {process.pid: self._cgroups.job_of(process.pid) for process in reading.processes}
-            job_id = named.get(gpu.uuid) or (allotted.get(gpu.minor) if gpu.minor is not None else None)
+            numbers = [number for number in (gpu.minor, gpu.place) if number is not None]
+            job_id = named.get(gpu.uuid) or next(
+                (allotted[number] for number in numbers if number in allotted), None
+            )
             if job_id is None and not allotted and not named:
                 # Nobody says what was handed out: who is on the GPU has it.
                 job_id = next((number for number in jobs.values() if number), None)

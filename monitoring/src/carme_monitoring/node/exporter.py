@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from carme_monitoring.gpus import GpuWatch, NvidiaLibrary
+from carme_monitoring.gpus import AmdLibrary, GpuWatch, NvidiaLibrary
 from carme_monitoring.jobs import Allocations, Cgroups, Training
 from carme_monitoring.node.collector import NodeCollector
 from carme_monitoring.serving import add_options, serve
@@ -40,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="socket to make, at which ranks of training runs tell how they go on (default: none)",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    gpus = GpuWatch([NvidiaLibrary(retry=options.gpu_retry)], options.gpu_limit)
+    libraries = [NvidiaLibrary(retry=options.gpu_retry), AmdLibrary(retry=options.gpu_retry)]
+    gpus = GpuWatch(libraries, options.gpu_limit)
     cgroups = Cgroups(options.cgroups)
     training = None
     if options.training:
