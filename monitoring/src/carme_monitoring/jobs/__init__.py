@@ -2,6 +2,17 @@
 
 from carme_monitoring.jobs.allocations import Allocation, Allocations
 from carme_monitoring.jobs.cgroups import Cgroups, StepUsage, Usage
+from carme_monitoring.jobs.network import Network, Traffic
 from carme_monitoring.jobs.training import RankProgress, Training
 
-__all__ = ["Allocation", "Allocations", "Cgroups", "RankProgress", "StepUsage", "Training", "Usage"]
+__all__ = [
+    "Allocation",
+    "Allocations",
+    "Cgroups",
+    "Network",
+    "RankProgress",
+    "StepUsage",
+    "Traffic",
+    "Training",
+    "Usage",
+]

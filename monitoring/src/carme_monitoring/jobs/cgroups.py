@@ -88,6 +88,7 @@ class Cgroups:
         self._root, self._processes = str(root), str(processes)
         self._names: dict[str, int] = {}  # folders whose name does not tell the job
         self._owners: dict[tuple[str, int], int] = {}  # by folder and inode
+        self._places: dict[int, str] = {}  # of each job that there is
         self._files, self._lock = KeptFiles(), threading.Lock()
 
     def usage(self, owned: Container[int] = ()) -> list[Usage]:
@@ -98,16 +99,23 @@ class Cgroups:
         """
         with self._lock:
             known, self._owners = self._owners, {}
+            jobs = list(self._jobs())
+            self._places = {job.job_id: next(iter(job.by_controller.values())) for job in jobs}
             found = [
                 self._version_two(
                     job, None if job.job_id in owned else self._owner(job.by_controller[""], known)
                 )
                 if "" in job.by_controller
                 else self._version_one(job)
-                for job in self._jobs()
+                for job in jobs
             ]
             self._files.close_unused()
         return found
+
+    def processes_of(self, job_id: int) -> Iterator[int]:
+        """The processes of a job that the last look has found, without slurmstepd where it is told apart."""
+        place = self._places.get(job_id)
+        return _processes(place) if place else iter(())
 
     def job_of(self, pid: int) -> int | None:
         """The job that a process belongs to."""
@@ -271,13 +279,18 @@ class Cgroups:
         return uid
 
     def _asked_owner(self, folder: str) -> int | None:
-        for parent, _, files in os.walk(folder):
-            if "cgroup.procs" in files and not parent.endswith("/slurm"):
-                for pid in text_of(f"{parent}/cgroup.procs").split():
-                    with contextlib.suppress(OSError):
-                        if uid := os.stat(f"{self._processes}/{pid}").st_uid:  # noqa: PTH116
-                            return uid
+        for pid in _processes(folder):
+            with contextlib.suppress(OSError):
+                if uid := os.stat(f"{self._processes}/{pid}").st_uid:  # noqa: PTH116
+                    return uid
         return None
+
+
+def _processes(folder: str) -> Iterator[int]:
+    """The processes of a job's group, without slurmstepd where it has a group of its own."""
+    for parent, _, files in os.walk(folder):
+        if "cgroup.procs" in files and not parent.endswith("/slurm"):
+            yield from (int(pid) for pid in text_of(f"{parent}/cgroup.procs").split() if pid.isdecimal())
 
 
 def _folders(path: str) -> list["os.DirEntry[str]"]:

@@ -14,7 +14,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from carme_monitoring.gpus import GpuReading, GpuWatch, LibraryState
-from carme_monitoring.jobs import Allocation, Allocations, Cgroups, RankProgress, Training, Usage
+from carme_monitoring.jobs import (
+    Allocation,
+    Allocations,
+    Cgroups,
+    Network,
+    RankProgress,
+    Traffic,
+    Training,
+    Usage,
+)
 
 __all__ = ["NodeCollector"]
 
@@ -30,13 +39,19 @@ class NodeCollector(Collector):
         cgroups: Where jobs' usage is read.
         allocations: What the prolog wrote about them.
         training: What ranks say; None where nobody listens.
+        network: Where jobs' traffic is read; None: of this node.
     """
 
     def __init__(
-        self, gpus: GpuWatch, cgroups: Cgroups, allocations: Allocations, training: Training | None = None
+        self,
+        gpus: GpuWatch,
+        cgroups: Cgroups,
+        allocations: Allocations,
+        training: Training | None = None,
+        network: Network | None = None,
     ) -> None:
         self._gpus, self._cgroups, self._allocations = gpus, cgroups, allocations
-        self._training = training
+        self._training, self._network = training, network or Network()
         self._users: dict[int, str] = {}
 
     def describe(self) -> Iterable[Metric]:
@@ -63,6 +78,8 @@ class NodeCollector(Collector):
         yield from _gpu_metrics(readings)
         yield from self._owners(readings, usages, allocations, users)
         yield from _job_metrics(usages, allocations, users)
+        traffic = self._network.traffic([usage.job_id for usage in usages], self._cgroups.processes_of)
+        yield from _network_metrics(traffic, allocations, users)
         if self._training:
             yield from _training_metrics(self._training.jobs(), allocations, users)
         yield _gauge(
@@ -306,6 +323,26 @@ def _job_metrics(
             if used.memory_bytes is not None:
                 step_memory.add_metric((*whose, step), used.memory_bytes)
     yield from (info, cpu, *gauges.values(), *counters.values(), step_cpu, step_memory)
+
+
+def _network_metrics(
+    traffic: dict[int, Traffic], allocations: dict[int, Allocation], users: dict[int, str]
+) -> Iterator[Metric]:
+    """What jobs send and receive, of those whose traffic can be told from others'."""
+    known = (
+        "in its own network namespace, or on the whole node while it was the only job there, as source says."
+    )
+    received = CounterMetricFamily(
+        "carme_job_network_receive_bytes", f"Bytes received {known}", labels=(*_JOB, "source")
+    )
+    sent = CounterMetricFamily(
+        "carme_job_network_transmit_bytes", f"Bytes sent {known}", labels=(*_JOB, "source")
+    )
+    for job_id, moved in traffic.items():
+        whose = (*_whose(job_id, users, allocations), moved.source)
+        received.add_metric(whose, moved.received_bytes)
+        sent.add_metric(whose, moved.sent_bytes)
+    yield from (received, sent)
 
 
 def _training_metrics(
