@@ -391,11 +391,12 @@ def test_columns_with_the_same_content_are_one_cell() -> None:
     start = days[0].slots[0].start
     item = Item("n1", start + timedelta(hours=7), start + timedelta(hours=13), "mine", "A")
     endless = Item("n2", start, None, "job", "B")
-    now = start + timedelta(hours=6)
     nodes = [("n1", True), ("n2", False)]
-    one, two = lay_out(nodes, [item, endless], days, now, lambda node, _slot: f"book {node}")
-    assert [(cell.span, len(cell.items), cell.link) for cell in one.cells] == [
-        (1, 0, ""), (2, 1, ""), (1, 0, "book n1"),
+    one, two = lay_out(
+        nodes, [item, endless], days, lambda node, available, slots: f"{node} {available} {len(slots)}"
+    )
+    assert [(cell.span, len(cell.items), cell.free) for cell in one.cells] == [
+        (1, 0, "n1 True 1"), (2, 1, ""), (1, 0, "n1 True 1"),
     ]  # fmt: skip
     assert [(cell.span, cell.items) for cell in two.cells] == [(4, (endless,))]
 

@@ -14,7 +14,6 @@ import uvicorn
 from allauth.mfa.totp.internal import auth
 from axe_playwright_python.sync_playwright import Axe
 from django.conf import settings as django_settings
-from django.core.asgi import get_asgi_application
 from django.utils import timezone
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync_playwright
@@ -22,6 +21,7 @@ from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync
 from carme.jobs import SessionOptions
 from carme_webui.accounts.models import User
 from carme_webui.api.models import Token
+from carme_webui.asgi import Pages
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker as site_broker
 from carme_webui.images.models import ImageState, OwnImage
@@ -59,7 +59,7 @@ def address(transactional_db: None, settings) -> Iterator[str]:
     """Where the portal is served; on localhost a browser takes plain HTTP for secure."""
     settings.ALLOWED_HOSTS = [*settings.ALLOWED_HOSTS, "localhost"]
     settings.SECURE_HSTS_SECONDS = 0
-    pages = get_asgi_application()  # now that the static files are there
+    pages = Pages()  # now that the static files are there
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(pages, log_config=None, lifespan="off"))

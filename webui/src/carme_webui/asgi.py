@@ -5,7 +5,9 @@ import warnings
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from django.core.asgi import get_asgi_application
+import django
+from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIHandler
 
 __all__ = ["application"]
 
@@ -14,7 +16,24 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "carme_webui.settings")
 # Whitenoise's small static files may well be read at once.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
 
-pages = get_asgi_application()
+django.setup(set_prefix=False)
+
+
+class Pages(ASGIHandler):
+    """Django's handler, with one change of threads for a request instead of one for each middleware.
+
+    Nearly all views and middlewares are plain functions. Django would call each from the event loop, and
+    each would wait for its turn to run again. Here the whole chain runs in the request's thread, and a view
+    that is a coroutine runs in the event loop from there.
+    """
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        """Build the chain of plain functions."""
+        super().load_middleware(is_async=False)
+        self._middleware_chain = sync_to_async(self._middleware_chain, thread_sensitive=True)
+
+
+pages = Pages()
 
 from carme_webui.accounts.entrance import enter  # noqa: E402  Django must be set up
 from carme_webui.keeper import Keeper  # noqa: E402

@@ -1,8 +1,10 @@
 """The calendar's lanes: what each node is to whom, in columns of equal length. Pure functions."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from functools import partial
 from itertools import groupby
 from zoneinfo import ZoneInfo
 
@@ -49,16 +51,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Cell:
-    """Columns next to each other that show the same; no items: the node is free.
+    """Columns next to each other that show the same.
 
     Attributes:
-        link: What a free column shows, as HTML; empty where its time is over or the node takes no jobs.
+        items: What the node is kept for; empty: it is free.
+        free: The HTML of free columns, a cell for each of them.
     """
 
     start: datetime
     span: int
     items: tuple[Item, ...]
-    link: str = ""
+    free: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,50 +91,34 @@ def lay_out(
     nodes: Iterable[tuple[str, bool]],
     items: Iterable[Item],
     days: Sequence[Day],
-    now: datetime,
-    link: Callable[[str, Slot], str],
+    free: Callable[[str, bool, Sequence[Slot]], str],
 ) -> list[Lane]:
     """One lane for each node.
 
     Args:
         nodes: Names, and whether they take jobs.
-        link: Makes what a free column of a node shows; a calendar has thousands of them.
+        free: Makes the cells of free columns next to each other, of a node that takes jobs or does not; it is
+            not called for each column by itself, as a calendar has thousands of them.
     """
     slots = [slot for day in days for slot in day.slots]
     by_node: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: item.start):
         by_node.setdefault(item.node, []).append(item)
     return [
-        Lane(
-            node,
-            available,
-            _cells(
-                slots,
-                by_node.get(node, []),
-                lambda slot, node=node, available=available: (
-                    link(node, slot) if available and slot.end > now else ""
-                ),
-            ),
-        )
+        Lane(node, available, _cells(slots, by_node.get(node, []), partial(free, node, available)))
         for node, available in nodes
     ]
 
 
-def _cells(slots: Sequence[Slot], items: list[Item], link: Callable[[Slot], str]) -> list[Cell]:
-    if not items:
-        return [Cell(slot.start, 1, (), link(slot)) for slot in slots]
-    shown = [
-        (
-            slot,
-            tuple(one for one in items if one.start < slot.end and (one.end is None or one.end > slot.start)),
-        )
-        for slot in slots
-    ]
+def _cells(slots: Sequence[Slot], items: list[Item], free: Callable[[Sequence[Slot]], str]) -> list[Cell]:
+    shown: list[tuple[Item, ...]] = [()] * len(slots)
+    starts, ends = [slot.start for slot in slots], [slot.end for slot in slots]
+    for item in items:
+        last = len(slots) if item.end is None else bisect_left(starts, item.end)
+        for place in range(bisect_right(ends, item.start), last):
+            shown[place] += (item,)
     cells: list[Cell] = []
-    for what, group in groupby(shown, key=lambda pair: pair[1]):
-        members = [slot for slot, _ in group]
-        if what:
-            cells.append(Cell(members[0].start, len(members), what))
-        else:
-            cells += [Cell(slot.start, 1, (), link(slot)) for slot in members]
+    for what, group in groupby(range(len(slots)), key=shown.__getitem__):
+        members = [slots[place] for place in group]
+        cells.append(Cell(members[0].start, len(members), what, "" if what else free(members)))
     return cells

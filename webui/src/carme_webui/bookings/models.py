@@ -74,6 +74,7 @@ class Booking(models.Model):
     """
 
     name = models.CharField(max_length=18, unique=True, default=new_name)
+    owner_id: int
     owner = models.ForeignKey(User, on_delete=models.CASCADE)
     title = models.CharField(max_length=80, blank=True)
     partition = models.CharField(max_length=64)
@@ -143,7 +144,7 @@ class Booking(models.Model):
         """Whether this user may run jobs in it."""
         if self.project_id is not None:
             return self.project_id in projects_of(user)
-        return user == self.owner or user.username in self.users
+        return user.pk == self.owner_id or user.username in self.users
 
     def may_be_seen_by(self, user: User) -> bool:
         """Whether this user may open its page: who may use it or take it over, and managers."""

@@ -1,7 +1,7 @@
 """The calendar of bookings, and the pages of one booking."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 VIEWS = {"day": (1, timedelta(minutes=30)), "week": (7, timedelta(hours=3))}
 #: Nodes on one page of the calendar.
 LANES = 40
+#: Stands for a node's name, in which it cannot be.
+PLACEHOLDER = "\0"
 FEED_DAYS = 60  # of the past that a feed still shows
 
 
@@ -78,7 +80,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
             "view": view,
             "day": first,
             "days": columns,
-            "lanes": lay_out(page, items, columns, now, _links(columns, kind, length)),
+            "lanes": lay_out(page, items, columns, _free_cells(columns, kind, length, now)),
             "page": page,
             "now": now,
             "zone": zone,
@@ -401,11 +403,18 @@ def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]
     ]
 
 
-def _links(columns: list[Day], kind: Kind | None, length: timedelta) -> Callable[[str, Slot], SafeString]:
-    """What makes the links of free times; what the nodes' links have in common is worked out once."""
-    parts: dict[datetime, tuple[str, str, str]] = {}
+def _free_cells(
+    columns: list[Day], kind: Kind | None, length: timedelta, now: datetime
+) -> Callable[[str, bool, Sequence[Slot]], SafeString]:
+    """What makes the cells of free times; what all nodes have in common is made once."""
+    pattern: dict[datetime, str] = {}
+    zone, address = site_zone(), reverse("booking-new")
+    past = SafeString('<td class="past"></td>')
     for column in (slot for day in columns for slot in day.slots):
-        start = column.start.astimezone(site_zone())
+        if column.end <= now:
+            pattern[column.start] = past
+            continue
+        start = column.start.astimezone(zone)
         query = urlencode(
             {
                 "kind": kind.key if kind else "",
@@ -413,23 +422,26 @@ def _links(columns: list[Day], kind: Kind | None, length: timedelta) -> Callable
                 "minutes": length // timedelta(minutes=1),
             }
         )
-        before = format_html(
-            '<a class="free" href="{}?{}" data-start="{}"><span class="unseen">',
-            *(reverse("booking-new"), query, start.isoformat()),
+        pattern[column.start] = format_html(
+            '<td><a class="free" href="{}?{}" data-start="{}"><span class="unseen">{}</span></a></td>',
+            address,
+            query,
+            start.isoformat(),
+            _("Book %(node)s from %(when)s")
+            % {"node": PLACEHOLDER, "when": date_format(start, _("D j M, H:i"))},
         )
-        words = _("Book %(node)s from %(when)s") % {
-            "node": "\0",
-            "when": date_format(start, _("D j M, H:i")),
-        }
-        said, _node, then = escape(words).partition("\0")
-        parts[column.start] = (before, said, then)
+    made: dict[tuple[datetime, int], str] = {}
 
-    def link(node: str, slot: Slot) -> SafeString:
-        before, said, then = parts[slot.start]
+    def free(node: str, available: bool, slots: Sequence[Slot]) -> SafeString:
+        if not available:
+            return SafeString(past * len(slots))
+        run = slots[0].start, len(slots)
+        if run not in made:
+            made[run] = "".join(pattern[slot.start] for slot in slots)
         # All parts are escaped.
-        return SafeString(f"{before}{said}{escape(node)}{then}</span></a>")
+        return SafeString(made[run].replace(PLACEHOLDER, escape(node)))
 
-    return link
+    return free
 
 
 def _items(
@@ -448,9 +460,12 @@ def _items(
     found = []
     within = Booking.open().filter(start__lt=end, end__gt=start)
     here = [number for number, nodes in within.values_list("pk", "node_names") if not names.isdisjoint(nodes)]
-    for row in Booking.open().filter(pk__in=here):
+    rows = Booking.open().filter(pk__in=here)
+    # Only managers read whose they are.
+    for row in rows if user.is_staff else rows.select_related(None):
         usable = row.may_be_used_by(user)
-        kind = "asked" if row.state == BookingState.REQUESTED else "mine" if row.owner == user else "shared"
+        own = row.owner_id == user.pk
+        kind = "asked" if row.state == BookingState.REQUESTED else "mine" if own else "shared"
         kind = kind if usable or kind == "asked" else "other"
         label = row.heading if usable or user.is_staff else _("Booked")
         url = row.get_absolute_url() if usable or user.is_staff else ""
