@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parent / "copying.c"
 #: Where it belongs, seen from the part's folder: beside the module that loads it.
 LIBRARY = f"src/carme/staging/copying-{platform.machine()}.so"
 #: It may be run on other hosts than this one, so it is made for the architecture's oldest processors.
-FLAGS = ("-O2", "-std=gnu17", "-Wall", "-Wextra", "-fPIC", "-shared", "-Wl,--build-id=none", "-s")
+FLAGS = ("-O2", "-std=gnu17", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread", "-Wl,--build-id=none", "-s")
 
 
 def build(output: Path, *more: str) -> bool:

@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,14 +21,19 @@
 #include <unistd.h>
 
 /* Raised with every change of what the two sides tell each other. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 #define SMALL (1 << 20)
 #define BLOCK (256 << 10)
+/* Past the page cache: so much at a time, by so many threads, from places that are multiples of this. */
+#define CHUNK (2 << 20)
+#define THREADS 2
+#define ALIGNED 4096
 #define GROUPS 1024
 #define PERMISSIONS 0777
 
 enum verify { VERIFY_NONE, VERIFY_READ, VERIFY_DEVICE };
+enum way { WAY_PLAIN, WAY_EARLY, WAY_DIRECT };
 enum outcome { DONE = 0, CHANGED = -1, CORRUPT = -2 };
 
 /* How to copy. The same in carme.staging.native.Manner. */
@@ -339,36 +345,104 @@ void carme_compare(const struct manner *manner, int source, int target, char *re
     counts->left = kept - records;
 }
 
-/* Copy a range of a file and, unless `compare` is 0, read back and compare what was written, block by block
-   while it is near. `early`: have the device begin to write it. Returns DONE, CHANGED (the source is shorter),
-   CORRUPT, or an errno. */
-int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, int early)
+/* Copy a range with a block and another one to read it back into, block by block. */
+static int copy_range(int one, int other, off_t place, off_t end, size_t size, int compare, char *block, char *back)
 {
-    char *block;
-    if (posix_memalign((void **)&block, 4096, 2 * BLOCK))
-        return ENOMEM;
-    char *back = block + BLOCK;
-    int outcome = DONE;
-    for (off_t place = start; place < end && outcome == DONE;) {
-        size_t want = end - place < BLOCK ? (size_t)(end - place) : BLOCK;
+    for (; place < end; place += (off_t)size) {
+        size_t want = end - place < (off_t)size ? (size_t)(end - place) : size;
         ssize_t got = read_all(one, block, want, place);
         if (got != (ssize_t)want)
-            outcome = got < 0 ? errno : CHANGED;
-        else if (write_all(other, block, want, place))
-            outcome = errno;
-        else if (compare) {
-            got = read_all(other, back, want, place);
-            if (got < 0)
-                outcome = errno;
-            else if (got != (ssize_t)want || memcmp(block, back, want))
-                outcome = CORRUPT;
-        }
-        place += (off_t)want;
+            return got < 0 ? errno : CHANGED;
+        if (write_all(other, block, want, place))
+            return errno;
+        if (!compare)
+            continue;
+        got = read_all(other, back, want, place);
+        if (got < 0)
+            return errno;
+        if (got != (ssize_t)want || memcmp(block, back, want))
+            return CORRUPT;
     }
-    free(block);
-    if (outcome == DONE && early)
-        /* Only a wish: not all file systems know it. */
-        (void)syscall(SYS_sync_file_range, other, start, end - start, SYNC_FILE_RANGE_WRITE);
+    return DONE;
+}
+
+/* A range that several threads copy, each taking the next chunk. */
+struct range {
+    int one, other, compare;
+    int64_t next, end;
+    int outcome;
+};
+
+struct hand {
+    struct range *range;
+    char *room;
+};
+
+static void *copy_chunks(void *given)
+{
+    struct hand *hand = given;
+    struct range *range = hand->range;
+    for (;;) {
+        int64_t place = __atomic_fetch_add(&range->next, CHUNK, __ATOMIC_RELAXED);
+        if (place >= range->end || __atomic_load_n(&range->outcome, __ATOMIC_RELAXED) != DONE)
+            return NULL;
+        int64_t end = place + CHUNK < range->end ? place + CHUNK : range->end;
+        int outcome = copy_range(range->one, range->other, place, end, CHUNK, range->compare, hand->room,
+                                 hand->room + CHUNK);
+        if (outcome != DONE)
+            __atomic_store_n(&range->outcome, outcome, __ATOMIC_RELAXED);
+    }
+}
+
+/* How many bytes of memory carme_transfer wants. */
+int64_t carme_room(void) { return THREADS * 2 * CHUNK; }
+
+/* Have a file's blocks kept for it. Only a wish: where it cannot be, they come with its contents. */
+void carme_reserve(int file, int64_t size)
+{
+    if (fallocate(file, 0, 0, size))
+        /* Nothing stays of what was only half done. */
+        (void)!(ftruncate(file, 0) || ftruncate(file, size));
+}
+
+/* Copy a range of a file and, if `compare`, read back and compare what was written, while it is near.
+
+   WAY_DIRECT goes past the page cache where the file system lets that be: what is read back comes from the
+   device then, and no processor time goes into copies in memory that the device has to be given later anyway.
+   WAY_EARLY has the device begin to write what is there. `room`: carme_room() bytes, on a page's boundary.
+   Returns DONE, CHANGED (the source is shorter), CORRUPT, or an errno. */
+int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, int way, char *room)
+{
+    int flags = fcntl(other, F_GETFL);
+    int64_t rest = start;
+    int outcome = DONE;
+    if (way != WAY_PLAIN)
+        /* What is likely to be wanted next. */
+        (void)posix_fadvise(one, end, end - start, POSIX_FADV_WILLNEED);
+    if (way == WAY_DIRECT && flags >= 0 && start % ALIGNED == 0 && !fcntl(other, F_SETFL, flags | O_DIRECT)) {
+        struct range range = {one, other, compare, start, rest = end - end % ALIGNED, DONE};
+        struct hand hands[THREADS];
+        pthread_t threads[THREADS];
+        int started = 1;
+        for (int number = 0; number < THREADS; number++)
+            hands[number] = (struct hand){&range, room + 2 * CHUNK * number};
+        while (started < THREADS && !pthread_create(&threads[started], NULL, copy_chunks, &hands[started]))
+            started++;
+        copy_chunks(&hands[0]);
+        while (--started)
+            pthread_join(threads[started], NULL);
+        outcome = range.outcome;
+        if (fcntl(other, F_SETFL, flags))
+            outcome = outcome == DONE ? errno : outcome;
+        /* Some file systems accept the wish and then want other places than these. */
+        if (outcome == EINVAL)
+            outcome = DONE, rest = start;
+    }
+    if (outcome == DONE)
+        outcome = copy_range(one, other, rest, end, BLOCK, compare, room, room + BLOCK);
+    if (outcome == DONE && way != WAY_PLAIN && rest < end)
+        /* Only a wish, too. Not all file systems know it. */
+        (void)syscall(SYS_sync_file_range, other, rest, end - rest, SYNC_FILE_RANGE_WRITE);
     return outcome;
 }
 

@@ -7,7 +7,8 @@ Three trees: 200,000 small files (0.2 to 8 KB, 200 in each folder), 20 files of 
 Each round copies a tree with each tool, one after the other, to a new folder of the same file system; told
 are the medians. Times are those of the whole command from its start, for large files until the file
 system has written everything to its device. Large files are compared with the time that fio takes to write as
-much (floor). Then the second run: nothing has changed, and 1 % of the files have.
+much in the same rounds: through the page cache (fio, the floor), and past it (fio_direct). Then the second
+run: nothing has changed, and 1 % of the files have.
 
 As root the trees lie in a new ext4 file system in a file below --where, so that what was there before has no
 influence; else in a plain folder there. --cold has the caches of the whole host dropped before each command.
@@ -236,8 +237,10 @@ class Bench:
 
     def large(self, source: Path, size: int) -> list[dict[str, Any]]:
         """Large files, with the time until they are on the device."""
-        times = self._times(source, written=True)
-        floor = self._floor(size)
+        writes: dict[str, list[float]] = {}
+        times = self._times(source, written=True, between=lambda: self._writes(size, writes))
+        floors = {name: statistics.median(each) for name, each in writes.items()}
+        floor = floors.get("fio")
         return [
             self._row(
                 "large_files_s",
@@ -245,6 +248,7 @@ class Bench:
                 "0.9 of the disk",
                 (lambda t: 0.9 * t("ours") <= floor) if floor else None,
                 floor=floor,
+                more={name: seconds for name, seconds in floors.items() if name != "fio"},
             )
         ]
 
@@ -252,8 +256,18 @@ class Bench:
         """Both."""
         return [self._row("mixed_s", self._times(source, written=False), "", None)]
 
-    def _times(self, source: Path, *, written: bool, kept: bool = False) -> Times:
-        """Copy with each tool in each round; with `kept` the last round's copies stay."""
+    def _times(
+        self,
+        source: Path,
+        *,
+        written: bool,
+        kept: bool = False,
+        between: Callable[[], None] | None = None,
+    ) -> Times:
+        """Copy with each tool in each round; with `kept` the last round's copies stay.
+
+        `between` is called in each round as well.
+        """
         times: Times = {name: [] for name in self.tools}
         for number in range(self.rounds):
             for name in self._order(number):
@@ -261,6 +275,8 @@ class Bench:
                 times[name].append(self._run(name, source, target, written))
                 if not kept or number < self.rounds - 1:
                     shutil.rmtree(target)
+            if between:
+                between()
         return times
 
     def _again(self, source: Path, change: int = 0) -> Times:
@@ -315,22 +331,24 @@ class Bench:
                 sys.exit(f"staging: {' | '.join(' '.join(command) for command in commands)} failed:\n{said}")
         return taken, uses.ru_utime + uses.ru_stime - used.ru_utime - used.ru_stime
 
-    def _floor(self, size: int) -> float | None:
-        """Seconds that the device takes to write so many bytes; None without fio."""
+    def _writes(self, size: int, seconds: dict[str, list[float]]) -> None:
+        """Add how long fio takes to write so many bytes to the device, through the page cache and past it."""
         if not shutil.which("fio"):
-            return None
-        seconds = []
-        for _ in range(self.rounds):
+            return
+        for name, direct in (("fio", 0), ("fio_direct", 1)):
+            descriptor = os.open(self.folder, os.O_RDONLY)
+            ctypes.CDLL(None).syncfs(descriptor)
+            os.close(descriptor)
             told = subprocess.run(
                 [
                     "fio", "--name=write", f"--filename={self.folder}/fio", f"--size={size}", "--rw=write",
-                    "--bs=1M", "--ioengine=psync", "--end_fsync=1", "--output-format=json",
+                    "--bs=1M", "--ioengine=psync", f"--direct={direct}", "--end_fsync=1",
+                    "--output-format=json",
                 ],
                 check=True, capture_output=True, text=True,
             )  # fmt: skip
             (self.folder / "fio").unlink()
-            seconds.append(json.loads(told.stdout)["jobs"][0]["job_runtime"] / 1000)
-        return statistics.median(seconds)
+            seconds.setdefault(name, []).append(json.loads(told.stdout)["jobs"][0]["job_runtime"] / 1000)
 
     def _row(
         self,
@@ -339,7 +357,9 @@ class Bench:
         aim: str,
         holds: Callable[[Callable[[str], float]], bool] | None,
         floor: float | None = None,
+        more: dict[str, float] | None = None,
     ) -> dict[str, Any]:
+        """A row of the report; `more` are others' figures that were measured elsewise."""
         medians = {tool: statistics.median(taken for taken, _ in each) for tool, each in times.items()}
         processor = {tool: statistics.median(used for _, used in each) for tool, each in times.items()}
         mine = medians.pop("ours")
@@ -350,7 +370,7 @@ class Bench:
             name,
             "s",
             mine,
-            peers=dict(medians),
+            peers={**medians, **(more or {})},
             floor=floor,
             aim=aim,
             holds=reached,

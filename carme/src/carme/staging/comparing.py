@@ -203,8 +203,7 @@ class Comparer(Walker):
                 else:
                     self.report.changed.append(path)
         except OSError as error:
-            self.report.failed.append(path)
-            self.problem(path, error)
+            self.fail(path, error)
 
 
 def compare(
@@ -274,8 +273,10 @@ def compare(
                 large[path] -= 1
                 if not large[path]:
                     result.counts.unchanged += 1
-        for path in report.failed:
-            large.pop(path, None)
+        for path, why in report.failed:
+            if large.pop(path, None) is not None:
+                result.counts.problems += 1
+                keep(Problem(path, why))
         for path in report.changed:
             # Told once, however many of its parts differ.
             if large.pop(path, None) is not None:

@@ -244,6 +244,8 @@ class _Run:
             other = os.open(destination, tree.FOLDER)
             opened.callback(os.close, other)
             seconds = journal is not None and journal.whole_seconds()
+            # Over a network the server's memory is not this host's, and its ways are its own.
+            direct = not tree.is_network(destination)
 
             def make(share: Callable[[], bool]) -> Copier:
                 return Copier(
@@ -258,6 +260,7 @@ class _Run:
                     seconds=seconds,
                     leftovers=replace or (journal is not None and journal.resumed),
                     rename=single,
+                    direct=direct,
                 )
 
             finished = False
@@ -323,8 +326,7 @@ class _Run:
         self.queue.batches.extend(report.batches)
         self.result.warnings = list({*self.result.warnings, *report.warnings})
         for problem in report.problems:
-            self.lost.add(problem.path) if len(self.lost) < KEPT_PROBLEMS else None
-            self._keep(problem)
+            self._lose(problem)
         if self.tell:
             for action in report.actions:
                 self.tell(action)
@@ -342,8 +344,11 @@ class _Run:
                 known.missing -= 1
                 if not known.missing:
                     self.queue.first.append(("complete", path, known.identity))
-        for path in report.failed:
-            self.large.pop(path, None)
+        for path, why in report.failed:
+            if self.large.pop(path, None) is not None:
+                self._drop(path)
+                self._lose(Problem(path, why))
+                self.result.counts.problems += 1
         for path in report.changed:
             self._again(path)
         self.journal.commit()
@@ -369,15 +374,25 @@ class _Run:
         if known is None:
             return
         self.journal.forget(path)
-        waiting = [task for task in self.queue.first if task[1] != path]
-        self.queue.first.clear()
-        self.queue.first.extend(waiting)
+        self._drop(path)
         self.tries[path] = self.tries.get(path, 1) + 1
         if self.tries[path] > TRIES:
             self._problem(Problem(path, "it changed while it was read"))
             return
         above, _, name = path.rpartition("/")
         self.queue.first.append(("names", above, [name], False))
+
+    def _drop(self, path: str) -> None:
+        """Do nothing more of what waits to be done for a large file."""
+        waiting = [task for task in self.queue.first if task[1] != path]
+        self.queue.first.clear()
+        self.queue.first.extend(waiting)
+
+    def _lose(self, problem: Problem) -> None:
+        """A file could not be copied, so it gets no other names."""
+        if len(self.lost) < KEPT_PROBLEMS:
+            self.lost.add(problem.path)
+        self._keep(problem)
 
     def _problem(self, problem: Problem) -> None:
         self.result.counts.problems += 1

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import platform
 from collections.abc import Callable, Iterator
-from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, addressof, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
+from typing import Literal
 
 from carme.errors import InvalidRequest
 
 __all__ = ["FILE_NAME", "Entries", "Entry", "Native", "chosen", "library"]
 
 #: What both sides tell each other; raised with every change of it.
-INTERFACE = 1
+INTERFACE = 2
 #: The library lies beside this file. It needs nothing of Python, so one serves all its versions.
 FILE_NAME = f"copying-{platform.machine()}.so"
 
 _VERIFY = {"none": 0, "read": 1, "device": 2}
+_WAYS = {"plain": 0, "early": 1, "direct": 2}
 _GROUPS = 1024
 #: The longest record of an entry, in bytes.
 _RECORD = 258
@@ -80,7 +83,9 @@ def library() -> ctypes.CDLL | None:
         ("carme_entries", c_int64, [c_void_p, c_void_p, c_int64, c_int64]),
         ("carme_copy", c_int64, [manner, c_int, c_int, c_void_p, c_int64, c_char_p, c_int64, counts]),
         ("carme_compare", None, [manner, c_int, c_int, c_void_p, c_int64, counts]),
-        ("carme_transfer", c_int, [c_int, c_int, c_int64, c_int64, c_int, c_int]),
+        ("carme_room", c_int64, []),
+        ("carme_reserve", None, [c_int, c_int64]),
+        ("carme_transfer", c_int, [c_int, c_int, c_int64, c_int64, c_int, c_int, c_void_p]),
         ("carme_same", c_int, [c_int, c_int, c_int64, c_int64]),
     ):
         function = getattr(loaded, name)
@@ -139,6 +144,7 @@ class Native:
     ) -> None:
         self._loaded = loaded
         given = sorted(groups)[:_GROUPS]
+        self._room: mmap.mmap | None = None
         #: Whether it can copy for this process.
         self.copies = len(given) == len(groups)
         self._manner = _Manner(
@@ -220,8 +226,19 @@ class Native:
             tell(counts.files, counts.bytes)
         return Entries(b"".join(rest))
 
+    def reserve(self, file: int, size: int) -> None:
+        """Have the blocks of a file kept for it, as far as that can be; in bytes."""
+        self._loaded.carme_reserve(file, size)
+
     def transfer(
-        self, one: int, other: int, start: int, end: int, *, compare: bool, early: bool
+        self,
+        one: int,
+        other: int,
+        start: int,
+        end: int,
+        *,
+        compare: bool,
+        way: Literal["plain", "early", "direct"],
     ) -> bool | None:
         """Copy a range of a file.
 
@@ -231,7 +248,8 @@ class Native:
             start: Where the range begins; in bytes.
             end: Where it ends.
             compare: Read back and compare what was written.
-            early: Have the device begin to write it.
+            way: `direct` goes past this host's memory to the device and back where the file system lets that
+                be; `early`, and `direct` where it cannot be, have the device begin to write it.
 
         Returns:
             Whether what was read back was the same; None if the file is shorter.
@@ -239,7 +257,11 @@ class Native:
         Raises:
             OSError: It cannot be read or written.
         """
-        outcome = self._loaded.carme_transfer(one, other, start, end, compare, early)
+        if self._room is None:
+            # Begins on a page, as direct transfers want it.
+            self._room = mmap.mmap(-1, self._loaded.carme_room())
+        place = addressof(c_char.from_buffer(self._room))
+        outcome = self._loaded.carme_transfer(one, other, start, end, compare, _WAYS[way], place)
         if outcome > 0:
             raise _error(outcome)
         return {0: True, _CHANGED: None, _CORRUPT: False}[outcome]

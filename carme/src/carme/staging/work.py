@@ -27,7 +27,7 @@ SMALL = 1 << 20
 #: What is read in one go of larger ones; in bytes. It stays in the processor's cache until it is read back.
 BLOCK = 256 << 10
 #: What the compiled part copies of a large file before it is told, in bytes.
-STEP = 8 << 20
+STEP = 16 << 20
 #: A folder with more entries is shared among the workers, so many entries at a time.
 BATCH = 2048
 #: How often a file that changes while it is read is tried.
@@ -50,7 +50,8 @@ class Report:
     """What a worker has done and found since its last report.
 
     `folders` are those found below, with whether they are new at the destination; `batches` parts of very
-    large folders; `large` files to be copied in parts; `links` names of files that have several; `waiting`
+    large folders; `large` files to be copied in parts; `failed` those of which a part could not be, with the
+    reason; `links` names of files that have several; `waiting`
     folders whose times must be set at the end.
     """
 
@@ -60,7 +61,7 @@ class Report:
     large: list[tuple[str, str, bool]] = field(default_factory=list)
     parts: list[tuple[str, int, str]] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
     links: list[tuple[int, int, str]] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -173,12 +174,24 @@ class Walker:
         Raises:
             Stop: The destination takes no more.
         """
-        if isinstance(why, OSError):
-            if why.errno in _FULL:
-                raise Stop(tree.reason(why)) from None
-            why = tree.reason(why)
-        self.report.problems.append(Problem(path, why))
+        self.report.problems.append(Problem(path, _words(why)))
         self.report.counts.problems += 1
+
+    def fail(self, path: str, why: str | OSError) -> None:
+        """Tell that a large file failed. It is a problem once, however many of its parts say so.
+
+        Raises:
+            Stop: The destination takes no more.
+        """
+        self.report.failed.append((path, _words(why)))
+
+
+def _words(why: str | OSError) -> str:
+    if isinstance(why, str):
+        return why
+    if why.errno in _FULL:
+        raise Stop(tree.reason(why)) from None
+    return tree.reason(why)
 
 
 class Copier(Walker):
@@ -191,6 +204,7 @@ class Copier(Walker):
         seconds: The destination keeps times in whole seconds.
         leftovers: Look for what an interrupted run left.
         rename: The source's name and the destination's, where a single file is copied.
+        direct: Large files may go past this host's memory.
     """
 
     def __init__(
@@ -201,8 +215,10 @@ class Copier(Walker):
         seconds: bool,
         leftovers: bool,
         rename: tuple[str, str] | None,
+        direct: bool,
     ) -> None:
         super().__init__(*given)
+        self.direct = direct
         self.keeper = Keeper(self.options.attributes)
         self.replace, self.dry, self.leftovers, self.rename = replace, dry, leftovers, rename
         self.unit = 10**9 if seconds else 1
@@ -791,9 +807,16 @@ class Copier(Walker):
         """
         ranges = _data(one, start, end) if sparse else [(start, end)]
         device, compare = self.verify == "device", self.verify == "read"
-        if self.verify == "none" and not self.options.bandwidth and self._by_kernel(one, other, ranges):
+        native = self.native and not device and not self.options.bandwidth
+        direct = native and self.direct and self.told is not None
+        if (
+            self.verify == "none"
+            and not direct
+            and not self.options.bandwidth
+            and self._by_kernel(one, other, ranges)
+        ):
             return ""
-        if self.native and not device and not self.options.bandwidth:
+        if native:
             for begin, finish in ranges:
                 for place in range(begin, finish, STEP):
                     self._step(one, other, place, min(place + STEP, finish), compare)
@@ -827,7 +850,8 @@ class Copier(Walker):
     def _step(self, one: int, other: int, start: int, end: int, compare: bool) -> None:
         """Copy a range by the compiled part."""
         assert self.native
-        same = self.native.transfer(one, other, start, end, compare=compare, early=self.told is not None)
+        way = "plain" if self.told is None else "direct" if self.direct else "early"
+        same = self.native.transfer(one, other, start, end, compare=compare, way=way)
         if same is None:
             raise _Changed
         if not same:
@@ -911,6 +935,8 @@ class Copier(Walker):
                     self.report.counts.bytes_copied += status.st_size
                     return
                 os.ftruncate(other, status.st_size)
+                if self.native and self.direct and not sparse:
+                    self.native.reserve(other, status.st_size)
                 there = os.fstat(other)
             finally:
                 os.close(other)
@@ -961,14 +987,12 @@ class Copier(Walker):
                     return
             except _Corrupt:
                 if attempt == TRIES:
-                    self.report.failed.append(path)
-                    self.problem(path, "what was read back from the destination is not what was written")
+                    self.fail(path, "what was read back from the destination is not what was written")
             except _Changed:
                 self.report.changed.append(path)
                 return
             except OSError as error:
-                self.report.failed.append(path)
-                self.problem(path, error)
+                self.fail(path, error)
                 return
             finally:
                 # Holes count as well; what was in vain does not.
@@ -986,8 +1010,7 @@ class Copier(Walker):
         except _Changed:
             self.report.changed.append(path)
         except OSError as error:
-            self.report.failed.append(path)
-            self.problem(path, error)
+            self.fail(path, error)
 
     # Files with several names
 
