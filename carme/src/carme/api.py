@@ -86,7 +86,11 @@ class Extended(BaseModel):
 
 
 class JobOut(BaseModel):
-    """A job. Memory is in MiB; GPUs, processors and memory are over all nodes."""
+    """A job. Memory is in MiB; GPUs, processors and memory are over all nodes.
+
+    `array_id` is the number of the array that it belongs to, `task` which one of it. Those that
+    wait are one job together, and `tasks` names them, like `5-9%2`.
+    """
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -111,10 +115,13 @@ class JobOut(BaseModel):
     ended: datetime | None
     exit_code: int | None
     signal: int | None
+    array_id: int | None = None
+    task: int | None = None
+    tasks: str = ""
 
 
 class Submitted(BaseModel):
-    """The number of the new job."""
+    """The number of the new job, or of the array."""
 
     id: int
 

@@ -183,6 +183,7 @@ elif name == "sbatch":
         "l": f"{options['time']}:00",
         "V": "1795181538",
     }
+    job |= {"F": number, "K": options["array"]} if "array" in options else {}
     (state / "jobs.json").write_text(json.dumps([*jobs, job | {"k": options["comment"]}]))
     print(f"{number};carme")
 elif name == "sinfo":
@@ -190,6 +191,6 @@ elif name == "sinfo":
     print("\n".join({job["P"] for job in jobs} - set(hidden)))
 elif name == "scancel":
     for job in jobs:
-        if str(job["A"]) == sys.argv[1]:
+        if sys.argv[1] in (str(job["A"]), str(job.get("F")), f"{job.get('F')}_{job.get('K')}"):
             job["T"] = "CANCELLED"
     (state / "jobs.json").write_text(json.dumps(jobs))

@@ -28,7 +28,7 @@ def test_queue() -> None:
             "1795181538",
             "1795181539",
             "1795186939",
-            *("4294901757", "(null)", "night", "normal", "n1"),
+            *("4294901757", "(null)", "night", "normal", "n1", "7", "N/A"),
             "a b",
             f"carme/1 kind=session image=torch key={KEY}",
         ),
@@ -44,6 +44,7 @@ def test_queue() -> None:
             "(null)",
             "long",
             "n/a",
+            *("8", "N/A"),
             "evil\n9|5e|x",
             "(null)",
         ),
@@ -73,16 +74,48 @@ def test_queue() -> None:
 )
 def test_a_job_without_its_first_node(state: str, first: str, nodes: str, gone: str) -> None:
     head = ("7", "ada", "", "gpu", state, "None", "1", nodes, "N/A", "1", "1M", "1:00:00")
-    (job,) = parsing.queue(line(*head, "1", "1", "1", "1", "", "", "", first, "a", "(null)"), S)
+    (job,) = parsing.queue(line(*head, "1", "1", "1", "1", "", "", "", first, "7", "N/A", "a", "(null)"), S)
     assert job.failed_node == gone
 
 
 @given(st.text(), st.text())
 def test_no_name_or_comment_makes_a_job_up(name: str, comment: str) -> None:
     state = ("7", "ada", "", "gpu", "RUNNING", "None", "1", "n1", "N/A", "1", "1M", "1:00:00")
-    head = (*state, "1", "1", "1", "1", "", "", "", "n1")
+    head = (*state, "1", "1", "1", "1", "", "", "", "n1", "7", "N/A")
     jobs = parsing.queue(line(*head, name, comment) + line("8", *head[1:], "b", "c"), S)
     assert S in name + comment or [(job.id, job.user) for job in jobs] == [(7, "ada"), (8, "ada")]
+
+
+@pytest.mark.parametrize(
+    ("number", "array", "which", "expected"),
+    [
+        ("12", "12", "N/A", (None, None, "", "12")),
+        ("12", "12", "3-9%2", (12, None, "3-9%2", "12_[3-9]")),
+        ("12", "12", "1,5-9:2", (12, None, "1,5-9:2", "12_[1,5-9:2]")),
+        ("12", "12", "9%2", (12, 9, "", "12_9")),
+        ("15", "12", "4", (12, 4, "", "12_4")),
+    ],
+)
+def test_tasks_of_an_array(number: str, array: str, which: str, expected: tuple[object, ...]) -> None:
+    head = (number, "ada", "", "gpu", "PENDING", "None", "1", "", "N/A", "1", "1M", "1:00:00")
+    rest = ("1", "1", "1", "1", "", "", "", "n/a", array, which, "a", "(null)")
+    (job,) = parsing.queue(line(*head, *rest), S)
+    assert (job.array_id, job.task, job.tasks, job.slurm_name) == expected
+    if job.tasks:
+        assert job.has_task(12, 5) and not job.has_task(12, 2) and not job.has_task(13, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("12", {}),
+        ("12_3", {"array_id": 12, "task": 3}),
+        ("12_[4-9%2]", {"array_id": 12, "tasks": "4-9%2"}),
+        ("12_[7]", {"array_id": 12, "task": 7}),
+    ],
+)
+def test_tasks_in_the_accounting(name: str, expected: dict[str, object]) -> None:
+    assert parsing.array_of(name) == expected
 
 
 def test_endings_of_a_newer_slurm() -> None:
@@ -105,7 +138,7 @@ def test_accounting() -> None:
                 "1795181538",
                 "1795181539",
                 "1795181600",
-                *("None", "night", "normal", "1000"),
+                *("None", "night", "normal", "1000", ending[0]),
                 "a b",
                 f"carme/1 kind=batch image= key={KEY}",
             ),
@@ -136,7 +169,7 @@ def test_a_job_that_lost_a_node_is_one_job_in_the_accounting() -> None:
         head = line(
             "7", "ada", "carme", "gpu", state, "0:0", "1", nodes, "cpu=4", "cpu=4", "90", "1795181538"
         )
-        return head.rstrip("\n") + line(start, end, "None", "", "normal", "1000", "a", "")
+        return head.rstrip("\n") + line(start, end, "None", "", "normal", "1000", "7", "a", "")
 
     records = job("RESIZING", "n[1-3]", "1795181539", "1795181600")
     records += job("RESIZING", "n[1-2]", "1795181600", "1795181700")

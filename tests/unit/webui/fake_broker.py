@@ -25,6 +25,7 @@ from carme.jobs import (
     Partition,
     Reservation,
     StartEstimate,
+    arrays,
     check,
     forecast,
 )
@@ -217,31 +218,38 @@ class FakeBroker:
                 check(wanted, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
                 number = max([100, *self.queue, *self.archive]) + 1
                 self.wanted[number] = wanted
-                self.put(make_job(number, user=user or "", state="PENDING", name=wanted.name, kind="batch"))
+                which = arrays.fields(number, wanted.array) if wanted.array else {}
+                job = make_job(
+                    number, user=user or "", state="PENDING", name=wanted.name, kind="batch", **which
+                )
+                self.put(job)
                 return number
-            case protocol.GetFacts(job_id=job_id, user=user):
-                self._known(job_id, user)
+            case protocol.GetFacts(job_id=job_id, user=user, task=task):
+                self._known(job_id, user, task)
                 return self.facts.get(job_id, protocol.JobFacts())
             case protocol.GetRecipe(job_id=job_id, user=user):
                 return protocol.Recipe(
                     request=self._wanted(job_id, user).model_copy(update={"environment": {}})
                 )
-            case protocol.Resubmit(job_id=job_id, user=user):
-                return self.answer(protocol.Submit(request=self._wanted(job_id, user), user=user))
+            case protocol.Resubmit(job_id=job_id, user=user, task=task):
+                again = self._wanted(job_id, user)
+                if task is not None:
+                    again = again.model_copy(update={"array": str(task)})
+                return self.answer(protocol.Submit(request=again, user=user))
             case protocol.GetScript(path=path, user=user):
                 text = self.scripts.get((user or "", path))
                 if text is None:
                     raise InvalidRequest(f"There is no script {path!r}.", "Look.", field="script_path")
                 return protocol.Script(path=f"/home/{user}/{path}", text=text)
-            case protocol.GetJob(job_id=job_id, user=user):
-                return self._known(job_id, user)
-            case protocol.GetResult(job_id=job_id, user=user, offset=offset, limit=limit):
-                self._known(job_id, user)
+            case protocol.GetJob(job_id=job_id, user=user, task=task):
+                return self._known(job_id, user, task)
+            case protocol.GetResult(job_id=job_id, user=user, offset=offset, limit=limit, task=task):
+                job_id = self._known(job_id, user, task).id
                 whole = self.results.get(job_id, b"")
                 part = whole[offset : offset + limit]
                 return protocol.LogPart(text=part.decode(), offset=offset + len(part), size=len(whole))
-            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user):
-                self._known(job_id, user)
+            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user, task=task):
+                job_id = self._known(job_id, user, task).id
                 if job_id not in self.logs:
                     raise NotFound(f"Job {job_id} has no log.", "Wait until it has started.")
                 part = self.logs[job_id][offset : offset + limit]
@@ -257,8 +265,11 @@ class FakeBroker:
                 if job_id not in self.reports:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]
-            case protocol.Cancel(job_id=job_id, user=user, session=None):
-                job = self._known(job_id, user)
+            case protocol.Cancel(job_id=job_id, user=user, session=None, task=task):
+                job = self._known(job_id, user, task)
+                others = [one for one in self.queue.values() if job.id == one.array_id and one.id != job.id]
+                for one in others if task is None else ():
+                    self.put(one.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
                 self.leave(job.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
                 return None
             case protocol.Cancel(job_id=job_id):
@@ -287,7 +298,13 @@ class FakeBroker:
             raise NotFound(f"What job {job_id} was submitted with is not known.", "Look elsewhere.")
         return self.wanted[job_id]
 
-    def _known(self, job_id: int, user: str | None = None) -> Job:
+    def _known(self, job_id: int, user: str | None = None, task: int | None = None) -> Job:
+        if task is not None:
+            jobs = [*self.queue.values(), *self.archive.values()]
+            found = [job for job in jobs if job.has_task(job_id, task) and user in (None, job.user)]
+            if not found:
+                raise NotFound(f"There is no job {job_id}_{task}.", "Check the number.")
+            return next((job for job in found if job.task == task), found[0])
         for place in (self.queue, self.archive):
             if job_id in place and user in (None, place[job_id].user):
                 return place[job_id]

@@ -37,23 +37,28 @@ def client(live_server: Any, token: str) -> Iterator[carme.Client]:
 
 
 @pytest.fixture
-def run(broker: FakeBroker, tmp_path: Path) -> Callable[[int], int]:
-    """Runs a submitted job here, with its own command and files, and tells Slurm's end of it."""
+def run(broker: FakeBroker, tmp_path: Path) -> Callable[..., int]:
+    """Runs a submitted job, or a task, here with its own command and files, and tells Slurm's end of it."""
 
-    def run(job_id: int) -> int:
-        request, folder = broker.wanted[job_id], tmp_path / str(job_id)
+    def run(job_id: int, task: int | None = None) -> int:
+        request, folder = broker.wanted[job_id], tmp_path / f"{job_id}-{task}"
         (folder / "files").mkdir(parents=True)
         for name, text in request.files.items():
             (folder / "files" / name).write_text(text)
         environment = {"CARME_JOB_FOLDER": str(folder), "PATH": "/usr/bin:/bin"}
+        if task is not None:
+            environment["SLURM_ARRAY_TASK_ID"] = str(task)
         done = subprocess.run(request.command, env=environment, cwd="/", capture_output=True, check=False)
-        broker.logs[job_id] = done.stdout + done.stderr
+        number = job_id if task is None else 1000 * job_id + task
+        broker.logs[number] = done.stdout + done.stderr
         if (folder / "result").exists():
-            broker.results[job_id] = (folder / "result").read_bytes()
+            broker.results[number] = (folder / "result").read_bytes()
         state = JobState.COMPLETED if done.returncode == 0 else JobState.FAILED
         over = broker.queue[job_id].model_copy(
-            update={"state": state, "ended": NOW, "exit_code": done.returncode}
+            update={"id": number, "state": state, "ended": NOW, "exit_code": done.returncode}
         )
+        if task is not None:
+            over = over.model_copy(update={"task": task, "tasks": ""})
         broker.put(over)
         Job.store([over])
         return done.returncode
@@ -106,11 +111,42 @@ def test_another_version_of_python_is_a_sentence(client: carme.Client, broker: F
         job.result()
 
 
-def test_a_map_gives_its_results_in_order(client: carme.Client, run: Any) -> None:
-    jobs = client.map(add, [1, 2, 3], [10, 20, 30])
+def test_a_map_gives_its_results_in_order(client: carme.Client, broker: FakeBroker, run: Any) -> None:
+    jobs = client.map(add, [1, 2, 3], [10, 20, 30], at_once=2, gpus=1)
+    (asked,) = broker.asked_for("submit")  # one array
+    assert (asked.request.array, asked.request.gpus_per_node, asked.request.name) == ("0-2%2", 1, "add")
+    assert jobs.id is not None
+    Job.store([broker.queue[jobs.id]])
+    assert not jobs.done() and [job.state for job in jobs] == [JobState.PENDING] * 3
+    with pytest.raises(TimeoutError, match="3 tasks of array"):
+        jobs.results(timeout=0)
     for job in reversed(jobs):
-        run(job.id)
-    assert jobs.results() == [11, 22, 33]
+        run(job.id, job.task)
+    # The last one to start has the array's own number.
+    last = broker.queue.pop(jobs.id * 1000 + 2)
+    Job.objects.filter(id=last.id).delete()
+    broker.results[jobs.id] = broker.results.pop(last.id)
+    Job.store([broker.put(last.model_copy(update={"id": jobs.id}))])
+    assert jobs.results() == [11, 22, 33] and jobs.done()
+    assert "".join(jobs[0].logs()) == "adding\n"
+    assert client.map(add, []).results() == []
+
+
+def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client, broker: FakeBroker) -> None:
+    tasks = client.array(["sleep", "60"], "0-4:2%2", minutes=5)
+    assert [job.name for job in tasks] == [f"{tasks.id}_{number}" for number in (0, 2, 4)]
+    again = tasks[2].resubmit()
+    assert broker.wanted[again.id].array == "4" and again.task == 4
+    tasks[1].cancel()
+    tasks.cancel()
+    asked = [(one.job_id, one.task) for one in broker.asked_for("cancel")]
+    assert asked == [(tasks.id, 2), (tasks.id, None)]
+    with pytest.raises(InvalidRequest, match="gpus") as caught:
+        client.submit(["true"], gpu=1)  # pyright: ignore[reportCallIssue]
+    assert caught.value.field == "gpu"
+    with pytest.raises(InvalidRequest) as caught:
+        client.array(["true"], "5-1")
+    assert caught.value.field == "array"
 
 
 def test_a_script_of_this_computer_is_sent_along(client: carme.Client, run: Any, tmp_path: Path) -> None:
@@ -228,6 +264,20 @@ def test_the_commands_work_from_elsewhere(
     assert elsewhere("sessions", "list") == [] and elsewhere("bookings", "list") == []
     assert main(["sessions", "stop", "snothing1"]) == 1
     assert "not yours" in capsys.readouterr().err
+
+
+def test_arrays_from_elsewhere(elsewhere: Any, broker: FakeBroker, run: Any, capsys: Any) -> None:
+    words = ["submit", "--json", "--array", "0-1%1", "--", "sh", "-c", "echo task $SLURM_ARRAY_TASK_ID"]
+    assert main(words) == 0
+    number = json.loads(capsys.readouterr().out)["job_id"]
+    run(number, 0)
+    assert main(["jobs", "--history"]) == 0
+    assert f"{number}_0" in capsys.readouterr().out
+    assert elsewhere("logs", f"{number}_0")["text"] == "task 0\n"
+    assert elsewhere("cancel", f"{number}_1") == {"cancelled": [f"{number}_1"]}
+    with pytest.raises(SystemExit):
+        main(["cancel", "12_x"])
+    assert "123_4" in capsys.readouterr().err
 
 
 def test_a_token_that_others_may_read_is_not_used(elsewhere: Any, capsys: Any) -> None:

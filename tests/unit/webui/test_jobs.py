@@ -1,18 +1,23 @@
 """The mirror of Slurm's jobs, and the pages that show them."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from carme.broker.protocol import JobFacts
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
+from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs import past
 from carme_webui.jobs.mirror import follow
 from carme_webui.jobs.models import Job, Mirror
 from carme_webui.jobs.past import read_past
 from carme_webui.jobs.views import _follow
+from carme_webui.profile.models import Notice
 
 from .conftest import Browser
 from .fake_broker import NOW, FakeBroker, make_job
@@ -29,6 +34,70 @@ def news() -> bool:
 
 def sweep_is_due() -> None:
     Mirror.objects.update(swept=timezone.now() - timedelta(hours=1))
+
+
+# --- arrays ----------------------------------------------------------------------------------------------
+
+
+def array(broker: FakeBroker, number: int = 50, **states: str) -> None:
+    """An array of ten tasks, of which those from `len(states)` on wait."""
+    for task, state in enumerate(states.values()):
+        told: dict[str, Any] = {"state": state, "ended": None if state == "RUNNING" else NOW}
+        broker.put(
+            make_job(number + 1 + task, array_id=number, task=task, kind="batch", name="sweep", **told)
+        )
+    rest = f"{len(states)}-9%2"
+    broker.put(make_job(number, state="PENDING", array_id=number, tasks=rest, kind="batch", name="sweep"))
+
+
+def test_the_list_shows_an_array_once_and_its_page_all_tasks(
+    db, browser: Browser, broker: FakeBroker
+) -> None:
+    array(broker, a="COMPLETED", b="FAILED", c="RUNNING")
+    broker.put(make_job(7))
+    news()
+    page = browser.get("/jobs/").content.decode()
+    assert page.count("sweep") == 1 and "10 tasks: 1 running, 7 waiting, 1 completed, 1 failed" in page
+    assert "50_2" in browser.get("/jobs/?state=running").content.decode()
+    page = browser.get("/jobs/50/").content.decode()
+    assert "3-9%2" in page and "/jobs/53/" in page and "/jobs/50/cancel/?task=2" in page
+    assert "Job 50_1" in browser.get("/jobs/52/").content.decode()
+    assert "Only task 2" in browser.get("/jobs/50/cancel/?task=2").content.decode()
+    browser.send("/jobs/50/cancel/?task=2", "/jobs/50/cancel/", task="2")
+    browser.send("/jobs/50/cancel/", "/jobs/50/cancel/")
+    assert [(asked.job_id, asked.task) for asked in broker.asked_for("cancel")] == [(50, 2), (50, None)]
+
+
+def test_pages_of_arrays_ask_as_much_for_many_tasks_as_for_few(
+    db, browser: Browser, broker: FakeBroker
+) -> None:
+    browser.get("/jobs/")
+    counts = []
+    for number in (100, 200, 300):
+        array(broker, number, a="COMPLETED", b="RUNNING")
+        news()
+        with CaptureQueriesContext(connection) as found:
+            browser.get("/jobs/")
+        with CaptureQueriesContext(connection) as more:
+            browser.get(f"/jobs/{number}/")
+        counts.append((len(found), len(more)))
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_owners_hear_of_an_array_once_when_all_of_it_is_over(
+    db, browser: Browser, broker: FakeBroker
+) -> None:
+    User.objects.filter(username="alice").update(wanted={"job-over": [True, False]})
+    array(broker, a="RUNNING", b="RUNNING")
+    news()
+    broker.put(make_job(51, state="FAILED", array_id=50, task=0, kind="batch", name="sweep", ended=NOW))
+    news()
+    assert not Notice.objects.exists()
+    broker.put(make_job(52, state="COMPLETED", array_id=50, task=1, kind="batch", name="sweep", ended=NOW))
+    broker.put(make_job(50, state="COMPLETED", array_id=50, task=9, kind="batch", name="sweep", ended=NOW))
+    news()
+    (told,) = Notice.objects.all()
+    assert "array 50 (sweep) have ended; 1 of them failed" in told.text
 
 
 # --- the mirror ------------------------------------------------------------------------------------------

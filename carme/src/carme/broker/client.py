@@ -120,17 +120,23 @@ class BrokerClient:
         """When the job would start, without starting it."""
         return self._ask(protocol.TestStart, request=request, user=user)
 
-    def cancel(self, job_id: int, user: str | None = None, session: str | None = None) -> None:
-        """End a job; one that is over already is left as it is. `session`: the name of the one it serves."""
-        self._ask(protocol.Cancel, job_id=job_id, user=user, session=session)
+    def cancel(
+        self, job_id: int, user: str | None = None, session: str | None = None, task: int | None = None
+    ) -> None:
+        """End a job, an array, or a `task` of one; what is over already is left as it is.
+
+        Args:
+            session: The name of the session that the job serves.
+        """
+        self._ask(protocol.Cancel, job_id=job_id, user=user, session=session, task=task)
 
     def extend(self, job_id: int, minutes: int, user: str | None = None) -> Extension:
         """Give a running job more time; InvalidRequest says why not, and how much more there is."""
         return self._ask(protocol.Extend, job_id=job_id, minutes=minutes, user=user)
 
-    def job(self, job_id: int, user: str | None = None) -> Job:
-        """One job, also when it ended long ago."""
-        return self._ask(protocol.GetJob, job_id=job_id, user=user)
+    def job(self, job_id: int, user: str | None = None, task: int | None = None) -> Job:
+        """One job, or a task of an array, also when it ended long ago."""
+        return self._ask(protocol.GetJob, job_id=job_id, user=user, task=task)
 
     def jobs(self, user: str | None = None, active: bool = True) -> list[Job]:
         """Jobs in Slurm's queue; with `active=False` those too that ended minutes ago."""
@@ -146,25 +152,39 @@ class BrokerClient:
         """Jobs in Slurm's accounting, newest first, by default those of the last seven days."""
         return self._ask(protocol.GetHistory, user=user, since=since, until=until, limit=limit)
 
-    def log(self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536) -> LogPart:
+    def log(
+        self,
+        job_id: int,
+        user: str | None = None,
+        offset: int = 0,
+        limit: int = 65_536,
+        task: int | None = None,
+    ) -> LogPart:
         """A part of the job's output, from byte `offset`."""
-        return self._ask(protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit)
+        return self._ask(protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit, task=task)
 
-    def result(self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536) -> LogPart:
+    def result(
+        self,
+        job_id: int,
+        user: str | None = None,
+        offset: int = 0,
+        limit: int = 65_536,
+        task: int | None = None,
+    ) -> LogPart:
         """A part of what the job left as its result, from byte `offset`; empty as long as there is none."""
-        return self._ask(protocol.GetResult, job_id=job_id, user=user, offset=offset, limit=limit)
+        return self._ask(protocol.GetResult, job_id=job_id, user=user, offset=offset, limit=limit, task=task)
 
-    def facts(self, job_id: int, user: str | None = None) -> JobFacts:
+    def facts(self, job_id: int, user: str | None = None, task: int | None = None) -> JobFacts:
         """Where a job began: its image's digest, the Git revision of its working folder."""
-        return self._ask(protocol.GetFacts, job_id=job_id, user=user)
+        return self._ask(protocol.GetFacts, job_id=job_id, user=user, task=task)
 
     def recipe(self, job_id: int, user: str | None = None) -> Recipe:
         """What a batch job was submitted with, without the values of its environment."""
         return self._ask(protocol.GetRecipe, job_id=job_id, user=user)
 
-    def resubmit(self, job_id: int, user: str | None = None) -> int:
-        """Start a batch job once more as it was, its environment included; the new job's id."""
-        return self._ask(protocol.Resubmit, job_id=job_id, user=user)
+    def resubmit(self, job_id: int, user: str | None = None, task: int | None = None) -> int:
+        """Start a batch job, or a task of one, once more as it was, its environment included; the new id."""
+        return self._ask(protocol.Resubmit, job_id=job_id, user=user, task=task)
 
     def script(self, path: str, user: str | None = None) -> Script:
         """A script, read as the user; `path` is absolute or within the home directory."""
@@ -268,17 +288,23 @@ class AsyncBrokerClient:
         """When the job would start, without starting it."""
         return await self._ask(protocol.TestStart, request=request, user=user)
 
-    async def cancel(self, job_id: int, user: str | None = None, session: str | None = None) -> None:
-        """End a job; one that is over already is left as it is. `session`: the name of the one it serves."""
-        await self._ask(protocol.Cancel, job_id=job_id, user=user, session=session)
+    async def cancel(
+        self, job_id: int, user: str | None = None, session: str | None = None, task: int | None = None
+    ) -> None:
+        """End a job, an array, or a `task` of one; what is over already is left as it is.
+
+        Args:
+            session: The name of the session that the job serves.
+        """
+        await self._ask(protocol.Cancel, job_id=job_id, user=user, session=session, task=task)
 
     async def extend(self, job_id: int, minutes: int, user: str | None = None) -> Extension:
         """Give a running job more time; InvalidRequest says why not, and how much more there is."""
         return await self._ask(protocol.Extend, job_id=job_id, minutes=minutes, user=user)
 
-    async def job(self, job_id: int, user: str | None = None) -> Job:
-        """One job, also when it ended long ago."""
-        return await self._ask(protocol.GetJob, job_id=job_id, user=user)
+    async def job(self, job_id: int, user: str | None = None, task: int | None = None) -> Job:
+        """One job, or a task of an array, also when it ended long ago."""
+        return await self._ask(protocol.GetJob, job_id=job_id, user=user, task=task)
 
     async def jobs(self, user: str | None = None, active: bool = True) -> list[Job]:
         """Jobs in Slurm's queue; with `active=False` those too that ended minutes ago."""
@@ -295,28 +321,42 @@ class AsyncBrokerClient:
         return await self._ask(protocol.GetHistory, user=user, since=since, until=until, limit=limit)
 
     async def log(
-        self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536
+        self,
+        job_id: int,
+        user: str | None = None,
+        offset: int = 0,
+        limit: int = 65_536,
+        task: int | None = None,
     ) -> LogPart:
         """A part of the job's output, from byte `offset`."""
-        return await self._ask(protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit)
+        return await self._ask(
+            protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit, task=task
+        )
 
     async def result(
-        self, job_id: int, user: str | None = None, offset: int = 0, limit: int = 65_536
+        self,
+        job_id: int,
+        user: str | None = None,
+        offset: int = 0,
+        limit: int = 65_536,
+        task: int | None = None,
     ) -> LogPart:
         """A part of what the job left as its result, from byte `offset`; empty as long as there is none."""
-        return await self._ask(protocol.GetResult, job_id=job_id, user=user, offset=offset, limit=limit)
+        return await self._ask(
+            protocol.GetResult, job_id=job_id, user=user, offset=offset, limit=limit, task=task
+        )
 
-    async def facts(self, job_id: int, user: str | None = None) -> JobFacts:
+    async def facts(self, job_id: int, user: str | None = None, task: int | None = None) -> JobFacts:
         """Where a job began: its image's digest, the Git revision of its working folder."""
-        return await self._ask(protocol.GetFacts, job_id=job_id, user=user)
+        return await self._ask(protocol.GetFacts, job_id=job_id, user=user, task=task)
 
     async def recipe(self, job_id: int, user: str | None = None) -> Recipe:
         """What a batch job was submitted with, without the values of its environment."""
         return await self._ask(protocol.GetRecipe, job_id=job_id, user=user)
 
-    async def resubmit(self, job_id: int, user: str | None = None) -> int:
-        """Start a batch job once more as it was, its environment included; the new job's id."""
-        return await self._ask(protocol.Resubmit, job_id=job_id, user=user)
+    async def resubmit(self, job_id: int, user: str | None = None, task: int | None = None) -> int:
+        """Start a batch job, or a task of one, once more as it was, its environment included; the new id."""
+        return await self._ask(protocol.Resubmit, job_id=job_id, user=user, task=task)
 
     async def script(self, path: str, user: str | None = None) -> Script:
         """A script, read as the user; `path` is absolute or within the home directory."""

@@ -47,7 +47,7 @@ class Extensions:
                 now=datetime.now(UTC),
             )
             try:
-                await self._slurm.set_limit(job.id, limit)
+                await self._slurm.set_limit(present.slurm_name, limit)
             except NotFound:
                 raise InvalidRequest(
                     f"Job {job.id} ended before it could be extended.",

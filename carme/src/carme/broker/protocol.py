@@ -12,6 +12,7 @@ from carme.bookings import Hold, Window
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
+from carme.jobs.arrays import MAXIMUM_TASK
 from carme.jobs.requests import Word
 from carme.projects import Grant, ProjectAccount
 from carme.reports import Report
@@ -69,6 +70,10 @@ MAXIMUM_WAIT = 60.0  # seconds that `events` waits at most
 User = Annotated[str | None, Field(min_length=1, max_length=256)]
 #: The session whose job is meant: after a crash of Slurm it may have another number.
 SessionName = Annotated[str | None, Field(min_length=1, max_length=64)]
+
+
+#: A task of the array that the job's number is of.
+Task = Annotated[int | None, Field(ge=0, le=MAXIMUM_TASK)]
 
 
 def _reason(text: str) -> str:
@@ -156,6 +161,7 @@ class Submit(_Asked):
 class Resubmit(_Asked):
     method: Literal["resubmit"] = "resubmit"
     job_id: int = Field(ge=1)
+    task: Task = None
     user: User = None
     result = TypeAdapter(int)
 
@@ -170,6 +176,7 @@ class TestStart(_Asked):
 class Cancel(_Asked):
     method: Literal["cancel"] = "cancel"
     job_id: int = Field(ge=1)
+    task: Task = None
     user: User = None
     session: SessionName = None
 
@@ -185,6 +192,7 @@ class Extend(_Asked):
 class GetJob(_Asked):
     method: Literal["job"] = "job"
     job_id: int = Field(ge=1)
+    task: Task = None
     user: User = None
     result = TypeAdapter(Job)
 
@@ -208,6 +216,7 @@ class GetHistory(_Asked):
 class GetLog(_Asked):
     method: Literal["log"] = "log"
     job_id: int = Field(ge=1)
+    task: Task = None
     user: User = None
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=65_536, ge=1, le=1 << 20)
@@ -217,6 +226,7 @@ class GetLog(_Asked):
 class GetFacts(_Asked):
     method: Literal["facts"] = "facts"
     job_id: int = Field(ge=1)
+    task: Task = None
     user: User = None
     result = TypeAdapter(JobFacts)
 
@@ -224,6 +234,7 @@ class GetFacts(_Asked):
 class GetResult(_Asked):
     method: Literal["result"] = "result"
     job_id: int = Field(ge=1)
+    task: Task = None
     user: User = None
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=65_536, ge=1, le=1 << 20)

@@ -41,6 +41,7 @@ from carme.jobs import (
     JobState,
     Reservation,
     StartEstimate,
+    arrays,
     check,
     forecast,
     partition_of,
@@ -51,11 +52,12 @@ from carme.jobs import (
 )
 from carme.jobs.nodes import expand
 from carme.launch import facts
+from carme.launch.job import TASKS
 from carme.projects import ProjectAccount
 from carme.reports import Report
 from carme.sessions import Ending, Extension
 from carme.slurm import Order, Slurm, UnixAccount
-from carme.slurm.commands import job_folder
+from carme.slurm.commands import job_folder, log_name
 from carme.slurm.programs import run
 from carme.wording import nearest
 
@@ -211,11 +213,11 @@ class Broker:
             case protocol.TestStart():
                 return await self._test(peer, request.request, request.user)
             case protocol.Cancel():
-                return await self._cancel(peer, request.job_id, request.user, request.session)
+                return await self._cancel(peer, request.job_id, request.user, request.session, request.task)
             case protocol.Extend():
                 return await self._extend(peer, request)
             case protocol.GetJob():
-                return await self._job(peer, request.job_id, request.user)
+                return await self._job(peer, request.job_id, request.user, request.task)
             case protocol.GetJobs():
                 return await self._jobs(peer, request.user, request.active)
             case protocol.GetHistory():
@@ -229,8 +231,11 @@ class Broker:
                 hidden = request_.model_copy(update={"environment": {}})
                 return Recipe(request=hidden, variables=sorted(request_.environment))
             case protocol.Resubmit():
-                job = await self._job(peer, request.job_id, request.user)
+                job = await self._job(peer, request.job_id, request.user, request.task)
                 again = await self._request_of(peer, job.id, request.user)
+                task = job.task if job.id != job.array_id else None
+                if (task := task if request.task is None else request.task) is not None:
+                    again = again.model_copy(update={"array": str(task)})
                 return await self._submit(peer, again, job.user)
             case protocol.GetScript():
                 return await self._script(peer, request)
@@ -286,6 +291,8 @@ class Broker:
             "gpu_type": request.gpu_type,
             "minutes": request.minutes,
         }
+        if request.array:
+            what["array"] = request.array
         if request.stage:
             what["stage"] = [f"{stage.target}:{stage.source}" for stage in request.stage]
         owner = await owner_of_job(peer, user, self._settings)
@@ -327,6 +334,7 @@ class Broker:
             memory_mb=request.nodes * order.share.memory_mb,
             minutes_limit=request.minutes,
             submitted=datetime.now(UTC).replace(microsecond=0),
+            **(arrays.fields(job_id, request.array) if request.array else {}),
         )
 
     async def _submit_order(self, order: Order, owner: UnixAccount) -> int:
@@ -356,7 +364,7 @@ class Broker:
         with contextlib.suppress(CarmeError):
             self._watch.unwanted(job_id)
             async with self._programs.take(owner.uid):
-                await self._slurm.cancel(job_id, owner)
+                await self._slurm.cancel(str(job_id), owner)
 
     async def _test(self, peer: Peer, request: JobRequest, user: str | None) -> StartEstimate:
         owner = await owner_of_job(peer, user, self._settings)
@@ -393,6 +401,7 @@ class Broker:
                 "binds": [str(path) for path in self._settings.sessions.bind],
                 "stage": [stage.model_dump() | {"key": stage.key} for stage in request.stage],
                 "results": request.results,
+                "array": request.array is not None,
                 "staging": staging.model_dump(mode="json"),
             },
         )
@@ -406,14 +415,27 @@ class Broker:
         image = self._images.get(request.image)
         return str(image.file), image.digest
 
-    async def _cancel(self, peer: Peer, job_id: int, user: str | None, session: str | None) -> None:
+    async def _cancel(
+        self, peer: Peer, job_id: int, user: str | None, session: str | None, task: int | None = None
+    ) -> None:
         if session is not None:
             account = await acting_for(peer, user, self._settings)
             job_id = self._book.job_of(job_id, account and account.name, session)
-        job = await self._job(peer, job_id, user)
-        if job.is_over:
+        job = await self._job(peer, job_id, user, task)
+        # An array's number means all of it, although the last of its tasks to start has the same.
+        whole = task is None and job.array_id == job.id
+        over = job.is_over
+        if whole:
+            over = not any(one.is_active for one in self._watch.jobs() if one.array_id == job.id)
+        if over:
             return
+        name = job.slurm_name
+        if whole:
+            name = str(job_id)
+        elif task is not None:
+            name = arrays.task_name(job_id, task)
         owner = await asyncio.to_thread(UnixAccount.named, job.user)
+        what = {"job_id": job_id} | ({"task": name} if task is not None else {})
         try:
             if owner.uid < self._settings.broker.minimum_uid:
                 raise Denied(
@@ -424,12 +446,15 @@ class Broker:
             with self._book.cancelling(job_id, ending):
                 self._watch.unwanted(job_id)
                 async with self._programs.take(owner.uid):
-                    await self._slurm.cancel(job_id, owner)
+                    await self._slurm.cancel(name, owner)
         except CarmeError as error:
-            self._audit.record(peer, "cancel", job.user, error.code, job_id=job_id, message=error.message)
+            self._audit.record(peer, "cancel", job.user, error.code, message=error.message, **what)
             raise
-        self._audit.record(peer, "cancel", job.user, "ok", job_id=job_id)
-        for other in [one for one in self._watch.jobs() if one.is_active and is_bringer_of(one, job)]:
+        self._audit.record(peer, "cancel", job.user, "ok", **what)
+        alone = job.array_id is None or whole  # else other tasks may still want the data
+        for other in [
+            one for one in self._watch.jobs() if one.is_active and is_bringer_of(one, job) and alone
+        ]:
             await self._end_bringer(other.id, owner)
         await self._feed.tell()
         await self._book.save()
@@ -447,21 +472,22 @@ class Broker:
         self._watch.hurry()
         return extension
 
-    async def _job(self, peer: Peer, job_id: int, user: str | None) -> Job:
+    async def _job(self, peer: Peer, job_id: int, user: str | None, task: int | None = None) -> Job:
         account = await acting_for(peer, user, self._settings)
-        job = self._watch.job(job_id)
+        job = self._watch.job(job_id) if task is None else self._watch.task(job_id, task)
         if job is None:
             try:
                 async with self._accounting.take(peer.account.uid):
-                    job = await self._slurm.accounted(job_id)
+                    job = await self._slurm.accounted(job_id, task)
             except SlurmError as error:
                 if error.code != "no-accounting":
                     raise
         # Whose job it is must not be told to others, so that is the same answer.
         if job is None or (account is not None and job.user != account.name):
             whose = f" of {account.name}" if account else ""
+            name = job_id if task is None else arrays.task_name(job_id, task)
             raise NotFound(
-                f"There is no job {job_id}{whose}.", "See 'carme jobs --history' for the jobs that there are."
+                f"There is no job {name}{whose}.", "See 'carme jobs --history' for the jobs that there are."
             )
         return job
 
@@ -482,17 +508,19 @@ class Broker:
             )
 
     async def _log(self, peer: Peer, request: protocol.GetLog | protocol.GetResult) -> LogPart:
-        job = await self._job(peer, request.job_id, request.user)
-        file = "output.log" if isinstance(request, protocol.GetLog) else "result"
+        job = await self._job(peer, request.job_id, request.user, request.task)
+        job = _as_task(job, request.task)
+        file = log_name(job.task) if isinstance(request, protocol.GetLog) else _own(job, "result")
         return await self._part_of_log(job, request.offset, request.limit, file)
 
-    async def _part_of_log(self, job: Job, offset: int, limit: int, file: str = "output.log") -> LogPart:
+    async def _part_of_log(self, job: Job, offset: int, limit: int, file: str = log_name(None)) -> LogPart:
         size, part = await self._read_in_folder(job, file, offset, limit)
         return log_part(part, offset, size)
 
     async def _facts(self, peer: Peer, request: protocol.GetFacts) -> JobFacts:
-        job = await self._job(peer, request.job_id, request.user)
-        _size, text = await self._read_in_folder(job, facts.NAME, 0, FACTS_BYTES)
+        job = await self._job(peer, request.job_id, request.user, request.task)
+        file = _own(_as_task(job, request.task), facts.NAME)
+        _size, text = await self._read_in_folder(job, file, 0, FACTS_BYTES)
         try:
             return JobFacts.model_validate_json(text)
         except ValidationError:
@@ -597,7 +625,8 @@ class Broker:
         return report.model_copy(update={"advice": [*self._policy.notices(job), *report.advice]})
 
     async def _stop_by_policy(self, job: Job) -> None:
-        await self._cancel(itself(), job.id, None, None)
+        task = job.task if job.array_id == job.id else None
+        await self._cancel(itself(), job.id, None, None, task)
 
     async def _forecast(self) -> Forecast:
         cluster = self._watch.cluster()
@@ -748,6 +777,16 @@ class Broker:
             cursor=self._feed.cursor,
             complete=since is None,
         )
+
+
+def _as_task(job: Job, task: int | None) -> Job:
+    """What stands for several tasks that wait, as the one that was asked about."""
+    return job if task is None else job.model_copy(update={"task": task})
+
+
+def _own(job: Job, file: str) -> str:
+    """Where a file that a job makes lies in its folder: a task has its own in that of the array."""
+    return file if job.task is None else f"{TASKS}/{job.task}/{file}"
 
 
 def _require_service(peer: Peer, what: str = "make or change reservations") -> None:

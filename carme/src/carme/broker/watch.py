@@ -107,6 +107,11 @@ class Watch:
         entry = self._entries.get(job_id)
         return entry.job if entry else None
 
+    def task(self, array_id: int, number: int) -> Job | None:
+        """A task of an array: itself, or what stands for those that wait."""
+        found = [entry.job for entry in self._entries.values() if entry.job.has_task(array_id, number)]
+        return next((job for job in found if job.task == number), found[0] if found else None)
+
     def ended(self) -> list[Job]:
         """Jobs that are over and that Slurm still remembers."""
         return [entry.job for entry in self._entries.values() if entry.job.is_over]
@@ -244,7 +249,7 @@ class Watch:
             owner = self._abandoned.get(job.key or "")
             if owner and job.user == owner.name and job.is_active:
                 _log.warning("Job %s is cancelled: its submission had got no answer.", job.id)
-                await self._slurm.cancel(job.id, owner)
+                await self._slurm.cancel(str(job.array_id or job.id), owner)
                 del self._abandoned[job.key or ""]
 
     async def _cancel_again(self, found: list[Job]) -> None:
@@ -259,7 +264,7 @@ class Watch:
             self._living[job.id] = now
             _log.warning("Job %s is cancelled again: Slurm has lost its cancellation.", job.id)
             try:
-                await self._slurm.cancel(job.id, await asyncio.to_thread(UnixAccount.named, job.user))
+                await self._slurm.cancel(job.slurm_name, await asyncio.to_thread(UnixAccount.named, job.user))
             except CarmeError as error:
                 _log.warning("Job %s is not cancelled: %s", job.id, error)
 
@@ -271,7 +276,7 @@ class Watch:
                 continue
             _log.warning("Job %s is cancelled: its first node, %s, has failed.", job.id, job.failed_node)
             try:
-                await self._slurm.cancel(job.id, await asyncio.to_thread(UnixAccount.named, job.user))
+                await self._slurm.cancel(job.slurm_name, await asyncio.to_thread(UnixAccount.named, job.user))
             except CarmeError as error:
                 headless.discard(job.id)  # once more with the next look
                 _log.warning("Job %s is not cancelled: %s", job.id, error)

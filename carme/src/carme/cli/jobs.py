@@ -8,10 +8,13 @@ from carme.api import JobOut
 from carme.broker import BrokerClient
 from carme.cli import portal
 from carme.cli.output import add_json, moment, plain, print_json, print_table
-from carme.jobs import Job, minutes_text
+from carme.jobs import Job, arrays, minutes_text
 
 FOLLOW_SECONDS = 1.0
 TITLES = ["JOB", "NAME", "STATE", "NODES", "GPUS", "LIMIT", "STARTED", "EXPLANATION"]
+
+
+_WHICH = "its number; 123_4 is task 4 of array 123"
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -26,15 +29,22 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     jobs.set_defaults(run=_jobs)
 
     cancel = commands.add_parser("cancel", help="end jobs")
-    cancel.add_argument("job", type=int, nargs="+", metavar="JOBID")
+    cancel.add_argument("job", type=_which, nargs="+", metavar="JOBID", help=_WHICH)
     add_json(cancel)
     cancel.set_defaults(run=_cancel)
 
     logs = commands.add_parser("logs", help="print what a job has written")
-    logs.add_argument("job", type=int, metavar="JOBID")
+    logs.add_argument("job", type=_which, metavar="JOBID", help=_WHICH)
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
     add_json(logs)
     logs.set_defaults(run=_logs)
+
+
+def _which(text: str) -> tuple[int, int | None]:
+    try:
+        return arrays.read_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _jobs(options: argparse.Namespace) -> int:
@@ -71,17 +81,37 @@ def _remote_jobs(options: argparse.Namespace) -> int:
 def _row(job: Job | JobOut) -> list[object]:
     limit = minutes_text(job.minutes_limit) if job.minutes_limit else "-"
     where = job.node_list or job.nodes
-    return [job.id, job.name, job.state.lower(), where, job.gpus, limit, moment(job.started), job.explanation]
+    return [
+        _name(job),
+        job.name,
+        job.state.lower(),
+        where,
+        job.gpus,
+        limit,
+        moment(job.started),
+        job.explanation,
+    ]
+
+
+def _name(job: Job | JobOut) -> str:
+    if job.array_id is None:
+        return str(job.id)
+    return arrays.task_name(job.array_id, job.tasks if job.task is None else job.task)
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    cancel = portal.cancel_job if portal.is_remote() else BrokerClient().cancel
-    for job_id in options.job:
-        cancel(job_id)
+    cancelled = []
+    for job_id, task in options.job:
+        if portal.is_remote():
+            portal.cancel_job(job_id, task)
+        else:
+            BrokerClient().cancel(job_id, task=task)
+        name = str(job_id) if task is None else arrays.task_name(job_id, task)
+        cancelled.append(job_id if task is None else name)
         if not options.json:
-            print(f"Job {job_id} is being ended. See what it wrote with: carme logs {job_id}")
+            print(f"Job {name} is being ended. See what it wrote with: carme logs {name}")
     if options.json:
-        print_json({"cancelled": options.job})
+        print_json({"cancelled": cancelled})
     return 0
 
 
@@ -89,11 +119,11 @@ def _logs(options: argparse.Namespace) -> int:
     if portal.is_remote():
         return _remote_logs(options)
     client = BrokerClient()
-    offset = 0
+    (job_id, task), offset = options.job, 0
     while True:
         # The state before the text: a job that is over by now has written all it will.
-        over = not options.follow or client.job(options.job).is_over
-        while (part := client.log(options.job, offset=offset)).text:
+        over = not options.follow or client.job(job_id, task=task).is_over
+        while (part := client.log(job_id, offset=offset, task=task)).text:
             offset = part.offset
             if options.json:
                 print_json(part)
@@ -104,15 +134,15 @@ def _logs(options: argparse.Namespace) -> int:
             break
         time.sleep(FOLLOW_SECONDS)
     if offset == 0:
-        job = client.job(options.job)
+        job = client.job(job_id, task=task)
         state = plain(job.explanation) or f"Its state is {job.state}."
-        print(f"Job {job.id} has written nothing yet. {state}", file=sys.stderr)
+        print(f"Job {_name(job)} has written nothing yet. {state}", file=sys.stderr)
     return 0
 
 
 def _remote_logs(options: argparse.Namespace) -> int:
     with portal.client() as site:
-        for text in site.jobs.get(options.job).logs(follow=options.follow):
+        for text in site.jobs.get(*options.job).logs(follow=options.follow):
             if options.json:
                 print_json({"text": text})
             else:

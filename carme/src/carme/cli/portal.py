@@ -37,10 +37,10 @@ def client() -> Client:
     return Client()
 
 
-def cancel_job(job_id: int) -> None:
-    """End a job of mine."""
+def cancel_job(job_id: int, task: int | None = None) -> None:
+    """End a job of mine, an array, or a task of one."""
     with client() as portal:
-        portal.jobs.get(job_id).cancel()
+        portal.jobs.get(job_id, task).cancel()
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -10,7 +10,7 @@ from carme.cli.datasets import datasets
 from carme.cli.output import add_json, print_json
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
-from carme.jobs import JobRequest, minutes_text, parse_minutes, parse_stages
+from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages
 from carme.jobs.scripts import interpreter, name_of
 from carme.projects import account_of
 
@@ -19,6 +19,7 @@ examples:
   carme submit train.sh
   carme submit --gpus 2 --time 2h -- python train.py --epochs 3
   carme submit --stage imagenet --results results -- python train.py
+  carme submit --array 0-9%2 -- sh -c 'echo task $SLURM_ARRAY_TASK_ID'
   carme submit --image torch --nodes 2 --gpus 1 -- carme-run train.py
 """
 
@@ -57,6 +58,12 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         metavar="FOLDER",
         help="copy what the job leaves in $CARME_RESULTS there, however it ends",
     )
+    parser.add_argument(
+        "--array",
+        metavar="TASKS",
+        help="one job for each of these tasks, like 0-99, 1,3,5 or 0-99%%4 (four at a time); a task finds "
+        "its number in $SLURM_ARRAY_TASK_ID",
+    )
     parser.add_argument("--name", help="name of the job (default: the command's)")
     add_json(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -83,6 +90,7 @@ def _submit(options: argparse.Namespace) -> int:
             "memory_mb_per_node": options.memory,
             "minutes": minutes,
             "reservation": options.reservation,
+            "array": options.array,
             "stage": parse_stages(" ".join(options.stage), datasets()) if options.stage else [],
             "results": str(Path(options.results).absolute()) if options.results else None,
             "workdir": os.getcwd(),  # noqa: PTH109 - no links resolved: the path must hold on the nodes
@@ -94,6 +102,11 @@ def _submit(options: argparse.Namespace) -> int:
 def _tell(options: argparse.Namespace, job_id: int, limit: str = "") -> int:
     if options.json:
         print_json({"job_id": job_id})
+    elif options.array:
+        print(f"The tasks of array {job_id} are in the queue{limit and limit + ' each'}.")
+        first = next(arrays.numbers(options.array))
+        print(f"Follow what one of them writes with: carme logs -f {arrays.task_name(job_id, first)}")
+        print(f"End them all with: carme cancel {job_id}")
     else:
         print(f"Job {job_id} is in the queue{limit}.")
         print(f"Follow what it writes with: carme logs -f {job_id}")
@@ -113,10 +126,11 @@ def _submit_remotely(options: argparse.Namespace) -> int:
             field="results",
         )
     what: Path | list[str] = given[1:] if given[0] == "--" else Path(given[0])
+    arguments = [] if isinstance(what, list) else given[1:]
     with portal.client() as site:
-        job = site.submit(
-            what,
-            *([] if isinstance(what, list) else given[1:]),
+        from carme.client import Asked  # it is installed, or there would be no client
+
+        asked = Asked(
             gpus=options.gpus,
             nodes=options.nodes,
             minutes=parse_minutes(options.time) if options.time else None,
@@ -131,7 +145,12 @@ def _submit_remotely(options: argparse.Namespace) -> int:
             stage=[word for part in options.stage for word in part.split()],
             results=options.results,
         )
-    return _tell(options, job.id)
+        if options.array:
+            job_id = site.array(what, options.array, *arguments, **asked).id
+        else:
+            job_id = site.submit(what, *arguments, **asked).id
+    assert job_id is not None
+    return _tell(options, job_id)
 
 
 def _command(options: argparse.Namespace) -> list[str]:

@@ -10,11 +10,13 @@ print(job.result())
 from carme.client.bookings import Booking, Bookings
 from carme.client.connection import Login, Unreachable
 from carme.client.images import Image, Images
-from carme.client.jobs import Job, JobFailed, Jobs
+from carme.client.jobs import Array, Asked, Job, JobFailed, Jobs
 from carme.client.main import Client
 from carme.client.sessions import Session, Sessions
 
 __all__ = [
+    "Array",
+    "Asked",
     "Booking",
     "Bookings",
     "Client",

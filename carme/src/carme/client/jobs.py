@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import cloudpickle
 import cloudpickle.cloudpickle
@@ -24,12 +24,14 @@ from carme.broker.protocol import JobFacts
 from carme.client.connection import Connection
 from carme.client.pages import items
 from carme.errors import CarmeError, InvalidRequest
-from carme.jobs import JobState
+from carme.jobs import JobState, arrays
 from carme.jobs.scripts import check_text, name_of
+from carme.wording import nearest
 
-__all__ = ["Array", "Job", "JobFailed", "Jobs"]
+__all__ = ["Array", "Asked", "Job", "JobFailed", "Jobs"]
 
 Value = TypeVar("Value")
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of one call, and those by name
 
 #: The program that runs the function; what it needs lies beside it.
 _RUN = (
@@ -55,20 +57,32 @@ class Job:
         id: Its number.
         known: What is known of it already.
         returns: Whether it runs a function, so that `result` is what that returns.
+        task: Which task of the array with this number it is.
     """
 
     def __init__(
-        self, connection: Connection, id: int, known: api.JobOut | None = None, returns: bool = False
+        self,
+        connection: Connection,
+        id: int,
+        known: api.JobOut | None = None,
+        returns: bool = False,
+        task: int | None = None,
     ) -> None:
         self._connection, self.id, self._known, self._returns = connection, id, known, returns
+        self.task = task
 
     def __repr__(self) -> str:
-        return f"<Job {self.id} {self._known.state if self._known else ''}>".replace(" >", ">")
+        return f"<Job {self.name} {self._known.state if self._known else ''}>".replace(" >", ">")
+
+    @property
+    def name(self) -> str:
+        """How the commands call it: its number, or `123_4` for task 4 of array 123."""
+        return str(self.id) if self.task is None else arrays.task_name(self.id, self.task)
 
     def info(self) -> api.JobOut:
         """What Slurm knows of it now."""
         if self._known is None or self._known.active:
-            self._known = api.JobOut.model_validate(self._connection.ask("GET", f"jobs/{self.id}"))
+            self._known = api.JobOut.model_validate(self._ask("GET", f"jobs/{self.id}"))
         return self._known
 
     @property
@@ -78,7 +92,7 @@ class Job:
 
     def facts(self) -> JobFacts:
         """Where it began: its image's digest, and the Git revision of its working folder."""
-        return JobFacts.model_validate(self._connection.ask("GET", f"jobs/{self.id}/facts"))
+        return JobFacts.model_validate(self._ask("GET", f"jobs/{self.id}/facts"))
 
     def done(self) -> bool:
         """Whether it is over."""
@@ -94,7 +108,7 @@ class Job:
         while not self.done():
             if timeout is not None and time.monotonic() + pause > end:
                 raise TimeoutError(
-                    f"Job {self.id} is not over after {timeout:g} s; its state is {self.info().state}."
+                    f"Job {self.name} is not over after {timeout:g} s; its state is {self.info().state}."
                 )
             time.sleep(pause)
             pause = min(CALM, pause * 1.2)
@@ -119,7 +133,7 @@ class Job:
             found = json.loads(text)
             if not found["error"]:
                 return pickle.loads(base64.b64decode(found["value"]))
-            failure = JobFailed(f"The function of job {self.id} failed: {found['error'].strip()}")
+            failure = JobFailed(f"The function of job {self.name} failed: {found['error'].strip()}")
             cause = None
             if found["raised"]:
                 try:
@@ -132,7 +146,7 @@ class Job:
         last = "\n".join("".join(self._readable_log()).splitlines()[-LAST_LINES:])
         said = info.explanation or f"Its state is {info.state}."
         raise JobFailed(
-            f"Job {self.id} left no result. {said}" + (f"\nIts last lines:\n{last}" if last else "")
+            f"Job {self.name} left no result. {said}" + (f"\nIts last lines:\n{last}" if last else "")
         )
 
     def _readable_log(self) -> Iterator[str]:
@@ -143,23 +157,25 @@ class Job:
 
     def cancel(self) -> None:
         """End it."""
-        self._connection.ask("DELETE", f"jobs/{self.id}")
+        self._ask("DELETE", f"jobs/{self.id}")
 
     def resubmit(self) -> Job:
-        """The same job once more."""
-        new = self._connection.ask("POST", f"jobs/{self.id}/resubmit")
-        return Job(self._connection, new["id"], returns=self._returns)
+        """The same job once more; of a task, that task."""
+        new = self._ask("POST", f"jobs/{self.id}/resubmit")
+        return Job(self._connection, new["id"], returns=self._returns, task=self.task)
+
+    def _ask(self, method: str, path: str, **query: Any) -> Any:
+        return self._connection.ask(method, path, task=self.task, **query)
 
     def _text(self, what: str, follow: bool) -> Iterator[str]:
         offset, pause = 0, LOOK
         while True:
-            part = api.LogOut.model_validate(
-                self._connection.ask("GET", f"jobs/{self.id}/{what}", offset=offset)
-            )
+            part = api.LogOut.model_validate(self._ask("GET", f"jobs/{self.id}/{what}", offset=offset))
             if part.text:
                 offset, pause = part.offset, LOOK
                 yield part.text
-                continue
+                if not (part.over and offset >= part.size):
+                    continue
             if part.over or not follow:
                 return
             time.sleep(pause)
@@ -167,17 +183,105 @@ class Job:
 
 
 class Array(list[Job]):
-    """Jobs that belong together, in the order of their items."""
+    """The tasks of an array of Slurm's, in the order of their items.
+
+    Args:
+        connection: To the portal.
+        id: The array's number; None: it has no tasks.
+        tasks: Their numbers.
+        returns: Whether they run a function.
+    """
+
+    def __init__(
+        self, connection: Connection, id: int | None, tasks: Iterable[int], returns: bool = False
+    ) -> None:
+        self._connection, self.id = connection, id
+        self._tasks: dict[int, Job] = {}
+        if id is not None:
+            self._tasks = {task: Job(connection, id, returns=returns, task=task) for task in tasks}
+        super().__init__(self._tasks.values())
+
+    def __repr__(self) -> str:
+        return f"<Array {self.id} of {len(self)} tasks>"
+
+    def infos(self) -> Sequence[api.JobOut]:
+        """What is known of its tasks now; those that wait may be one job together, with `tasks`."""
+        if self.id is None:
+            return []
+        found = items(self._connection, "jobs", None, array=self.id)
+        known = [api.JobOut.model_validate(one) for one in found]
+        by_task = {one.task: one for one in known if one.task is not None}
+        for task, job in self._tasks.items():
+            others = (one for one in known if one.task is None and arrays.includes(one.tasks, task))
+            job._known = by_task.get(task) or next(others, job._known)
+        return known
+
+    def done(self) -> bool:
+        """Whether all of them are over."""
+        self.infos()
+        return all(job._known is not None and not job._known.active for job in self)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all of them are over.
+
+        Raises:
+            TimeoutError: They are not after `timeout` seconds.
+        """
+        end, pause = time.monotonic() + (timeout or 0), LOOK
+        while not self.done():
+            if timeout is not None and time.monotonic() + pause > end:
+                active = sum(job._known is None or job._known.active for job in self)
+                raise TimeoutError(f"{active} tasks of array {self.id} are not over after {timeout:g} s.")
+            time.sleep(pause)
+            pause = min(CALM, pause * 1.2)
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Their results. Raises what `Job.result` raises, for the first that failed."""
-        end = None if timeout is None else time.monotonic() + timeout
-        return [job.result(None if end is None else max(0.0, end - time.monotonic())) for job in self]
+        """Their results. Waits for all; raises what `Job.result` raises, for the first that failed."""
+        self.wait(timeout)
+        return [job.result() for job in self]
 
     def cancel(self) -> None:
         """End them all."""
-        for job in self:
-            job.cancel()
+        if self.id is not None:
+            self._connection.ask("DELETE", f"jobs/{self.id}")
+
+
+class Asked(TypedDict, total=False):
+    """What a job asks for; what is left out, the site decides.
+
+    Attributes:
+        gpus, cpus, memory_mb: On each node; processors and memory (MiB) by default the share of the GPUs.
+        nodes: How many; the program itself starts on the first one.
+        minutes: How long it may run.
+        image: What it runs in; by default directly on the node. A function needs the same version of Python
+            (3.x) there as here.
+        account: The account that pays; a project's is `carme-NAME`.
+        reservation: The name of the booking to run in.
+        stage: What is to be near before it begins: the site's datasets, or absolute paths of the cluster,
+            each with `local:` (default), `scratch:` or `ram:` in front; see `CARME_DATA`.
+        results: The folder of the cluster to which what it leaves in `CARME_RESULTS` is copied; a task's
+            goes to a folder of its number in it.
+    """
+
+    gpus: int
+    nodes: int
+    minutes: int | None
+    gpu_type: str | None
+    cpus: int | None
+    memory_mb: int | None
+    image: str | None
+    name: str | None
+    partition: str | None
+    account: str | None
+    reservation: str | None
+    workdir: str | None
+    environment: dict[str, str]
+    stage: Sequence[str]
+    results: str | None
+
+
+#: Fields that are called otherwise on the wire.
+_WIRE = {"gpus": "gpus_per_node", "cpus": "cpus_per_node", "memory_mb": "memory_mb_per_node"}
 
 
 class Jobs:
@@ -191,99 +295,73 @@ class Jobs:
         what: Callable[..., Value] | str | Path | list[str],
         /,
         *arguments: Any,
-        gpus: int = 0,
-        nodes: int = 1,
-        minutes: int | None = None,
-        gpu_type: str | None = None,
-        cpus: int | None = None,
-        memory_mb: int | None = None,
-        image: str | None = None,
-        name: str | None = None,
-        partition: str | None = None,
-        account: str | None = None,
-        reservation: str | None = None,
-        workdir: str | None = None,
-        environment: dict[str, str] | None = None,
-        stage: Sequence[str] = (),
-        results: str | None = None,
         named: dict[str, Any] | None = None,
+        **asked: Unpack[Asked],
     ) -> Job:
         """Start a batch job.
 
         Args:
             what: A function; a script of this computer (a path), which is sent along; or a command (a list).
             arguments: The function's or the script's.
-            gpus, cpus, memory_mb: On each node; processors and memory (MiB) by default the share of the GPUs.
-            nodes: How many; the program itself starts on the first one.
-            minutes: How long it may run; by default what the site says.
-            image: What it runs in; by default directly on the node. A function needs the same version of
-                Python (3.x) there as here.
-            stage: What is to be near before it begins: the site's datasets, or absolute paths of the
-                cluster, each with `local:` (default), `scratch:` or `ram:` in front; see `CARME_DATA`.
-            results: The folder of the cluster to which what it leaves in `CARME_RESULTS` is copied.
             named: The function's arguments by name.
+            asked: See `Asked`.
 
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        asked: dict[str, Any] = {
-            "gpus_per_node": gpus,
-            "nodes": nodes,
-            "minutes": minutes,
-            "gpu_type": gpu_type,
-            "cpus_per_node": cpus,
-            "memory_mb_per_node": memory_mb,
-            "image": image,
-            "partition": partition,
-            "account": account,
-            "reservation": reservation,
-            "workdir": workdir,
-            "environment": environment or {},
-            "stage": list(stage),
-            "results": results,
-        }
-        if isinstance(what, str | Path):
-            path = Path(what)
-            asked |= {"script": _script(path), "arguments": [str(one) for one in arguments]}
-            asked["name"] = name or name_of(path.name)
-        elif isinstance(what, list):
-            asked |= {
-                "command": [*what, *map(str, arguments)],
-                "name": name or name_of(what[0] if what else ""),
-            }
-        elif callable(what):
-            asked |= _call(what, arguments, named or {})
-            asked["name"] = name or name_of(getattr(what, "__name__", "function"))
-        else:
-            raise InvalidRequest(
-                f"A job is a function, the path of a script, or a list of words, not {type(what).__name__}.",
-                "Give one of these.",
-                field="what",
-            )
-        found = self._connection.ask("POST", "jobs", asked)
+        body = _what(what, arguments, [(arguments, named or {})]) | _given(asked, what)
+        found = self._connection.ask("POST", "jobs", body)
         return Job(self._connection, found["id"], returns=callable(what))
 
-    def map(self, function: Callable[..., Value], /, *arguments: Iterable[Any], **asked: Any) -> Array:
-        """Start a job for each item of the iterables, as the built-in `map` calls a function.
+    def array(
+        self, what: str | Path | list[str], tasks: str, /, *arguments: Any, **asked: Unpack[Asked]
+    ) -> Array:
+        """Start a script or a command as an array: one Slurm job with a task for each number.
 
         Args:
-            asked: As for `submit`.
+            what: A script of this computer (a path), which is sent along; or a command (a list).
+            tasks: Their numbers, as Slurm writes them: `0-99`, `1,3,5`, `0-99%4` (four at a time). A task
+                finds its number in `SLURM_ARRAY_TASK_ID`.
+            arguments: The script's.
+            asked: See `Asked`; GPUs, processors, memory and time are each task's.
 
         Raises:
-            InvalidRequest: As `submit`; jobs that were started before are ended.
+            InvalidRequest: With the field, and what is possible.
         """
-        started = Array()
-        try:
-            for one in zip(*arguments, strict=False):
-                started.append(self.submit(function, *one, **asked))
-        except BaseException:
-            started.cancel()
-            raise
-        return started
+        body = _what(what, arguments, None) | _given(asked, what) | {"array": tasks}
+        found = self._connection.ask("POST", "jobs", body)
+        return Array(self._connection, found["id"], arrays.numbers(tasks))
 
-    def get(self, job_id: int) -> Job:
-        """One of my jobs. Raises NotFound."""
-        job = Job(self._connection, job_id)
+    def map(
+        self,
+        function: Callable[..., Value],
+        /,
+        *arguments: Iterable[Any],
+        at_once: int | None = None,
+        named: dict[str, Any] | None = None,
+        **asked: Unpack[Asked],
+    ) -> Array:
+        """Call a function for each item of the iterables, like the built-in `map`, in the tasks of an array.
+
+        Args:
+            at_once: How many tasks may run at a time; by default as many as there is room for.
+            named: The same arguments by name for all of them.
+            asked: See `Asked`; GPUs, processors, memory and time are each task's.
+
+        Raises:
+            InvalidRequest: With the field, and what is possible.
+        """
+        calls = [(one, named or {}) for one in zip(*arguments, strict=False)]
+        if not calls:
+            return Array(self._connection, None, ())
+        tasks = arrays.expression(len(calls), at_once)
+        body = _what(function, (), calls) | _given(asked, function) | {"array": tasks}
+        found = self._connection.ask("POST", "jobs", body)
+        return Array(self._connection, found["id"], range(len(calls)), returns=True)
+
+    def get(self, job_id: int, task: int | None = None) -> Job:
+        """One of my jobs, or a task of an array. Raises NotFound."""
+        job = Job(self._connection, job_id, task=task)
         job.info()
         return job
 
@@ -327,8 +405,43 @@ def _script(path: Path) -> str:
     return text
 
 
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """The part of a request that calls a function in the job."""
+def _given(asked: Asked, what: Any) -> dict[str, Any]:
+    """What is asked for, by the API's names; the job's name is by default that of what it runs."""
+    for name in asked:
+        if name not in Asked.__annotations__:
+            raise InvalidRequest(f"A job has no {name!r}.", nearest(name, Asked.__annotations__), field=name)
+    given: dict[str, Any] = {_WIRE.get(name, name): value for name, value in asked.items()}
+    if "stage" in given:
+        given["stage"] = list(given["stage"])
+    if not given.get("name"):
+        first = what[0] if isinstance(what, list) and what else ""
+        path = Path(what).name if isinstance(what, str | Path) else first
+        given["name"] = name_of(getattr(what, "__name__", "function") if callable(what) else path)
+    return given
+
+
+def _what(what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
+    """The part of a request that says what runs."""
+    if isinstance(what, str | Path):
+        return {"script": _script(Path(what)), "arguments": [str(one) for one in arguments]}
+    if isinstance(what, list):
+        return {"command": [*what, *map(str, arguments)]}
+    if callable(what) and calls is not None:
+        return _call(what, calls)
+    kinds = (
+        "the path of a script, or a list of words"
+        if calls is None
+        else "a function, the path of a script, or a list of words"
+    )
+    raise InvalidRequest(
+        f"A job is {kinds}, not {type(what).__name__}.",
+        "Give one of these." if calls else "Give one of these; functions go with 'map'.",
+        field="what",
+    )
+
+
+def _call(function: Callable[..., Any], calls: Sequence[Call]) -> dict[str, Any]:
+    """The part of a request that calls a function in the job, or with each of several arguments in a task."""
     module = sys.modules.get(getattr(function, "__module__", ""), None)
     mine = (
         module is not None and module.__name__ != "__main__" and _is_mine(getattr(module, "__file__", None))
@@ -336,7 +449,7 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[
     if mine and module is not None:
         cloudpickle.register_pickle_by_value(module)  # the job cannot import what lies here
     try:
-        call = cloudpickle.dumps((function, arguments, named))
+        packed = [base64.b64encode(cloudpickle.dumps(one)).decode() for one in (function, *calls)]
     except Exception as error:
         raise InvalidRequest(
             f"The function or its arguments cannot be sent: {error}.",
@@ -346,10 +459,9 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[
     finally:
         if mine and module is not None:
             cloudpickle.unregister_pickle_by_value(module)
-    text = base64.b64encode(call).decode()
-    if len(text) > MAXIMUM_BYTES:
+    if (size := sum(map(len, packed))) > MAXIMUM_BYTES:
         raise InvalidRequest(
-            f"The function with its arguments has {len(text)} bytes; at most {MAXIMUM_BYTES} can be sent.",
+            f"The function with its arguments has {size} bytes; at most {MAXIMUM_BYTES} can be sent.",
             "Put large data into a file of your home, and have the function read it.",
             field="function",
         )
@@ -357,7 +469,7 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[
     return {
         "command": ["python3", "-c", _RUN],
         "files": {
-            "function.json": json.dumps({"python": version, "call": text}),
+            "function.json": json.dumps({"python": version, "function": packed[0], "calls": packed[1:]}),
             "runner.py": importlib.resources.files("carme.client").joinpath("runner.py").read_text("utf-8"),
             "cloudpickle.py": Path(cloudpickle.cloudpickle.__file__ or "").read_text("utf-8"),
         },

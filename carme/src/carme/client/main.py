@@ -6,13 +6,13 @@ import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from carme import api
 from carme.client.bookings import Bookings
 from carme.client.connection import Connection, Login
 from carme.client.images import Images
-from carme.client.jobs import Array, Job, Jobs
+from carme.client.jobs import Array, Asked, Job, Jobs
 from carme.client.sessions import Sessions
 
 __all__ = ["Client"]
@@ -49,14 +49,33 @@ class Client:
         self.images = Images(self.connection)
 
     def submit(
-        self, what: Callable[..., Value] | str | Path | list[str], /, *arguments: Any, **asked: Any
+        self,
+        what: Callable[..., Value] | str | Path | list[str],
+        /,
+        *arguments: Any,
+        named: dict[str, Any] | None = None,
+        **asked: Unpack[Asked],
     ) -> Job:
         """Start a batch job; see `Jobs.submit`."""
-        return self.jobs.submit(what, *arguments, **asked)
+        return self.jobs.submit(what, *arguments, named=named, **asked)
 
-    def map(self, function: Callable[..., Value], /, *arguments: Iterable[Any], **asked: Any) -> Array:
-        """Start a job for each item; see `Jobs.map`."""
-        return self.jobs.map(function, *arguments, **asked)
+    def array(
+        self, what: str | Path | list[str], tasks: str, /, *arguments: Any, **asked: Unpack[Asked]
+    ) -> Array:
+        """Start a script or a command as an array; see `Jobs.array`."""
+        return self.jobs.array(what, tasks, *arguments, **asked)
+
+    def map(
+        self,
+        function: Callable[..., Value],
+        /,
+        *arguments: Iterable[Any],
+        at_once: int | None = None,
+        named: dict[str, Any] | None = None,
+        **asked: Unpack[Asked],
+    ) -> Array:
+        """Call a function for each item, in the tasks of an array; see `Jobs.map`."""
+        return self.jobs.map(function, *arguments, at_once=at_once, named=named, **asked)
 
     def profile(self) -> api.Account:
         """Whose token this is, and what it allows."""

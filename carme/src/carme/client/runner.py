@@ -27,7 +27,9 @@ def main() -> int:
         return _leave(folder, error=said)
     pickler = _cloudpickle(folder / "files/cloudpickle.py")
     try:
-        function, arguments, named = pickle.loads(base64.b64decode(order["call"]))
+        function = pickle.loads(base64.b64decode(order["function"]))
+        call = order["calls"][int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(order["calls"]) > 1 else 0]
+        arguments, named = pickle.loads(base64.b64decode(call))
         value = pickler.dumps(function(*arguments, **named))
     except BaseException as error:
         traceback.print_exc()

@@ -1,5 +1,6 @@
 """Jobs: what a user may ask for, what Slurm knows, and the words for it."""
 
+from carme.jobs import arrays
 from carme.jobs.checks import Share, check, partition_of, share
 from carme.jobs.cluster import Cluster, Licence, Node, Partition, Reservation
 from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, ending_of, last_lines
@@ -32,6 +33,7 @@ __all__ = [
     "Share",
     "Stage",
     "StartEstimate",
+    "arrays",
     "check",
     "ending_of",
     "forecast",

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from carme.errors import InvalidRequest
 from carme.images.own import ImageFile, is_own
+from carme.jobs.arrays import Tasks
 from carme.jobs.stages import ResultsPath, Stages
 from carme.wording import nearest, place, problem
 
@@ -127,6 +128,9 @@ class JobRequest(_Asked):
 
     What `stage` names is there, in the folder that `CARME_DATA` names, before the command runs. What the job
     leaves in the folder that `CARME_RESULTS` names is copied to `results` when it has ended, however it did.
+
+    `array` makes it an array: one job for each of these tasks, alike but for `SLURM_ARRAY_TASK_ID`; what a
+    task leaves goes to a folder of its number in `results`.
     """
 
     name: Annotated[str, AfterValidator(_name)]
@@ -145,6 +149,7 @@ class JobRequest(_Asked):
     memory_mb_per_node: int | None = Field(default=None, ge=1, le=2**31 - 1)
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     reservation: Word | None = None
+    array: Tasks | None = None
     workdir: Annotated[str, AfterValidator(_workdir)] | None = None
     stage: Stages = []
     results: ResultsPath | None = None
@@ -153,6 +158,8 @@ class JobRequest(_Asked):
     def _whole(self) -> Self:
         if self.kind == "session" and self.image is None:
             raise ValueError("for a session must name an image")
+        if self.kind == "session" and self.array is not None:
+            raise ValueError("for a session must not be an array")
         if not self.command[0]:
             raise ValueError("must have a program as the first word of its command")
         _check_file(self.image, self.image_file)

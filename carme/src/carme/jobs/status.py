@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
+from carme.jobs.arrays import includes, task_name
 from carme.jobs.endings import ending_of
 from carme.jobs.explanations import waiting_for
 from carme.jobs.states import JobState, Phase
@@ -23,6 +24,9 @@ class Job(BaseModel):
         cancelled_by: Who cancelled it; None when it was not, or that is not known (yet).
         peak_memory_mb: The most memory (MiB) that it had on one node, known for jobs that ran out of it.
         failed_node: The node whose failure ended it.
+        array_id: The array that it is a task of: Slurm's number of all of them together.
+        task: Which task of it; None for what stands for several that wait.
+        tasks: Those several, like `5-9%2`.
         preempted_by: What took its place when Slurm preempted it, in words; empty when that is not known, or
             not its owner's to know.
     """
@@ -61,6 +65,9 @@ class Job(BaseModel):
     peak_memory_mb: int | None = None
     failed_node: str = ""
     preempted_by: str = ""
+    array_id: int | None = None
+    task: int | None = None
+    tasks: str = ""
 
     @computed_field
     @property
@@ -74,6 +81,19 @@ class Job(BaseModel):
         staging = self.reason == "Dependency" and self.kind != "other"
         reason = "BurstBufferStageIn" if staging else self.reason
         return waiting_for(reason, self.detail) if self.is_pending else ""
+
+    @property
+    def slurm_name(self) -> str:
+        """What Slurm's programs call it, and nothing else: an array's number would mean all of its tasks."""
+        if self.array_id is None or not (self.task is not None or self.tasks):
+            return str(self.id)
+        return task_name(self.array_id, self.tasks.partition("%")[0] if self.task is None else self.task)
+
+    def has_task(self, array_id: int, task: int) -> bool:
+        """Whether it is this task of an array, or that one waits in it."""
+        if self.array_id != array_id:
+            return False
+        return self.task == task if self.task is not None else includes(self.tasks, task)
 
     @property
     def is_pending(self) -> bool:

@@ -33,6 +33,7 @@ RETURN_SECONDS = 5.0  # until a lost node is brought back; after each try that f
 RETURN_MOST_SECONDS = 60.0
 RETURN_TRIES = 12  # in a row; by then Slurm has long taken from the job a node that it cannot reach
 CONTROL_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+TASKS = "tasks"  # in the folder of an array: one folder for each task
 #: What Python ignores, and a program that it starts should not.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 #: Where the node's exporter hears how training goes (carme_runtime.progress), where there is one.
@@ -175,6 +176,8 @@ def _run(folder: str, submission: str) -> int:
     allocation = Allocation()
     spec = _read(f"{folder}/spec.json")
     check_home(home())
+    if spec.get("array"):
+        folder, spec = as_task(folder, spec, os.environ.get("SLURM_ARRAY_TASK_ID", ""))
     begin(folder, submission)
     facts.write(folder, spec.get("image_name"), spec.get("digest") or "", spec["workdir"])
     programs = Programs()
@@ -210,6 +213,8 @@ def _join(folder: str, where: str) -> int:
     """What a node other than the first does."""
     allocation = Allocation()
     spec = _read(f"{folder}/spec.json")
+    if spec.get("array"):
+        spec = of_task(spec, folder)
     programs = Programs()
     make_private(allocation.private)
     staged = None
@@ -439,6 +444,38 @@ def check_home(home: str) -> None:
             f"The home directory {home} cannot be written on {socket.gethostname()}: {error.strerror}.",
             "See that it is yours and has space left, or tell an administrator.",
         ) from None
+
+
+def as_task(folder: str, spec: dict[str, Any], task: str) -> tuple[str, dict[str, Any]]:
+    """The folder and the specification of a task of an array: it sees the files that all of them share.
+
+    Args:
+        folder: The array's, which all tasks share.
+        spec: The array's.
+        task: Its number.
+    """
+    if not task.isdecimal():
+        raise CarmeError("This is no task of a job array.", "Start it with 'carme submit --array'.")
+    own = f"{folder}/{TASKS}/{int(task)}"
+    try:
+        os.makedirs(own, 0o700, exist_ok=True)
+        for name in ("spec.json", "environment.json", "fabric.key", "fabric.pem", "request.json", "files"):
+            if not os.path.lexists(f"{own}/{name}"):
+                os.symlink(f"../../{name}", f"{own}/{name}")
+    except OSError as error:
+        raise LaunchError(
+            Exit.HOME_NOT_WRITABLE,
+            f"The folder {own} cannot be made on {socket.gethostname()}: {error.strerror}.",
+            "See that your home directory is yours and has space left, or tell an administrator.",
+        ) from None
+    return own, of_task(spec, own)
+
+
+def of_task(spec: dict[str, Any], own: str) -> dict[str, Any]:
+    """The specification of the task of an array that has this folder."""
+    parent, task = own.rsplit(f"/{TASKS}/", 1)
+    results = f"{spec['results']}/{task}" if spec["results"] else None
+    return {**spec, "results": results, "log": f"{parent}/output-{task}.log"}
 
 
 def begin(folder: str, submission: str) -> None:

@@ -68,7 +68,7 @@ def stage(spec: dict[str, Any], folder: str, job_id: str, nodes: int, private: s
             os.mkdir(results, 0o700)
             with open(f"{own}/results.json", "w", encoding="utf-8") as file:
                 to = f"{spec['results']}/{node}" if nodes > 1 else spec["results"]
-                json.dump({"to": to, "log": f"{folder}/output.log"}, file)
+                json.dump({"to": to, "log": spec.get("log", f"{folder}/output.log")}, file)
         except FileExistsError:
             pass
         except OSError as error:

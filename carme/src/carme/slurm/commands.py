@@ -37,6 +37,8 @@ from carme.slurm.refusals import refusal
 
 # Times as seconds since 1970, whatever the host's zone.
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+# And all tasks of an array that wait, however long that makes the line.
+_WHOLE = {"SLURM_BITSTR_LEN": "0"}
 # What `scontrol show job` tells anew each time, although nothing has happened to the job.
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
 _MANAGE = ("sacctmgr", "--immediate", "--noheader", "--parsable2")
@@ -219,8 +221,8 @@ class SlurmCommands:
         where = [f"name={user}", f"account={account}", f"cluster={self._cluster}"]
         await _ask(*_MANAGE, "delete", "user", "where", *where, *_in(partition))
 
-    async def set_limit(self, job_id: int, minutes: int) -> None:
-        await _ask("scontrol", "update", f"JobId={job_id}", f"TimeLimit={minutes}")
+    async def set_limit(self, job: str, minutes: int) -> None:
+        await _ask("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
 
     async def cluster(self) -> Cluster:
         nodes = await _ask("scontrol", "--details", "--oneliner", "show", "node")
@@ -236,9 +238,12 @@ class SlurmCommands:
         jobs.sort(key=lambda job: (job.submitted or since, job.id), reverse=True)
         return jobs[:limit]
 
-    async def accounted(self, job_id: int) -> Job | None:
+    async def accounted(self, job_id: int, task: int | None = None) -> Job | None:
         jobs = await self._accounting(f"--jobs={job_id}")
-        return next((job for job in jobs if job.id == job_id), None)
+        if task is None:
+            return next((job for job in jobs if job.id == job_id), None)
+        found = [job for job in jobs if job.has_task(job_id, task)]
+        return next((job for job in found if job.task == task), found[0] if found else None)
 
     async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
         wanted = set(ids)
@@ -286,7 +291,7 @@ class SlurmCommands:
         message = {
             "folder": str(folder),
             "arguments": [
-                *["sbatch", "--parsable", *_arguments(order), *_places(folder)],
+                *["sbatch", "--parsable", *_arguments(order), *_places(folder, order.request.array)],
             ],
             "script": _script(),
             "files": {
@@ -337,8 +342,8 @@ class SlurmCommands:
             return StartEstimate(message=message)
         return StartEstimate(start=parsing.time(match["start"]), nodes=match["nodes"] or "", message=message)
 
-    async def cancel(self, job_id: int, owner: UnixAccount) -> None:
-        _succeeded("scancel", await run("scancel", str(job_id), owner=owner))
+    async def cancel(self, job: str, owner: UnixAccount) -> None:
+        _succeeded("scancel", await run("scancel", job, owner=owner))
 
 
 def job_folder(owner: UnixAccount, key: str) -> Path:
@@ -367,6 +372,8 @@ def _arguments(order: Order) -> list[str]:
         # When a node fails the job knows how to go on (`carme.launch.job`), unless it is the first one: then
         # the broker ends it.
         arguments.append("--no-kill")
+    if request.array:
+        arguments.append(f"--array={request.array}")
     if order.account:
         arguments.append(f"--account={order.account}")
     if request.reservation:
@@ -380,10 +387,15 @@ def _arguments(order: Order) -> list[str]:
     return arguments
 
 
-def _places(folder: Path) -> list[str]:
+def log_name(task: int | str | None) -> str:
+    """The file in a job's folder that it, or this task of it, writes its output to."""
+    return "output.log" if task is None else f"output-{task}.log"
+
+
+def _places(folder: Path, array: str | None = None) -> list[str]:
     """Where the job runs and writes."""
-    # sbatch replaces %j and the like in the names of output files.
-    log = str(folder / "output.log").replace("%", "%%")
+    # sbatch replaces %j and the like in the names of output files; %a is the number of a task.
+    log = f"{str(folder).replace('%', '%%')}/{log_name('%a' if array else None)}"
     return [f"--output={log}", f"--error={log}", "--open-mode=append", f"--chdir={folder}"]
 
 
@@ -441,7 +453,7 @@ def _separator() -> str:
 
 
 async def _ask(*arguments: str) -> str:
-    return _succeeded(arguments[0], await run(*arguments, environment=_TIMES))
+    return _succeeded(arguments[0], await run(*arguments, environment=_TIMES | _WHOLE))
 
 
 def _succeeded(program: str, done: Finished) -> str:

@@ -157,7 +157,7 @@ class Slurm(Protocol):
         """Undo `add_member`; raises SlurmError with the code `member-has-jobs` while there are some."""
         ...
 
-    async def set_limit(self, job_id: int, minutes: int) -> None:
+    async def set_limit(self, job: str, minutes: int) -> None:
         """Give a job another time limit (minutes since its start), which only Slurm's operators may raise."""
         ...
 
@@ -171,8 +171,8 @@ class Slurm(Protocol):
         """Jobs in the accounting that were there between two moments, newest first."""
         ...
 
-    async def accounted(self, job_id: int) -> Job | None:
-        """One job in the accounting."""
+    async def accounted(self, job_id: int, task: int | None = None) -> Job | None:
+        """One job in the accounting, or a task of the array of that number."""
         ...
 
     async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
@@ -218,6 +218,6 @@ class Slurm(Protocol):
         """Have a waiting job take nodes with these features (joined by `&`) first."""
         ...
 
-    async def cancel(self, job_id: int, owner: UnixAccount) -> None:
-        """End a job as its owner."""
+    async def cancel(self, job: str, owner: UnixAccount) -> None:
+        """End a job as its owner: a `Job.slurm_name`, or the number of an array with all its tasks."""
         ...

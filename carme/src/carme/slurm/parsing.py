@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from carme.jobs import Cluster, Job, JobState, Licence, Node, Partition, Phase, Reservation
+from carme.jobs import Cluster, Job, JobState, Licence, Node, Partition, Phase, Reservation, arrays
 from carme.jobs.limits import Limits
 from carme.jobs.nodes import expand
 from carme.projects.models import ACCOUNT_PATTERN, ProjectAccount, Use
@@ -18,12 +18,12 @@ from carme.slurm.label import Label
 
 QUEUE_FIELDS = (
     *("A", "u", "a", "P", "T", "r", "D", "N", "b", "C", "m", "l", "V", "S", "e"),
-    *("Q", "Y", "v", "q", "B", "j", "k"),
+    *("Q", "Y", "v", "q", "B", "F", "K", "j", "k"),
 )
 ACCOUNTING_FIELDS = (
     *("JobIDRaw", "User", "Account", "Partition", "State", "ExitCode", "NNodes", "NodeList", "ReqTRES"),
     *("AllocTRES", "TimelimitRaw", "Submit", "Start", "End", "Reason", "Reservation", "QOS", "UID"),
-    *("JobName", "Comment"),
+    *("JobID", "JobName", "Comment"),
 )
 AFTERMATH_FIELDS = ("JobIDRaw", "UID", "State", "MaxRSS")
 ADMIN_COMMENT_FIELDS = ("JobIDRaw", "AdminComment")
@@ -83,9 +83,16 @@ def queue(output: str, separator: str) -> list[Job]:
                 started=None if state.phase is Phase.PENDING else time(field["S"]),
                 ended=time(field["e"]) if state.phase is Phase.OVER else None,
                 failed_node=_gone(state, field["B"], field["N"]),
+                **array_of(f"{field['F']}_{field['K']}"),
             )
         )
     return jobs
+
+
+def array_of(text: str) -> dict[str, Any]:
+    """The fields of a `Job` in an array: `12_3` is a task, `12_[4-9%2]` or `12_4-9%2` are some that wait."""
+    match = re.fullmatch(r"(\d+)_\[?([\d,:-]+)(%\d+)?\]?", text)
+    return arrays.fields(int(match[1]), match[2] + (match[3] or "")) if match else {}
 
 
 def _gone(state: JobState, first: str, node_list: str) -> str:
@@ -158,6 +165,7 @@ def accounting(output: str, separator: str) -> list[Job]:
                 exit_code=int(exit_code) if over and exit_code.isdecimal() else None,
                 signal=(int(signal) or None) if over and signal.isdecimal() else None,
                 cancelled_by=_cancelled_by(field["State"], field["UID"]),
+                **array_of(field["JobID"]),
             )
         )
     return jobs

@@ -51,6 +51,12 @@ _REFUSALS: list[tuple[str, str | None, str, str]] = [
         "Ask for less, or wait until some of your other jobs have ended.",
     ),
     (
+        r"[Ii]nvalid job array specification",
+        "array",
+        "The array has more tasks, or higher numbers of tasks, than Slurm allows here (MaxArraySize).",
+        "Ask for fewer tasks in one array, or have each do more.",
+    ),
+    (
         r"[Ii]nvalid qos",
         None,
         "Slurm does not let you use this quality of service.",

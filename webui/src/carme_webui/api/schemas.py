@@ -113,6 +113,7 @@ class JobSearch(Paging):
     partition: Words = ""
     since: Moment | None = Field(default=None, description="submitted at this moment or later")
     until: Moment | None = Field(default=None, description="submitted before this moment")
+    array: int | None = Field(default=None, ge=1, lt=10**18, description="tasks of the array of this number")
 
 
 # --- bookings --------------------------------------------------------------------------------------------

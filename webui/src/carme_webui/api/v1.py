@@ -23,6 +23,7 @@ from carme.bookings import BookingState, Wish
 from carme.broker.protocol import JobFacts, Recipe
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import SessionOptions, StartEstimate, refusal
+from carme.jobs.arrays import MAXIMUM_TASK
 from carme.wording import place
 from carme.wording import problem as sentence
 from carme_webui.accounts.models import User
@@ -95,6 +96,7 @@ SessionName = Path(..., pattern=rf"^{SESSION_NAME}$")
 BookingName = Path(..., pattern=rf"^{BOOKING_NAME}$")
 ImageReference = Path(..., pattern=r"^[a-z0-9][a-z0-9_.-]{0,30}(@[A-Za-z0-9_.-]{1,150})?$")
 JobId = Path(..., ge=1, lt=10**18)
+Task = QueryValue(None, ge=0, le=MAXIMUM_TASK, description="a task of the array of this number")
 
 
 def _answers(answer: Any, *more: HTTPStatus, status: HTTPStatus = HTTPStatus.OK) -> dict[int, Any]:
@@ -236,14 +238,14 @@ def _my_job(user: User, job_id: int) -> Job:
 def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
     """My jobs of all years, newest first."""
     states = FILTERS[search.state][1] if search.state else ()
-    asked = search.model_dump(include={"kind", "partition", "since", "until"})
+    asked = search.model_dump(include={"kind", "partition", "since", "until", "array"})
     rows = Search(text=search.q.strip(), states=states, **asked).within(own_jobs(asker(request)))
     return page_of(rows, search, wire.JobOut.model_validate)
 
 
 @jobs.post("", response=_answers(wire.Submitted, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
 def submit_job(request: HttpRequest, asked: JobSubmission) -> Any:
-    """Submit a batch job."""
+    """Submit a batch job, or an array of them; an array's number is that of all its tasks together."""
     user = require(request, "jobs")
     site = broker()
     job_id = submissions.submit(submissions.to_request(asked, user, site), user, site)
@@ -259,23 +261,23 @@ def check_job(request: HttpRequest, asked: JobSubmission) -> Any:
 
 
 @jobs.get("/{job_id}", response=_answers(wire.JobOut, *GONE))
-def show_job(request: HttpRequest, job_id: int = JobId) -> Any:
-    """One of my jobs."""
+def show_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
+    """One of my jobs, or a task of an array; as long as that waits, what it waits together with."""
     user = asker(request)
-    row = own_jobs(user).filter(id=job_id).first()
+    row = Job.of_array(user.username, job_id, task)
     if row is None:
         # Submitted a moment ago, or by other means: Slurm may know of it before the portal does.
-        known = broker().job(job_id, user=user.username)
+        known = broker().job(job_id, user=user.username, task=task)
         Job.store([known])
-        row = _my_job(user, job_id)
+        row = _my_job(user, known.id)
     return row
 
 
 @jobs.delete("/{job_id}", response=_answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
-def cancel_job(request: HttpRequest, job_id: int = JobId) -> Any:
-    """End a job; one that is over stays as it is."""
+def cancel_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
+    """End a job, an array, or a task of one; what is over stays as it is."""
     user = require(request, "jobs")
-    broker().cancel(job_id, user=user.username)
+    broker().cancel(job_id, user=user.username, task=task)
     news.tell([user.username])
     return Status(HTTPStatus.NO_CONTENT, None)
 
@@ -286,9 +288,10 @@ def job_log(
     job_id: int = JobId,
     offset: int = QueryValue(0, ge=0, lt=2**53),
     limit: int = QueryValue(65_536, ge=1, le=PAGE_BYTES),
+    task: int | None = Task,
 ) -> Any:
-    """What a job has written, from byte `offset` on."""
-    return _text(request, job_id, "log", offset, limit)
+    """What a job, or a task of an array, has written, from byte `offset` on."""
+    return _text(request, job_id, "log", offset, limit, task)
 
 
 @jobs.get("/{job_id}/result", response=_answers(wire.LogOut, *REFUSED))
@@ -297,23 +300,24 @@ def job_result(
     job_id: int = JobId,
     offset: int = QueryValue(0, ge=0, lt=2**53),
     limit: int = QueryValue(PAGE_BYTES, ge=1, le=PAGE_BYTES),
+    task: int | None = Task,
 ) -> Any:
     """What a job left in `$CARME_JOB_FOLDER/result`, from byte `offset` on; for the Python client."""
-    return _text(request, job_id, "result", offset, limit)
+    return _text(request, job_id, "result", offset, limit, task)
 
 
-def _text(request: HttpRequest, job_id: int, what: str, offset: int, limit: int) -> Any:
+def _text(request: HttpRequest, job_id: int, what: str, offset: int, limit: int, task: int | None) -> Any:
     user, site = asker(request), broker()
     # The state before the text: a job that is over by now has written all it will.
-    over = site.job(job_id, user=user.username).is_over
-    part = getattr(site, what)(job_id, user=user.username, offset=offset, limit=limit)
+    over = site.job(job_id, user=user.username, task=task).is_over
+    part = getattr(site, what)(job_id, user=user.username, offset=offset, limit=limit, task=task)
     return wire.LogOut(**part.model_dump(), over=over)
 
 
 @jobs.get("/{job_id}/facts", response=_answers(JobFacts, *REFUSED))
-def job_facts(request: HttpRequest, job_id: int = JobId) -> Any:
+def job_facts(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
     """Where a job began: its image's digest, and the Git revision of its working folder."""
-    return broker().facts(job_id, user=asker(request).username).model_dump()
+    return broker().facts(job_id, user=asker(request).username, task=task).model_dump()
 
 
 @jobs.get("/{job_id}/recipe", response=_answers(Recipe, *REFUSED))
@@ -323,10 +327,10 @@ def job_recipe(request: HttpRequest, job_id: int = JobId) -> Any:
 
 
 @jobs.post("/{job_id}/resubmit", response=_answers(wire.Submitted, *REFUSED, status=HTTPStatus.CREATED))
-def resubmit_job(request: HttpRequest, job_id: int = JobId) -> Any:
-    """Submit a batch job once more as it was."""
+def resubmit_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
+    """Submit a batch job, an array, or a task of one once more as it was."""
     user = require(request, "jobs")
-    new = broker().resubmit(job_id, user=user.username)
+    new = broker().resubmit(job_id, user=user.username, task=task)
     news.tell([user.username])
     return Status(HTTPStatus.CREATED, {"id": new})
 

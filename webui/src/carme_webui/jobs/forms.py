@@ -50,6 +50,7 @@ class SubmitForm(forms.Form):
     minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
     account = forms.CharField(label=_("Account"), max_length=64, required=False)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
+    array = forms.CharField(label=_("Tasks of an array"), max_length=1000, required=False)
 
     def __init__(
         self,
@@ -74,6 +75,9 @@ class SubmitForm(forms.Form):
         self.fields["script_path"].help_text = _("A path from your home, like train.sh, or a whole path.")
         self.fields["script"].help_text = _(
             "Its first line may name what runs it, like #!/usr/bin/env python3."
+        )
+        self.fields["array"].help_text = _(
+            "One job for each, like 0-99, or 0-99%4 for four at a time; its number is in SLURM_ARRAY_TASK_ID."
         )
         for name in ("cpus_per_node", "memory_mb_per_node"):
             self.fields[name].widget.attrs["placeholder"] = _("By the share of the GPUs")

@@ -90,9 +90,13 @@ def _ending(batch: Iterable[Told]) -> list[Told]:
 
 
 def _tell_ended(ended: Iterable[Told]) -> None:
-    """Tell owners; of an array, or of many at once, in one sentence."""
+    """Tell owners; of an array when all of it is over, of many at once in one sentence."""
+    ended = list(ended)
+    _tell_of_arrays({(job.user, job.array_id) for job in ended if job.array_id is not None})
     by_user: dict[str, list[Told]] = {}
     for job in ended:
+        if job.array_id is not None:
+            continue
         by_user.setdefault(job.user, []).append(job)
     for owner in User.objects.filter(username__in=by_user) if by_user else ():
         jobs = by_user[owner.username]
@@ -121,6 +125,36 @@ def _tell_ended(ended: Iterable[Told]) -> None:
                 key=f"job:{job.id}:{job.submitted}",
                 link=row.get_absolute_url(),
             )
+
+
+def _tell_of_arrays(arrays: Iterable[tuple[str, int | None]]) -> None:
+    """Tell owners of arrays whose last task has ended, once and not of each task."""
+    for user, array_id in arrays:
+        rows = Job.objects.filter(user=user, array_id=array_id)
+        owner = User.objects.filter(username=user).first()
+        if owner is None or rows.filter(active=True).exists():
+            continue
+        last = rows.order_by("id").first()
+        failed = rows.exclude(state__in=(JobState.COMPLETED, JobState.CANCELLED)).count()
+        if last is None:
+            continue
+        told = {"number": array_id, "name": last.name, "failed": failed}
+        tell(
+            owner,
+            lambda told=told: (
+                _("All tasks of your array %(number)s (%(name)s) have ended.") % told
+                if not told["failed"]
+                else ngettext(
+                    "All tasks of your array %(number)s (%(name)s) have ended; %(failed)d of them failed.",
+                    "All tasks of your array %(number)s (%(name)s) have ended; %(failed)d of them failed.",
+                    told["failed"],
+                )
+                % told
+            ),
+            Kind.JOB_OVER,
+            key=f"array:{array_id}:{last.submitted}",
+            link=reverse("job", args=[last.id]),
+        )
 
 
 def _fill_gap(broker: BrokerClient, state: Mirror) -> None:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 
 from django.db import models
+from django.db.models import Q
 from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from carme import jobs
+from carme.jobs import arrays
 
 __all__ = ["Job", "Mirror"]
 
@@ -38,6 +40,12 @@ class Job(models.Model):
     ended = models.DateTimeField(null=True)
     exit_code = models.IntegerField(null=True)
     signal = models.IntegerField(null=True)
+    # Of an array: its number, and which task this is, or those that wait together.
+    array_id = models.BigIntegerField(null=True)
+    task = models.IntegerField(null=True)
+    tasks = models.TextField(default="")
+    #: How far the tasks of an array are, in words (`carme_webui.jobs.arrays`).
+    summary = ""
     # Waits, runs or is being cleaned up. False also for a job whose end Slurm never told.
     active = models.BooleanField(db_index=True)
 
@@ -49,6 +57,8 @@ class Job(models.Model):
             models.Index(fields=["user", "state", "-id"]),
             models.Index(fields=["user", "kind", "-id"]),
             models.Index(fields=["user", "submitted"]),
+            # Few jobs are tasks.
+            models.Index(fields=["array_id"], name="jobs_of_array", condition=Q(array_id__isnull=False)),
         )
 
     def __str__(self) -> str:
@@ -74,6 +84,27 @@ class Job(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("job", args=[self.id])
+
+    @classmethod
+    def of_array(cls, user: str, array_id: int, task: int | None = None) -> "Job | None":
+        """The row of a job, or of a task of the array of that number, or of those that wait in it."""
+        if task is None:
+            return cls.objects.filter(user=user, id=array_id).first()
+        rows = cls.objects.filter(user=user, array_id=array_id).filter(Q(task=task) | Q(task=None))
+        found = {row.task: row for row in rows if row.task == task or arrays.includes(row.tasks, task)}
+        return found.get(task) or found.get(None)
+
+    @property
+    def title(self) -> str:
+        """What it is called: its number, or `123_4` for task 4 of array 123."""
+        if self.array_id is None:
+            return str(self.id)
+        return arrays.task_name(self.array_id, self.tasks if self.task is None else self.task)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether its number is that of an array, too."""
+        return self.array_id == self.id
 
     @property
     def phase(self) -> jobs.Phase:

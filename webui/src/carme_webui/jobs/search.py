@@ -56,6 +56,7 @@ class Search:
         text: Part of the name, or the number.
         states: Any of these states of Slurm.
         since, until: Submitted in this time.
+        array: The number of an array whose tasks are meant.
     """
 
     text: str = ""
@@ -64,6 +65,7 @@ class Search:
     partition: str = ""
     since: datetime | None = None
     until: datetime | None = None
+    array: int | None = None
 
     def within(self, jobs: "QuerySet[Job]") -> "QuerySet[Job]":
         """Those of `jobs` that are looked for."""
@@ -74,6 +76,7 @@ class Search:
             jobs = jobs.filter(match)
         exact: dict[str, Any] = {"kind": self.kind, "partition": self.partition}
         exact |= {"submitted__gte": self.since, "submitted__lt": self.until}
+        exact |= {"array_id": self.array}
         if states := list(self.states):
             exact["state__in"] = states
         return jobs.filter(**{name: value for name, value in exact.items() if value})

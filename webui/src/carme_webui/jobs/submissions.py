@@ -47,6 +47,9 @@ class JobSubmission(BaseModel):
     memory_mb_per_node: int | None = None
     minutes: int | None = None
     reservation: str | None = None
+    array: str | None = Field(
+        default=None, description="one job for each of these tasks, like 0-99 or 0-99%4 (four at a time)"
+    )
     workdir: str | None = None
     stage: list[Stage | Text] = Field(
         default=[],

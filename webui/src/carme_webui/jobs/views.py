@@ -10,6 +10,7 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
+from django.db.models import F, Q
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -28,6 +29,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
+from carme_webui.jobs.arrays import tasks_of, tell_summaries
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, Mirror
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 PER_PAGE = 25
+TASK_DIGITS = 7
 # Seconds between two looks at a log that somebody follows; longer while nothing is written.
 LOOK, CALM = 1.0, 5.0
 # Seconds after which the browser opens a new stream: then its login is looked at again.
@@ -63,7 +66,11 @@ def job_list(request: HttpRequest) -> HttpResponse:
     """My jobs of all years, newest first."""
     form = SearchForm(request.GET)
     search = form.search
-    page = Paginator(search.within(own_jobs(signed_in(request))), PER_PAGE).get_page(request.GET.get("page"))
+    mine = own_jobs(signed_in(request))
+    if not search.states:  # else single tasks are looked for
+        mine = mine.filter(Q(array_id=None) | Q(array_id=F("id")))
+    page = Paginator(search.within(mine), PER_PAGE).get_page(request.GET.get("page"))
+    tell_summaries(page.object_list)
     chosen = request.GET.get("state", "")
     asked = {name: value for name, value in form.cleaned_data.items() if value}
     return render(
@@ -179,17 +186,25 @@ def wait(request: HttpRequest, job_id: int) -> HttpResponse:
 def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
     """Ask whether to end a job of mine, and end it."""
     found = _mine(request, job_id)
-    if request.method != "POST" and found.active:
-        return render(request, "jobs/cancel.html", {"job": found})
+    if request.method != "POST" and (found.active or found.is_array):
+        task = request.GET.get("task", "")
+        shown = task if task.isascii() and task.isdigit() and found.is_array else ""
+        return render(request, "jobs/cancel.html", {"job": found, "task": shown})
     if request.method == "POST":
         try:
-            broker().cancel(found.id, user=found.user)
+            broker().cancel(found.id, user=found.user, task=_task(request))
         except CarmeError as error:
             messages.error(request, str(error))
         else:
             messages.success(request, _("The job is being ended."))
             news.tell([found.user])
     return redirect(found)
+
+
+def _task(request: HttpRequest) -> int | None:
+    """The task of an array that alone is meant."""
+    given = request.POST.get("task", "")
+    return int(given) if given.isascii() and given.isdigit() and len(given) <= TASK_DIGITS else None
 
 
 @require_POST
@@ -297,4 +312,7 @@ def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[st
     version = news.version(user.username)  # first: what comes meanwhile is news
     found = get_object_or_404(own_jobs(user), id=job_id)
     context: dict[str, object] = {"job": found, "banner": Mirror.load().failure, "version": version}
+    if found.is_array:
+        tell_summaries([found])
+        context["tasks"] = tasks_of(found, request.GET.get("page"))
     return context | ({"log": tail(found, broker())} if log else {})
