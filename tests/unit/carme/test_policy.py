@@ -15,7 +15,7 @@ from real_prometheus import Prometheus, prometheus_with
 from carme.broker.audit import AuditLog
 from carme.broker.policy import FILE, MOST_STOPS, Alert, Policy, firing
 from carme.config import Settings
-from carme.errors import SlurmError
+from carme.errors import Denied, SlurmError
 from carme.jobs import Job, JobState
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -103,6 +103,38 @@ async def test_a_job_is_stopped_after_its_warnings_and_not_before(settings: Sett
     assert site.stopped == [7]
     entry = json.loads(site.log.read_text().splitlines()[-1])
     assert (entry["user"], entry["job_id"], entry["alerts"], entry["warnings"]) == ("ada", 7, [IDLE], 2)
+
+
+async def test_a_stop_is_told_for_a_day_and_survives_a_restart(settings: Settings, tmp_path: Path) -> None:
+    site = Site(settings, tmp_path, stop=True, warnings=1)
+    assert site.policy.warnings() == []
+    await site.look(alert())
+    (told,) = site.policy.warnings()
+    assert (told.job_id, told.user, told.count, told.most, told.stopped) == (7, "ada", 1, 1, None)
+    assert told.ends == site.now + timedelta(hours=1)
+    assert [(one.text, one.change) for one in told.what] == [("Job 7 idles.", "End it.")]
+    await site.look(alert())
+    site.jobs = []
+    await site.look()
+    site.policy = site.anew()
+    site.policy.remember()
+    (told,) = site.policy.warnings()
+    assert told.stopped is not None and told.ends is None
+    await site.look(after=24 * 60)
+    assert site.policy.warnings() == []
+
+
+async def test_rules_that_only_warn_end_nothing(settings: Settings, tmp_path: Path) -> None:
+    other = alert().model_copy(update={"name": "CarmeOther"})
+    site = Site(settings, tmp_path, alerts=[IDLE, "CarmeOther"], stop=[IDLE], warnings=1)
+    for _ in range(3):
+        await site.look(other)
+    assert site.record() == [WARN] and site.policy.warnings()[0].ends is None
+    # Of what can end it the owner is warned first.
+    await site.look(alert())
+    assert site.record() == [WARN, WARN] and site.stopped == []
+    await site.look(alert())
+    assert site.stopped == [7]
 
 
 async def test_by_default_nothing_is_stopped_but_it_is_on_record(settings: Settings, tmp_path: Path) -> None:
@@ -208,7 +240,7 @@ def test_only_what_fires_by_a_rule_of_the_policy_counts() -> None:
 
 
 def test_a_policy_that_cannot_be_is_refused(settings: Settings) -> None:
-    for wrong in ({"warnings": 0}, {"every_minutes": 1}, {"exempt_user": ["ada"]}):
+    for wrong in ({"warnings": 0}, {"every_minutes": 0}, {"exempt_user": ["ada"]}, {"stop": ["CarmeOther"]}):
         with pytest.raises(ValidationError):
             settings.monitoring.policy.model_validate(wrong)
 
@@ -255,5 +287,7 @@ class TestWithPrometheus:
             await asyncio.sleep(0.1)
         (entry,) = warnings()
         assert (entry["user"], entry["job_id"], entry["alerts"]) == ("ada", 7, [IDLE])
+        with pytest.raises(Denied, match="warnings of all users"):
+            await site.client.warnings()
         first = (await site.client.report(7)).advice[0]
         assert (first.topic, first.text) == ("policy", "Job 7 idles. This is warning 1 of 3.")

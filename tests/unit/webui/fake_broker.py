@@ -30,7 +30,7 @@ from carme.jobs import (
     forecast,
 )
 from carme.projects import ProjectAccount
-from carme.reports import Report
+from carme.reports import JobWarning, Report
 from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -78,7 +78,7 @@ class FakeBroker:
     `refusal` is how it answers who asks for more time, a reservation, a start or a job; `kept`: what is
     reserved; `leads`: accounts that users lead; `starts`: when a request would begin, at once without it;
     `wanted`: what jobs were submitted with; `results`: what they left; `facts`: where they began;
-    `scripts`: by user and path; `granted`: the accounts of projects.
+    `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
     """
 
     def __init__(self, address: Path) -> None:
@@ -88,6 +88,7 @@ class FakeBroker:
         self.archive: dict[int, Job] = {}
         self.logs: dict[int, bytes] = {}
         self.reports: dict[int, Report] = {}
+        self.warnings: list[JobWarning] = []
         self.asked: list[protocol.Request] = []
         self.told: dict[str, Session] = {}
         self.refusal: CarmeError | None = None
@@ -183,6 +184,8 @@ class FakeBroker:
                 check(asked, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
                 start = self.starts(asked) if self.starts else datetime.now(UTC)
                 return StartEstimate(nodes="n1", start=start)
+            case protocol.GetWarnings():
+                return self.warnings
             case protocol.GetProjects():
                 return list(self.granted.values())
             case protocol.PutGrant(grant=grant):

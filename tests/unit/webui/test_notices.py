@@ -16,12 +16,14 @@ from django.conf import settings as django_settings
 from django.utils import timezone
 
 from carme.bookings import BookingState, Cause
+from carme.reports import Advice, JobWarning
 from carme_webui.accounts.models import User
 from carme_webui.bookings import desk
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.mirror import mirror
+from carme_webui.jobs.warnings import tell_warnings
 from carme_webui.profile.kinds import ABOUT, Kind
 from carme_webui.profile.mails import AGAIN, send_due
 from carme_webui.profile.models import Mailing, Notice
@@ -32,7 +34,7 @@ from carme_webui.sessions.models import Session
 from carme_webui.sessions.tasks import warn_of_ends
 
 from .conftest import Browser
-from .fake_broker import FakeBroker, make_job, make_session
+from .fake_broker import NOW, FakeBroker, make_job, make_session
 from .test_bookings import make
 
 
@@ -285,6 +287,41 @@ def test_jobs_that_end_are_told_once_and_many_together(alice: User, broker: Fake
         broker.put(make_job(number, kind="batch", state="FAILED", ended=timezone.now()))
     mirror(site_broker())
     assert sorted(told(alice, Kind.JOB_OVER))[0] == "4 of your jobs have ended."
+
+
+def test_what_the_policy_about_alerts_does_is_told_as_the_user_wants_it(
+    post: MailServer, reachable: User, broker: FakeBroker
+) -> None:
+    idle = Advice(topic="CarmeGpuIdle", text="Job 7: GPU 0 has not been used.", change="Cancel it.")
+    first = JobWarning(
+        job_id=7, user="alice", started=NOW, count=1, most=2, what=[idle], ends=NOW + timedelta(hours=2)
+    )
+    broker.warnings = [first, first.model_copy(update={"job_id": 8, "user": "nobody-here"})]
+    for _round in range(2):
+        tell_warnings(site_broker())
+    assert told(reachable, Kind.JOB_WARNED) == [
+        "Job 7: GPU 0 has not been used. Cancel it. This is warning 1 of 2: unless that changes, the job is "
+        "stopped at 2026-11-20 14:00 UTC."
+    ]
+    assert send_due() == 1 and "https://carme.example:8443/jobs/7/" in body(post.mails[0])
+    # The second is not wanted; the stop is told all the same.
+    reachable.wanted = {"job-warned": [False, False]}
+    reachable.save()
+    broker.warnings = [first.model_copy(update={"count": 2})]
+    tell_warnings(site_broker())
+    assert len(told(reachable, Kind.JOB_WARNED)) == 1
+    broker.warnings = [first.model_copy(update={"count": 2, "stopped": NOW, "ends": None})]
+    for _round in range(2):
+        tell_warnings(site_broker())
+    assert told(reachable, Kind.ACCOUNT) == [
+        "Your job 7 was stopped after 2 warnings: Job 7: GPU 0 has not been used."
+    ]
+    # Another job with this number.
+    broker.warnings = [first.model_copy(update={"started": NOW + timedelta(days=1)})]
+    reachable.wanted = {}
+    reachable.save()
+    tell_warnings(site_broker())
+    assert len(told(reachable, Kind.JOB_WARNED)) == 2
 
 
 def test_a_booking_is_decided_begins_and_is_given_back(

@@ -238,6 +238,7 @@ CELERY_BEAT_SCHEDULE = {
         ("agree on maintenance", "carme_webui.announcements.tasks.agree", 30.0),
         ("send mails", "carme_webui.profile.tasks.send_mails", 15.0),
         ("warn of ends", "carme_webui.sessions.tasks.warn", 30.0),
+        ("warn of waste", "carme_webui.jobs.tasks.warn", 30.0),
     ]
 }
 

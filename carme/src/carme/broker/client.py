@@ -17,7 +17,7 @@ from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
 from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, refusal
 from carme.projects import Grant, ProjectAccount
-from carme.reports import Report
+from carme.reports import JobWarning, Report
 from carme.sessions import Extension, Session, SessionNote
 
 __all__ = ["AsyncBrokerClient", "BrokerClient", "open_files"]
@@ -202,6 +202,10 @@ class BrokerClient:
         """What a job used of what it asked for, and what to change."""
         return self._ask(protocol.GetReport, job_id=job_id, user=user)
 
+    def warnings(self) -> list[JobWarning]:
+        """For services: what the policy about alerts did last to each job of all users."""
+        return self._ask(protocol.GetWarnings)
+
     def accounts_led(self, user: str | None = None) -> list[str]:
         """The accounts whose coordinator somebody is in Slurm."""
         return self._ask(protocol.GetAccountsLed, user=user)
@@ -373,6 +377,10 @@ class AsyncBrokerClient:
     async def report(self, job_id: int, user: str | None = None) -> Report:
         """What a job used of what it asked for, and what to change."""
         return await self._ask(protocol.GetReport, job_id=job_id, user=user)
+
+    async def warnings(self) -> list[JobWarning]:
+        """For services: what the policy about alerts did last to each job of all users."""
+        return await self._ask(protocol.GetWarnings)
 
     async def accounts_led(self, user: str | None = None) -> list[str]:
         """The accounts whose coordinator somebody is in Slurm."""

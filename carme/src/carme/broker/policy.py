@@ -2,8 +2,9 @@
 
 Prometheus evaluates the rules; `[monitoring.policy]` says which of them count, for whom, and what follows. A
 job is warned at once, then after each `every_minutes` in which an alert has gone on; one interval after its
-last warning it is stopped. Without `stop` the record alone says what would have been. Where Prometheus does
-not answer, nothing is counted; what was counted survives a restart of the broker.
+last warning it is stopped, if one of its alerts is among `stop`. Without `stop` the record alone says what
+would have been. The portal asks for the warnings and tells the owners, as they want to be told. Where
+Prometheus does not answer, nothing is counted; what was counted survives a restart of the broker.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from carme.config import Settings
 from carme.config.settings import PolicySettings
 from carme.errors import CarmeError
 from carme.jobs import Job
-from carme.reports import Advice
+from carme.reports import Advice, JobWarning
 from carme.reports.prometheus import Prometheus
 from carme.slurm import UnixAccount
 
@@ -35,6 +36,7 @@ _log = logging.getLogger("carme.broker")
 LOOK_SECONDS = 60.0
 MOST_STOPS = 20  # in one look: a rule that went wrong must not end everything at once
 FILE = "warnings.json"
+STOPS_TOLD = timedelta(days=1)  # a portal that was away learns of a stop all the same
 
 
 class Alert(BaseModel, frozen=True):
@@ -53,7 +55,7 @@ class Warned(BaseModel):
     Attributes:
         user, started: Whose job it is and since when: Slurm uses numbers again.
         count: How often, the last time at `last`; `quiet`: since when no alert has been there.
-        stopped: It was stopped, or would have been.
+        stopped: It was stopped, or would have been; `ended`: when it really was.
     """
 
     user: str
@@ -63,6 +65,7 @@ class Warned(BaseModel):
     quiet: datetime | None = None
     alerts: list[Alert]
     stopped: bool = False
+    ended: datetime | None = None
 
 
 _KEPT = TypeAdapter(dict[int, Warned])
@@ -144,12 +147,37 @@ class Policy:
             for alert in known.alerts
         ]
 
-    def _follows(self, known: Warned) -> str:
+    def warnings(self) -> list[JobWarning]:
+        """The last warning of each job that has one, and for a day what was stopped."""
+        return [
+            JobWarning(
+                job_id=job_id,
+                user=known.user,
+                started=known.started,
+                count=known.count,
+                most=self._policy.warnings,
+                what=[
+                    Advice(topic=alert.name, text=alert.summary, change=alert.advice)
+                    for alert in known.alerts
+                ],
+                ends=self._end_of(known),
+                stopped=known.ended,
+            )
+            for job_id, known in sorted(self._warned.items())
+        ]
+
+    def _end_of(self, known: Warned) -> datetime | None:
+        """When it is stopped unless that changes."""
         policy = self._policy
-        text = f"This is warning {known.count} of {policy.warnings}"
-        if not policy.stop:
+        if known.stopped or not _stops(policy, known.alerts):
+            return None
+        return known.last + (policy.warnings - known.count + 1) * timedelta(minutes=policy.every_minutes)
+
+    def _follows(self, known: Warned) -> str:
+        text = f"This is warning {known.count} of {self._policy.warnings}"
+        end = self._end_of(known)
+        if end is None:
             return f"{text}."
-        end = known.last + (policy.warnings - known.count + 1) * timedelta(minutes=policy.every_minutes)
         return f"{text}: unless that changes, the job is stopped at {end:%Y-%m-%d %H:%M} UTC."
 
     async def look(self, alerts: Mapping[int, list[Alert]], now: datetime) -> None:
@@ -158,6 +186,8 @@ class Policy:
         before = _KEPT.dump_json(self._warned)
         jobs = {job.id: job for job in self._watch.jobs() if job.is_running}
         for job_id, known in list(self._warned.items()):
+            if known.ended is not None and now - known.ended < STOPS_TOLD:
+                continue
             known.quiet = None if job_id in alerts else known.quiet or now
             is_over = job_id not in jobs or not _is_of(known, jobs[job_id])
             # After an interval of quiet all is forgotten.
@@ -170,23 +200,25 @@ class Policy:
             if job is None or job.started is None or not mine or _is_exempt(job, self._policy):
                 continue
             known = self._warned.get(job_id)
-            if known is None:
+            if known is None or not _is_of(known, job):
                 known = self._warned[job_id] = Warned(
                     user=job.user, started=job.started, count=0, last=now - every, alerts=mine
                 )
+            if _stops(self._policy, mine) and not _stops(self._policy, known.alerts):
+                known.count = 0  # of what can end the job nobody has been warned
             known.alerts = mine
             if known.stopped or now - known.last < every:
                 continue
             if known.count < self._policy.warnings:
                 known.count, known.last = known.count + 1, now
                 self._record("warn", job, "ok", known)
-            elif stops < MOST_STOPS:
+            elif stops < MOST_STOPS and (_stops(self._policy, mine) or not self._policy.stop):
                 stops += 1
-                await self._end(job, known)
+                await self._end(job, known, now)
         if _KEPT.dump_json(self._warned) != before:
             await asyncio.to_thread(_write, self._file, self._warned)
 
-    async def _end(self, job: Job, known: Warned) -> None:
+    async def _end(self, job: Job, known: Warned, now: datetime) -> None:
         if not self._policy.stop:
             known.stopped = True
             self._record("stop", job, "dry_run", known)
@@ -196,7 +228,7 @@ class Policy:
         except CarmeError as error:
             self._record("stop", job, error.code, known)  # tried again at the next look
             return
-        known.stopped = True
+        known.stopped, known.ended = True, now
         self._record("stop", job, "ok", known)
 
     def _record(self, action: str, job: Job, result: str, known: Warned) -> None:
@@ -212,6 +244,11 @@ def itself() -> Peer:
 
 def _is_of(known: Warned, job: Job) -> bool:
     return known.user == job.user and known.started == job.started
+
+
+def _stops(policy: PolicySettings, alerts: Iterable[Alert]) -> bool:
+    """Whether one of the alerts ends a job after its warnings."""
+    return not {alert.name for alert in alerts}.isdisjoint(policy.stops_by)
 
 
 def _is_exempt(job: Job, policy: PolicySettings) -> bool:

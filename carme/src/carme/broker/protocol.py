@@ -15,7 +15,7 @@ from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Rese
 from carme.jobs.arrays import MAXIMUM_TASK
 from carme.jobs.requests import Word
 from carme.projects import Grant, ProjectAccount
-from carme.reports import Report
+from carme.reports import JobWarning, Report
 from carme.sessions import Extension, Session, SessionNote
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "GetScript",
     "GetSession",
     "GetSessions",
+    "GetWarnings",
     "JobFacts",
     "LogPart",
     "Maintain",
@@ -324,6 +325,11 @@ class GetReport(_Asked):
     result = TypeAdapter(Report)
 
 
+class GetWarnings(_Asked):
+    method: Literal["warnings"] = "warnings"
+    result = TypeAdapter(list[JobWarning])
+
+
 class OpenFiles(_Asked):
     """After the answer the connection is that of `carme.files.program`, which runs as the user."""
 
@@ -390,6 +396,7 @@ Request = (
     | GetAccountsLed
     | GetOverview
     | GetReport
+    | GetWarnings
     | GetReservations
     | Reserve
     | Maintain

@@ -245,6 +245,9 @@ class Broker:
                 return await self._forecast()
             case protocol.GetReport():
                 return await self._report(peer, request.job_id, request.user)
+            case protocol.GetWarnings():
+                _require_service(peer, "see the warnings of all users")
+                return self._policy.warnings()
             case protocol.GetReservations():
                 return self._may_use(peer, await self._bookings.reservations())
             case protocol.Reserve():

@@ -236,17 +236,30 @@ class PolicySettings(_Table):
     Attributes:
         alerts: Names of the rules that count; none: nobody is warned.
         warnings: How many there are, `every_minutes` apart, before a job is stopped.
-        stop: Whether it is; otherwise the audit log alone says that it would be.
+        stop: Whether it is, or the rules after whose warnings it is; otherwise the audit log alone says that
+            it would be.
         exempt_users, exempt_accounts, exempt_partitions: Whose and which jobs are left alone.
     """
 
-    alerts: list[Word] = []
+    alerts: list[Word] = ["CarmeGpuNeverUsed", "CarmeGpuIdle"]
     warnings: int = Field(default=3, ge=1, le=100)
-    every_minutes: int = Field(default=60, ge=5)
-    stop: bool = False
+    every_minutes: int = Field(default=60, ge=1)
+    stop: bool | list[Word] = False
     exempt_users: list[Word] = []
     exempt_accounts: list[Word] = []
     exempt_partitions: list[Word] = []
+
+    @model_validator(mode="after")
+    def _stops_by_what_warns(self) -> Self:
+        unknown = sorted(set(self.stops_by) - set(self.alerts))
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} in stop must be among alerts: nobody would be warned")
+        return self
+
+    @property
+    def stops_by(self) -> list[str]:
+        """The rules after whose warnings a job is stopped."""
+        return [] if self.stop is False else self.alerts if self.stop is True else self.stop
 
 
 class MonitoringSettings(_Table):

@@ -1,13 +1,24 @@
 """What a job used of what it asked for, and what to change."""
 
 from carme.reports.advice import advise
-from carme.reports.models import Advice, Curve, GpuUse, NodeUse, Peers, Report, TrainingUse, Usage
+from carme.reports.models import (
+    Advice,
+    Curve,
+    GpuUse,
+    JobWarning,
+    NodeUse,
+    Peers,
+    Report,
+    TrainingUse,
+    Usage,
+)
 from carme.reports.record import read_record, write_record
 
 __all__ = [
     "Advice",
     "Curve",
     "GpuUse",
+    "JobWarning",
     "NodeUse",
     "Peers",
     "Report",

@@ -1,10 +1,22 @@
 """A report and its parts. Ratios are 0 to 1, memory is in bytes, energy in joules."""
 
+from datetime import datetime
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from carme.jobs import Job
 
-__all__ = ["Advice", "Curve", "GpuUse", "NodeUse", "Peers", "Report", "TrainingUse", "Usage"]
+__all__ = [
+    "Advice",
+    "Curve",
+    "GpuUse",
+    "JobWarning",
+    "NodeUse",
+    "Peers",
+    "Report",
+    "TrainingUse",
+    "Usage",
+]
 
 
 class _Told(BaseModel):
@@ -96,6 +108,27 @@ class Advice(_Told):
     topic: str
     text: str
     change: str = ""
+
+
+class JobWarning(_Told):
+    """What the site's policy about alerts did last to a job.
+
+    Attributes:
+        started: Since when the job runs: Slurm uses numbers again.
+        count, most: Which warning it is, and how many there are.
+        what: The rules' own sentences, each with its advice.
+        ends: When the job is stopped unless that changes; None: it is not.
+        stopped: When it was stopped; None: it was not.
+    """
+
+    job_id: int
+    user: str
+    started: datetime
+    count: int
+    most: int
+    what: list[Advice]
+    ends: datetime | None = None
+    stopped: datetime | None = None
 
 
 class Peers(_Told):

@@ -3,11 +3,18 @@
 from carme_webui.celery import app
 from carme_webui.cluster import broker
 from carme_webui.jobs.past import read_past
+from carme_webui.jobs.warnings import tell_warnings
 
-__all__ = ["mirror_past"]
+__all__ = ["mirror_past", "warn"]
 
 
 @app.task
 def mirror_past() -> None:
     """Bring a further piece of Slurm's accounting into the portal's history."""
     read_past(broker())
+
+
+@app.task
+def warn() -> None:
+    """Tell owners of jobs about which alerts fire, as the site's policy has it."""
+    tell_warnings(broker())

@@ -20,6 +20,7 @@ class Kind(StrEnum):
     SESSION_ENDS = "session-ends"
     SESSION_OVER = "session-over"
     JOB_OVER = "job-over"
+    JOB_WARNED = "job-warned"
     BOOKING_DECIDED = "booking-decided"
     BOOKING_BEGINS = "booking-begins"
     BOOKING_ENDED = "booking-ended"
@@ -51,6 +52,7 @@ ABOUT: dict[Kind, About] = {
     Kind.SESSION_ENDS: About(_("A session is about to end"), True, False),
     Kind.SESSION_OVER: About(_("A session has failed"), True, False),
     Kind.JOB_OVER: About(_("A batch job has ended"), False, False),
+    Kind.JOB_WARNED: About(_("A job or session of mine does not use what it holds"), True, True),
     Kind.BOOKING_DECIDED: About(_("A booking is approved or refused"), True, True),
     Kind.BOOKING_BEGINS: About(_("A booking begins"), True, False),
     Kind.BOOKING_ENDED: About(_("A booking is given back, or nobody approved it"), True, True),
