@@ -20,6 +20,7 @@ from carme.reports import (
     Curve,
     GpuUse,
     NodeUse,
+    RankUse,
     Report,
     TrainingUse,
     Usage,
@@ -28,7 +29,7 @@ from carme.reports import (
     write_record,
 )
 from carme.reports.metrics import Metrics
-from carme.reports.record import PREFIX
+from carme.reports.record import MOST_RANKS, PREFIX
 from carme.reports.text import as_html, as_text
 
 GIB = 1 << 30
@@ -152,6 +153,18 @@ def test_a_record_says_what_was_used_and_is_short() -> None:
 def test_a_record_says_how_training_went() -> None:
     used = trained(0.625)
     again = read_record(write_record(used))
+    assert again is not None and again.training == used.training
+    assert used.training is not None
+    ranks = [RankUse(node="n1", rank=number, step_seconds=0.25, loss=1.5) for number in range(MOST_RANKS + 3)]
+    many = used.model_copy(update={"training": used.training.model_copy(update={"each": ranks})})
+    again = read_record(write_record(many))
+    assert again is not None and again.training is not None
+    assert again.training.each == ranks[:MOST_RANKS] and again.training.ranks == used.training.ranks
+    # One that was written before ranks were told one by one.
+    old = write_record(used)
+    body = json.loads(zlib.decompress(base64.b64decode(old.removeprefix(PREFIX))))
+    del body["e"]
+    again = read_record(PREFIX + base64.b64encode(zlib.compress(json.dumps(body).encode())).decode())
     assert again is not None and again.training == used.training
 
 
@@ -277,7 +290,9 @@ async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None
 
 async def test_what_ranks_told_of_a_run_that_was_a_part_of_the_job(prometheus: Prometheus) -> None:
     used, curves = await Metrics(prometheus.url, prometheus.certificates).usage(9, BEGIN, END)
-    assert used is not None and (told := used.training) is not None
+    assert used is not None
+    told = used.training
+    assert told is not None
     assert told.ranks == 2
     assert told.step_seconds == pytest.approx(0.25, rel=0.01)
     assert told.samples_per_second == pytest.approx(256, rel=0.01)
@@ -287,8 +302,14 @@ async def test_what_ranks_told_of_a_run_that_was_a_part_of_the_job(prometheus: P
     loss = next(curve for curve in curves if curve.what == "loss")
     assert loss.top == pytest.approx(2.05, abs=0.01) and max(filter(None, loss.values)) > 0.99
     assert {curve.name for curve in curves if curve.what == "wait"} == {"for data"}
+    first, second = told.each
+    assert (first.node, first.rank, second.rank) == ("n1", 0, 1)
+    assert first.step_seconds == pytest.approx(0.25) and first.samples_per_second == pytest.approx(128)
+    assert first.data_wait == pytest.approx(0.6) and first.rank_wait is None
+    assert first.loss == pytest.approx(1.0) and second.loss == pytest.approx(1.1)
     report = Report(job=job(), usage=used, curves=curves)
     text = as_text(report)
+    assert "n1 rank 1" in text and "last loss 1.1" in text
     assert "2 ranks, 0.25 s for a step, 256 samples in a second, 60% of the time waiting for data" in text
     assert "mean of the ranks, at most 2.0" in text and "Training: loss" in as_html(report)
 
@@ -423,7 +444,10 @@ async def test_without_prometheus_nothing_is_recorded_and_later_it_is(
         await asyncio.sleep(0.05)
     assert accounted(site.slurm) == ""
     report = await site.client.report(7)
-    assert report.source == "none" and report.job.id == 7
+    assert report.source == "none" and report.job.id == 7 and report.usage is None
+    assert report.trouble.startswith("The site's metrics cannot be read: ")
+    assert "not known. The site's metrics cannot be read" in as_text(report)
+    assert "The site&#x27;s metrics cannot be read" in as_html(report)
     monkeypatch.setattr(Metrics, "usage", usage_of)
     assert read_record(await recorded(site.slurm)) is not None
 

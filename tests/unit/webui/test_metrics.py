@@ -6,17 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 from django.conf import settings as django_settings
+from django.utils import timezone
 from real_prometheus import Prometheus, prometheus_with
 
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
 from carme_webui.metrics.scope import Scope
+from carme_webui.projects.models import Membership, Project
 
 from .conftest import Browser
 from .fake_broker import FakeBroker
 
 MINE = Scope.of_user("alice")
-JOBS = {"alice": (1, "research"), "bob": (2, "research"), "carol": (3, "physics")}
+JOBS = {"alice": (1, "research"), "bob": (2, "research"), "carol": (3, "physics"), "dan": (4, "carme-vision")}
 
 
 def samples() -> str:
@@ -166,6 +168,24 @@ def test_who_leads_an_account_sees_its_jobs(browser: Browser, site: None, broker
     cache.clear()  # what was known is kept for a minute
     assert users_in(ask(browser, "carme_job_cpus", "account/research")) == {"alice", "bob"}
     assert ask(browser, "carme_job_cpus", "account/physics").status_code == 403
+
+
+def test_managers_see_their_project_and_members_do_not(
+    browser: Browser, alice: User, site: None, broker: FakeBroker
+) -> None:
+    project = Project.objects.create(name="vision", title="Computer vision")
+    assert ask(browser, "carme_job_cpus", "account/carme-vision").status_code == 403
+    member = Membership.objects.create(project=project, user=alice)
+    assert ask(browser, "carme_job_cpus", "account/carme-vision").status_code == 403
+    member.manager = True
+    member.save()
+    assert users_in(ask(browser, "carme_job_cpus", "account/carme-vision")) == {"dan"}
+    assert users_in(ask(browser, 'carme_job_cpus{account="physics"}', "account/carme-vision")) == set()
+    for other in ("vision", "physics", "carme-speech"):
+        assert ask(browser, "carme_job_cpus", f"account/{other}").status_code == 403
+    project.closed = timezone.now()
+    project.save()
+    assert ask(browser, "carme_job_cpus", "account/carme-vision").status_code == 403
 
 
 def test_administrators_see_everything(browser: Browser, alice: User, site: None, broker: FakeBroker) -> None:

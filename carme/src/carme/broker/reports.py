@@ -46,13 +46,14 @@ class Reports:
         Raises:
             SlurmError: The accounting does not answer.
         """
-        usage, curves, source = await self._usage(job)
+        usage, curves, source, trouble = await self._usage(job)
         end = job.ended or datetime.now(UTC)
         gpus = [gpu.energy_joules for gpu in usage.gpus if gpu.energy_joules is not None] if usage else []
         shares = efficiency(usage) if usage else {}
         return Report(
             job=job,
             source=source,
+            trouble=trouble,
             usage=usage,
             curves=curves,
             waited_seconds=_between(job.submitted, job.started or (end if job.is_pending else None)),
@@ -74,21 +75,24 @@ class Reports:
             wait = SETTLE_SECONDS if self._waiting else MAXIMUM_WAIT
             await self._feed.wait(since, wait, lambda: not self._waiting)
 
-    async def _usage(self, job: Job) -> tuple[Usage | None, list[Curve], str]:
+    async def _usage(self, job: Job) -> tuple[Usage | None, list[Curve], str, str]:
+        """What it used, from where that is, and why it is not from metrics though there may be some."""
+        trouble = ""
         if job.started is None:
-            return None, [], "none"
+            return None, [], "none", trouble
         if self._metrics is not None:
             try:
                 usage, curves = await self._metrics.usage(job.id, job.started, job.ended or datetime.now(UTC))
                 if usage is not None:
-                    return usage, curves, "live"
+                    return usage, curves, "live", trouble
             except CarmeError as error:
                 _log.warning("The report of job %s is without metrics: %s", job.id, error)
+                trouble = str(error)
         if job.is_over:
             known = await self._slurm.admin_comments([job.id])
             if usage := read_record(known.get(job.id, "")):
-                return usage, [], "record"
-        return None, [], "none"
+                return usage, [], "record", trouble
+        return None, [], "none", trouble
 
     async def _peers(self, job: Job) -> Peers:
         """How well the owner's jobs of the same name and size did before."""

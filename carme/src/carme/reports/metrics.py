@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from carme.reports.models import Curve, GpuUse, NodeUse, TrainingUse, Usage
+from carme.reports.models import Curve, GpuUse, NodeUse, RankUse, TrainingUse, Usage
 from carme.reports.prometheus import Prometheus
 
 __all__ = ["Metrics"]
@@ -94,9 +94,23 @@ class Metrics:
                 )
                 for key, values in sorted(found["busy"].items())
             ],
-            training=_training(found),
+            training=_training(found, self._ranks(selector, begin, end)),
         )
         return usage, list(_curves(found, begin, step))
+
+    def _ranks(self, selector: str, begin: float, end: float) -> list[RankUse]:
+        """What each rank told last."""
+        span = max(1, math.ceil(end - begin))
+        query = f'last_over_time({{__name__=~"carme_training_.+",{selector}}}[{span}s])'
+        answer = self._prometheus.ask("/api/v1/query", [("query", query), ("time", end)])
+        told: dict[tuple[int, str], dict[str, float]] = {}
+        for series in answer["data"]["result"]:
+            labels, value = series["metric"], float(series["value"][1])
+            rank = str(labels.get("rank", ""))
+            if rank.isascii() and rank.isdecimal() and math.isfinite(value):
+                name = f"{labels['__name__'].removeprefix('carme_training_')}{labels.get('cause', '')}"
+                told.setdefault((int(rank), str(labels.get("node", ""))), {})[name] = value
+        return [_rank(rank, node, sums) for (rank, node), sums in sorted(told.items())]
 
     def _range(self, query: str, begin: float, end: float, step: float) -> _Series:
         asked = [("query", query), ("start", begin), ("end", end), ("step", step)]
@@ -119,7 +133,24 @@ def _whole(found: dict[str, _Series], name: str) -> list[float | None]:
     return found[name].get(("", ""), [])
 
 
-def _training(found: dict[str, _Series]) -> TrainingUse | None:
+def _rank(rank: int, node: str, sums: dict[str, float]) -> RankUse:
+    """A rank, from its sums since its first step."""
+
+    def of(name: str, whole: str, most: float = math.inf) -> float | None:
+        return min(most, sums[name] / sums[whole]) if name in sums and sums.get(whole) else None
+
+    return RankUse(
+        node=node,
+        rank=rank,
+        step_seconds=of("seconds_total", "steps_total"),
+        samples_per_second=of("samples_total", "seconds_total"),
+        data_wait=of("wait_seconds_totaldata", "seconds_total", 1.0),
+        rank_wait=of("wait_seconds_totalranks", "seconds_total", 1.0),
+        loss=sums.get("loss"),
+    )
+
+
+def _training(found: dict[str, _Series], each: list[RankUse]) -> TrainingUse | None:
     if not (ranks := _most(_whole(found, "ranks"))):
         return None
     # The run may be shorter than what the rates look back: their ratio is right where each of them is not.
@@ -136,6 +167,7 @@ def _training(found: dict[str, _Series]) -> TrainingUse | None:
         data_wait=share("data_wait", 1.0),
         rank_wait=share("rank_wait", 1.0),
         loss=_last(_whole(found, "loss")),
+        each=each,
     )
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "JobWarning",
     "NodeUse",
     "Peers",
+    "RankUse",
     "Report",
     "TrainingUse",
     "Usage",
@@ -58,6 +59,18 @@ class NodeUse(_Told):
     memory_limit_bytes: float | None = None
 
 
+class RankUse(_Told):
+    """How training went on one rank, since its first step; fields as in `TrainingUse`."""
+
+    node: str
+    rank: int
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    data_wait: float | None = None
+    rank_wait: float | None = None
+    loss: float | None = None
+
+
 class TrainingUse(_Told):
     """How training went, as its ranks told; None: nobody measured that.
 
@@ -67,6 +80,7 @@ class TrainingUse(_Told):
         samples_per_second: Of all ranks together.
         data_wait, rank_wait: The share of their time for which ranks waited for data, and for each other.
         loss: The last one, the mean over ranks.
+        each: The same of each rank; of a record those for which was room.
     """
 
     ranks: int
@@ -75,6 +89,7 @@ class TrainingUse(_Told):
     data_wait: float | None = None
     rank_wait: float | None = None
     loss: float | None = None
+    each: list[RankUse] = []
 
 
 class Usage(_Told):
@@ -145,11 +160,13 @@ class Report(_Told):
 
     Attributes:
         source: Where `usage` is from: metrics (`live`), the record in the accounting (`record`), or nowhere.
+        trouble: Why the site's metrics could not be asked; empty: they were, or there are none.
         waited_seconds: In the queue.
     """
 
     job: Job
     source: str = "none"
+    trouble: str = ""
     usage: Usage | None = None
     curves: list[Curve] = []
     waited_seconds: float | None = None

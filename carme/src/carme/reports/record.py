@@ -12,12 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from carme.reports.models import GpuUse, NodeUse, TrainingUse, Usage
+from carme.reports.models import GpuUse, NodeUse, RankUse, TrainingUse, Usage
 
-__all__ = ["MOST_NODES", "PREFIX", "read_record", "write_record"]
+__all__ = ["MOST_NODES", "MOST_RANKS", "PREFIX", "read_record", "write_record"]
 
 PREFIX = "carme-report/1 "
 MOST_NODES = 64  # in one record; larger jobs keep the first ones
+MOST_RANKS = 64  # in one record, one by one
 MOST_BYTES = 1 << 20  # unpacked
 _TRAINING = ("step_seconds", "samples_per_second", "data_wait", "rank_wait", "loss")
 
@@ -48,6 +49,10 @@ def write_record(usage: Usage) -> str:
     }
     if told := usage.training:
         body["r"] = [told.ranks, *(_short(getattr(told, name)) for name in _TRAINING)]
+        body["e"] = [
+            [one.node, one.rank, *(_short(getattr(one, name)) for name in _TRAINING)]
+            for one in told.each[:MOST_RANKS]
+        ]
     packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode(), 9)
     return PREFIX + base64.b64encode(packed).decode()
 
@@ -65,7 +70,7 @@ def read_record(text: str) -> Usage | None:
         return Usage(
             seconds=body["t"],
             nodes_left_out=body["x"],
-            training=_training(body.get("r")),
+            training=_training(body.get("r"), body.get("e", [])),
             nodes=[
                 NodeUse(node=node, cpus=cpus, cpus_used=used, memory_bytes=memory, memory_limit_bytes=limit)
                 for node, cpus, used, memory, limit in body["n"]
@@ -82,11 +87,17 @@ def read_record(text: str) -> Usage | None:
         return None
 
 
-def _training(words: list[float | None] | None) -> TrainingUse | None:
+def _training(words: list[float | None] | None, each: list[list[Any]]) -> TrainingUse | None:
     if words is None:
         return None
     ranks, *values = words
-    return TrainingUse.model_validate({"ranks": ranks, **dict(zip(_TRAINING, values, strict=True))})
+    told = [
+        RankUse.model_validate({"node": node, "rank": rank, **dict(zip(_TRAINING, of_rank, strict=True))})
+        for node, rank, *of_rank in each
+    ]
+    return TrainingUse.model_validate(
+        {"ranks": ranks, "each": told, **dict(zip(_TRAINING, values, strict=True))}
+    )
 
 
 def _short(value: float | None) -> float | None:

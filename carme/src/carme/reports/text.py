@@ -3,7 +3,7 @@
 from html import escape
 
 from carme.jobs import minutes_text
-from carme.reports.models import Curve, Report, TrainingUse
+from carme.reports.models import Curve, RankUse, Report, TrainingUse
 from carme.wording import number
 
 __all__ = ["as_fragment", "as_html", "as_text"]
@@ -11,6 +11,7 @@ __all__ = ["as_fragment", "as_html", "as_text"]
 GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 60  # of a curve in a terminal
+_MOST_RANKS = 16  # that are told one by one
 _TITLES = {
     "gpu": "GPU: share of time in which it worked",
     "gpu_memory": "GPU: memory in use",
@@ -50,7 +51,9 @@ def facts(report: Report) -> list[tuple[str, str]]:
         found.append(("Ran", span(report.ran_seconds)))
     if usage is None:
         why = "it has not run yet" if job.is_pending else "nothing was measured, or the record is gone"
-        return [*found, ("Used", f"not known: {why}")]
+        return [*found, ("Used", f"not known. {report.trouble}" if report.trouble else f"not known: {why}")]
+    if report.trouble:
+        found.append(("Used", f"as the accounting has it, without curves. {report.trouble}"))
     peers = report.peers
     for name, title, other in (
         ("gpu", "GPUs", peers.gpu_busy),
@@ -83,7 +86,13 @@ def facts(report: Report) -> list[tuple[str, str]]:
         if cpu or memory:
             found.append((f"  {node.node}", ", ".join(filter(None, (cpu, memory)))))
     if usage.training:
+        each = usage.training.each
         found.append(("Training", training_text(usage.training)))
+        found += [(f"  {one.node} rank {one.rank}", _parts(one)) for one in each[:_MOST_RANKS]]
+        if len(each) > _MOST_RANKS:
+            found.append(
+                ("", f"and {number(usage.training.ranks - _MOST_RANKS, 'more rank')}; --json has them")
+            )
     if usage.nodes_left_out:
         found.append(("", f"and {usage.nodes_left_out} more nodes"))
     if report.energy_joules is not None:
@@ -93,7 +102,11 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 def training_text(told: TrainingUse) -> str:
     """How training went, in one line."""
-    parts = [number(told.ranks, "rank")]
+    return ", ".join(filter(None, (number(told.ranks, "rank"), _parts(told))))
+
+
+def _parts(told: TrainingUse | RankUse) -> str:
+    parts = []
     if told.step_seconds is not None:
         parts.append(f"{told.step_seconds:.3g} s for a step")
     if told.samples_per_second is not None:

@@ -1,8 +1,8 @@
 """Prometheus' API for people: Grafana and scripts ask here, each for the series that its user may see.
 
-`/metrics/mine/` is everybody's, `/metrics/account/NAME/` that of the account's coordinators (Slurm's word for
-who leads one), `/metrics/all/` that of administrators. Only questions that can be held to a scope are
-passed on.
+`/metrics/mine/` is everybody's, `/metrics/account/NAME/` that of the managers of the project whose account it
+is, and of its coordinators (Slurm's word for who leads one), `/metrics/all/` that of administrators. Only
+questions that can be held to a scope are passed on.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,13 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from carme.errors import CarmeError, Denied, InvalidRequest
+from carme.projects import account_of
 from carme.reports.prometheus import Prometheus
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
 from carme_webui.metrics.scope import Scope
+from carme_webui.projects.models import Membership
 
 __all__ = ["of_account", "of_all", "of_mine"]
 
@@ -41,7 +43,7 @@ def of_account(request: HttpRequest, account: str, question: str) -> HttpRespons
     """About the jobs of an account that one leads."""
     user = signed_in(request)
     try:
-        allowed = user.is_superuser or account in _led_by(user)
+        allowed = user.is_superuser or _manages(user, account) or account in _led_by(user)
     except CarmeError as error:
         return _failed(error, HTTPStatus.BAD_GATEWAY)
     return _answer(request, question, Scope.of_account(account) if allowed else None)
@@ -51,6 +53,12 @@ def of_account(request: HttpRequest, account: str, question: str) -> HttpRespons
 def of_all(request: HttpRequest, question: str) -> HttpResponse:
     """About everything."""
     return _answer(request, question, Scope() if signed_in(request).is_superuser else None)
+
+
+def _manages(user: User, account: str) -> bool:
+    """Whether it is the account of a project that this user manages."""
+    rows = Membership.objects.filter(user=user, manager=True, project__closed=None)
+    return account in {account_of(name) for name in rows.values_list("project__name", flat=True)}
 
 
 def _led_by(user: User) -> list[str]:

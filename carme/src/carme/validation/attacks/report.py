@@ -63,6 +63,8 @@ def verdict(attacks: Iterable[Attack], scene: Scene, tell: Callable[[str], None]
     for attack in attacks:
         if attack.needs_gpus and not scene.victims_gpus:
             continue
+        if attack.needs_metrics and not scene.settings.monitoring.prometheus:
+            continue
         result = carry_out(attack, scene)
         results.append(result)
         word = "stopped  " if result.ok else "REACHED  " if not result.stopped else "NO CONTROL"

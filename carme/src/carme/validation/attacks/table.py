@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
@@ -32,14 +32,15 @@ class Attack:
     attack: Deed
     control: Deed
     needs_gpus: bool = False
+    needs_metrics: bool = False
 
 
 ATTACKS: list[Attack] = []
 
 
-def add(area: str, name: str, what: str, attack: Deed, control: Deed, needs_gpus: bool = False) -> None:
+def add(area: str, name: str, what: str, attack: Deed, control: Deed, **needs: bool) -> None:
     """Put an attack into the table."""
-    ATTACKS.append(Attack(name, area, what, attack, control, needs_gpus))
+    ATTACKS.append(Attack(name, area, what, attack, control, **needs))
 
 
 # On the node: the attacker's job runs beside the victim's, outside of any container; the control is made by
@@ -957,6 +958,88 @@ def sent_form(scene: Scene, path: str) -> Outcome:
         follow_redirects=False,
     )
     return answer.status_code < 400 or not lives(scene), f"status {answer.status_code}"
+
+
+AREA = "Metrics"
+#: Ways to ask for the series of a job, by who may not see them.
+QUERIES = (
+    'carme_job_info{jobid="JOB"}',
+    '{user="VICTIM"}',
+    '{jobid=~".+"}',
+    'carme_job_info or carme_job_info{user="VICTIM"}',
+    'max_over_time(carme_job_info{jobid="JOB"}[10m:30s])',
+    'carme_job_info{user="ATTACKER"} or on () carme_job_info{jobid="JOB"}',
+    'carme_job_info{user="ATTACKER\\"} or carme_job_info{user=\\"VICTIM"}',
+)
+
+
+def series(scene: Scene, player: Player, scope: str) -> Outcome:
+    """Look for the victim's job in what the portal tells of metrics."""
+    outcomes = []
+    for query in QUERIES:
+        asked = query.replace("JOB", str(scene.job_id)).replace("VICTIM", scene.victim.name)
+        asked = quote(asked.replace("ATTACKER", scene.attacker.name))
+        for path in (f"query?query={asked}", f"series?match[]={asked}"):
+            where = f"/metrics/{scope}/api/v1/{path}"
+            outcomes.append(
+                by_door(scene, where, headers=as_browser(player, where), text=f'"{scene.job_id}"')
+            )
+    return moves_any(*outcomes)
+
+
+def own_series(scene: Scene) -> Outcome:
+    """The victim asks the same about the victim's own jobs; the next scrape may be still to come."""
+    end = time.monotonic() + 60
+    while not (found := series(scene, scene.victim, "mine"))[0] and time.monotonic() < end:
+        time.sleep(3)
+    return found
+
+
+for name, what, scope in (
+    ("own series", "looks for the victim's job among the series of the attacker's own jobs", "mine"),
+    (
+        "account's series",
+        "looks for it among those of the victim's account, which others manage",
+        "account/ACCOUNT",
+    ),
+    ("all series", "looks for it among all series, which administrators may see", "all"),
+):
+    add(
+        AREA,
+        name,
+        what,
+        lambda s, scope=scope: series(
+            s, s.attacker, scope.replace("ACCOUNT", s.victim.job.account if s.victim.job else "")
+        ),
+        own_series,
+        needs_metrics=True,
+    )
+add(
+    AREA,
+    "Prometheus itself",
+    "asks Prometheus, past the portal, on the head",
+    lambda s: moves_any(
+        *(
+            s.attacker_head.make("http", host="127.0.0.1", port=9090, path="/api/v1/query?query=up", tls=tls)
+            for tls in (True, False)
+        )
+    ),
+    own_series,
+    needs_metrics=True,
+)
+add(
+    AREA,
+    "exporter",
+    "asks the exporter of the node, without and with the certificate of the attacker's own server",
+    lambda s: moves_any(
+        *(
+            s.attacker_node.make("http", host=s.agent[0], port=9750, path="/metrics", **more)
+            for more in ({}, {"tls": False}, certificate_of(s.attacker))
+        )
+    ),
+    own_series,
+    needs_metrics=True,
+)
 
 
 AREA = "The broker"
