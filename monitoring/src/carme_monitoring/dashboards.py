@@ -56,6 +56,7 @@ def _quantile(share: float, histogram: str) -> str:
 _JOB = 'jobid="$jobid"'
 _NODE = 'node="$node"'
 _USER = 'user="$user"'
+_ACCOUNT = 'account="$account"'
 
 BOARDS: dict[str, Board] = {
     "carme-cluster": Board(
@@ -278,6 +279,85 @@ BOARDS: dict[str, Board] = {
         ],
         {"user": "label_values(carme_job_info, user)"},
     ),
+    "carme-project": Board(
+        "Carme: project",
+        [
+            Panel(
+                "GPUs held, by user",
+                {f"count by (user) (carme_job_gpu_utilization_ratio{{{_ACCOUNT}}})": "{{user}}"},
+                stacked=True,
+            ),
+            Panel(
+                "Running jobs, by user",
+                {f"count by (user) (group by (jobid, user) (carme_job_info{{{_ACCOUNT}}}))": "{{user}}"},
+                stacked=True,
+            ),
+            Panel(
+                "GPUs busy, by user",
+                {f"avg by (user) (carme_job_gpu_utilization_ratio{{{_ACCOUNT}}})": "{{user}}"},
+                _SHARE,
+            ),
+            Panel(
+                "GPUs that did nothing for a quarter of an hour, by job",
+                {
+                    "sum by (jobid, user) "
+                    f"(max_over_time(carme_job_gpu_utilization_ratio{{{_ACCOUNT}}}[15m]) <bool 0.05)": (
+                        "{{jobid}} {{user}}"
+                    )
+                },
+                stacked=True,
+            ),
+            Panel(
+                "Processors used, of those allotted",
+                {
+                    f"sum by (user) (rate(carme_job_cpu_seconds_total{{{_ACCOUNT}}}[2m])) / "
+                    f"sum by (user) (carme_job_cpus{{{_ACCOUNT}}})": "{{user}}"
+                },
+                _SHARE,
+            ),
+            Panel(
+                "Memory used, of that allotted",
+                {
+                    f"sum by (user) (carme_job_memory_used_bytes{{{_ACCOUNT}}}) / "
+                    f"sum by (user) (carme_job_memory_limit_bytes{{{_ACCOUNT}}})": "{{user}}"
+                },
+                _SHARE,
+            ),
+            Panel(
+                "Power of GPUs",
+                {f"sum by (user) (carme_job_gpu_power_watts{{{_ACCOUNT}}})": "{{user}}"},
+                "watt",
+                stacked=True,
+            ),
+            Panel(
+                "Training: share of time for which ranks waited, by job",
+                {
+                    f"sum by (jobid, cause) (rate(carme_training_wait_seconds_total{{{_ACCOUNT}}}[2m])) "
+                    f"/ ignoring (cause) group_left sum by (jobid) (rate(carme_training_seconds_total{{{_ACCOUNT}}}[2m]))": (
+                        "{{jobid}} for {{cause}}"
+                    )
+                },
+                _SHARE,
+            ),
+        ],
+        {"account": "label_values(carme_job_info, account)"},
+    ),
+}
+
+# All that Grafana's schema asks for, so that no release fills in what it likes.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "stat": {
+        "reduceOptions": {"calcs": ["lastNotNull"]},
+        "graphMode": "area",
+        "colorMode": "value",
+        "justifyMode": "auto",
+        "textMode": "auto",
+        "orientation": "auto",
+    },
+    "timeseries": {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
 }
 
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
@@ -346,9 +426,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "datasource": _SOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": {"reduceOptions": {"calcs": ["lastNotNull"]}}
-        if panel.kind == "stat"
-        else {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "options": _OPTIONS[panel.kind],
         "targets": [
             {
                 "refId": chr(ord("A") + place),

@@ -7,10 +7,16 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from carme_monitoring.dashboards import BOARDS, WIDTH, main, render
 
@@ -80,6 +86,54 @@ def test_a_board_is_what_grafana_reads(uid: str):
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"])))
     assert used <= names
     assert names - {"source"} <= used
+
+
+@boards
+def test_a_board_fits_grafana_s_schema(uid: str):
+    """By the types that Grafana makes from its schema: nothing is unknown, missing, or of another type."""
+    register_default_plugins()
+    made = render(uid, BOARDS[uid])
+    read = Dashboard.from_json(made)
+    assert read.panels and len(read.panels) == len(BOARDS[uid].panels)
+    wrong = list(misfits(read, uid))
+    assert not wrong, wrong
+    again = json.loads(JSONEncoder().encode(read))
+    for place, panel in enumerate(again["panels"]):
+        for part in ("options", "fieldConfig", "targets", "gridPos", "datasource"):
+            assert panel[part] == made["panels"][place][part], (place, part)
+    assert again["time"] == made["time"] and again["links"][0]["tags"] == ["carme"]
+    unknown = set(made) - set(again)
+    assert not unknown
+
+
+def test_what_does_not_fit_is_seen():
+    register_default_plugins()
+    made = render("carme-job", BOARDS["carme-job"])
+    panel = made["panels"][0]
+    panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] = "sideways"
+    panel["title"] = 7
+    wrong = "".join(misfits(Dashboard.from_json(made), "x"))
+    assert "mode" in wrong and "title" in wrong
+    panel["options"]["legnd"] = {}
+    again = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
+    assert again["panels"][0]["options"] != panel["options"]
+
+
+def misfits(part: Any, where: str) -> Iterator[str]:
+    """What in an object of Grafana's types is not what its types say."""
+    if isinstance(part, list):
+        for place, one in enumerate(part):
+            yield from misfits(one, f"{where}[{place}]")
+    elif type(part).__module__.startswith("grafana_foundation_sdk.models"):
+        if isinstance(part, Enum):
+            return
+        for name, hint in get_type_hints(type(part)).items():
+            value = getattr(part, name, None)
+            try:
+                TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+            except ValidationError as error:
+                yield f"{where}.{name}: {error}"
+            yield from misfits(value, f"{where}.{name}")
 
 
 def test_files_are_written_once(tmp_path: Path):
