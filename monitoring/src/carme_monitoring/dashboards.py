@@ -333,7 +333,8 @@ BOARDS: dict[str, Board] = {
                 "Training: share of time for which ranks waited, by job",
                 {
                     f"sum by (jobid, cause) (rate(carme_training_wait_seconds_total{{{_ACCOUNT}}}[2m])) "
-                    f"/ ignoring (cause) group_left sum by (jobid) (rate(carme_training_seconds_total{{{_ACCOUNT}}}[2m]))": (
+                    "/ ignoring (cause) group_left "
+                    f"sum by (jobid) (rate(carme_training_seconds_total{{{_ACCOUNT}}}[2m]))": (
                         "{{jobid}} for {{cause}}"
                     )
                 },
