@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from pydantic_core import to_jsonable_python
+from simulated_broker import answer_line
 
 from carme.broker import protocol
 from carme.broker.overview import JobFigures, Overview, SessionFigures
@@ -70,9 +70,9 @@ def main() -> int:
     overview = site(options.nodes, options.jobs)
     registry = CollectorRegistry()
     registry.register(ClusterCollector(lambda: overview, dict))
-    line = _answer(overview)
+    line = answer_line(overview)
     parts: dict[str, Callable[[], Any]] = {
-        "broker_answers": lambda: _answer(overview),
+        "broker_answers": lambda: answer_line(overview),
         "exporter_reads": lambda: protocol.GetOverview.result.validate_python(
             protocol.Answer.model_validate_json(line).result
         ),
@@ -85,10 +85,6 @@ def main() -> int:
     series = sum(not row.startswith("#") for row in text.splitlines())
     print(json.dumps({"name": "size", "answer_bytes": len(line), "series": series}))
     return 0
-
-
-def _answer(overview: Overview) -> bytes:
-    return protocol.Answer(result=to_jsonable_python(overview)).model_dump_json().encode()
 
 
 def _median(part: Callable[[], Any]) -> float:

@@ -10,6 +10,10 @@ and where the host has no version 2 of control groups with controllers, files as
 (rows `... v2 files`): these show what the exporter itself costs there, and not what the kernel takes to
 answer.
 
+Row `cluster_2000_nodes_s`: one scrape of the cluster exporter, a process of its own as well, beside a broker
+that knows 2,000 nodes and 10,000 jobs. The broker is simulated: a socket in this process that makes and sends
+the answer as the real one does, from a picture that no Slurm drew.
+
 Peers: node_exporter with the same processes on the host, which knows nothing of jobs and GPUs, and a
 program that asks the simulated library as nvidia-smi would, started for each look: neither does what is
 measured beside it. Processor time is each process's own (with what it starts), so that what else the machine
@@ -35,12 +39,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import simulated_gpus
+from cluster_snapshot import site
 from free_ports import free_port
 from report import print_table, row, write_json
+from simulated_broker import SimulatedBroker, configuration
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GPUS, JOBS, PROCESSES = 8, 128, 4000
+NODES, QUEUED = 2000, 10_000  # of the whole cluster
 EVERY = 15.0  # seconds between two scrapes, for the share of a core
 STEPS = ("batch", "0")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -257,9 +264,7 @@ def ours(node: Node, library: Path, rounds: int) -> Cost:
         sys.executable, "-m", "carme_monitoring.node.exporter", "--listen", f"127.0.0.1:{port}",
         "--allocations", node.records, "--cgroups", node.cgroups,
     ]  # fmt: skip
-    environment = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}",
+    environment = _environment() | {
         "LD_LIBRARY_PATH": str(library.parent),
         "SIMULATED_NVML": str(node.gpus),
     }
@@ -271,6 +276,34 @@ def ours(node: Node, library: Path, rounds: int) -> Cost:
     if jobs < JOBS:
         raise RuntimeError(f"The exporter shows {jobs} of {JOBS} jobs.")
     return cost
+
+
+def cluster(folder: Path, rounds: int) -> Cost:
+    """The cluster exporter beside a broker of a large site."""
+    address = folder / "broker.sock"
+    file = configuration(folder, address)
+    port = free_port()
+    command: list[str | Path] = [
+        sys.executable, "-m", "carme_monitoring.cluster.exporter", "--listen", f"127.0.0.1:{port}",
+        "--config", file,
+    ]  # fmt: skip
+    url = f"http://127.0.0.1:{port}/metrics"
+    with (
+        SimulatedBroker(address, site(NODES, QUEUED)),
+        running(command, _environment(), url) as pid,
+    ):
+        cost = measure(pid, url, rounds)
+        text = _get(url).decode()
+    if text.count("carme_node_available{") != NODES:
+        raise RuntimeError(f"The cluster exporter does not show {NODES} nodes.")
+    return cost
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}",
+    }
 
 
 def node_exporter(rounds: int) -> Cost | None:
@@ -338,6 +371,7 @@ def main() -> int:
                     "subprocess": started_program(node, library, folder, rounds),
                 }
             rows += _rows(layout, costs, peers)
+        rows.append(_cluster_row(cluster(folder, rounds)))
     print_table(rows)
     if options.json:
         write_json(options.json, rows)
@@ -365,6 +399,16 @@ def _rows(layout: str, costs: dict[int, Cost], peers: dict[str, Cost | None]) ->
             aim=f"processor time grows less than processes ({factor:.1f} times)", holds=growth < factor,
             cpu_ms={str(count): round(cost.cpu_ms, 2) for count, cost in costs.items()}),
     ]  # fmt: skip
+
+
+def _cluster_row(cost: Cost) -> dict[str, object]:
+    seconds = cost.scrape_ms / 1000
+    return row(
+        f"cluster_{NODES}_nodes_s", "s", seconds,
+        aim=f"median under 1 s, with {QUEUED} jobs", holds=seconds < 1,
+        cpu_ms=round(cost.cpu_ms, 1), memory_mb=round(cost.memory_mb, 1), series=cost.series,
+        answer_bytes=cost.answer_bytes,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -66,26 +66,32 @@ def start(library: Path, tmp_path: Path) -> Iterator[Starts]:
     """Starts exporters: `start(gpus=FILE, arguments=[...])`; without `gpus` there is no GPU library.
 
     `gpus` are NVIDIA's, `amd` AMD's; where one of them is named, the other library finds no driver.
+    `program` is the exporter of a `node` or of the `cluster`, `environment` what it has besides.
     """
     processes: list[subprocess.Popen[str]] = []
 
     def begin(
-        gpus: Path | None = None, arguments: list[str] | None = None, amd: Path | None = None
+        gpus: Path | None = None,
+        arguments: list[str] | None = None,
+        amd: Path | None = None,
+        program: str = "node",
+        environment: dict[str, str] | None = None,
     ) -> Exporter:
         port = free_port()
-        environment = {
+        has = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}",
             "PYTHONUNBUFFERED": "1",
         }
         if gpus or amd:
-            environment |= {"LD_LIBRARY_PATH": str(library)}
-            environment |= {"SIMULATED_NVML": str(gpus)} if gpus else {}
-            environment |= {"SIMULATED_AMDSMI": str(amd)} if amd else {}
+            has |= {"LD_LIBRARY_PATH": str(library)}
+            has |= {"SIMULATED_NVML": str(gpus)} if gpus else {}
+            has |= {"SIMULATED_AMDSMI": str(amd)} if amd else {}
+        own = ["--allocations", str(tmp_path / "allocations")] if program == "node" else []
         process = subprocess.Popen(
-            [sys.executable, "-m", "carme_monitoring.node.exporter", "--listen", f"127.0.0.1:{port}"]  # noqa: RUF005
-            + ["--allocations", str(tmp_path / "allocations"), *(arguments or [])],
-            env=environment,
+            [sys.executable, "-m", f"carme_monitoring.{program}.exporter", "--listen", f"127.0.0.1:{port}"]  # noqa: RUF005
+            + [*own, *(arguments or [])],
+            env=has | (environment or {}),
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -68,15 +68,20 @@ class Allocations:
 
 
 def _allocation(job_id: int, file: Path) -> Allocation:
-    values = json.loads(file.read_text(encoding="utf-8"))
+    values = json.loads(file.read_bytes().decode("utf-8", "replace"))
     gpus = [word.strip() for word in str(values.get("gpus", "")).split(",") if word.strip()]
     cpus = values.get("cpus")
     return Allocation(
         job_id=job_id,
-        user=str(values["user"]),
-        account=str(values.get("account", "")),
-        partition=str(values.get("partition", "")),
+        user=_text(values["user"]),
+        account=_text(values.get("account", "")),
+        partition=_text(values.get("partition", "")),
         gpus=frozenset(int(word) for word in gpus if word.isdecimal()),
         uuids=frozenset(word for word in gpus if not word.isdecimal()),
         cpus=int(cpus) if cpus is not None else None,
     )
+
+
+def _text(value: object) -> str:
+    """Half of a pair of surrogates can be written down in JSON, but not in UTF-8."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")

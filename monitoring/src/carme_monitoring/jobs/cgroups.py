@@ -18,9 +18,13 @@ from carme_monitoring.jobs.files import KeptFiles, text_of
 
 __all__ = ["Cgroups", "StepUsage", "Usage"]
 
-_JOB = re.compile(r"job_(\d+)$")
-_JOB_OF_PROCESS = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
-_STEP = re.compile(r"step_(\w+)$")
+_JOB = re.compile(r"job_(\d+)\Z", re.ASCII)
+#: Slurm's own folders alone: beneath `user.slice` users may make groups of any name.
+_JOB_OF_PROCESS = re.compile(
+    r"^\d+:[^:\n]*:(?!.*/user\.slice/).*/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d+)(?:/|$)",
+    re.MULTILINE | re.ASCII,
+)
+_STEP = re.compile(r"step_(\w+)\Z", re.ASCII)
 _TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 #: Controllers of version 1, the first that all jobs are in (proctrack/cgroup freezes them) before the others.
 _V1 = ("freezer", "memory", "devices", "cpuacct", "cpu,cpuacct", "cpuacct,cpu", "blkio", "pids")
@@ -112,6 +116,10 @@ class Cgroups:
             self._files.close_unused()
         return found
 
+    def is_there(self, pid: int) -> bool:
+        """Whether the process has not ended yet."""
+        return os.path.exists(f"{self._processes}/{pid}")  # noqa: PTH110  many calls in one scrape
+
     def processes_of(self, job_id: int) -> Iterator[int]:
         """The processes of a job that the last look has found, without slurmstepd where it is told apart."""
         place = self._places.get(job_id)
@@ -124,7 +132,7 @@ class Cgroups:
             return int(found[1])
         for path in (line.rpartition(":")[2] for line in text.splitlines()) if self._names else ():
             for folder, job_id in list(self._names.items()):  # another thread may add some
-                if path.rstrip("/").startswith(folder.removeprefix(self._root)) and job_id:
+                if f"{path}/".startswith(f"{folder.removeprefix(self._root)}/"):
                     return job_id
         return None
 
@@ -186,11 +194,17 @@ class Cgroups:
         return self._names[folder.path]
 
     def _asked(self, folder: str) -> int | None:
-        """The job that slurmstepd names in its title, from a folder that has another kind of name."""
+        """The job that slurmstepd names in its title, from a folder that has another kind of name.
+
+        Users may give their processes any title; slurmstepd's owner is that of the folder, which it made.
+        """
+        owner = _owner_of(folder)
         for parent, _, files in os.walk(folder):
             if "cgroup.procs" not in files:
                 continue
             for pid in text_of(f"{parent}/cgroup.procs").split():
+                if owner is None or _owner_of(f"{self._processes}/{pid}") != owner:
+                    continue
                 with contextlib.suppress(OSError):
                     if found := _TITLE.match(Path(self._processes, pid, "cmdline").read_bytes()):
                         return int(found[1])
@@ -280,9 +294,8 @@ class Cgroups:
 
     def _asked_owner(self, folder: str) -> int | None:
         for pid in _processes(folder):
-            with contextlib.suppress(OSError):
-                if uid := os.stat(f"{self._processes}/{pid}").st_uid:  # noqa: PTH116
-                    return uid
+            if uid := _owner_of(f"{self._processes}/{pid}"):
+                return uid
         return None
 
 
@@ -291,6 +304,13 @@ def _processes(folder: str) -> Iterator[int]:
     for parent, _, files in os.walk(folder):
         if "cgroup.procs" in files and not parent.endswith("/slurm"):
             yield from (int(pid) for pid in text_of(f"{parent}/cgroup.procs").split() if pid.isdecimal())
+
+
+def _owner_of(path: str) -> int | None:
+    try:
+        return os.stat(path).st_uid  # noqa: PTH116  many calls in one scrape
+    except OSError:
+        return None
 
 
 def _folders(path: str) -> list["os.DirEntry[str]"]:

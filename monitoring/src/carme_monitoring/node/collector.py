@@ -151,7 +151,9 @@ class NodeCollector(Collector):
                 job_id = next((number for number in jobs.values() if number), None)
             place = (_name(reading), gpu.uuid)
             if not reading.lost:
-                foreign.add_metric(place, sum(number is None or number != job_id for number in jobs.values()))
+                others = [pid for pid, number in jobs.items() if number is None or number != job_id]
+                # What has ended since the library listed it is nobody's any more.
+                foreign.add_metric(place, sum(map(self._cgroups.is_there, others)))
             if job_id is None:
                 continue
             whose = (*_whose(job_id, users, allocations), *place)
