@@ -6,7 +6,8 @@
  *   gpu uuid=GPU-0 minor=0 util=50 used=1024 total=4096 power=300 energy=5000 temp=60 tensor=40 pids=12:100,13:200
  *
  * Sizes in MiB, power in W, energy in J, shares in per cent. `lost=1`: the GPU has fallen off the bus. `xid=79`: an
- * error to be reported once. `mig=2`: divided into so many instances. `hang=500`: milliseconds that each question
+ * error to be reported once. `throttle=64`: the bits of what slows the clocks down. `ecc=3 ecc2=1`: corrected and uncorrected
+ * errors. `nvlink=1`: there are NVLinks. `mig=2`: divided into so many instances. `hang=500`: milliseconds that each question
  * takes. A line `fail=9` makes initialisation fail with that error. Compiled with UNCHANGING it reads the file once. Layouts: NVML API Reference Manual.
  */
 #include "simulated_gpus.h"
@@ -32,7 +33,7 @@ typedef struct { unsigned version, count; void *first, *second; GpmMetric metric
 
 typedef struct {
   char uuid[64], pids[1 << 16];
-  int minor, lost, mig, xid;
+  int minor, lost, mig, xid, throttle, ecc, ecc2, nvlink;
   double util, used, total, power, energy, temp, tensor, hang;
 } Gpu;
 
@@ -63,6 +64,10 @@ static void look(void) {
     gpu->lost = (int)number(line, "lost", 0);
     gpu->mig = (int)number(line, "mig", 0);
     gpu->xid = (int)number(line, "xid", 0);
+    gpu->throttle = (int)number(line, "throttle", 0);
+    gpu->ecc = (int)number(line, "ecc", 3);
+    gpu->ecc2 = (int)number(line, "ecc2", 1);
+    gpu->nvlink = (int)number(line, "nvlink", 1);
     gpu->util = number(line, "util", 0);
     gpu->used = number(line, "used", 0);
     gpu->total = number(line, "total", 81920);
@@ -149,13 +154,13 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *to) {
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *to) {
   ASK(handle);
-  *to = gpu->temp >= 90 ? 0x40 : 0; /* slowed down by its own hardware, because it is hot */
+  *to = (unsigned long long)gpu->throttle | (gpu->temp >= 90 ? 0x40 : 0); /* slowed down by its own hardware: it is hot */
   return SUCCESS;
 }
 int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int period, unsigned long long *to) {
   ASK(handle);
   (void)period;
-  *to = kind == 0 ? 3 : 1;
+  *to = (unsigned long long)(kind == 0 ? gpu->ecc : gpu->ecc2);
   return SUCCESS;
 }
 int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
@@ -171,10 +176,13 @@ int nvmlDeviceGetFieldValues(void *handle, int number_of, Field *fields) {
     fields[i].type = 3;
     switch (fields[i].field) {
       case 82: fields[i].value = (unsigned long long)gpu->temp + 5; break;
+      case 94: fields[i].value = 12; break;
       case 138: fields[i].value = 2048; break;
       case 139: fields[i].value = 1024; break;
+      case 38: case 52: case 59: fields[i].value = fields[i].field; break;
       default: fields[i].result = UNSUPPORTED;
     }
+    if (!gpu->nvlink && fields[i].field != 82 && fields[i].field != 94) fields[i].result = UNSUPPORTED;
   }
   return SUCCESS;
 }

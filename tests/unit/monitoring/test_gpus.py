@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
+
+from carme_monitoring.gpus import Gpu, GpuProcess, GpuReading, GpuWatch
+from carme_monitoring.jobs import Allocations, Cgroups
+from carme_monitoring.node.collector import NodeCollector
 
 from .conftest import Starts
+from .test_jobs import process, version_two
 
 GPU = (
     "gpu uuid=GPU-{n} minor={n} util=50 used=1024 total=4096 power=300 energy=5000 temp=60 tensor=40{more}\n"
@@ -53,6 +59,50 @@ def test_figures_are_in_base_units(start: Starts, gpus: Path):
     assert exporter.values("carme_gpu_throttled", reason="hardware_thermal") == [0]
 
 
+def test_errors_are_counted_by_kind_and_link(start: Starts, gpus: Path):
+    describe(gpus, "ecc=17 ecc2=2", "nvlink=0")
+    exporter = start(gpus)
+    assert exporter.values("carme_gpu_ecc_errors_total", gpu="0", kind="corrected") == [17]
+    assert exporter.values("carme_gpu_ecc_errors_total", gpu="0", kind="uncorrected") == [2]
+    found = {
+        (dict(labels)["gpu"], dict(labels)["link"], dict(labels)["kind"]): value
+        for (name, labels), value in exporter.scrape().items()
+        if name == "carme_gpu_link_errors_total"
+    }
+    # A GPU without NVLinks has no series of them.
+    assert found == {
+        ("0", "pcie", "replay"): 12,
+        ("0", "nvlink", "crc"): 38,
+        ("0", "nvlink", "replay"): 52,
+        ("0", "nvlink", "recovery"): 59,
+        ("1", "pcie", "replay"): 12,
+    }
+    assert exporter.values("carme_gpu_nvlink_bytes_total", gpu="1") == []
+
+
+@pytest.mark.parametrize(
+    ("bit", "reason"),
+    [
+        (0x4, "software_power_cap"),
+        (0x8, "hardware_slowdown"),
+        (0x10, "sync_boost"),
+        (0x20, "software_thermal"),
+        (0x40, "hardware_thermal"),
+        (0x80, "hardware_power_brake"),
+        (0x1, None),  # idle: nothing slows it down
+    ],
+)
+def test_each_reason_for_lower_clocks_is_told_apart(start: Starts, gpus: Path, bit: int, reason: str | None):
+    describe(gpus, f"throttle={bit}")
+    found = {
+        dict(labels)["reason"]: value
+        for (name, labels), value in start(gpus).scrape().items()
+        if name == "carme_gpu_throttled"
+    }
+    assert len(found) == 6
+    assert {name for name, value in found.items() if value} == ({reason} if reason else set())
+
+
 def test_heat_shows_as_a_reason_for_lower_clocks(start: Starts, gpus: Path):
     describe(gpus, "")
     gpus.write_text(gpus.read_text().replace("temp=60", "temp=95"))
@@ -91,6 +141,16 @@ def test_driver_errors_are_counted_by_number(start: Starts, gpus: Path):
     assert exporter.values("carme_gpu_xid_errors_total", xid="79") == [1]
 
 
+def test_the_error_with_which_a_gpu_was_lost_is_counted(start: Starts, gpus: Path):
+    describe(gpus, "", "")
+    exporter = start(gpus)
+    assert exporter.values("carme_gpu_up") == [1, 1]
+    describe(gpus, "", "lost=1 xid=79")
+    assert exporter.values("carme_gpu_up", uuid="GPU-1") == [0]
+    assert exporter.values("carme_gpu_xid_errors_total", xid="79", uuid="GPU-1") == [1]
+    assert exporter.values("carme_gpu_xid_errors_total", uuid="GPU-0") == []
+
+
 def test_instances_of_a_divided_gpu_have_their_own_series(start: Starts, gpus: Path):
     describe(gpus, "mig=2")
     exporter = start(gpus)
@@ -121,3 +181,43 @@ def test_a_library_that_hangs_holds_up_no_scrape(start: Starts, gpus: Path):
         if exporter.values("carme_gpu_library_state", vendor="nvidia", state="ok") == [1]:
             break
     assert exporter.values("carme_gpu_up") == [1]
+
+
+def test_memory_of_each_process_of_a_job_and_of_no_other(tmp_path: Path):
+    """The largest few of a GPU, each under the job that it belongs to."""
+    processes = tuple(GpuProcess(pid, pid * 10) for pid in range(100, 120))
+    reading = GpuReading(Gpu("0", "GPU-0", minor=0), memory_used_bytes=9, processes=processes)
+    for pid in range(100, 120):
+        group = "/system.slice/slurmstepd.scope/job_7/step_0" if pid % 2 else "/system.slice/ssh.service"
+        process(tmp_path / "proc", pid, "python", group)
+    version_two(tmp_path / "cgroup")
+    (tmp_path / "allocations").mkdir()
+    (tmp_path / "allocations/7.json").write_text('{"user": "ada", "account": "research", "gpus": "0"}')
+    registry = CollectorRegistry()
+    cgroups = Cgroups(tmp_path / "cgroup", tmp_path / "proc")
+    registry.register(
+        NodeCollector(GpuWatch([Shown(reading)]), cgroups, Allocations(tmp_path / "allocations"))
+    )
+    found = {
+        sample.labels["pid"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "carme_job_gpu_process_memory_used_bytes"
+    }
+    assert found == {str(pid): pid * 10 for pid in (113, 115, 117, 119)}
+    assert registry.get_sample_value("carme_gpu_foreign_processes", {"gpu": "0", "uuid": "GPU-0"}) == 10
+
+
+class Shown:
+    """A library that shows one GPU."""
+
+    vendor = "nvidia"
+
+    def __init__(self, reading: GpuReading) -> None:
+        self._reading = reading
+
+    def read(self) -> list[GpuReading]:
+        return [self._reading]
+
+    def close(self) -> None:
+        pass

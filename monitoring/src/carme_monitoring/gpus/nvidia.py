@@ -35,6 +35,12 @@ _FIELDS = {
     "nvlink_transmit": nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     "nvlink_receive": nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
 }
+_LINK_ERRORS = {
+    ("pcie", "replay"): nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER,
+    ("nvlink", "crc"): nvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    ("nvlink", "replay"): nvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+    ("nvlink", "recovery"): nvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+}
 _ALL_LINKS = 0xFFFFFFFF  # scope of the NVLink fields: the sum over the GPU's links
 
 #: Shares that GPM measures, in per cent there.
@@ -256,9 +262,11 @@ class NvidiaLibrary:
             except nvml.NVMLError:  # a time-out: there are no more
                 return
             if event.eventType == nvml.nvmlEventTypeXidCriticalError:
-                with contextlib.suppress(nvml.NVMLError):
-                    uuid = nvml.nvmlDeviceGetUUID(event.device)
-                    self._xids.setdefault(uuid, Counter())[int(event.eventData)] += 1
+                # Not by asking the GPU for its name: one that has just been lost says that, and nothing more.
+                where = _address(event.device)
+                for device in self._devices or ():
+                    if _address(device.handle) == where:
+                        self._xids.setdefault(device.gpu.uuid, Counter())[int(event.eventData)] += 1
 
     def _read(self, device: _Device) -> Iterator[GpuReading]:
         try:
@@ -312,6 +320,7 @@ class NvidiaLibrary:
                 for name in ("receive", "transmit")
                 if f"nvlink_{name}" in fields
             },
+            link_errors={which: int(fields[which]) for which in _LINK_ERRORS if which in fields},
             processes=_processes(handle),
         )
 
@@ -342,18 +351,22 @@ class NvidiaLibrary:
             )
 
 
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _fields(handle: Any) -> dict[str, float]:
-    """Values that are asked for by number, all in one call."""
+def _fields(handle: Any) -> dict[Any, float]:
+    """Values that are asked for by number, all in one call: those of _FIELDS and _LINK_ERRORS."""
     wanted = [
         (number, _ALL_LINKS) if name.startswith("nvlink") else number for name, number in _FIELDS.items()
     ]
-    answers = _asked(nvml.nvmlDeviceGetFieldValues, handle, wanted)
-    found = {}
-    for name, answer in zip(_FIELDS, answers or (), strict=False):
+    answers = _asked(nvml.nvmlDeviceGetFieldValues, handle, [*wanted, *_LINK_ERRORS.values()])
+    found: dict[Any, float] = {}
+    for name, answer in zip((*_FIELDS, *_LINK_ERRORS), answers or (), strict=False):
         if answer.nvmlReturn == nvml.NVML_SUCCESS:
             found[name] = _value(answer)
     return found

@@ -76,6 +76,7 @@ class GpuReading:
         ecc_errors: By kind (`corrected`, `uncorrected`), since the driver was loaded.
         xids: Errors that the driver reported since the exporter began, by number.
         nvlink_bytes: Counters by direction (`receive`, `transmit`).
+        link_errors: Counters by link (`pcie`, `nvlink`) and kind (`replay`, `crc`, `recovery`).
     """
 
     gpu: Gpu
@@ -96,6 +97,7 @@ class GpuReading:
     remapped_rows: Mapping[str, int] = field(default_factory=dict)
     xids: Mapping[int, int] = field(default_factory=dict)
     nvlink_bytes: Mapping[str, float] = field(default_factory=dict)
+    link_errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] = ()
 
 

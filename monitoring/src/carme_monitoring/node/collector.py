@@ -5,6 +5,7 @@ carry `jobid` (Slurm's), `user` and `account`; they vanish with the job, so that
 what runs.
 """
 
+import heapq
 import pwd
 import time
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from carme_monitoring.gpus import GpuReading, GpuWatch, LibraryState
+from carme_monitoring.gpus import GpuProcess, GpuReading, GpuWatch, LibraryState
 from carme_monitoring.jobs import (
     Allocation,
     Allocations,
@@ -26,6 +27,8 @@ from carme_monitoring.jobs import (
 )
 
 __all__ = ["NodeCollector"]
+
+MOST_PROCESSES = 8  # of a GPU, with series of their own
 
 _GPU = ("gpu", "uuid")
 _JOB = ("jobid", "user", "account")
@@ -134,6 +137,11 @@ class NodeCollector(Collector):
         power = GaugeMetricFamily(
             "carme_job_gpu_power_watts", "Power that the job's GPU draws.", labels=labels
         )
+        each = GaugeMetricFamily(
+            "carme_job_gpu_process_memory_used_bytes",
+            "Memory that one of the job's processes holds on a GPU: the largest few of each.",
+            labels=(*labels, "pid"),
+        )
         foreign = GaugeMetricFamily(
             "carme_gpu_foreign_processes",
             "Processes on a GPU that belong to no job to which Slurm gave it.",
@@ -154,6 +162,10 @@ class NodeCollector(Collector):
                 others = [pid for pid, number in jobs.items() if number is None or number != job_id]
                 # What has ended since the library listed it is nobody's any more.
                 foreign.add_metric(place, sum(map(self._cgroups.is_there, others)))
+            for process in _largest(reading.processes):
+                if (owner := jobs[process.pid]) is not None:
+                    named_so = (*_whose(owner, users, allocations), *place, str(process.pid))
+                    each.add_metric(named_so, process.memory_bytes or 0)
             if job_id is None:
                 continue
             whose = (*_whose(job_id, users, allocations), *place)
@@ -167,7 +179,13 @@ class NodeCollector(Collector):
                 size.add_metric(whose, reading.memory_total_bytes)
             if reading.power_watts is not None:
                 power.add_metric(whose, reading.power_watts)
-        yield from (busy, activity, memory, size, power, foreign)
+        yield from (busy, activity, memory, size, power, each, foreign)
+
+
+def _largest(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
+    """The few that hold most memory, of those that tell it: so many series a GPU has at most."""
+    telling = [process for process in processes if process.memory_bytes is not None]
+    return heapq.nlargest(MOST_PROCESSES, telling, key=lambda process: process.memory_bytes or 0)
 
 
 def _whose(job_id: int, users: dict[int, str], allocations: dict[int, Allocation]) -> tuple[str, str, str]:
@@ -228,11 +246,18 @@ def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
         "Data over a link since the last look, where the GPU measures itself.",
         labels=(*_GPU, "link", "direction"),
     )
+    errors = CounterMetricFamily(
+        "carme_gpu_link_errors",
+        "Errors on a link, by what was done about them.",
+        labels=(*_GPU, "link", "kind"),
+    )
     for reading in readings:
         gpu = reading.gpu
         place = (_name(reading), gpu.uuid)
         for link, value in reading.link_rates.items():
             rates.add_metric((*place, *link), value)
+        for which, count in reading.link_errors.items():
+            errors.add_metric((*place, *which), count)
         up.add_metric(place, float(not reading.lost))
         info.add_metric((*place, gpu.model, "" if gpu.minor is None else str(gpu.minor)), 1)
         for name, value in (
@@ -263,7 +288,7 @@ def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
         ):
             for label, value in values.items():
                 counted[name].add_metric((*place, str(label)), value)
-    yield from (up, info, *plain.values(), energy, rates, *by.values(), *counted.values())
+    yield from (up, info, *plain.values(), energy, rates, errors, *by.values(), *counted.values())
 
 
 def _job_metrics(
