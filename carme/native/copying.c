@@ -1,8 +1,8 @@
 /* The part of copying whose time is that of system calls: many small plain files, and blocks of large ones.
 
    Whatever is not plain, and whatever goes wrong, is left to the caller, who knows all cases and all words:
-   see carme.staging.native, which is the other side of this. Nothing here calls Python, keeps state between
-   two calls, or needs more of the C library than glibc 2.28 has. */
+   see carme.staging.native, which is the other side of this. Nothing here calls Python, or needs more of the C
+   library than glibc 2.28 has. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 /* Raised with every change of what the two sides tell each other. */
-#define INTERFACE 2
+#define INTERFACE 3
 
 #define SMALL (1 << 20)
 #define BLOCK (256 << 10)
@@ -145,14 +145,24 @@ static int may_give(const struct manner *manner, uint32_t group)
     return 0;
 }
 
-/* Owner and mode of a new file, like carme.staging.attributes.Keeper. */
+/* Who a copy can belong to, like carme.staging.attributes.Keeper. */
+static uint32_t user_of(const struct manner *manner, const struct statx *its)
+{
+    return manner->user ? manner->user : its->stx_uid;
+}
+
+static uint32_t group_of(const struct manner *manner, const struct statx *its)
+{
+    return !manner->user || may_give(manner, its->stx_gid) ? its->stx_gid : manner->group;
+}
+
+/* Owner and mode of a new file. */
 static int give(const struct manner *manner, int file, const struct statx *its)
 {
     struct statx now;
     if (status_of(file, "", AT_EMPTY_PATH, &now))
         return -1;
-    uint32_t user = manner->user ? manner->user : its->stx_uid;
-    uint32_t group = !manner->user || may_give(manner, its->stx_gid) ? its->stx_gid : manner->group;
+    uint32_t user = user_of(manner, its), group = group_of(manner, its);
     if ((now.stx_uid != user || now.stx_gid != group) && fchown(file, user, group))
         return -1;
     return fchmod(file, its->stx_mode & PERMISSIONS);
@@ -343,6 +353,307 @@ void carme_compare(const struct manner *manner, int source, int target, char *re
         here += size;
     }
     counts->left = kept - records;
+}
+
+/* A walk through both trees that finds what has changed.
+
+   What it finds is written as items: R and M, a folder's path with a zero, its records of entries that are to be
+   looked at (there may be none: then the folder's own attributes are), and a zero; of M there are more than are
+   to be looked at in one go. F, a folder's path with a zero, and a zero: it is to be looked at as a whole. */
+struct walk {
+    struct manner manner;
+    int source, target;
+    struct statx top;       /* The destination. */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    char *waiting;          /* The paths of folders, each with its zero, the next one last. */
+    size_t waiting_length, waiting_room;
+    int working;            /* Threads that may still add to them. */
+    int stop;
+    int64_t until;
+    char *items, *items_end, *next_item;
+    int64_t batch, most;    /* So many records are R; folders with more entries than most are F. */
+    struct counts counts;
+    int64_t folders;
+};
+
+/* A folder below another one, with no symlink on the way; -1: errno. */
+static int open_below(int root, const char *path)
+{
+    const int passing = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    const int reading = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    int here = root;
+    char name[256];
+    for (;;) {
+        size_t length = strcspn(path, "/");
+        if (length >= sizeof name) {
+            errno = ENAMETOOLONG;
+            length = 0;
+        }
+        memcpy(name, length ? path : ".", length ? length : 1);
+        name[length ? length : 1] = 0;
+        int deeper = openat(here, name, path[length] ? passing : reading);
+        if (here != root)
+            close(here);
+        if (deeper < 0 || !path[length])
+            return deeper;
+        here = deeper;
+        path += length + 1;
+    }
+}
+
+/* What a thread knows of the folder at hand. */
+struct look {
+    char *records;          /* Its entries; of them, those that are to be looked at. */
+    size_t room;
+    int64_t length, entries;
+    char *below;            /* The paths of the folders in it that are on both sides. */
+    size_t below_length, below_room;
+    struct counts counts;
+    int same;               /* Its own attributes are. */
+};
+
+static int grown(char **place, size_t *room, size_t wanted)
+{
+    if (wanted <= *room)
+        return 1;
+    size_t size = *room ? *room : 1 << 16;
+    while (size < wanted)
+        size *= 2;
+    char *larger = realloc(*place, size);
+    if (!larger)
+        return 0;
+    *place = larger, *room = size;
+    return 1;
+}
+
+/* Read a whole folder's entries; whether that could be done. */
+static int read_entries(const struct walk *walk, struct look *look, int folder)
+{
+    const int64_t step = 512;
+    DIR *opened = carme_open(folder);
+    if (!opened)
+        return 0;
+    int64_t got = -1;
+    look->length = look->entries = 0;
+    while (look->entries <= walk->most && grown(&look->records, &look->room, (size_t)look->length + step * 258)) {
+        got = carme_entries(opened, look->records + look->length, step * 258, step);
+        if (got <= 0)
+            break;
+        for (const char *record = look->records + look->length; record < look->records + look->length + got;
+             record += strlen(record) + 1)
+            look->entries++;
+        look->length += got;
+    }
+    carme_close(opened);
+    return !got;
+}
+
+/* Of the entries, take out the folders that are on both sides; whether there was memory. */
+static int take_folders(struct look *look, const char *path, int source, int target)
+{
+    size_t above = strlen(path);
+    char *kept = look->records;
+    look->below_length = 0;
+    for (char *here = look->records; here < look->records + look->length;) {
+        size_t size = strlen(here) + 1;
+        const char *name = here + 1;
+        struct statx its, own;
+        if ((*here == 'd' || (*here == '?' && !status_of(source, name, AT_SYMLINK_NOFOLLOW, &its) && S_ISDIR(its.stx_mode)))
+            && !status_of(target, name, AT_SYMLINK_NOFOLLOW, &own) && S_ISDIR(own.stx_mode)) {
+            if (!grown(&look->below, &look->below_room, look->below_length + above + size + 1))
+                return 0;
+            char *end = look->below + look->below_length;
+            if (above) {
+                memcpy(end, path, above);
+                end[above] = '/';
+                end += above + 1;
+            }
+            memcpy(end, name, size - 1);
+            look->below_length = (size_t)(end + size - 1 - look->below);
+        } else {
+            memmove(kept, here, size);
+            kept += size;
+        }
+        here += size;
+    }
+    look->length = kept - look->records;
+    return 1;
+}
+
+/* Look at a folder; 0: it has to be looked at as a whole. */
+static int look_at(const struct walk *walk, struct look *look, const char *path)
+{
+    int looked = 0;
+    int source = open_below(walk->source, path);
+    int target = source < 0 ? -1 : open_below(walk->target, path);
+    struct statx its, own;
+    memset(&look->counts, 0, sizeof look->counts);
+    if (target >= 0 && !status_of(source, "", AT_EMPTY_PATH, &its) && !status_of(target, "", AT_EMPTY_PATH, &own)
+        && !(its.stx_ino == walk->top.stx_ino && its.stx_dev_major == walk->top.stx_dev_major
+             && its.stx_dev_minor == walk->top.stx_dev_minor)
+        && read_entries(walk, look, source)) {
+        carme_compare(&walk->manner, source, target, look->records, look->length, &look->counts);
+        look->length = look->counts.left;
+        looked = take_folders(look, path, source, target);
+        look->same = its.stx_mode == own.stx_mode && its.stx_mtime.tv_sec == own.stx_mtime.tv_sec
+                     && its.stx_mtime.tv_nsec / walk->manner.unit == own.stx_mtime.tv_nsec / walk->manner.unit
+                     && own.stx_uid == user_of(&walk->manner, &its) && own.stx_gid == group_of(&walk->manner, &its)
+                     && not_later(&its.stx_ctime, &own.stx_ctime);
+    }
+    if (target >= 0)
+        close(target);
+    if (source >= 0)
+        close(source);
+    return looked;
+}
+
+/* Write an item, if there is room for it. */
+static int write_item(struct walk *walk, char letter, const char *path, const char *records, size_t length)
+{
+    size_t size = strlen(path) + 1;
+    if (size + length + 2 > (size_t)(walk->items_end - walk->next_item))
+        return 0;
+    *walk->next_item++ = letter;
+    memcpy(walk->next_item, path, size);
+    walk->next_item += size;
+    memcpy(walk->next_item, records, length);
+    walk->next_item += length;
+    *walk->next_item++ = 0;
+    return 1;
+}
+
+static int add_waiting(struct walk *walk, const char *paths, size_t length)
+{
+    if (!grown(&walk->waiting, &walk->waiting_room, walk->waiting_length + length))
+        return 0;
+    memcpy(walk->waiting + walk->waiting_length, paths, length);
+    walk->waiting_length += length;
+    return 1;
+}
+
+/* Take the last path that waits. */
+static char *take_waiting(struct walk *walk)
+{
+    size_t begin = walk->waiting_length - 1;
+    while (begin && walk->waiting[begin - 1])
+        begin--;
+    char *path = strdup(walk->waiting + begin);
+    if (path)
+        walk->waiting_length = begin;
+    return path;
+}
+
+/* What was found in a folder; 0: there is no room for it, and nothing of it counts. */
+static int note(struct walk *walk, const struct look *look, const char *path, int looked)
+{
+    char *before = walk->next_item;
+    if (!looked)
+        return write_item(walk, 'F', path, "", 0);
+    if ((look->length || !look->same)
+        && !write_item(walk, look->entries > walk->batch ? 'M' : 'R', path, look->records, (size_t)look->length))
+        return 0;
+    if (!add_waiting(walk, look->below, look->below_length)) {
+        walk->next_item = before;
+        return 0;
+    }
+    walk->folders++;
+    walk->counts.files += look->counts.files;
+    walk->counts.bytes += look->counts.bytes;
+    return 1;
+}
+
+static void *walk_on(void *given)
+{
+    struct walk *walk = given;
+    struct look look = {0};
+    pthread_mutex_lock(&walk->lock);
+    for (;;) {
+        while (!walk->stop && !walk->waiting_length && walk->working)
+            pthread_cond_wait(&walk->changed, &walk->lock);
+        char *path = walk->stop || !walk->waiting_length ? NULL : take_waiting(walk);
+        if (!path)
+            break;
+        walk->working++;
+        pthread_mutex_unlock(&walk->lock);
+        int looked = look_at(walk, &look, path);
+        pthread_mutex_lock(&walk->lock);
+        if (!note(walk, &look, path, looked)) {
+            /* There was memory for it a moment ago. */
+            (void)add_waiting(walk, path, strlen(path) + 1);
+            walk->stop = 1;
+        }
+        free(path);
+        walk->working--;
+        if (milliseconds() > walk->until)
+            walk->stop = 1;
+        pthread_cond_broadcast(&walk->changed);
+    }
+    pthread_cond_broadcast(&walk->changed);
+    pthread_mutex_unlock(&walk->lock);
+    free(look.records);
+    free(look.below);
+    return NULL;
+}
+
+/* A walk from the top of both trees; NULL: errno. `batch`, `most`: see struct walk. */
+struct walk *carme_walk(const struct manner *manner, int source, int target, int64_t batch, int64_t most)
+{
+    struct walk *walk = calloc(1, sizeof *walk);
+    if (!walk)
+        return NULL;
+    walk->manner = *manner;
+    walk->source = source, walk->target = target, walk->batch = batch, walk->most = most;
+    if (status_of(target, "", AT_EMPTY_PATH, &walk->top) || !add_waiting(walk, "", 1)) {
+        free(walk);
+        return NULL;
+    }
+    pthread_mutex_init(&walk->lock, NULL);
+    pthread_cond_init(&walk->changed, NULL);
+    return walk;
+}
+
+/* Go on for so many milliseconds, with so many threads, or until there is no more room. `threads` 0: look at no
+   more folders, but write those that wait as F. Returns how many bytes of items there are; `left` of the counts
+   says whether folders wait, `names` how many were looked at. */
+int64_t carme_walk_on(struct walk *walk, int threads, int64_t patience, char *items, int64_t room, struct counts *counts)
+{
+    enum { MOST = 64 };
+    pthread_t others[MOST];
+    int started = 0;
+    walk->items = walk->next_item = items, walk->items_end = items + room;
+    walk->until = milliseconds() + patience;
+    walk->stop = 0, walk->folders = 0;
+    memset(&walk->counts, 0, sizeof walk->counts);
+    while (started < threads - 1 && started < MOST && !pthread_create(&others[started], NULL, walk_on, walk))
+        started++;
+    if (threads)
+        walk_on(walk);
+    while (started)
+        pthread_join(others[--started], NULL);
+    while (!threads && walk->waiting_length) {
+        char *path = take_waiting(walk);
+        if (!path)
+            break;
+        int written = write_item(walk, 'F', path, "", 0);
+        if (!written)
+            (void)add_waiting(walk, path, strlen(path) + 1);
+        free(path);
+        if (!written)
+            break;
+    }
+    *counts = walk->counts;
+    counts->left = walk->waiting_length > 0;
+    counts->names = walk->folders;
+    return walk->next_item - walk->items;
+}
+
+void carme_walk_end(struct walk *walk)
+{
+    pthread_mutex_destroy(&walk->lock);
+    pthread_cond_destroy(&walk->changed);
+    free(walk->waiting);
+    free(walk);
 }
 
 /* Copy a range with a block and another one to read it back into, block by block. */

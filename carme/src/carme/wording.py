@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,8 @@ def number(count: int, singular: str, plural: str = "") -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A sentence that names the known word nearest to `word`, or all of them when none is near."""
+    import difflib
+
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"The nearest known one is {close[0]!r}." if close else f"Known are: {', '.join(known)}."

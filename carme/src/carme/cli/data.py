@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
-from dataclasses import asdict
 from typing import Any
 
 from carme.errors import InvalidRequest
@@ -211,15 +208,15 @@ class Teller:
             if not self.events and not self.quiet:
                 print(f"would {what[0]} {shown(what[1])}")
         elif self.events and not self.quiet:
-            self._event(
-                "progress", **asdict(what.counts), seconds=round(what.seconds, 2), **self.outlook(what)
-            )
+            self._event("progress", **vars(what.counts), seconds=round(what.seconds, 2), **self.outlook(what))
         elif self.terminal:
             self._draw(what)
 
     def _event(self, event: str, **values: Any) -> None:
         if self.events:
             # Bytes that are not UTF-8 become \\udcXX, which Python's json gives back as they were.
+            import json
+
             print(json.dumps({"event": event, **values}), flush=True)
 
     def _draw(self, progress: Progress) -> None:
@@ -228,6 +225,8 @@ class Teller:
             done = progress.counts.bytes_copied + progress.counts.bytes_unchanged
             filled = min(20, 20 * done // total)
             text = f"[{'#' * filled}{'.' * (20 - filled)}] {text}"
+        import shutil
+
         text = text[: max(20, shutil.get_terminal_size().columns - 1)]
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
         self.drawn = True
@@ -244,7 +243,7 @@ class Teller:
             self._event(
                 "end",
                 ok=result.ok,
-                **asdict(counts),
+                **vars(counts),
                 seconds=round(result.seconds, 2),
                 warnings=result.warnings,
                 resumed=result.resumed,

@@ -12,12 +12,13 @@ from typing import Any
 from carme.errors import NotFound
 from carme.staging import tree
 from carme.staging.attributes import Keeper, extended
-from carme.staging.crew import CONTEXT, Crew, Queue
+from carme.staging.crew import CONTEXT, Crew
 from carme.staging.digests import algorithm
 from carme.staging.limits import Pace
 from carme.staging.native import chosen
-from carme.staging.options import KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
-from carme.staging.work import BATCH, BLOCK, Batch, Report, Task, Walker, join, statuses
+from carme.staging.options import BATCH, KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
+from carme.staging.queue import Queue
+from carme.staging.work import BLOCK, Batch, Report, Task, Walker, join, statuses
 from carme.wording import listing
 
 __all__ = ["compare"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -56,4 +55,6 @@ def _maker(name: str) -> Callable[[], Digest]:
         import blake3  # pyright: ignore[reportMissingImports]
 
         return blake3.blake3
+    import hashlib
+
     return lambda: hashlib.blake2b(digest_size=32)

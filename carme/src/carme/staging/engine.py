@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carme.errors import CarmeError
 from carme.staging import tree
-from carme.staging.crew import CONTEXT, Crew, Queue, Total
+from carme.staging.attributes import Keeper
 from carme.staging.digests import algorithm
-from carme.staging.journal import Journal, told
-from carme.staging.limits import Pace
-from carme.staging.native import chosen
-from carme.staging.options import KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
-from carme.staging.work import TRIES, Copier, Report
+from carme.staging.native import Native, chosen, library
+from carme.staging.options import (
+    BATCH,
+    KEPT_PROBLEMS,
+    PART,
+    TRIES,
+    Counts,
+    Options,
+    Problem,
+    Progress,
+    Result,
+)
+from carme.staging.queue import Queue
+
+if TYPE_CHECKING:
+    from carme.staging.crew import Crew, Total
+    from carme.staging.journal import Journal
+    from carme.staging.work import Copier, Report
 
 __all__ = ["Tell", "copy", "pack", "sync", "verify"]
+
+#: With so many bytes of names of what has changed, the workers begin, who then look for the rest as well.
+ENOUGH = 4 << 20
 
 #: Called with each problem as it is met, with what a dry run would do (`("remove", path)`), and some times a
 #: second with the progress.
@@ -223,26 +239,93 @@ class _Run:
         self.lost: set[str] = set()
         self._told = 0.0
         self.total: Total | None = None
-        name, digest = algorithm(options.hash)
-        self.result.hash, self.result.engine = name, chosen(options.engine)
-        self.result.workers = count = 1 if single else worker_count(options, source, destination)
+        self.journal: Journal | None = None
+        self.result.hash, self.digest = algorithm(options.hash)
+        self.result.engine = chosen(options.engine)
+        self.result.workers = 1 if single else worker_count(options, source, destination)
         if single and os.stat(os.path.join(source, single[0])).st_size >= PART:
-            self.result.workers = count = worker_count(options, source, destination)
-        journal = None
-        if not dry:
-            state = tree.STATE + ("-" + tree.partial_name(single[1])[len(tree.PARTIAL) :] if single else "")
-            about = f"{source} -> {destination}"
-            journal = Journal(os.path.join(destination, state), about, name)
-            self.result.resumed = journal.resumed
-            if journal.doubtful:
-                options = Options(**{**vars(options), "contents": True})
-        self.journal = journal
-        paces = Pace(CONTEXT, options.bandwidth), Pace(CONTEXT, options.operations)
+            self.result.workers = worker_count(options, source, destination)
         with contextlib.ExitStack() as opened:
             one = os.open(source, tree.FOLDER)
             opened.callback(os.close, one)
             other = os.open(destination, tree.FOLDER)
             opened.callback(os.close, other)
+            if replace or dry:
+                self.queue.folders([("", False)])
+            if single or replace or dry or not self._look(one, other):
+                self._copy(source, destination, one, other, replace, dry, single)
+            if options.durable and not dry:
+                _write_out(other)
+        self.result.warnings = sorted(self.result.warnings)
+        self.result.seconds = time.monotonic() - self.begun
+        if tell:
+            tell(self._progress())
+
+    def _look(self, source: int, destination: int) -> bool:
+        """Find what has changed since it was copied; whether nothing has.
+
+        What has not is counted, the rest waits in the queue. Nothing is written, so that no record is needed,
+        nor workers as long as there is nothing to do. It is left out where it is of no use: for the first
+        copy, and after one that was interrupted.
+        """
+        options = self.options
+        with os.scandir(destination) as entries:
+            # More than a folder that has just been made, and no record of a run that was interrupted.
+            names = [entry.name for entry in itertools.islice(entries, 1)]
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(tree.STATE, dir_fd=destination, follow_symlinks=False)
+            names = []
+        loaded = library() if names and not options.contents and self.result.engine == "native" else None
+        native = loaded and Native.make(loaded, options, Keeper(options.attributes), 1)
+        if not native or not native.copies:
+            self.queue.folders([("", False)])
+            return False
+        same = True
+        for counts, found in native.walk(source, destination, self.result.workers, BATCH, ENOUGH):
+            self.result.counts.add(counts)
+            for each in found:
+                same = False
+                if each.entries is None:
+                    self.queue.folders([(each.path, False)])
+                else:
+                    self.queue.batches.append(("rest", each.path, each.entries, each.parts))
+            self._tick()
+        return same
+
+    def _copy(
+        self,
+        source: str,
+        destination: str,
+        one: int,
+        other: int,
+        replace: bool,
+        dry: bool,
+        single: tuple[str, str] | None,
+    ) -> None:
+        """Have what waits in the queue done, and what is found on the way."""
+        # What is not needed where nothing has changed is not waited for.
+        from carme.staging.crew import CONTEXT, Crew, Total
+        from carme.staging.journal import Journal, told
+        from carme.staging.limits import Pace
+        from carme.staging.work import Copier
+
+        options = self.options
+        journal = None
+        if not dry:
+            state = tree.STATE + ("-" + tree.partial_name(single[1])[len(tree.PARTIAL) :] if single else "")
+            about = f"{source} -> {destination}"
+            journal = Journal(os.path.join(destination, state), about, self.result.hash)
+            self.result.resumed = journal.resumed
+            if journal.resumed and not single:
+                # Somebody has begun another run meanwhile, and it was interrupted.
+                self.queue, self.result.counts = Queue(), Counts()
+                self.queue.folders([("", False)])
+            if journal.doubtful:
+                options = Options(**{**vars(options), "contents": True})
+        self.journal = journal
+        paces = Pace(CONTEXT, options.bandwidth), Pace(CONTEXT, options.operations)
+        finished = False
+        try:
             seconds = journal is not None and journal.whole_seconds()
             # Over a network the server's memory is not this host's, and its ways are its own.
             direct = not tree.is_network(destination)
@@ -252,7 +335,7 @@ class _Run:
                     one,
                     other,
                     options,
-                    digest,
+                    self.digest,
                     share,
                     paces,
                     replace=replace,
@@ -263,35 +346,24 @@ class _Run:
                     direct=direct,
                 )
 
-            finished = False
-            try:
-                crew = Crew(count, make)
+            with contextlib.ExitStack() as working:
+                crew = Crew(self.result.workers, make)
+                working.callback(crew.close)
                 if options.estimate and not single:
                     self.total = Total(one)
-                    opened.callback(self.total.close)
-                try:
-                    with told(journal.folder) if journal else contextlib.nullcontext():
-                        self._work(crew, single)
-                    finished = True
-                finally:
-                    crew.close()
-            finally:
-                if journal is not None:
-                    journal.close(finished=finished)
-            if not single and not dry:
-                self._top(make, one, other)
-            if options.durable and not dry:
-                _write_out(other)
-        self.result.warnings = sorted(self.result.warnings)
-        self.result.seconds = time.monotonic() - self.begun
-        if tell:
-            tell(self._progress())
+                    working.callback(self.total.close)
+                with told(journal.folder) if journal else contextlib.nullcontext():
+                    self._work(crew, single)
+                finished = True
+        finally:
+            if journal is not None:
+                journal.close(finished=finished)
+        if not single and not dry:
+            self._top(make(lambda: False), one, other)
 
     def _work(self, crew: Crew, single: tuple[str, str] | None) -> None:
         if single:
             self.queue.first.append(("names", "", [single[0]], False))
-        else:
-            self.queue.folders([("", False)])
         self._drain(crew)
         if self.journal is None:
             return
@@ -413,9 +485,8 @@ class _Run:
         total = self.total.known() if self.total else None
         return Progress(self.result.counts, time.monotonic() - self.begun, *(total or (None, None)))
 
-    def _top(self, make: Any, source: int, destination: int) -> None:
+    def _top(self, copier: Copier, source: int, destination: int) -> None:
         """The top folder comes last: until now the journal was in it."""
-        copier: Copier = make(lambda: False)
         try:
             copier._settle(source, destination, os.fstat(source))
         except OSError as error:
@@ -425,6 +496,8 @@ class _Run:
 
 def _write_out(descriptor: int) -> None:
     """Have a whole file system written to its device."""
+    import ctypes
+
     if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
         error = OSError(ctypes.get_errno(), "")
         raise CarmeError(

@@ -6,25 +6,33 @@ import contextlib
 import ctypes
 import mmap
 import os
-import platform
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, addressof, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from carme.errors import InvalidRequest
+from carme.staging.options import Counts, Options
 
-__all__ = ["FILE_NAME", "Entries", "Entry", "Native", "chosen", "library"]
+if TYPE_CHECKING:
+    from carme.staging.attributes import Keeper
+
+__all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "library"]
 
 #: What both sides tell each other; raised with every change of it.
-INTERFACE = 2
+INTERFACE = 3
 #: The library lies beside this file. It needs nothing of Python, so one serves all its versions.
-FILE_NAME = f"copying-{platform.machine()}.so"
+FILE_NAME = f"copying-{os.uname().machine}.so"
 
 _VERIFY = {"none": 0, "read": 1, "device": 2}
 _WAYS = {"plain": 0, "early": 1, "direct": 2}
 _GROUPS = 1024
 #: The longest record of an entry, in bytes.
 _RECORD = 258
+#: A walk's findings take at most so much memory at a time, in bytes.
+_FINDINGS = 32 << 20
+#: A walk leaves folders with more entries than this to others.
+_MOST = 1 << 16
 #: Copying returns after so many milliseconds, so that what was done can be told.
 _PATIENCE = 200
 
@@ -40,7 +48,7 @@ def chosen(engine: str) -> str:
     there = library() is not None
     if engine == "native" and not there:
         raise InvalidRequest(
-            f"The compiled part of copying was not built for this host ({platform.machine()}).",
+            f"The compiled part of copying was not built for this host ({os.uname().machine}).",
             "Have a C compiler when Carme is installed, or use the engine auto.",
             field="engine",
         )
@@ -83,6 +91,9 @@ def library() -> ctypes.CDLL | None:
         ("carme_entries", c_int64, [c_void_p, c_void_p, c_int64, c_int64]),
         ("carme_copy", c_int64, [manner, c_int, c_int, c_void_p, c_int64, c_char_p, c_int64, counts]),
         ("carme_compare", None, [manner, c_int, c_int, c_void_p, c_int64, counts]),
+        ("carme_walk", c_void_p, [manner, c_int, c_int, c_int64, c_int64]),
+        ("carme_walk_on", c_int64, [c_void_p, c_int, c_int64, c_void_p, c_int64, counts]),
+        ("carme_walk_end", None, [c_void_p]),
         ("carme_room", c_int64, []),
         ("carme_reserve", None, [c_int, c_int64]),
         ("carme_transfer", c_int, [c_int, c_int, c_int64, c_int64, c_int, c_int, c_void_p]),
@@ -118,6 +129,42 @@ class Entries:
         return Entries(b"".join(record + b"\0" for record in records if record[0] == first))
 
 
+@dataclass(frozen=True)
+class Found:
+    """A folder in which something has changed.
+
+    `entries` of it are to be looked at; None: all, and the folders below. `parts`: these are not all.
+    """
+
+    path: str
+    entries: Entries | None
+    parts: bool = False
+
+
+def _findings(items: bytes, batch: int) -> list[Found]:
+    """What `struct walk` tells of."""
+    found = []
+    place = 0
+    while place < len(items):
+        kind, end = items[place], items.index(b"\0", place)
+        path = os.fsdecode(items[place + 1 : end])
+        # Records begin with a letter and end with a zero each, so that two zeros are the end.
+        begin, place = end + 1, items.index(b"\0\0", end) + 1
+        records = items[begin:place]
+        place += 1
+        if kind == ord("F"):
+            found.append(Found(path, None))
+        elif kind == ord("R"):
+            found.append(Found(path, Entries(records)))
+        else:
+            each = [record + b"\0" for record in records.split(b"\0")[:-1]]
+            found += [
+                Found(path, Entries(b"".join(each[first : first + batch])), parts=True)
+                for first in range(0, max(1, len(each)), batch)
+            ]
+    return found
+
+
 class Native:
     """The library, for one way to copy.
 
@@ -130,6 +177,19 @@ class Native:
         group: Its group.
         groups: Those that it may give files to.
     """
+
+    @classmethod
+    def make(cls, loaded: ctypes.CDLL, options: Options, keeper: Keeper, unit: int) -> Native:
+        """The library for what was asked for and what this process may do; `unit` as above."""
+        return cls(
+            loaded,
+            verify=options.verify,
+            attributes=options.attributes,
+            unit=unit,
+            user=keeper.user,
+            group=keeper.group,
+            groups=keeper.groups,
+        )
 
     def __init__(
         self,
@@ -176,6 +236,50 @@ class Native:
             yield read
         finally:
             self._loaded.carme_close(opened)
+
+    def walk(
+        self, source: int, target: int, threads: int, batch: int, enough: int
+    ) -> Iterator[tuple[Counts, list[Found]]]:
+        """Walk through both trees and find what has changed.
+
+        Args:
+            source: One tree's top.
+            target: The other's.
+            threads: How many look at once.
+            batch: So many entries are looked at in one go.
+            enough: With so many bytes of findings walk no further; what was not walked through is found, too.
+
+        Yields:
+            Some times a second what was looked at and found to be the same, and what was not.
+
+        Raises:
+            OSError: There is no memory.
+        """
+        loaded = self._loaded
+        walk = loaded.carme_walk(byref(self._manner), source, target, batch, _MOST)
+        if not walk:
+            raise _error(ctypes.get_errno())
+        found = 0
+        try:
+            with mmap.mmap(-1, _FINDINGS) as room:
+                start = c_char.from_buffer(room)
+                try:
+                    while True:
+                        counts = _Counts()
+                        length = loaded.carme_walk_on(
+                            walk, threads, _PATIENCE, addressof(start), _FINDINGS, byref(counts)
+                        )
+                        same = Counts(counts.names, unchanged=counts.files, bytes_unchanged=counts.bytes)
+                        yield same, _findings(room[:length], batch) if length else []
+                        if not counts.left:
+                            return
+                        found += length
+                        if found >= enough or not (length or counts.names):
+                            threads = 0
+                finally:
+                    del start
+        finally:
+            loaded.carme_walk_end(walk)
 
     def unchanged(self, source: int, target: int, entries: Entries) -> tuple[Entries, int, int]:
         """The entries that are not files which have not changed; how many have not, and their bytes.

@@ -12,6 +12,10 @@ __all__ = ["COMPRESSIONS", "Counts", "Options", "Problem", "Progress", "Result",
 
 #: A file of at least this size is copied in parts of this size, by several workers at once; in bytes.
 PART = 64 << 20
+#: A folder with more entries is shared among the workers, so many entries at a time.
+BATCH = 2048
+#: How often a file that changes while it is read is tried.
+TRIES = 3
 #: How many problems a result holds; all are told as they come.
 KEPT_PROBLEMS = 10_000
 #: What copies: see Options.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -33,6 +32,8 @@ _NETWORK = {
 
 def partial_name(name: str) -> str:
     """What `name` is called until it is complete: always short, and the same in the next run."""
+    import hashlib
+
     return PARTIAL + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
 
 

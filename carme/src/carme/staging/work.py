@@ -18,7 +18,7 @@ from carme.staging.attributes import DEFAULT, Keeper, extended
 from carme.staging.digests import Digest
 from carme.staging.limits import Pace
 from carme.staging.native import Entries, Entry, Native, library
-from carme.staging.options import PART, Counts, Options, Problem
+from carme.staging.options import BATCH, PART, TRIES, Counts, Options, Problem
 
 __all__ = ["Batch", "Copier", "Report", "Stop", "Walker", "join", "statuses"]
 
@@ -28,10 +28,6 @@ SMALL = 1 << 20
 BLOCK = 256 << 10
 #: What the compiled part copies of a large file before it is told, in bytes.
 STEP = 16 << 20
-#: A folder with more entries is shared among the workers, so many entries at a time.
-BATCH = 2048
-#: How often a file that changes while it is read is tried.
-TRIES = 3
 
 #: The destination takes no more: going on would only make a long list of the same error.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -122,15 +118,7 @@ class Walker:
     def compiled(self, keeper: Keeper, unit: int) -> Native | None:
         """The compiled part for this walk, where it is there and wanted."""
         loaded = library() if self.options.engine != "python" else None
-        return loaded and Native(
-            loaded,
-            verify=self.options.verify,
-            attributes=self.options.attributes,
-            unit=unit,
-            user=keeper.user,
-            group=keeper.group,
-            groups=keeper.groups,
-        )
+        return loaded and Native.make(loaded, self.options, keeper, unit)
 
     @contextlib.contextmanager
     def entries(self, folder: int) -> Iterator[Callable[[int], Batch]]:
@@ -376,6 +364,23 @@ class Copier(Walker):
         """Some of a folder's entries, which another worker has read."""
         with self._folders(path) as (source, target):
             self._batch(source, target, path, batch)
+
+    def do_rest(self, path: str, batch: Batch, parts: bool) -> None:
+        """Those of a folder's entries that somebody has found to be no longer as they were copied.
+
+        Args:
+            path: The folder.
+            batch: Its entries; none if the folder itself has other attributes.
+            parts: There are more of them than these.
+        """
+        with self._folders(path) as (source, target):
+            status = os.fstat(source)
+            added = self._batch(source, target, path, batch)
+            if target is not None and path:
+                if added or parts:
+                    self.report.waiting.append(path)
+                else:
+                    self._settle(source, target, status)
 
     def do_names(self, path: str, names: list[str], links: bool = True) -> None:
         """Some of a folder's entries.

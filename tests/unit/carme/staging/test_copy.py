@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
-from carme.staging import Options, Problem, copy, parse_size, sync
+from carme.staging import Options, Problem, copy, engine, native, parse_size, sync
 from carme.staging.digests import ALGORITHMS
 from carme.staging.tree import PARTIAL, STATE
 
@@ -184,6 +184,44 @@ def test_only_what_changed_is_copied(place: Path) -> None:
     assert (target / "d1/extra").read_text() == "stays"
     (target / "d1/extra").unlink()
     os.utime(target / "d1", ns=(0, (source / "d1").stat().st_mtime_ns))
+    assert walk(target) == walk(source)
+
+
+@pytest.mark.parametrize("limit", ["", "ENOUGH", "_MOST", "BATCH"])
+def test_what_has_changed_is_found_everywhere(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Also where there is so much of it that the look through both trees is left to the workers."""
+    source, target = memory / "source", memory / "target"
+    many(source, 30, 20)
+    many(source / "d7" / "below", 3, 50)
+    (source / "d8" / "link").symlink_to("f1")
+    os.link(source / "d9" / "f1", source / "d10" / "same")
+    (source / "d11" / os.fsdecode(b"\xff\n")).write_bytes(b"odd")
+    assert copy(str(source), str(target)).ok
+    if limit:
+        module = native if limit.startswith("_") else engine
+        monkeypatch.setattr(module, limit, 7)
+    total = sum(len(files) for _, _, files in os.walk(source))
+
+    again = copy(str(source), str(target))
+    assert again.ok and (again.counts.copied, again.counts.unchanged) == (0, total)
+    assert again.counts.folders == sum(1 for _ in os.walk(source))
+
+    for number in (0, 7, 29):
+        (source / f"d{number}" / "f3").write_bytes(b"changed")
+        (source / f"d{number}" / "new").write_bytes(b"new")
+    (source / "d7" / "below" / "d1" / "f30").write_bytes(b"changed")
+    (source / "d12").chmod(0o711)
+    (source / "d13" / "f1").chmod(0o711)
+    (source / "d14" / "f1").unlink()
+    (source / "d14" / "f1").mkdir()
+    (target / "d14" / "f1").unlink()
+    (target / "d15" / "f2").write_bytes(b"spoilt")
+    shutil.rmtree(target / "d16")
+    (target / "d17" / "f3").unlink()
+    changed = copy(str(source), str(target))
+    assert changed.ok and changed.counts.copied == 8 + 20 + 1
     assert walk(target) == walk(source)
 
 
