@@ -25,11 +25,22 @@ class Zabbix:
 
     Args:
         url: Of the web pages and the API.
+        start_server: Starts the server process, which the pages and the API do without.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, start_server: Callable[[], "subprocess.Popen[bytes]"]) -> None:
         self.url = url
         self._token = ""
+        self._start = start_server
+        self._server = start_server()
+
+    def stop_server(self) -> None:
+        """Nothing is asked for or judged from now on."""
+        _end(self._server)
+
+    def start_server(self) -> None:
+        """It goes on with what its database has."""
+        self._server = self._start()
 
     def ask(self, method: str, **parameters: Any) -> Any:
         """The API's answer (Zabbix documentation, "API"); fails with what Zabbix says."""
@@ -52,7 +63,7 @@ class Zabbix:
         """Save a graph as the web page shows it (PNG)."""
         with httpx.Client(base_url=self.url, timeout=60, trust_env=False, follow_redirects=True) as browser:
             browser.post("/index.php", data={"name": "Admin", "password": "zabbix", "enter": "Sign in"})
-            span = {"from": "now-5m", "to": "now", "profileIdx": "web.charts.filter"}
+            span = {"from": "now-2m", "to": "now", "profileIdx": "web.charts.filter"}
             shown = {"graphid": graph, "width": 900, "height": 200, **span}
             answer = browser.get("/chart2.php", params=shown)
         assert answer.headers["content-type"] == "image/png", answer.text[:500]
@@ -87,11 +98,12 @@ def zabbix() -> Iterator[Zabbix]:
             done = subprocess.run(everything, input=data, capture_output=True)
             assert done.returncode == 0, (command, done.stderr[-2000:])
 
-        def start(account: str, *command: str | Path) -> None:
+        def start(account: str, *command: str | Path) -> "subprocess.Popen[bytes]":
             log = ending.enter_context((folder / f"{Path(command[0]).name}.log").open("wb"))
             everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
             process = subprocess.Popen(everything, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             ending.callback(_end, process)
+            return process
 
         utf8 = ("--encoding=UTF8", "--locale=C.UTF-8")
         run("postgres", programs / "initdb", "--auth=trust", "--no-sync", *utf8, "-D", inside / "data")
@@ -118,7 +130,6 @@ def zabbix() -> Iterator[Zabbix]:
         }  # fmt: skip
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         (folder / "server.conf").write_text(text)
-        start("zabbix", "/usr/sbin/zabbix_server", "--foreground", "--config", inside / "server.conf")
         pages = ROOT / "etc/zabbix/zabbix.conf.php"
         pages.write_text(
             "<?php\n$DB['TYPE'] = 'POSTGRESQL';\n"
@@ -135,7 +146,8 @@ def zabbix() -> Iterator[Zabbix]:
             *("/usr/bin/php", *(word for limit in limits for word in ("-d", limit))),
             *("-S", f"127.0.0.1:{port}", "-t", "/usr/share/zabbix"),
         )
-        running = Zabbix(f"http://127.0.0.1:{port}")
+        server = ("/usr/sbin/zabbix_server", "--foreground", "--config", inside / "server.conf")
+        running = Zabbix(f"http://127.0.0.1:{port}", lambda: start("zabbix", *server))
 
         def signed_in() -> bool:
             with contextlib.suppress(httpx.HTTPError, ValueError, AssertionError):
@@ -153,6 +165,8 @@ def zabbix() -> Iterator[Zabbix]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is not None:
+        return
     process.terminate()
     try:
         process.wait(30)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,14 +118,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zabbix]:
         yield running
 
 
-def add(server: Zabbix, template: str, url: str) -> str:
+def add(server: Zabbix, template: str, url: str, name: str = "") -> str:
     """A host with this template; its number."""
     groups = server.ask("hostgroup.get", filter={"name": ["Carme nodes"]})
     found = server.ask("template.get", filter={"host": [template]})
     macros = [{"macro": "{$CARME.URL}", "value": url}, {"macro": "{$CARME.INTERVAL}", "value": "5s"}]
     return server.ask(
         "host.create",
-        host=f"test {template}",
+        host=name or f"test {template}",
         groups=[{"groupid": groups[0]["groupid"]}],
         templates=[{"templateid": found[0]["templateid"]}],
         macros=macros,
@@ -169,9 +170,41 @@ def test_values_of_a_node_arrive_and_a_lost_gpu_is_a_problem_until_it_is_back(
     wait_until("the lost GPU is a problem", lambda: lost in problems(server, host), timeout=PATIENCE)
     gpus.show("util=70", "util=0")
     wait_until("the problem is over", lambda: lost not in problems(server, host), timeout=PATIENCE)
+    for load in (20, 95, 60, 85):
+        gpus.show(f"util={load}", "util=0")
+        time.sleep(12)  # two or three values of each
     pictures = REPOSITORY / "artifacts/monitoring"
     pictures.mkdir(parents=True, exist_ok=True)
     server.picture(names["GPU 0: use"], pictures / "zabbix.png")
+
+
+def test_a_server_that_was_away_goes_on_and_invents_nothing(server: Zabbix, node: str, gpus: Gpus) -> None:
+    host = add(server, templates.NODE, node, "one that waits")
+    key, lost = "carme.gpu.utilization[GPU-0]", "GPU 1 of one that waits does not answer any more"
+    gpus.show("util=30", "util=0")
+    wait_until(
+        "a value arrives", lambda: values(server, host).get(key) == pytest.approx(30), timeout=PATIENCE
+    )
+
+    server.stop_server()
+    away = time.time()
+    gpus.show("util=90", "util=0 lost=1")
+    time.sleep(15)  # three values that nobody asks for
+    back = time.time()
+    server.start_server()
+
+    wait_until(
+        "values arrive again", lambda: values(server, host).get(key) == pytest.approx(90), timeout=PATIENCE
+    )
+    wait_until("what is wrong is a problem", lambda: lost in problems(server, host), timeout=PATIENCE)
+    item = server.ask("item.get", hostids=host, filter={"key_": key}, output=["itemid"])[0]["itemid"]
+    told = server.ask("history.get", history=0, itemids=item, output=["clock", "value"], sortfield="clock")
+    known = [(int(one["clock"]), round(float(one["value"]))) for one in told]
+    assert 30 in {value for clock, value in known if clock <= away}
+    assert not [one for one in known if away + 1 < one[0] < back - 1]
+    assert {value for clock, value in known if clock > back} == {90}
+    gpus.show("util=70", "util=0")
+    wait_until("the problem is over", lambda: lost not in problems(server, host), timeout=PATIENCE)
 
 
 def test_nodes_and_services_of_the_cluster_are_discovered(server: Zabbix, cluster: str) -> None:
