@@ -52,6 +52,29 @@ def definition() -> str:
     return DEFINITION.format(outside=steps("setup", list(ATTACKS)), inside=steps("post", inside))
 
 
+def built(visitor: Visitor, page: str) -> str:
+    """The page of an image whose build has ended."""
+    address = f"{visitor.url}{page}"
+    wait_until("the image is built", lambda: ">Being built<" not in visitor.fetch(address).text, timeout=240)
+    return visitor.fetch(address).text
+
+
+def session_in(visitor: Visitor, image: str) -> str:
+    """What a session's notebook in this image knows of a package that the site's images have not."""
+    assert image in visitor.fetch(visitor.url).text, "the start form lists it"
+    options = {"image": image, "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Own image"}
+    name = visitor.start(options)
+    visitor.wait(name, "ready", timeout=120)
+    server = visitor.open(name)
+    lab = visitor.fetch(f"{server}lab")
+    assert lab.status_code == 200 and "<title>JupyterLab</title>" in lab.text
+    with visitor.kernel(server) as kernel:
+        cell = kernel.run("import einops; print(einops.__file__, einops.__version__)", timeout=60)
+    visitor.stop(name)
+    visitor.wait(name, "ended", timeout=60)
+    return cell.output + cell.error
+
+
 def form(visitor: Visitor, page: str, field: str, **values: str) -> Any:
     shown = visitor.fetch(f"{visitor.url}{page}")
     return visitor.send(shown, visitor.form(shown, field), values)
@@ -74,12 +97,7 @@ def test_an_image_of_ones_own_gives_no_rights_and_runs_only_as_it_was_built(demo
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
         answer = form(owner, "images/build/", "text", name=NAME, kind="definition", text=definition())
         assert str(answer.url).endswith(PAGE), answer.text
-        wait_until(
-            "the image is built",
-            lambda: ">Being built<" not in owner.fetch(f"{owner.url}{PAGE}").text,
-            timeout=240,
-        )
-        page = owner.fetch(f"{owner.url}{PAGE}").text
+        page = built(owner, PAGE)
         assert ">Ready<" in page and "jupyterlab" in page, page
         assert other.fetch(f"{other.url}{PAGE}").status_code == 404
         try:
@@ -108,3 +126,36 @@ def test_an_image_of_ones_own_gives_no_rights_and_runs_only_as_it_was_built(demo
             owner.send(delete, owner.form(delete, "delete"), {})
         assert owner.fetch(f"{owner.url}{PAGE}").status_code == 404
         assert demo.run("head", "test", "-e", found[2], check=False).returncode
+
+
+def test_sessions_run_in_an_image_of_packages_which_a_project_shares(demo: DemoSite, project: str) -> None:
+    name, folder = f"{NAME}-pip", "/scratch"
+    reference, page = f"{name}@user1", f"images/at/{name}@user1/"
+    with (
+        demo.visitor("user1") as owner,
+        demo.visitor("user2") as member,
+        demo.visitor("admin") as stranger,
+    ):
+        form(owner, "images/build/", "text", name=name, kind="requirements", base="base", text="einops\n")
+        try:
+            shown = built(owner, page)
+            assert ">Ready<" in shown and "einops" in shown, shown
+            assert "/opt/carme/env/" in session_in(owner, reference)
+
+            assert member.fetch(f"{member.url}{page}").status_code == 404
+            refused = form(owner, f"{page}share/", "project", project=project)
+            assert refused.status_code == 422 and "cannot read your home" in refused.text
+            form(owner, f"{page}share/", "project", project=project, folder=folder)
+            assert "/opt/carme/env/" in session_in(member, reference)
+            # An administrator of the site is no member of the project.
+            assert stranger.fetch(f"{stranger.url}{page}").status_code == 404
+            assert reference not in stranger.fetch(stranger.url).text
+            assert member.fetch(f"{member.url}{page}share/").status_code == 404
+
+            form(owner, f"{page}share/", "project", project="")
+            assert member.fetch(f"{member.url}{page}").status_code == 404
+            files = demo.run("head", "sh", "-c", f"stat -c '%U %a' {folder}/{name}-*.sif").stdout
+            assert files == "user1 600\n", "who is no member any more does not read it either"
+        finally:
+            delete = owner.fetch(f"{owner.url}{page}delete/")
+            owner.send(delete, owner.form(delete, "delete"), {})

@@ -319,6 +319,14 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
     listed = elsewhere("images", "list")
     assert {"torch", "mine@alice"} <= {one["name"] for one in listed["usable"]}
     assert client.submit(["true"], image="mine@alice").id
+    broker.home.mkdir(exist_ok=True)
+    file = Path(client.images.get("mine").info().file)
+    file.parent.mkdir(parents=True)
+    file.write_text("image")
+    shared = elsewhere("images", "share", "mine", "--nobody", "--folder", str(tmp_path))
+    assert (shared["project"], Path(shared["file"]).parent) == (None, tmp_path) and not file.exists()
+    with pytest.raises(InvalidRequest, match="not in this project"):
+        client.images.get("mine").share("vision", folder=str(tmp_path))
     assert elsewhere("images", "delete", "mine") == {"deleted": "mine"}
     capsys.readouterr()
     assert main(["images", "show", "mine"]) == 1

@@ -219,6 +219,51 @@ def test_members_of_a_project_start_in_what_is_shared_until_they_leave(
     assert start(other, "mine@alice").status_code == 422
 
 
+def test_an_image_that_is_built_is_shared_and_taken_back(
+    browser: Browser,
+    other: Browser,
+    bob: User,
+    vision: Project,
+    broker: FakeBroker,
+    hub: FakeHub,
+    at_once: None,
+    tmp_path: Path,
+) -> None:
+    Membership.objects.create(project=vision, user=bob)
+    share = f"{PAGE}share/"
+    browser.send("/images/build/", "/images/build/", **WISH)
+    row = OwnImage.objects.get()
+    assert "is not ready" in text(browser.send(share, share, project="vision", folder=str(tmp_path)))
+    end(broker, row)
+    first = Path(row.file)
+    first.parent.mkdir(parents=True)
+    first.write_bytes(b"image")
+    first.chmod(0o600)
+
+    assert "cannot read your home" in text(browser.send(share, share, project="vision"))
+    assert browser.send(share, share, project="speech", folder=str(tmp_path)).status_code == 422
+    answer = browser.send(share, share, project="vision", folder=str(tmp_path / "missing"))
+    assert answer.status_code == 422 and first.exists()
+    assert other.get(PAGE).status_code == 404 and other.get(share).status_code == 404
+
+    assert browser.send(share, share, project="vision", folder=f"{tmp_path}/").status_code == 302
+    row.refresh_from_db()
+    (file,) = tmp_path.iterdir()
+    assert str(file) == row.file and file.read_bytes() == b"image" and not first.exists()
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert "mine@alice" in text(other.get("/"))
+    assert other.get(share).status_code == 404
+    assert start(other, "mine@alice").status_code == 302
+    assert started(hub)["image_file"] == {"file": row.file, "digest": DIGEST}
+
+    assert browser.send(share, share, project="").status_code == 302
+    (private,) = tmp_path.iterdir()
+    assert private != file and private.stat().st_mode & 0o777 == 0o600
+    assert other.get(PAGE).status_code == 404
+    assert start(other, "mine@alice").status_code == 422
+    assert "mine@alice" in text(browser.get("/"))
+
+
 def test_a_file_that_cannot_be_removed_keeps_the_image(browser: Browser, broker: FakeBroker) -> None:
     browser.send("/images/build/", "/images/build/", **WISH | {"folder": "/proc/1"})
     row = OwnImage.objects.get()

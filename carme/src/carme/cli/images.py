@@ -14,6 +14,7 @@ _EPILOG = """\
 examples:
   carme images build mine --requirements requirements.txt --base torch --wait
   carme images build mine --definition mine.def
+  carme images share mine --project vision --folder /scratch/vision
   carme submit --image mine@$USER -- python train.py
 """
 
@@ -43,10 +44,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     show = actions.add_parser("show", help="show one of your own images with its packages")
     show.add_argument("name", metavar="NAME")
     show.set_defaults(run=_show)
+    share = actions.add_parser("share", help="let a project's members use an image of yours, or nobody else")
+    share.add_argument("name", metavar="NAME")
+    whom = share.add_mutually_exclusive_group(required=True)
+    whom.add_argument("--project", default="", metavar="PROJECT", help="whose members may use it")
+    whom.add_argument("--nobody", action="store_true", help="nobody but you")
+    share.add_argument("--folder", default="", help="where its file goes (default: where it is)")
+    share.set_defaults(run=_share)
     delete = actions.add_parser("delete", help="delete an image of yours with its file")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(run=_delete)
-    for one in (every, build, show, delete):
+    for one in (every, build, show, share, delete):
         add_json(one)
 
 
@@ -108,6 +116,18 @@ def _show(options: argparse.Namespace) -> int:
     )
     if known.packages:
         print_table(["PACKAGE", "VERSION"], list(map(list, known.packages.items())))
+    return 0
+
+
+def _share(options: argparse.Namespace) -> int:
+    with client() as portal:
+        known = portal.images.get(options.name).share(options.project, folder=options.folder)
+    if options.json:
+        print_json(known)
+    elif known.project:
+        print(f"The members of {known.project} can use {known.reference} now.")
+    else:
+        print(f"Nobody but you can use {known.reference} now.")
     return 0
 
 

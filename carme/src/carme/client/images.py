@@ -55,6 +55,20 @@ class Image:
             pause = min(CALM, pause * 1.2)
         return self._known
 
+    def share(self, project: str = "", *, folder: str = "") -> api.ImageBuild:
+        """Let the members of a project of mine use it; without a project, nobody else any more.
+
+        Args:
+            folder: Where its file goes, by default where it is; the members must be able to read it.
+
+        Raises:
+            InvalidRequest: With the field, and what is expected.
+        """
+        asked = {"project": project, "folder": folder}
+        found = self._connection.ask("PUT", f"images/own/{self.reference}/share", asked)
+        self._known = api.ImageBuild.model_validate(found)
+        return self._known
+
     def delete(self) -> None:
         """Delete it with its file; a build is ended."""
         self._connection.ask("DELETE", f"images/own/{self.reference}")

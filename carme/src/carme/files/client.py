@@ -166,6 +166,10 @@ class Files:
         """Another name or folder; nothing is replaced."""
         self._ask("move", path=path, to=to)
 
+    def copy(self, path: str, to: str, *, shared: bool) -> None:
+        """Another file with the same bytes, which all may read when it is `shared`; nothing is replaced."""
+        self._ask("copy", path=path, to=to, shared=shared)
+
     def remove(self, path: str) -> None:
         """A file, a link, or a folder with all that is in it."""
         self._ask("remove", path=path)

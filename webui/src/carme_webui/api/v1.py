@@ -492,6 +492,19 @@ def show_own_image(request: HttpRequest, reference: str = ImageReference) -> Any
     return schemas.image_out(found)
 
 
+@own_images.put("/{reference}/share", response=_answers(wire.ImageBuild, *REFUSED))
+def share_own_image(
+    request: HttpRequest, asked: image_desk.ShareWish, reference: str = ImageReference
+) -> Any:
+    """Let the members of a project of mine use an image of mine, or, without one, nobody else any more."""
+    user = require(request, "images")
+    found = _image(user, reference)
+    if found.owner != user:
+        raise Http404
+    image_desk.share(found, asked, broker())
+    return schemas.image_out(found)
+
+
 @own_images.delete("/{reference}", response=_answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
 def delete_own_image(request: HttpRequest, reference: str = ImageReference) -> Any:
     """Delete an image of mine with its file; a build is ended."""

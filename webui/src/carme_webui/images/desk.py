@@ -25,7 +25,7 @@ from carme_webui.news import news
 from carme_webui.projects.models import Project
 from carme_webui.titles import tidy
 
-__all__ = ["MOST", "ImageWish", "build", "delete", "settle", "settle_all"]
+__all__ = ["MOST", "ImageWish", "ShareWish", "build", "delete", "settle", "settle_all", "share"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,18 @@ class ImageWish(BaseModel):
     project: str = Field(default="", max_length=64)
 
 
+class ShareWish(BaseModel):
+    """Who may use an image besides its owner: the members of a `project`, or, without one, nobody.
+
+    Name a folder that they can read where its file is not in one yet: it is copied there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    project: str = Field(default="", max_length=64)
+    folder: str = Field(default="", max_length=4000, description="an absolute path")
+
+
 def build(user: User, wish: ImageWish, catalogue: ImageCatalogue, broker: BrokerClient) -> OwnImage:
     """Have a batch job of the user's build an image.
 
@@ -65,12 +77,12 @@ def build(user: User, wish: ImageWish, catalogue: ImageCatalogue, broker: Broker
     """
     _check(wish, catalogue)
     title = tidy(wish.title)
-    project = _project(user, wish)
+    project = _project(user, wish.project)
+    if project is not None and not wish.folder:
+        raise _unreadable()
     base = wish.base or settings.SITE.images.default
     folder = wish.folder.rstrip("/") or f"{Files(broker, user.username).home()}/{FOLDER}"
-    # No two builds share a file, so a running session keeps its own, and nothing is ever replaced.
-    file = f"{folder}/{wish.name}-{secrets.token_hex(6)}.sif"
-    _check_path(file)
+    file = _new_file(folder, wish.name)
     text = wish.text.replace("\r\n", "\n")
     recipe = ImageRecipe(
         kind="definition" if wish.kind == "definition" else "requirements",
@@ -133,37 +145,85 @@ def _check(wish: ImageWish, catalogue: ImageCatalogue) -> None:
         raise InvalidRequest(error.message, error.remedy, field=field) from None
 
 
-def _check_path(file: str) -> None:
+def _new_file(folder: str, name: str) -> str:
+    """A file of its own for each build and copy, so a running session keeps its one; nothing is replaced."""
+    file = f"{folder.rstrip('/')}/{name}-{secrets.token_hex(6)}.sif"
     try:
         ImageFile(file=file, digest=f"sha256:{'0' * 64}")
     except ValidationError:
-        file = ""
-    if not file or ".." in PurePosixPath(file).parts:
+        valid = False
+    else:
+        valid = ".." not in PurePosixPath(file).parts
+    if not valid:
         raise InvalidRequest(
             _("The folder must be an absolute path without colons, commas and '..'."),
             _("Write it like /scratch/project/images, or leave it empty."),
             field="folder",
         )
+    return file
 
 
-def _project(user: User, wish: ImageWish) -> Project | None:
-    if not wish.project:
+def _project(user: User, name: str) -> Project | None:
+    if not name:
         return None
-    known = re.fullmatch(NAME_PATTERN, wish.project)
-    project = Project.of(user).filter(name=wish.project).first() if known else None
+    known = re.fullmatch(NAME_PATTERN, name)
+    project = Project.of(user).filter(name=name).first() if known else None
     if project is None:
         raise InvalidRequest(
             _("You are not in this project (any more), or it is closed."),
             _("Choose another one, or none."),
             field="project",
         )
-    if not wish.folder:
-        raise InvalidRequest(
-            _("The members of the project cannot read your home."),
-            _("Name a folder that they can read, like one on a shared file system."),
-            field="folder",
-        )
     return project
+
+
+def _unreadable() -> InvalidRequest:
+    return InvalidRequest(
+        _("The members of the project cannot read your home."),
+        _("Name a folder that they can read, like one on a shared file system."),
+        field="folder",
+    )
+
+
+def share(row: OwnImage, wish: ShareWish, broker: BrokerClient) -> None:
+    """Let the members of a project use an image that is built, or nobody else than its owner any more.
+
+    Raises:
+        InvalidRequest: It is not ready, or there is no such project, or its members cannot read the file.
+        CarmeError: The file cannot be copied; then all stays as it was.
+    """
+    if row.state != ImageState.READY:
+        raise InvalidRequest(
+            _("The image is not ready."), _("Wait until it is built, then share it."), field="project"
+        )
+    project = _project(row.owner, wish.project)
+    files = Files(broker, row.owner.username)
+    before = PurePosixPath(row.file)
+    if project == row.project and not wish.folder:
+        return
+    if project is not None and not wish.folder and before.is_relative_to(files.home()):
+        raise _unreadable()
+    # Another file: what others may read, and who could have it open, is settled by that alone.
+    file = _new_file(wish.folder or str(before.parent), row.name)
+    files.copy(str(before), file, shared=project is not None)
+    with transaction.atomic():
+        now = OwnImage.objects.select_for_update().filter(pk=row.pk, file=row.file).first()
+        if now is not None:
+            now.file, now.project = file, project
+            now.save(update_fields=["file", "project"])
+    if now is None:
+        files.remove(file)
+        raise InvalidRequest(_("The image was changed meanwhile."), _("Look at it, and try again."))
+    told = {row.owner.username, *_members(row.project), *_members(project)}
+    row.refresh_from_db()
+    # Sessions that run in it keep it open.
+    with suppress(CarmeError):
+        files.remove(str(before))
+    news.tell(told)
+
+
+def _members(project: Project | None) -> list[str]:
+    return list(project.memberships.values_list("user__username", flat=True)) if project else []
 
 
 def _request(name: str, recipe: ImageRecipe, cluster: Cluster, project: Project | None) -> JobRequest:

@@ -9,10 +9,10 @@ from django.utils.translation import gettext_lazy as _
 
 from carme.images import ImageCatalogue
 from carme.images.building import MAXIMUM_TEXT
-from carme_webui.images.desk import ImageWish
+from carme_webui.images.desk import ImageWish, ShareWish
 from carme_webui.projects.models import Project
 
-__all__ = ["BuildForm"]
+__all__ = ["BuildForm", "ShareForm"]
 
 KINDS = [
     ("requirements", _("Packages for pip, one in each line")),
@@ -51,8 +51,8 @@ class BuildForm(forms.Form):
     ) -> None:
         begin = {"base": settings.SITE.images.default, "kind": "requirements"}
         super().__init__(data, initial=begin | (initial or {}), label_suffix="")
-        self._choose("base", [(name, name) for name in catalogue.names()])
-        self._choose("project", [("", _("None: for me alone")), *((row.name, row.title) for row in projects)])
+        _choose(self, "base", [(name, name) for name in catalogue.names()])
+        _choose(self, "project", _projects(projects))
         if not projects:
             del self.fields["project"]
         self.fields["name"].widget.attrs |= {"autocapitalize": "none", "spellcheck": "false"}
@@ -62,12 +62,42 @@ class BuildForm(forms.Form):
             "Empty: in your home, for you alone. To share it, a folder that the project's members can read."
         )
 
-    def _choose(self, name: str, choices: list[tuple[Any, Any]]) -> None:
-        field = self.fields[name]
-        assert isinstance(field, forms.ChoiceField)
-        field.choices = choices
-
     @property
     def wish(self) -> ImageWish:
         """What was asked for, once the form is valid."""
         return ImageWish(**{name: value for name, value in self.cleaned_data.items() if value is not None})
+
+
+class ShareForm(forms.Form):
+    """With whom an image that is built is shared.
+
+    Args:
+        projects: Those with which it can be.
+    """
+
+    project = forms.ChoiceField(label=_("Share with a project"), required=False)
+    folder = forms.CharField(label=_("Folder"), max_length=4000, required=False)
+
+    def __init__(
+        self, data: Any = None, *, projects: Sequence[Project], initial: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(data, initial=initial, label_suffix="")
+        _choose(self, "project", _projects(projects))
+        self.fields["folder"].help_text = _(
+            "Where its file goes: a folder that the project's members can read. Empty: where it is."
+        )
+
+    @property
+    def wish(self) -> ShareWish:
+        """What was asked for, once the form is valid."""
+        return ShareWish(**self.cleaned_data)
+
+
+def _projects(projects: Sequence[Project]) -> list[tuple[Any, Any]]:
+    return [("", _("None: for me alone")), *((row.name, row.title) for row in projects)]
+
+
+def _choose(form: forms.Form, name: str, choices: list[tuple[Any, Any]]) -> None:
+    field = form.fields[name]
+    assert isinstance(field, forms.ChoiceField)
+    field.choices = choices

@@ -9,5 +9,6 @@ urlpatterns = [
     path("build/", views.build, name="image-build"),
     path("at/<str:reference>/", views.image, name="image"),
     path("at/<str:reference>/live/", views.image_live, name="image-live"),
+    path("at/<str:reference>/share/", views.share, name="image-share"),
     path("at/<str:reference>/delete/", views.delete, name="image-delete"),
 ]

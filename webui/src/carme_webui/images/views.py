@@ -13,14 +13,14 @@ from carme.errors import CarmeError
 from carme_webui.accounts.login import signed_in
 from carme_webui.cluster import broker, entry_points, images
 from carme_webui.images import desk
-from carme_webui.images.forms import BuildForm
+from carme_webui.images.forms import BuildForm, ShareForm
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job
 from carme_webui.news import news
 from carme_webui.projects.models import Project
 
-__all__ = ["build", "delete", "image", "image_list", "image_live"]
+__all__ = ["build", "delete", "image", "image_list", "image_live", "share"]
 
 
 @require_safe
@@ -95,6 +95,31 @@ def delete(request: HttpRequest, reference: str) -> HttpResponse:
         return redirect(found)
     messages.success(request, _("The image %s is deleted.") % found.name)
     return redirect("images")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def share(request: HttpRequest, reference: str) -> HttpResponse:
+    """Let a project's members use an image of mine, or nobody else any more."""
+    user = signed_in(request)
+    found = _visible(request, reference)
+    if found.owner != user:
+        raise Http404
+    shared = {"project": found.project.name if found.project else ""}
+    data = request.POST if request.method == "POST" else None
+    form = ShareForm(data, projects=list(Project.of(user)), initial=shared)
+    if form.is_valid():
+        try:
+            desk.share(found, form.wish, broker())
+        except CarmeError as error:
+            form.add_error(error.field if error.field in form.fields else None, str(error))
+        else:
+            if found.project:
+                messages.success(request, _("The members of %s can use it now.") % found.project.title)
+            else:
+                messages.success(request, _("Nobody but you can use it now."))
+            return redirect(found)
+    context = {"form": form, "image": found}
+    return render(request, "images/share.html", context, status=422 if form.errors else 200)
 
 
 def _context(request: HttpRequest, reference: str, log: bool = True) -> dict[str, Any]:
