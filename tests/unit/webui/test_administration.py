@@ -121,6 +121,17 @@ def test_a_job_is_stopped_and_its_owner_told_why(root: Browser, browser: Browser
 # --- taking in -------------------------------------------------------------------------------------------
 
 
+def test_a_user_is_sent_a_message(root: Browser, browser: Browser, alice: User, broker: FakeBroker) -> None:
+    page = "/admin/users/at/alice/"
+    root.send(page, page, do="message", message="  Please use <b>\n/scratch. ")
+    notice = Notice.objects.get(user=alice)
+    assert notice.text == "A message of an administrator: Please use <b> /scratch."
+    assert "Please use &lt;b&gt; /scratch." in text(browser.get("/profile/"))
+    assert Deed.objects.get().text == "told alice: Please use <b> /scratch."
+    root.send(page, page, do="message", message=" ")
+    assert Notice.objects.count() == 1
+
+
 def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, broker: FakeBroker) -> None:
     project = desk.create(admin, "vision", "Computer vision", alice, site_broker())
     page = "/admin/users/new/"
@@ -237,6 +248,7 @@ def test_no_page_asks_more_with_more_rows(
         return len(found)
 
     pages = ["record/", "users/", "users/at/alice/", "jobs/"]
+    broker.put(make_job(99))
     for page in pages:
         queries(page)
     before = [queries(page) for page in pages]

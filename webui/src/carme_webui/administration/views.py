@@ -158,7 +158,9 @@ def jobs(request: HttpRequest) -> HttpResponse:
     if wanted:
         found = [job for job in found if wanted in (job.user, job.account, str(job.id)) or wanted in job.name]
     page = Paginator(sorted(found, key=lambda job: -job.id), PER_PAGE).get_page(request.GET.get("page"))
-    return render(request, "administration/jobs.html", {"page": page, "wanted": wanted, "banner": failure})
+    known = User.objects.filter(username__in={job.user for job in page}).values_list("username", flat=True)
+    context = {"page": page, "wanted": wanted, "banner": failure, "known": set(known)}
+    return render(request, "administration/jobs.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -250,6 +252,10 @@ def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
             remove_second_factor(found)
             tell(found, lambda: _("An administrator took the second factor off your account."))
             messages.success(request, _("%s has no second factor now.") % found.username)
+        case "message" if words := " ".join(request.POST.get("message", "").split())[:400]:
+            tell(found, lambda: _("A message of an administrator: %s") % words)
+            Deed.objects.create(by=by, text=f"told {found.username}: {words}"[:400])
+            messages.success(request, _("%s is told.") % found.username)
         case _:
             messages.error(request, _("This cannot be done with this account."))
     return redirect("admin-user", found.username)

@@ -1,0 +1,232 @@
+"""Every page of the portal by WCAG 2.2 AA: as user, manager and administrator, light, dark, on a phone.
+
+The pages are those of the URL configuration, so that a new one cannot be forgotten.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from allauth.mfa.models import Authenticator
+from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
+from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
+from axe_playwright_python.sync_playwright import Axe
+from django.urls import URLResolver, get_resolver
+from playwright.sync_api import BrowserContext, Page, expect
+
+from carme_webui.accounts.models import User
+
+from ..conftest import PASSWORD
+from ..fake_broker import FakeBroker
+from .conftest import fits, keep, log_in
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: The success criteria of WCAG 2.2, levels A and AA, as far as a program can judge them.
+EVERY: dict[str, object] = {
+    "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+}
+COLOURS: dict[str, object] = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
+
+AXE = Axe().axe_script
+
+#: What is for programs.
+PROGRAMS = ("api/", "metrics/", ".well-known/", "identity/o/api/")
+#: What stands for the variable parts of addresses in `a_life`.
+EXAMPLES = {
+    "<session_name:name>": "s12345678",
+    "<job_id:job_id>": "7",
+    "<int:number>": "7",
+    "<int:pk>": "7",
+    "<str:reference>": "mine@alice",
+    "<booking_name:name>": "carme-0123456789ab",
+    "<slug:name>": "vision",
+    "<str:name>": "bob",
+    "<str:user>": "bob",
+    "<slug:username>": "alice",
+    "<slug:secret>": "x",
+}
+#: Addresses at which no user sees a page when all is well, and why.
+NOT_SEEN = {
+    "identity/o/authorize": "JupyterHub's users agree to nothing: it leads on",
+    "identity/o/device": "the site's provider has no such way",
+    "identity/o/logout": "leads on",
+    "accounts/outside/": "leads to the outside provider",
+    "accounts/outside/back/": "leads on",
+    "profile/security/webauthn/reauthenticate/": "for scripts",
+    "profile/security/webauthn/login/": "for scripts",
+    "bookings/feed/<slug:username>/<slug:secret>.ics": "a calendar for programs",
+    "jobs/<job_id:job_id>/new/": "leads on as soon as the job is known",
+    "files/download/": "leads to no page",
+    "files/upload/": "for scripts",
+}
+#: Further faces of pages.
+FURTHER = [
+    *["nothing/", "bookings/?view=day", "files/delete/?path={home}/data.txt", "files/?path={home}/figures"],
+    *[
+        "sessions/s87654321/",
+        "jobs/8/",
+        "jobs/?q=nothing",
+        "bookings/carme-ba9876543210/",
+        "admin/record/?q=x",
+    ],
+    *["projects/at/speech/", "images/build/?from=mine@alice"],
+]
+#: Forms that are sent empty, and come back with what is wrong.
+EMPTY = ["jobs/submit/", "images/build/", "bookings/new/", "projects/new/", "admin/users/new/"]
+EMPTY += ["announcements/new/", "maintenance/new/", "tokens/"]
+
+
+def routes(patterns: Any = None, before: str = "") -> Iterator[str]:
+    """All routes of the portal but those for programs."""
+    for one in get_resolver("carme_webui.urls").url_patterns if patterns is None else patterns:
+        route = before + str(one.pattern)
+        if isinstance(one, URLResolver):
+            yield from routes(one.url_patterns, route)
+        elif not route.startswith(PROGRAMS):
+            yield route
+
+
+def concrete(route: str) -> str:
+    for variable, example in EXAMPLES.items():
+        route = route.replace(variable, example)
+    assert "<" not in route, f"{route} needs an example"
+    return route
+
+
+def violations(page: Page, rules: dict[str, object]) -> list[str]:
+    """What axe finds: the rule, and the first place."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE)
+    found = page.evaluate("async rules => (await axe.run(document, rules)).violations", rules)
+    return [f"{one['id']} ({one['help']}): {one['nodes'][0]['html'][:200]}" for one in found]
+
+
+class Eyes:
+    """Look at pages, at what is the same only once; `found`: what was wrong, by whom and where."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.found: dict[str, list[str]] = {}
+        self.seen: set[str] = set()
+
+    def look(self, who: str, path: str) -> None:
+        """Load a page and judge it."""
+        self.page.goto(f"/{path}", wait_until="domcontentloaded")
+        self.judge(who, path)
+
+    def judge(self, who: str, path: str) -> None:
+        """Judge the page that is there."""
+        main = self.page.locator("main").first.inner_html()
+        main = re.sub(r'(name="csrfmiddlewaretoken" value|data-version)="[^"]*"', "", main)
+        first = not any(name.startswith(f"{who} ") for name in self.seen)
+        if main in self.seen and not first:  # the bar at the top is each role's own
+            return
+        self.seen |= {main, f"{who} {path}"}
+        wrong = violations(self.page, EVERY)
+        self.page.emulate_media(color_scheme="dark")
+        wrong += [f"in the dark: {one}" for one in violations(self.page, COLOURS)]
+        self.page.emulate_media(color_scheme="light")
+        if not fits(self.page):
+            wrong.append("something sticks out on a phone")
+        if wrong:
+            self.found[f"{who} {path}"] = wrong
+        if "CARME_SCREENSHOTS" in os.environ:
+            keep(self.page, f"{who}-{re.sub('[^a-zA-Z0-9]+', '-', path).strip('-') or 'dashboard'}")
+
+
+def is_page(http: httpx.Client, context: BrowserContext, path: str) -> bool | None:
+    """Whether a whole page is at an address; None when nothing is there for who is signed in."""
+    cookies = "; ".join(f"{one.get('name')}={one.get('value')}" for one in context.cookies())
+    with http.stream("GET", f"/{path}", headers={"Cookie": cookies}) as answer:
+        assert answer.status_code < 500, path
+        if answer.status_code in (302, 403, 404):
+            return None
+        if answer.status_code != 200 or not answer.headers["content-type"].startswith("text/html"):
+            return False  # it takes forms alone, or is a stream, or a file
+        return b"<html" in answer.read()
+
+
+def second_factors(user: User) -> None:
+    """All that there can be, the keys without what is in them."""
+    TOTP.activate(user, generate_totp_secret())
+    RecoveryCodes.activate(user)
+    data = {"name": "My key", "passwordless": True, "credential": {}}
+    Authenticator.objects.create(pk=7, user=user, type=Authenticator.Type.WEBAUTHN, data=data)
+
+
+@pytest.mark.timeout(900)
+def test_no_page_keeps_anybody_out(
+    context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker, alice: User
+) -> None:
+    eyes, http = Eyes(page), httpx.Client(base_url=address, verify=False, timeout=30)
+    page.set_content("<html><body><img src='x'><p style='color: #eee'>Pale</p></body></html>")
+    assert len(violations(page, EVERY)) >= 3, "what is wrong is found"
+    todo = [route for route in routes() if route not in NOT_SEEN]
+    assert NOT_SEEN.keys() <= set(routes()), "the list of what is no page is not up to date"
+    missing = set(todo)
+
+    def walk(who: str, below: str = "") -> None:
+        for route in [one for one in todo if one.startswith(below)]:
+            there = is_page(http, context, path := concrete(route))
+            if there is not None:
+                missing.discard(route)
+            if there is False:
+                todo.remove(route)
+            if there:
+                eyes.look(who, path)
+        for path in [] if below else FURTHER:
+            if is_page(http, context, path := path.format(home=broker.home)):
+                eyes.look(who, path)
+
+    eyes.look("anonymous", "accounts/login/")
+    eyes.look("anonymous", "accounts/inactive/")
+    missing -= {"accounts/login/", "accounts/inactive/"}
+    for who, name in (("user", "bob"), ("manager", "alice"), ("admin", "root1")):
+        log_in(page, name)
+        expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+        page.goto("/accounts/reauthenticate/")  # or else nothing of the second factor is shown
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Confirm").click()
+        walk(who)
+        eyes.look(who, "nothing/")
+        if who == "manager":
+            second_factors(alice)
+            todo.remove("profile/security/webauthn/add/")  # which wants to read the keys that there are
+            walk("protected", "profile/")
+            Authenticator.objects.exclude(type=Authenticator.Type.TOTP).delete()
+        if who == "admin":
+            for path in EMPTY:
+                page.goto(f"/{path}", wait_until="domcontentloaded")
+                with page.expect_response(lambda answer: answer.request.method == "POST") as sent:
+                    page.evaluate(
+                        """() => {
+                          const form = document.querySelector("main form[method=post]:not([action*=look])");
+                          for (const one of form.querySelectorAll("input:not([type=hidden]), textarea"))
+                            one.value = "";
+                          form.noValidate = true;
+                          form.requestSubmit();
+                        }"""
+                    )
+                assert sent.value.status == 422, path
+                page.wait_for_load_state("domcontentloaded")
+                eyes.judge(who, f"{path} refused")
+            page.goto("/admin/users/at/bob/")
+            page.get_by_role("button", name="See the portal as this user").click()
+            eyes.judge("looking", "")
+            page.goto("/files/")
+            eyes.judge("looking", "files refused")
+        page.context.clear_cookies()
+
+    # What is asked for between the password and the portal.
+    log_in(page, "alice")
+    expect(page.get_by_role("heading", name="Second factor")).to_be_visible()
+    eyes.judge("anonymous", "second factor")
+    missing.discard("profile/security/authenticate/")
+    assert not eyes.found, "\n".join(
+        f"{where}: {one}" for where, wrong in eyes.found.items() for one in wrong
+    )
+    assert not missing, f"no example leads to {sorted(missing)}"

@@ -1,0 +1,317 @@
+"""What people do on the portal's own pages, in Chromium; what needs the cluster is in tests/browser."""
+
+import json
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from allauth.mfa.totp.internal import auth
+from playwright.sync_api import BrowserContext, Page, Route, expect
+
+from carme.jobs import JobState
+from carme_webui.accounts.models import User
+from carme_webui.jobs.models import Job
+
+from ..conftest import PASSWORD
+from ..fake_broker import NOW, FakeBroker
+from .conftest import fits, keep, log_in, log_out
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def fresh_code(secret: str) -> str:
+    """The app's code, with some seconds left to enter it."""
+    if (left := 30 - time.time() % 30) < 10:
+        time.sleep(left)
+    return auth.format_hotp_value(auth.hotp_value(secret, int(time.time()) // 30))
+
+
+def test_an_app_is_set_up_and_asked_for_with_the_keyboard_alone(page: Page, alice: User) -> None:
+    log_in(page)
+    page.get_by_role("link", name="Passkeys, app and recovery codes").press("Enter")
+    page.get_by_role("link", name="Set up an app").press("Enter")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.keyboard.press("Enter")
+    secret = page.get_by_label("Key").input_value()
+    expect(page.get_by_alt_text("QR code")).to_be_visible()
+    assert page.evaluate("document.querySelector('.qr img').naturalWidth") > 0, "the policy lets it be shown"
+    assert fits(page)
+    page.get_by_label("Code", exact=True).fill(fresh_code(secret))
+    page.keyboard.press("Enter")
+    codes = page.locator(".codes").inner_text().split()
+    assert len(codes) == 10
+    assert fits(page)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").press("Enter")
+    assert download.value.path().read_text().split() == codes
+
+    log_out(page)
+    log_in(page)
+    expect(page.get_by_role("heading", name="Second factor")).to_be_visible()
+    assert fits(page)
+    page.keyboard.type(fresh_code(secret))  # the field has the focus
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Protected by a second factor")).to_be_visible()
+
+
+def test_a_passkey_is_added_and_signs_in_alone(context: BrowserContext, page: Page, alice: User) -> None:
+    """The authenticator is Chromium's own virtual one; all else is real."""
+    console = context.new_cdp_session(page)
+    console.send("WebAuthn.enable")
+    options = {"protocol": "ctap2", "transport": "internal", "hasResidentKey": True}
+    options |= {"hasUserVerification": True, "isUserVerified": True, "automaticPresenceSimulation": True}
+    device = console.send("WebAuthn.addVirtualAuthenticator", {"options": options})["authenticatorId"]
+
+    log_in(page)
+    page.goto("/profile/security/webauthn/add/")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Confirm").click()
+    page.get_by_label("Name").fill("My laptop")
+    assert fits(page)
+    page.get_by_role("button", name="Add a passkey").click()
+    expect(page.get_by_role("heading", name="Recovery codes")).to_be_visible()
+    page.get_by_role("link", name="Done").click()
+    expect(page.get_by_text("My laptop").first).to_be_visible()
+    expect(page.get_by_text("passkey, signs in without a password")).to_be_visible()
+    assert fits(page)
+
+    log_out(page)
+    page.goto("/accounts/login/?next=/profile/")
+    page.get_by_role("button", name="Sign in with a passkey").click()
+    expect(page.get_by_text("Protected by a second factor")).to_be_visible()
+    assert page.url.endswith("/profile/"), "to where the user wanted to go"
+
+    # After the password it is the second factor.
+    log_out(page)
+    log_in(page)
+    page.get_by_role("button", name="Use a passkey or security key").click()
+    expect(page.get_by_text("Protected by a second factor")).to_be_visible()
+
+    # Whoever cannot show it gets a sentence, and stays outside.
+    log_out(page)
+    console.send("WebAuthn.setUserVerified", {"authenticatorId": device, "isUserVerified": False})
+    page.get_by_role("button", name="Sign in with a passkey").click()
+    expect(page.get_by_role("alert").filter(has_text="was not accepted")).to_be_visible()
+    page.goto("/profile/")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_a_token_is_made_used_and_revoked(page: Page, address: str, alice: User) -> None:
+    log_in(page)
+    page.goto("/tokens/")
+    page.get_by_label("What it is for").fill("My laptop")
+    page.get_by_role("button", name="Make it").click()
+    secret = page.locator("p.secret").inner_text()
+
+    def status() -> int:
+        answer = page.context.request.get(
+            f"{address}/api/v1/profile", headers={"Authorization": f"Bearer {secret}"}
+        )
+        return answer.status
+
+    assert status() == 200
+    page.goto("/tokens/")
+    expect(page.get_by_text(secret)).to_have_count(0)
+    page.get_by_role("button", name="Revoke My laptop").click()
+    expect(page.get_by_text("You have no tokens")).to_be_visible()
+    assert status() == 401
+
+
+def test_a_file_is_sent_and_fetched(page: Page, a_life: None, broker: FakeBroker, tmp_path: Path) -> None:
+    log_in(page)
+    page.goto("/files/")
+    sent = tmp_path / "photo <b>.bin"
+    sent.write_bytes(os.urandom(3_000_000))
+    page.get_by_label("Files from this computer").set_input_files(sent)
+    expect(page.get_by_role("link", name=sent.name)).to_be_visible()  # the page has loaded itself anew
+    assert (broker.home / sent.name).read_bytes() == sent.read_bytes()
+    with page.expect_download() as download:
+        page.get_by_role("link", name=sent.name).click()
+    assert download.value.path().read_bytes() == sent.read_bytes()
+    page.get_by_label("New folder").fill("results")
+    page.get_by_role("button", name="Make", exact=True).click()
+    expect(page.get_by_role("link", name="results/")).to_be_visible()
+    page.get_by_role("row", name=sent.name).get_by_text("More").click()
+    page.get_by_role("row", name=sent.name).get_by_role("link", name="Delete").click()
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("link", name=sent.name)).to_have_count(0)
+    assert not (broker.home / sent.name).exists()
+
+
+def test_an_upload_goes_on_in_another_tab_where_it_was_interrupted(
+    context: BrowserContext, page: Page, a_life: None, broker: FakeBroker, tmp_path: Path
+) -> None:
+    log_in(page)
+    file = tmp_path / "weights.bin"
+    file.write_bytes(os.urandom(20_000_000))
+    sent: list[int] = []
+
+    def cut(route: Route) -> None:
+        if route.request.method == "PUT":
+            sent.append(int(parse_qs(urlsplit(route.request.url).query)["offset"][0]))
+            if len(sent) == 2:
+                return  # the second part is never answered
+        route.continue_()
+
+    page.route("**/files/upload/**", cut)
+    page.goto("/files/")
+    with page.expect_request(lambda one: one.method == "PUT" and "offset=8388608" in one.url):
+        page.get_by_label("Files from this computer").set_input_files(file)
+    keep(page, "journey-upload-under-way")
+    assert not (broker.home / file.name).exists()
+    page.close()
+
+    again = context.new_page()
+    again.route("**/files/upload/**", cut)
+    again.goto("/files/")
+    again.get_by_label("Files from this computer").set_input_files(file)
+    expect(again.get_by_role("link", name=file.name)).to_be_visible()
+    assert sent == [0, 8388608, 8388608, 16777216], "the first part is not sent twice"
+    assert (broker.home / file.name).read_bytes() == file.read_bytes()
+    keep(again, "journey-upload-done")
+
+
+def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None, broker: FakeBroker) -> None:
+    log_in(page)
+    page.goto("/jobs/submit/")
+    page.get_by_label("Script", exact=True).fill("#!/bin/sh\npython train.py\n")
+    page.get_by_label("Image").select_option("torch")
+    page.get_by_label("GPUs per node").fill("1")
+    keep(page, "journey-job-form")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.locator("#log")).to_be_attached()
+    number = int(page.url.rstrip("/").rpartition("/")[2])
+    broker.logs[number] = b"epoch 1\n"
+    broker.put(broker.queue[number].model_copy(update={"state": JobState.RUNNING, "started": NOW}))
+    expect(page.locator("#log")).to_contain_text("epoch 1")
+    broker.logs[number] += b"epoch 2 <b>\n"
+    expect(page.locator("#log")).to_contain_text("epoch 2 <b>")  # nothing is reloaded
+    keep(page, "journey-job-log")
+    page.get_by_role("link", name="Cancel").click()
+    page.get_by_role("button", name="Cancel").click()
+    Job.store([broker.archive[number]])  # as the worker does, of which there is none here
+    page.reload()
+    expect(page.locator(".status .state").first).to_have_text("Cancelled")
+
+
+def test_an_image_of_ones_own_is_built(page: Page, a_life: None, broker: FakeBroker) -> None:
+    log_in(page)
+    page.goto("/images/")
+    page.get_by_role("link", name="Build an image").click()
+    page.get_by_label("Name", exact=True).fill("vision")
+    page.get_by_label("Packages or definition").fill("timm\n")
+    page.get_by_role("button", name="Build", exact=True).click()
+    expect(page.locator(".status .state")).to_have_text("Being built")
+    job = broker.queue[max(broker.queue)]
+    broker.logs[job.id] = b"Collecting timm\n"
+    expect(page.locator("#log")).to_contain_text("Collecting timm")
+    keep(page, "journey-image-being-built")
+    left = {"digest": f"sha256:{'cd' * 32}", "size": 9, "packages": {"timm": "1.0"}}
+    broker.results[job.id] = json.dumps(left).encode()
+    broker.put(job.model_copy(update={"state": JobState.COMPLETED, "ended": NOW, "exit_code": 0}))
+    expect(page.locator(".status .state")).to_have_text("Ready")  # by itself
+    expect(page.get_by_text("timm 1.0")).to_be_attached()
+    keep(page, "journey-image-ready")
+    page.get_by_role("link", name="Start a session").click()
+    expect(page.get_by_label("Image")).to_have_value("vision@alice")
+
+
+def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBroker) -> None:
+    log_in(page, "root1")
+    page.get_by_role("link", name="Administration").click()
+    page.get_by_role("link", name="Nodes").click()
+    page.get_by_label("Reason to drain n1").fill("a fan is broken")
+    page.get_by_role("button", name="Drain n1").click()
+    expect(page.get_by_text("Slurm is told")).to_be_visible()
+    nodes = [node.model_copy(update={"available": node.name != "n1"}) for node in broker.cluster.nodes]
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
+    page.reload()
+    page.get_by_role("button", name="Resume n1").click()
+    expect(page.get_by_text("Slurm is told")).to_be_visible()
+    assert [(one.name, one.drain) for one in broker.asked_for("node")] == [("n1", True), ("n1", False)]
+
+    page.get_by_role("link", name="Approvals").click()
+    page.get_by_label("What the owner is told besides").fill("Good luck")
+    keep(page, "journey-approval")
+    page.get_by_role("button", name="Approve Deadline").click()
+    expect(page.get_by_text("Nothing waits for approval.")).to_be_visible()
+
+    page.get_by_role("link", name="News", exact=True).click()
+    page.get_by_role("link", name="Write news").click()
+    page.get_by_label("Title").fill("More GPUs")
+    page.get_by_role("button", name="Save").click()
+    page.goto("/maintenance/new/")
+    tomorrow = datetime.now(UTC) + timedelta(days=2)
+    page.get_by_label("Title").fill("Cables")
+    page.get_by_label("Nodes").fill("n2")
+    for moment, hour in (("Begins", "08:00"), ("Ends", "10:00")):
+        page.get_by_label(f"{moment} on").fill(f"{tomorrow:%Y-%m-%d}")
+        page.get_by_label(f"{moment} at").fill(hour)
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("heading", name="Cables")).to_be_visible()
+    keep(page, "journey-maintenance")
+
+    page.get_by_role("link", name="Administration").click()
+    page.get_by_role("link", name="All jobs").click()
+    page.get_by_role("link", name="Stop 7").click()
+    page.get_by_label("What its owner is told").fill("It filled the disk.")
+    page.get_by_role("button", name="Stop it").click()
+    expect(page.get_by_text("Job 7 is ended")).to_be_visible()
+    page.get_by_role("link", name="Users").click()
+    page.get_by_role("link", name="alice").click()
+    page.get_by_label("Message to this user").fill("Please clean up.")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="See the portal as this user").click()
+    expect(page.get_by_text("root1, you see the pages of alice. Nothing can be changed.")).to_be_visible()
+    page.goto("/profile/")
+    expect(page.get_by_text("It filled the disk.")).to_be_visible()
+    expect(page.get_by_text("A message of an administrator: Please clean up.")).to_be_visible()
+    keep(page, "journey-looking")
+    page.goto("/")
+    expect(
+        page.get_by_role("heading", name="More GPUs").or_(page.get_by_text("More GPUs")).first
+    ).to_be_visible()
+    page.get_by_role("button", name="Stop looking").click()
+
+    page.goto("/admin/record/")
+    page.get_by_label("What", exact=True).fill("drained the node n1")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("cell", name="drained the node n1: a fan is broken").first).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    keep(page, "journey-record")
+
+
+def test_an_administrator_makes_a_project_and_its_manager_invites(
+    context: BrowserContext, page: Page, a_life: None, bob: User
+) -> None:
+    log_in(page, "root1")
+    page.goto("/projects/")
+    page.get_by_role("link", name="New project").click()
+    page.get_by_label("Name", exact=True).fill("genomes")
+    page.get_by_label("Title").fill("Genomes")
+    page.get_by_label("Manager").fill("alice")
+    page.get_by_role("button", name="Make it").click()
+    page.goto("/projects/at/genomes/")
+    page.get_by_label("Invite a user").fill("bob")
+    page.get_by_role("button", name="Invite", exact=True).click()
+    expect(page.get_by_text("bob is invited")).to_be_visible()
+    keep(page, "journey-project-invited")
+    log_out(page)
+    log_in(page, "bob")
+    page.goto("/projects/")
+    page.get_by_role("button", name="Join Genomes").click()
+    expect(page.get_by_role("heading", name="Genomes")).to_be_visible()
+    expect(page.get_by_label("Invite a user")).to_have_count(0)
+    log_out(page)
+    log_in(page)
+    page.goto("/projects/at/genomes/")
+    page.get_by_role("button", name="Make a manager bob").click()
+    expect(page.get_by_role("button", name="Make a member bob")).to_be_visible()
+    keep(page, "journey-project-managers")
+    log_out(page)
+    log_in(page, "bob")
+    page.goto("/projects/at/genomes/")
+    expect(page.get_by_label("Invite a user")).to_be_visible()
