@@ -27,7 +27,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     _paths(command)
     _how(command)
+    _nodes(command)
     command.set_defaults(run=_copy)
+
+    command = parts.add_parser(
+        "work",
+        help="do a share of a copy by several nodes; its jobs run this",
+        description="Copy units of the plan that 'carme data copy --nodes' made, until there are no more.",
+    )
+    command.add_argument("plan", metavar="PLAN", help="the plan's folder, at the copy's top")
+    command.set_defaults(run=_work)
 
     command = parts.add_parser(
         "sync",
@@ -74,6 +83,22 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--hash", choices=ALGORITHMS, default="", help="digest (default: blake3)")
     command.set_defaults(run=_pack)
+
+
+def _nodes(parser: argparse.ArgumentParser) -> None:
+    nodes = parser.add_argument_group("by several nodes of the cluster, which all have SRC and DST")
+    nodes.add_argument("--nodes", type=int, metavar="N", help="share the work among so many, as jobs")
+    nodes.add_argument("--partition", help="partition of these jobs (default: the site's)")
+    nodes.add_argument("--time", help="how long they may run: 90 (minutes), 2h (default: the site's)")
+
+
+def _work(arguments: argparse.Namespace) -> int:
+    import os
+
+    from carme.staging.spread import work
+
+    teller = Teller(False, True)
+    return teller.end(work(arguments.plan, os.environ.get("SLURM_ARRAY_TASK_ID", "")))
 
 
 def _paths(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +190,12 @@ def _pack(arguments: argparse.Namespace) -> int:
 
 def _copy(arguments: argparse.Namespace) -> int:
     teller = Teller(arguments.json, arguments.quiet)
+    if arguments.nodes is not None:
+        from carme.cli.spread import copy_by_nodes
+
+        return teller.end(copy_by_nodes(arguments, _options(arguments), teller))
+    if arguments.partition or arguments.time:
+        raise InvalidRequest("--partition and --time are for jobs.", "Add --nodes N, or leave them out.")
     return teller.end(copy(arguments.source, arguments.destination, _options(arguments), tell=teller))
 
 
@@ -250,6 +281,7 @@ class Teller:
                 workers=result.workers,
                 hash=result.hash,
                 engine=result.engine,
+                hosts=result.hosts,
             )
             return 0 if result.ok else 1
         self._wipe()
@@ -276,5 +308,7 @@ class Teller:
         parts.append(f"{counts.unchanged} unchanged")
         rate = f", {size(counts.bytes_copied / result.seconds)}/s" if result.seconds and not self.dry else ""
         line = would + ", ".join(parts)
+        if result.hosts:
+            line += f", by {number(len(result.hosts), 'host')}"
         went = " It went on from an interrupted run." if result.resumed else ""
         return f"{line[0].upper()}{line[1:]}, in {duration(result.seconds)}{rate}.{went}"

@@ -15,7 +15,7 @@ from carme.errors import CarmeError
 from carme.staging import tree
 from carme.staging.attributes import Keeper
 from carme.staging.digests import algorithm
-from carme.staging.native import Native, chosen, library
+from carme.staging.native import Entries, Native, chosen, library
 from carme.staging.options import (
     BATCH,
     KEPT_PROBLEMS,
@@ -163,6 +163,36 @@ def run_pack(source: str, image: str, compression: str, options: Options, *, tel
     return pack_image(source, image, compression, options, tell=tell, workers=worker_count(options))
 
 
+def copy_names(
+    source: str,
+    destination: str,
+    names: list[str],
+    options: Options | None = None,
+    *,
+    tell: Tell | None = None,
+) -> Result:
+    """Copy some entries of a folder that are no folders, as `copy` does; the folder itself is left as it is.
+
+    Args:
+        source: The folder.
+        destination: The folder that they come into; it is there.
+        names: The entries.
+        options: How to copy.
+        tell: Called with problems and progress.
+    """
+    return start("run_names", source, destination, names, options or Options(), tell=tell)
+
+
+def run_names(
+    source: str, destination: str, names: list[str], options: Options, *, tell: Tell | None
+) -> Result:
+    """What `copy_names` does, in a process with one thread."""
+    if not names:
+        return Result()
+    source, destination = tree.check(source, destination)
+    return _Run(source, destination, options, tell, False, False, None, names).result
+
+
 def start(name: str, *arguments: Any, tell: Tell | None) -> Any:
     """Call a function of this module, in a process with no other threads."""
     if threading.active_count() > 1:
@@ -229,7 +259,9 @@ class _Run:
         replace: bool,
         dry: bool,
         single: tuple[str, str] | None,
+        names: list[str] | None = None,
     ) -> None:
+        self.names = names
         self.options, self.tell = options, tell
         self.result = Result()
         self.begun = time.monotonic()
@@ -252,7 +284,7 @@ class _Run:
             opened.callback(os.close, other)
             if replace or dry:
                 self.queue.folders([("", False)])
-            if single or replace or dry or not self._look(one, other):
+            if single or names or replace or dry or not self._look(one, other):
                 self._copy(source, destination, one, other, replace, dry, single)
             if options.durable and not dry:
                 _write_out(other)
@@ -311,12 +343,15 @@ class _Run:
 
         options = self.options
         journal = None
+        first = ""
         if not dry:
-            state = tree.STATE + ("-" + tree.partial_name(single[1])[len(tree.PARTIAL) :] if single else "")
+            # Beside those of other runs that copy other entries into the same folder.
+            first = single[1] if single else self.names[0] if self.names else ""
+            state = tree.STATE + ("-" + tree.partial_name(first)[len(tree.PARTIAL) :] if first else "")
             about = f"{source} -> {destination}"
             journal = Journal(os.path.join(destination, state), about, self.result.hash)
             self.result.resumed = journal.resumed
-            if journal.resumed and not single:
+            if journal.resumed and not first:
                 # Somebody has begun another run meanwhile, and it was interrupted.
                 self.queue, self.result.counts = Queue(), Counts()
                 self.queue.folders([("", False)])
@@ -349,7 +384,7 @@ class _Run:
             with contextlib.ExitStack() as working:
                 crew = Crew(self.result.workers, make)
                 working.callback(crew.close)
-                if options.estimate and not single:
+                if options.estimate and not first:
                     self.total = Total(one)
                     working.callback(self.total.close)
                 with told(journal.folder) if journal else contextlib.nullcontext():
@@ -358,12 +393,17 @@ class _Run:
         finally:
             if journal is not None:
                 journal.close(finished=finished)
-        if not single and not dry:
+        if not single and not self.names and not dry:
             self._top(make(lambda: False), one, other)
 
     def _work(self, crew: Crew, single: tuple[str, str] | None) -> None:
         if single:
             self.queue.first.append(("names", "", [single[0]], False))
+        elif self.names:
+            for first in range(0, len(self.names), BATCH):
+                self.queue.batches.append(
+                    ("rest", "", Entries.files(self.names[first : first + BATCH]), True)
+                )
         self._drain(crew)
         if self.journal is None:
             return

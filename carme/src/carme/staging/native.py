@@ -122,6 +122,11 @@ class Entries:
         for record in self.records.split(b"\0")[:-1]:
             yield chr(record[0]), os.fsdecode(record[1:])
 
+    @classmethod
+    def files(cls, names: list[str]) -> Entries:
+        """Files of these names."""
+        return cls(b"".join(b"f" + os.fsencode(name) + b"\0" for name in names))
+
     def of(self, kind: str) -> Entries:
         """Those with that letter."""
         records = self.records.split(b"\0")[:-1]

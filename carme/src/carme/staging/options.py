@@ -146,7 +146,7 @@ class Result:
 
     `problems` are what could not be copied or, when verifying, what differs (the first 10,000 of them;
     `counts.problems` and `counts.different` count all). `warnings` say what was not kept and why. `engine` is
-    what copied or compared: `native` or `python`.
+    what copied or compared: `native` or `python`; `hosts` are those that did, where there were several.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -157,6 +157,7 @@ class Result:
     workers: int = 0
     hash: str = ""
     engine: str = ""
+    hosts: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:

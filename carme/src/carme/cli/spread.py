@@ -1,0 +1,101 @@
+"""`carme data copy --nodes`: jobs that share the work, and what they have done so far."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carme.broker import BrokerClient
+from carme.config import load
+from carme.errors import CarmeError, InvalidRequest
+from carme.jobs import JobRequest, parse_minutes
+from carme.staging import Options, Progress, Result
+from carme.staging.options import shown
+from carme.staging.spread import Spread
+
+__all__ = ["copy_by_nodes"]
+
+#: How often the workers are looked at, in seconds.
+LOOK = 1.0
+#: The nodes have the same installation as this host.
+PROGRAM = "import sys; from carme.cli import main; sys.exit(main())"
+
+
+def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callable[[Any], None]) -> Result:
+    """Copy with an array of jobs; who runs the same command again follows the jobs that there are.
+
+    Args:
+        arguments: The command's.
+        options: How to copy.
+        tell: Called with problems and progress.
+
+    Raises:
+        CarmeError: It cannot be begun, or the jobs copied nothing.
+    """
+    if not 1 <= arguments.nodes <= 1000:
+        raise InvalidRequest(f"The number of nodes must be 1 to 1000, not {arguments.nodes}.", field="nodes")
+    minutes = parse_minutes(arguments.time) if arguments.time else load().sessions.default_minutes
+    client = BrokerClient()
+    spread = Spread(arguments.source, arguments.destination, options)
+    job = spread.job
+    if job is None or not _active(client, job):
+        units = spread.plan(arguments.nodes)
+        workers = max(1, min(arguments.nodes, units))
+        request = JobRequest.read(
+            {
+                "name": "copy",
+                "kind": "batch",
+                "command": [sys.executable, "-I", "-c", PROGRAM, "data", "work", str(spread.folder)],
+                "partition": arguments.partition,
+                "cpus_per_node": _more_than_half(client, arguments.partition),
+                "minutes": minutes,
+                "array": f"0-{workers - 1}",
+                "workdir": str(Path.home()),
+            }
+        )
+        job = client.submit(request)
+        spread.submitted(job)
+        if not arguments.json and not arguments.quiet:
+            print(f"Array {job} copies, {workers} at a time. Should you end this command, run it again.")
+    begun = time.monotonic()
+    try:
+        while _active(client, job):
+            tell(Progress(spread.progress()[0], time.monotonic() - begun))
+            time.sleep(LOOK)
+    except KeyboardInterrupt:
+        print(
+            f"carme: the jobs go on. To finish, run the same command again; to end them: carme cancel {job}",
+            file=sys.stderr,
+        )
+        raise
+    counts, hosts = spread.progress()
+    if not hosts:
+        raise CarmeError(
+            f"The jobs of array {job} ended before they could copy to {shown(arguments.destination)}.",
+            f"See why: carme logs {job}_0. All nodes must have the source and the destination.",
+        )
+    tell(Progress(counts, time.monotonic() - begun))
+    result = spread.finish(tell)
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+def _active(client: BrokerClient, array: int) -> bool:
+    return any(array in (job.id, job.array_id) for job in client.jobs())
+
+
+def _more_than_half(client: BrokerClient, partition: str | None) -> int | None:
+    """So many processors that no two workers come to one node."""
+    cluster = client.cluster()
+    names = {
+        name
+        for one in cluster.partitions
+        if (one.name == partition if partition else one.default)
+        for name in one.node_names
+    }
+    cpus = [node.cpus for node in cluster.nodes if node.name in names]
+    return max(cpus) // 2 + 1 if cpus else None

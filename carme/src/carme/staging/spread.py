@@ -1,0 +1,319 @@
+"""One copy by several hosts that share a file system.
+
+Who asks for it writes a plan beside the copy: the source in units. Each worker, on whichever host, takes the
+units that nobody has taken, by creating a file, and copies them as any copy is made, with a journal of its
+own. At the end whoever asked copies the whole once more: what the workers have done is unchanged then, and
+what they have not, whatever kept them from it, is done. So the result is that of a copy by one host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.staging import tree
+from carme.staging.engine import Tell, copy, copy_names
+from carme.staging.options import PART, Counts, Options, Problem, Progress, Result, shown
+
+__all__ = ["Spread", "work"]
+
+#: The folder at the destination's top that holds the plan.
+FOLDER = f"{tree.STATE}-nodes"
+#: So many units for each worker, so that all end at about the same time.
+UNITS = 32
+#: So many files of one folder are one unit.
+NAMES = 5000
+#: A worker tells how far it is so often, in seconds.
+TELL = 1.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one worker copies in one go.
+
+    `names` are entries of the folder `path` that are no folders; None: the folder with all that is below it.
+    """
+
+    path: str
+    names: list[str] | None = None
+
+
+class Spread:
+    """A copy by several hosts, as who asks for it sees it.
+
+    Args:
+        source: A folder that all hosts have.
+        destination: Where the copy goes, on a file system that all hosts have; it is made if it is not there.
+        options: How to copy.
+
+    Raises:
+        CarmeError: It cannot be begun.
+    """
+
+    def __init__(self, source: str, destination: str, options: Options) -> None:
+        self.source, self.destination = tree.check(source, destination)
+        if not os.path.isdir(self.source):
+            raise InvalidRequest("One file is copied by one host.", "Leave out --nodes.")
+        self.options = options
+        self.workers = 1
+        self.folder = Path(self.destination) / FOLDER
+        with _told(self.folder):
+            os.makedirs(self.destination, 0o700, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            status = self.folder.lstat()
+            if status.st_uid != os.geteuid() or not self.folder.is_dir() or self.folder.is_symlink():
+                raise CarmeError(
+                    f"{shown(str(self.folder))} is not a folder of yours.",
+                    "Look what it is, and remove it before you copy.",
+                )
+            before = _read(self.folder / "plan.json")
+            #: The job of a run before this one, which may still be at work; None: there is none.
+            self.job: int | None = None
+            if before.get("source") == self.source:
+                self.job = before.get("job")
+            else:
+                shutil.rmtree(self.folder)
+                self.folder.mkdir(mode=0o700)
+
+    def plan(self, workers: int) -> int:
+        """Write down what is to be done; how many units that are.
+
+        What a run before this one has begun is finished first.
+
+        Args:
+            workers: How many there will be. They share the limits on bytes and operations.
+        """
+        with _told(self.folder):
+            for unit in self._begun():
+                _copy_unit(self.source, self.destination, unit, self.options, None)
+            for name in ("claims", "done", "workers"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+                (self.folder / name).mkdir(mode=0o700)
+            count = 0
+            with open(self.folder / "units", "w", encoding="utf-8") as file:
+                for unit in _units(self.source, UNITS * workers):
+                    # Names may hold bytes that are no text, which JSON keeps.
+                    file.write(json.dumps([unit.path, unit.names]) + "\n")
+                    count += 1
+            self.workers = workers
+            self._note(None)
+        return count
+
+    def submitted(self, job: int) -> None:
+        """Note which job does it."""
+        with _told(self.folder):
+            self._note(job)
+
+    def _note(self, job: int | None) -> None:
+        self.job = job
+        options = vars(self.options) | {"estimate": False}
+        for limit in ("bandwidth", "operations"):
+            if options[limit]:
+                options[limit] = max(1, options[limit] // self.workers)
+        plan = {"source": self.source, "options": options, "job": job}
+        _write(self.folder / "plan.json", plan)
+
+    def _begun(self) -> list[Unit]:
+        """The units that somebody has taken and not finished."""
+        if not (self.folder / "claims").is_dir():
+            return []
+        done = {path.name for path in (self.folder / "done").iterdir()}
+        open_ = {int(path.name) for path in (self.folder / "claims").iterdir() if path.name not in done}
+        return [unit for number, unit in _numbered(self.folder) if number in open_]
+
+    def progress(self) -> tuple[Counts, list[str]]:
+        """What the workers have done so far, and the hosts that they are on."""
+        counts, hosts = Counts(), set[str]()
+        with contextlib.suppress(FileNotFoundError):
+            for path in (self.folder / "workers").iterdir():
+                told = _read(path)
+                if told and not path.name.startswith("."):
+                    counts.add(Counts(**told["counts"]))
+                    hosts.add(told["host"])
+        return counts, sorted(hosts)
+
+    def finish(self, tell: Tell | None = None) -> Result:
+        """What the workers have not done, when there are none any more; the whole copy's result."""
+        done, hosts = self.progress()
+        with _told(self.folder):
+            for unit in self._begun():
+                _copy_unit(self.source, self.destination, unit, self.options, None)
+
+        def told(what: Problem | Progress | tuple[str, str]) -> None:
+            if tell and isinstance(what, Problem):
+                tell(what)
+
+        result = copy(self.source, self.destination, self.options, tell=told)
+        counts = result.counts
+        # What the workers copied is unchanged now.
+        counts.unchanged = max(0, counts.unchanged - done.copied - done.updated)
+        counts.bytes_unchanged = max(0, counts.bytes_unchanged - done.bytes_copied)
+        counts.copied += done.copied
+        counts.updated += done.updated
+        counts.bytes_copied += done.bytes_copied
+        result.hosts = hosts
+        if result.ok:
+            with _told(self.folder):
+                shutil.rmtree(self.folder)
+                _restore_times(self.source, self.destination)
+        return result
+
+
+def work(folder: str, name: str = "") -> Result:
+    """Copy units of a plan until there are no more.
+
+    Args:
+        folder: The plan's folder.
+        name: Of this worker, among all that work on the plan.
+
+    Raises:
+        CarmeError: There is no such plan, or the destination takes no more.
+    """
+    where = Path(folder)
+    plan = _read(where / "plan.json")
+    if not plan or where.name != FOLDER:
+        raise NotFound(f"There is no plan in {shown(folder)}.", "Start it with: carme data copy --nodes N")
+    source, destination, options = plan["source"], os.path.realpath(where.parent), Options(**plan["options"])
+    host = socket.gethostname()
+    total = Result(hosts=[host])
+    begun = time.monotonic()
+    said = 0.0
+    mine = where / "workers" / f"{name or host}-{os.getpid()}.json"
+
+    def say(now: Counts | None = None) -> None:
+        counts = Counts(**vars(total.counts))
+        if now:
+            counts.add(now)
+        _write(mine, {"host": host, "counts": vars(counts)})
+
+    def tell(what: Problem | Progress | tuple[str, str]) -> None:
+        nonlocal said
+        if isinstance(what, Progress) and time.monotonic() - said > TELL:
+            said = time.monotonic()
+            say(what.counts)
+
+    with _told(where):
+        say()
+        for number, unit in _numbered(where):
+            try:
+                os.close(os.open(where / "claims" / str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                continue
+            result = _copy_unit(source, destination, unit, options, tell)
+            total.counts.add(result.counts)
+            total.problems += result.problems
+            total.engine, total.hash = result.engine, result.hash
+            _write(where / "done" / str(number), {"host": host})
+            if time.monotonic() - said > TELL:
+                said = time.monotonic()
+                say()
+        say()
+    total.seconds = time.monotonic() - begun
+    return total
+
+
+def _copy_unit(
+    source: str, destination: str, unit: Unit, options: Options, tell: Callable[[Any], None] | None
+) -> Result:
+    """Copy a unit; what is in its way is left to the copy of the whole, which tells of it."""
+    one = os.path.join(source, unit.path) if unit.path else source
+    other = os.path.join(destination, unit.path) if unit.path else destination
+    into = other if unit.names is not None else os.path.dirname(other)
+    try:
+        os.makedirs(into, 0o700, exist_ok=True)
+    except OSError:
+        return Result()
+    if os.path.realpath(into) != into:
+        return Result()  # A symlink is in the way.
+    try:
+        if unit.names is None:
+            return copy(one, other, options, tell=tell)
+        return copy_names(one, other, unit.names, options, tell=tell)
+    except (NotFound, InvalidRequest):
+        return Result()
+
+
+def _units(source: str, wanted: int) -> Iterator[Unit]:
+    """Divide a tree into at least so many units, as far as it has so many folders or large files."""
+    waiting = deque([""])
+    made = 0
+    while waiting and made + len(waiting) < wanted:
+        path = waiting.popleft()
+        names: list[str] = []
+        try:
+            with os.scandir(os.path.join(source, path)) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(os.path.join(path, entry.name))
+                    elif _is_large(entry):
+                        made += 1
+                        yield Unit(path, [entry.name])
+                    else:
+                        names.append(entry.name)
+                        if len(names) >= NAMES:
+                            made += 1
+                            yield Unit(path, names)
+                            names = []
+        except OSError:
+            continue  # The copy of the whole tells of it.
+        if names:
+            made += 1
+            yield Unit(path, names)
+    for path in waiting:
+        yield Unit(path)
+
+
+def _is_large(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size >= PART
+    except OSError:
+        return False
+
+
+def _numbered(folder: Path) -> Iterator[tuple[int, Unit]]:
+    with open(folder / "units", encoding="utf-8") as file:
+        for number, line in enumerate(file):
+            yield number, Unit(*json.loads(line))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file holds; nothing where it is not there or is just being written."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _write(path: Path, what: dict[str, Any]) -> None:
+    """Write a file, completely or not at all."""
+    writing = path.with_name(f".{path.name}.{os.getpid()}")
+    writing.write_text(json.dumps(what))
+    writing.replace(path)
+
+
+def _restore_times(source: str, destination: str) -> None:
+    """The plan was in the top folder, which has changed with it."""
+    its = os.stat(source)
+    os.utime(destination, ns=(its.st_atime_ns, its.st_mtime_ns))
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Tell in words that the plan cannot be read or written."""
+    try:
+        yield
+    except OSError as error:
+        raise CarmeError(
+            f"{shown(str(folder))} cannot be used: {tree.reason(error)}.",
+            "Make room or get permission there, then run the same command again; what is copied stays.",
+        ) from None
