@@ -473,7 +473,7 @@ def report(**changes: Any) -> Report:
 
 def test_the_text_has_all_that_matters() -> None:
     text = as_text(report())
-    for part in ("1 nodes, 2 GPUs", "32.0 GiB", "45% used", "n1 GPU 1", "20.0 of 32.0 GiB", "2.000 kWh"):
+    for part in ("1 node, 2 GPUs", "32.0 GiB", "45% used", "n1 GPU 1", "20.0 of 32.0 GiB", "2.000 kWh"):
         assert part in text, part
     assert "1 of the job's 2 GPUs did nothing" in text and "--gpus 1, or: carme-run -n 2 PROGRAM" in text
     assert "▄" in text

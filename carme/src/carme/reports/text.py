@@ -39,8 +39,8 @@ def facts(report: Report) -> list[tuple[str, str]]:
     found = [
         (
             "Asked for",
-            f"{job.nodes} nodes, {job.gpus} GPUs{f' ({job.gpu_type})' if job.gpu_type else ''}, "
-            f"{job.cpus} processors, "
+            f"{number(job.nodes, 'node')}, {number(job.gpus, 'GPU')}"
+            f"{f' ({job.gpu_type})' if job.gpu_type else ''}, {number(job.cpus, 'processor')}, "
             f"{job.memory_mb / 1024:.1f} GiB, "
             f"{minutes_text(job.minutes_limit) if job.minutes_limit else 'no time limit'}",
         ),
