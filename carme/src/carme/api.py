@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from carme.bookings import BookingState
-from carme.jobs import Cluster, JobState, SessionOptions
+from carme.jobs import Cluster, JobState, SessionOptions, Stage
 from carme.sessions import SessionState
 
 __all__ = [
@@ -136,7 +136,12 @@ class LogOut(BaseModel):
 
 
 class BookingOut(BaseModel):
-    """A booking. Its `name` is what sessions and jobs name as `reservation`."""
+    """A booking. Its `name` is what sessions and jobs name as `reservation`.
+
+    A session in `session_image` starts in its first minute, and is called `session` then. What `stage` names
+    is brought to its nodes before; `staged` is since when it is there, `stage_problem` why it is not. Only
+    its owner is told of these.
+    """
 
     name: str
     title: str
@@ -156,6 +161,12 @@ class BookingOut(BaseModel):
     problem: str
     kept: bool
     gpu_hours: float
+    offered_to: str = ""
+    session_image: str = ""
+    session: str = ""
+    stage: list[Stage] = []
+    staged: datetime | None = None
+    stage_problem: str = ""
 
 
 class Slot(BaseModel):

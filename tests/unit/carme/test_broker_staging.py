@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carme.broker import service
-from carme.errors import InvalidRequest
+from carme.errors import Denied, InvalidRequest
 from carme.jobs import JobRequest, Stage
 from carme.slurm import UnixAccount
 
@@ -43,6 +43,36 @@ async def test_a_job_of_its_own_brings_the_data_first(site: Any, with_data: JobR
     assert spec(second)["stage"][0]["key"] == with_data.stage[0].key
     audit = site.settings.broker.audit_log.read_text()
     assert '"stage": ["local:/data/imagenet", "ram:/data/labels"]' in audit
+
+
+async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRequest) -> None:
+    asked = {"name": "stage-0123-ab", "stage": with_data.stage, "partition": "gpu", "minutes": 50}
+    site.act("hub", trusted=True)
+    number = await site.client.bring(node_names=["n1", "n2"], user="ada", **asked)
+    (call,) = site.slurm.calls("sbatch")
+    given = options(call)
+    assert (given["nodelist"], given["nodes"], given["time"]) == ("n1,n2", "2", "50")
+    assert (given["job-name"], call["uid"]) == ("stage-0123-ab", UnixAccount.named("ada").uid)
+    assert "gres" not in given and "dependency" not in given
+    assert spec(call)["command"] == [] and [one["source"] for one in spec(call)["stage"]] == [
+        "/data/imagenet"
+    ]
+    assert await site.client.bring(node_names=["n1", "n2"], user="ada", **asked) == number
+    assert len(site.slurm.calls("sbatch")) == 1
+    feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
+    nodes = site.slurm.state / "nodes"
+    nodes.write_text(nodes.read_text().replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
+
+    async def there() -> bool:
+        known = await site.client.cluster()
+        return any(feature in node.features for node in known.nodes)
+
+    await until(there)
+    other = asked | {"name": "stage-0123-cd"}
+    assert await site.client.bring(node_names=["n1"], user="ada", **other) is None
+    site.act("ada")
+    with pytest.raises(Denied):
+        await site.client.bring(node_names=["n1"], user="ada", **other)
 
 
 async def test_who_cancels_the_job_cancels_what_brings_its_data(site: Any, with_data: JobRequest) -> None:

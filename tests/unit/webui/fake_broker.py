@@ -227,6 +227,12 @@ class FakeBroker:
                 )
                 self.put(job)
                 return number
+            case protocol.Bring(name=name, user=user):
+                if self.refusal is not None:
+                    raise self.refusal
+                number = max([100, *self.queue, *self.archive]) + 1
+                self.put(make_job(number, user=user, state="PENDING", name=name, kind="batch"))
+                return number
             case protocol.GetFacts(job_id=job_id, user=user, task=task):
                 self._known(job_id, user, task)
                 return self.facts.get(job_id, protocol.JobFacts())

@@ -225,8 +225,47 @@ def test_sessions_and_bookings(
     booking = client.bookings.create(start=slots[0].start, title="mine", **wish)
     assert booking.change(minutes=90).minutes == 90
     assert [one.name for one in client.bookings.usable()] == [booking.name]
-    booking.delete()
-    assert booking.info().state == "ended"
+    planned = booking.start_session("torch", stage=["scratch:/data/x"], results="/home/alice/out")
+    assert (planned.session_image, planned.stage[0].target) == ("torch", "scratch")
+    with pytest.raises(InvalidRequest, match="no-such"):
+        booking.start_session("no-such")
+    with pytest.raises(InvalidRequest, match="nothing-known") as caught:
+        booking.start_session("torch", stage=["nothing-known"])
+    assert caught.value.field == "stage"
+    assert booking.start_session(None).stage == []
+    bob = User.objects.create_user("bob")
+    assert booking.offer("bob").offered_to == "bob"
+    with pytest.raises(NotFound):
+        booking.accept()  # is bob's to say
+    secret = Token.make(bob, "t", list(SCOPES), timezone.now() + timedelta(days=1))[1]
+    with carme.Client(client.connection.url, secret) as other:
+        taken = other.bookings.get(booking.name)
+        assert taken.accept().owner == "bob"
+        with pytest.raises(NotFound):
+            booking.info()
+        taken.offer("alice")
+    assert booking.info().stage == [] and booking.decline().offered_to == ""
+    with carme.Client(client.connection.url, secret) as other:
+        other.bookings.get(booking.name).delete()
+        assert other.bookings.get(booking.name).info().state == "ended"
+
+
+def test_a_booking_with_its_session_and_data_by_command(
+    elsewhere: Any, broker: FakeBroker, settings: Any, capsys: Any
+) -> None:
+    rules = settings.SITE.bookings.model_copy(update={"enabled": True, "share_percent": 100})
+    settings.SITE = settings.SITE.model_copy(update={"bookings": rules})
+    start = (datetime.now() + timedelta(hours=3)).isoformat(timespec="minutes")
+    words = ["bookings", "create", "--partition", "gpu", "--gpu-type", "a100", "--gpus", "4", "--time", "1h"]
+    words += ["--start", start, "--image", "torch", "--stage", "/data/x /data/y"]
+    made = elsewhere(*words)
+    assert made["session_image"] == "torch" and [one["name"] for one in made["stage"]] == ["x", "y"]
+    assert elsewhere("bookings", "session", made["name"])["stage"] == []
+    assert elsewhere("bookings", "delete", made["name"])
+    wrong = [*words[:-4], "--image", "no-such"]
+    capsys.readouterr()
+    assert main(wrong) == 1 and "no-such" in capsys.readouterr().err
+    assert elsewhere("bookings", "list") == [], "half of what was asked for is not kept"
 
 
 # --- the commands ----------------------------------------------------------------------------------------

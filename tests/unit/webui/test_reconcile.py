@@ -9,7 +9,8 @@ from django.utils import timezone
 
 from carme.bookings import BookingState, Cause
 from carme.errors import SlurmError
-from carme.jobs import Reservation, SessionOptions
+from carme.jobs import JobState, Reservation, SessionOptions
+from carme.launch.exits import Exit
 from carme.sessions import Ending, SessionState
 from carme_webui.accounts.models import User
 from carme_webui.bookings import desk, tasks
@@ -17,6 +18,7 @@ from carme_webui.bookings import reconcile as reconcile_module
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
+from carme_webui.profile.models import Notice
 from carme_webui.sessions.models import Session
 
 from .fake_broker import FakeBroker, make_job
@@ -37,6 +39,112 @@ def state(row: Booking) -> tuple[str, str]:
 def reservation(row: Booking, **fields: Any) -> Reservation:
     values = row.hold.model_dump(include={"name", "start", "end", "node_names", "users"})
     return Reservation(**(values | fields))
+
+
+# --- data before the booking -----------------------------------------------------------------------------
+
+STAGE = [{"source": "/data/imagenet", "target": "local", "name": "imagenet", "version": ""}]
+
+
+def with_data(alice: User, start: int = 60, **fields: Any) -> Booking:
+    return make(alice, start, start + 120, session_image="torch", session_stage=STAGE, **fields)
+
+
+def test_data_is_brought_once_before_the_booking(alice: User, broker: FakeBroker, rules) -> None:
+    row = with_data(alice, node_names=["n1", "n2"], session_results="/home/alice/out")
+    for _ in range(3):
+        reconcile(site_broker())
+    (asked,) = broker.asked_for("bring")
+    assert (asked.user, asked.node_names, asked.partition) == ("alice", ["n1", "n2"], "gpu")
+    assert asked.stage[0].source == "/data/imagenet" and 57 <= asked.minutes <= 60
+    row.refresh_from_db()
+    job = broker.queue[row.stage_job or 0]
+    assert job.name == asked.name and row.staged is None
+    broker.put(job.model_copy(update={"state": JobState.COMPLETED, "ended": timezone.now()}))
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert row.staged and not row.stage_problem and not broker.asked_for("cancel")
+    reconcile(site_broker(), after(61))
+    (session,) = Session.objects.all()
+    assert session.asked_for.stage[0].source == "/data/imagenet"
+    assert session.asked_for.results == "/home/alice/out"
+    assert len(broker.asked_for("bring")) == 1 and not broker.asked_for("cancel")
+
+
+def test_data_that_cannot_be_brought_is_told_once(alice: User, broker: FakeBroker, rules) -> None:
+    row = with_data(alice)
+    reconcile(site_broker())
+    row.refresh_from_db()
+    job = broker.queue[row.stage_job or 0]
+    broker.put(job.model_copy(update={"state": JobState.FAILED, "exit_code": int(Exit.NOT_STAGED)}))
+    for _ in range(2):
+        reconcile(site_broker())
+    row.refresh_from_db()
+    assert f"Job {job.id}" in row.stage_problem and len(broker.asked_for("bring")) == 1
+    (told,) = Notice.objects.filter(user=alice, kind="booking-problem")
+    assert row.stage_problem in told.text
+    reconcile(site_broker(), after(61))
+    assert Session.objects.get().asked_for.stage, "the session tries again"
+
+
+def test_what_the_broker_refuses_is_told_and_what_it_cannot_say_is_tried_again(
+    alice: User, broker: FakeBroker, rules
+) -> None:
+    row = with_data(alice)
+    reconcile(site_broker())
+    Booking.objects.update(stage_name="", stage_job=None, stage_asked=None)
+    broker.queue.clear()
+    broker.refusal = AWAY
+    reconcile(site_broker())
+    broker.refusal = None
+    reconcile(site_broker(), after(1))
+    assert len(broker.asked_for("bring")) == 2, "it may be on its way"
+    reconcile(site_broker(), after(3))
+    assert len(broker.asked_for("bring")) == 3
+    row.refresh_from_db()
+    assert row.stage_job and not row.stage_problem
+
+
+def test_data_of_a_booking_that_is_deleted_or_moved_is_not_brought_any_more(
+    alice: User, broker: FakeBroker, rules
+) -> None:
+    row = with_data(alice)
+    reconcile(site_broker())
+    row.refresh_from_db()
+    first = row.stage_job
+    Booking.objects.filter(pk=row.pk).update(node_names=["n2"])
+    reconcile(site_broker())
+    row.refresh_from_db()
+    assert [asked.job_id for asked in broker.asked_for("cancel")] == [first] and row.stage_job != first
+    assert broker.asked_for("bring")[-1].node_names == ["n2"]
+    second = row.stage_job
+    desk.delete(row, site_broker())
+    reconcile(site_broker())
+    reconcile(site_broker())
+    assert [asked.job_id for asked in broker.asked_for("cancel")] == [first, second]
+
+
+def test_what_is_not_there_at_the_start_the_session_brings(alice: User, broker: FakeBroker, rules) -> None:
+    row = with_data(alice)
+    reconcile(site_broker())
+    row.refresh_from_db()
+    number = row.stage_job
+    reconcile(site_broker(), after(61))
+    assert [asked.job_id for asked in broker.asked_for("cancel")] == [number]
+    assert Session.objects.get().asked_for.stage
+
+
+def test_nothing_is_brought_long_before_without_an_image_or_into_memory(
+    alice: User, broker: FakeBroker, rules
+) -> None:
+    with_data(alice, 721)
+    make(alice, 60, 120, session_stage=STAGE)
+    make(alice, 300, 420, session_image="torch", session_stage=[STAGE[0] | {"target": "ram"}])
+    reconcile(site_broker())
+    assert not broker.asked_for("bring")
+
+
+# --- states ----------------------------------------------------------------------------------------------
 
 
 def test_a_booking_begins_and_ends_by_the_clock(alice: User, broker: FakeBroker, rules) -> None:

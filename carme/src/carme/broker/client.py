@@ -15,7 +15,7 @@ from carme.broker import protocol
 from carme.broker.protocol import EventBatch, JobFacts, LogPart, Overview, Recipe, Script, StartEstimate
 from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
-from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, refusal
+from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, Stage, refusal
 from carme.projects import Grant, ProjectAccount
 from carme.reports import JobWarning, Report
 from carme.sessions import Extension, Session, SessionNote
@@ -115,6 +115,28 @@ class BrokerClient:
     def submit(self, request: JobRequest, user: str | None = None) -> int:
         """Start a job; its id. `user`: for services and root, whose job it is."""
         return self._ask(protocol.Submit, request=request, user=user)
+
+    def bring(
+        self,
+        name: str,
+        stage: list[Stage],
+        partition: str,
+        node_names: list[str],
+        minutes: int,
+        user: str,
+        account: str | None = None,
+    ) -> int | None:
+        """For services: bring a user's data to nodes; the job that does, None where it is there already."""
+        return self._ask(
+            protocol.Bring,
+            name=name,
+            stage=stage,
+            partition=partition,
+            node_names=node_names,
+            minutes=minutes,
+            user=user,
+            account=account,
+        )
 
     def test(self, request: JobRequest, user: str | None = None) -> StartEstimate:
         """When the job would start, without starting it."""
@@ -287,6 +309,28 @@ class AsyncBrokerClient:
     async def submit(self, request: JobRequest, user: str | None = None) -> int:
         """Start a job; its id. `user`: for services and root, whose job it is."""
         return await self._ask(protocol.Submit, request=request, user=user)
+
+    async def bring(
+        self,
+        name: str,
+        stage: list[Stage],
+        partition: str,
+        node_names: list[str],
+        minutes: int,
+        user: str,
+        account: str | None = None,
+    ) -> int | None:
+        """For services: bring a user's data to nodes; the job that does, None where it is there already."""
+        return await self._ask(
+            protocol.Bring,
+            name=name,
+            stage=stage,
+            partition=partition,
+            node_names=node_names,
+            minutes=minutes,
+            user=user,
+            account=account,
+        )
 
     async def test(self, request: JobRequest, user: str | None = None) -> StartEstimate:
         """When the job would start, without starting it."""

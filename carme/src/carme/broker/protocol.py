@@ -14,6 +14,7 @@ from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK
 from carme.jobs.requests import Word
+from carme.jobs.stages import Stages
 from carme.projects import Grant, ProjectAccount
 from carme.reports import JobWarning, Report
 from carme.sessions import Extension, Session, SessionNote
@@ -22,6 +23,7 @@ __all__ = [
     "MAXIMUM_LINE",
     "MAXIMUM_WAIT",
     "Answer",
+    "Bring",
     "Cancel",
     "Enrol",
     "EventBatch",
@@ -157,6 +159,18 @@ class Submit(_Asked):
     request: JobRequest
     user: User = None
     result = TypeAdapter(int)
+
+
+class Bring(_Asked):
+    method: Literal["bring"] = "bring"
+    name: Annotated[str, Field(pattern=r"^stage-[a-z0-9-]{1,50}$")]
+    stage: Stages = Field(min_length=1)
+    partition: Word
+    account: Word | None = None
+    node_names: list[Word] = Field(min_length=1, max_length=10_000)
+    minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
+    user: str = Field(min_length=1, max_length=256)
+    result = TypeAdapter(int | None)
 
 
 class Resubmit(_Asked):
@@ -379,6 +393,7 @@ class Note(_Asked):
 
 Request = (
     Submit
+    | Bring
     | TestStart
     | Cancel
     | Extend

@@ -27,7 +27,7 @@ from carme.broker.protocol import EventBatch, JobFacts, LogPart, Recipe, Script
 from carme.broker.reports import Reports
 from carme.broker.sessions import SessionBook
 from carme.broker.shares import Shares
-from carme.broker.staging import bringer, check_stages, data_line, features, is_bringer_of, prefer
+from carme.broker.staging import ahead, bringer, check_stages, data_line, features, is_bringer_of, prefer
 from carme.broker.store import Store
 from carme.broker.watch import Watch
 from carme.config import Settings
@@ -210,6 +210,8 @@ class Broker:
         match request:
             case protocol.Submit():
                 return await self._submit(peer, request.request, request.user)
+            case protocol.Bring():
+                return await self._bring(peer, request)
             case protocol.TestStart():
                 return await self._test(peer, request.request, request.user)
             case protocol.Cancel():
@@ -314,6 +316,38 @@ class Broker:
             self._audit.record(peer, "submit", owner.name, error.code, message=error.message, **what)
             raise
         self._audit.record(peer, "submit", owner.name, "ok", job_id=job_id, key=order.key, **what)
+        await self._watch.add(self._submitted(order, owner, job_id))
+        return job_id
+
+    async def _bring(self, peer: Peer, request: protocol.Bring) -> int | None:
+        """Have a job bring data to nodes; the one that does already, where there is one of this name."""
+        _require_service(peer, "bring data to booked nodes")
+        what = {"name": request.name, "nodes": request.node_names}
+        what["stage"] = [f"{stage.target}:{stage.source}" for stage in request.stage]
+        owner = await owner_of_job(peer, request.user, self._settings)
+        for job in self._watch.jobs():
+            if (job.user, job.name, job.is_active) == (owner.name, request.name, True):
+                return job.id
+        try:
+            asked = JobRequest(
+                name=request.name,
+                kind="batch",
+                command=["-"],
+                partition=request.partition,
+                account=request.account,
+                nodes=len(request.node_names),
+                minutes=request.minutes,
+                stage=request.stage,
+            )
+            order = ahead(self._order(asked), request.node_names, owner, self._watch.cluster())
+            if order is None:
+                return None
+            async with self._programs.take(owner.uid):
+                job_id = await self._slurm.submit(order, owner)
+        except CarmeError as error:
+            self._audit.record(peer, "bring", owner.name, error.code, message=error.message, **what)
+            raise
+        self._audit.record(peer, "bring", owner.name, "ok", job_id=job_id, **what)
         await self._watch.add(self._submitted(order, owner, job_id))
         return job_id
 

@@ -1,15 +1,16 @@
 """The job that brings another one's data before that begins, and the nodes that have it already."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 
 from carme.config import Settings
 from carme.errors import InvalidRequest
-from carme.jobs import Cluster, Job, JobRequest, Share
+from carme.jobs import Cluster, Job, JobRequest, Share, Stage
 from carme.launch.exits import DATA_LINE
 from carme.slurm import Order, UnixAccount
 
-__all__ = ["bringer", "check_stages", "data_line", "features", "is_bringer_of", "prefer"]
+__all__ = ["ahead", "bringer", "check_stages", "data_line", "features", "is_bringer_of", "prefer"]
 
 STAGING_NAME = "stage-"
 #: What copying gets on each node: it mostly waits for disks and the network.
@@ -45,16 +46,43 @@ def bringer(order: Order, owner: UnixAccount, cluster: Cluster) -> Order | None:
     ]
     if len(local) == len(stages) and len(having) >= order.request.nodes:
         return None
-    key = secrets.token_hex(16)
     nodes = order.request.nodes if local else 1
+    minutes = order.spec["staging"]["minutes"]
+    return _only_data(order, f"{STAGING_NAME}{order.key[:12]}", stages, nodes, minutes, cluster)
+
+
+def ahead(order: Order, node_names: Sequence[str], owner: UnixAccount, cluster: Cluster) -> Order | None:
+    """The job that brings data to nodes that are booked; None where all of them have it already.
+
+    Args:
+        order: What says which data, and how long it may take.
+        node_names: The nodes.
+        owner: Whose job it is.
+        cluster: The nodes, with the copies that they have.
+    """
+    stages = [stage for stage in order.request.stage if stage.target != "ram"]
+    local = {stage.feature(owner.uid) for stage in stages if stage.target == "local"}
+    having = {node.name for node in cluster.nodes if local <= set(node.features)}
+    if all(stage.target == "local" for stage in stages) and having >= set(node_names):
+        return None
+    nodes = tuple(node_names) if local else ()
+    made = _only_data(order, order.request.name, stages, len(nodes) or 1, order.request.minutes, cluster)
+    return replace(made, node_names=nodes)
+
+
+def _only_data(
+    order: Order, name: str, stages: list[Stage], nodes: int, minutes: int, cluster: Cluster
+) -> Order:
+    """A job that brings data, in the same partition and for the same account, and does nothing else."""
+    members = next((one.node_names for one in cluster.partitions if one.name == order.partition), [])
     limits = [one.max_minutes for one in cluster.partitions if one.name == order.partition]
-    minutes = min([order.spec["staging"]["minutes"], *(limit for limit in limits if limit)])
+    minutes = min([minutes, *(limit for limit in limits if limit)])
     cpus = min([CPUS, *(node.cpus for node in cluster.nodes if node.name in members)])
     return replace(
         order,
-        key=key,
+        key=secrets.token_hex(16),
         request=JobRequest(
-            name=f"{STAGING_NAME}{order.key[:12]}",
+            name=name,
             kind="batch",
             command=["-"],  # none: it ends when the data is there
             nodes=nodes,

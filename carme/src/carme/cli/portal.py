@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from carme.cli.output import add_json, moment, plain, print_json, print_table
 from carme.config import DEFAULT_PATH
-from carme.errors import ConfigError, InvalidRequest
+from carme.errors import CarmeError, ConfigError, InvalidRequest
 from carme.jobs import parse_minutes
 
 if TYPE_CHECKING:
+    from carme.api import BookingOut
     from carme.client import Client
 
 __all__ = ["add", "cancel_job", "client", "is_remote"]
@@ -89,12 +90,37 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     create.add_argument("--project", default="", metavar="NAME", help="the project that it is for")
     create.add_argument("--users", default="", help="who else may use it, with commas between them")
     create.set_defaults(run=_book)
+    _plan(create)
     free.set_defaults(run=_free)
+    session = parts.add_parser("session", help="have a session start in a booking's first minute")
+    session.add_argument("name", metavar="NAME")
+    _plan(session)
+    session.set_defaults(run=_booked_session)
+    offer = parts.add_parser("offer", help="hand a booking over to another user, who has to accept it")
+    offer.add_argument("name", metavar="NAME")
+    offer.add_argument("user", metavar="USER", nargs="?", help="without one the offer is taken back")
+    offer.set_defaults(run=_offer)
+    accept = parts.add_parser("accept", help="take over a booking that was offered to you")
+    accept.add_argument("name", metavar="NAME")
+    accept.add_argument("--decline", action="store_true", help="do not take it over")
+    accept.set_defaults(run=_accept)
     delete = parts.add_parser("delete", help="give a booking back")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(run=_delete)
-    for one in (every, start, extend, stop, booked, kinds, create, free, delete):
+    for one in (every, start, extend, stop, booked, kinds, create, free, session, offer, accept, delete):
         add_json(one)
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--image", help="a session in this image starts by itself in its first minute")
+    parser.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="[TARGET:]WHAT",
+        help="bring a dataset of the site, or a folder of the cluster, to its nodes before it begins",
+    )
+    parser.add_argument("--results", metavar="FOLDER", help="where what the session leaves is copied")
 
 
 def _size(parser: argparse.ArgumentParser, required: bool = False) -> None:
@@ -241,11 +267,54 @@ def _book(options: argparse.Namespace) -> int:
             title=options.title,
             users=options.users.replace(",", " ").split(),
             project=options.project,
-        ).info()
+        )
+        known = made.known
+        if options.image:
+            try:
+                known = made.start_session(options.image, stage=_words(options), results=options.results)
+            except CarmeError:
+                made.delete()  # half of what was asked for is not it
+                raise
+    _tell_booking(options, known)
+    return 0
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    return [word for part in options.stage for word in part.split()]
+
+
+def _tell_booking(options: argparse.Namespace, known: BookingOut) -> None:
     if options.json:
-        print_json(made)
-    else:
-        print(f"Booking {made.name}: {made.label}, {moment(made.start)} to {moment(made.end)}.")
+        print_json(known)
+        return
+    print(f"Booking {known.name}: {known.label}, {moment(known.start)} to {moment(known.end)}.")
+    if known.session_image:
+        data = f", with {', '.join(one.name for one in known.stage)} near it" if known.stage else ""
+        print(f"A session in {known.session_image} starts by itself in its first minute{data}.")
+    if known.offered_to:
+        print(f"{known.offered_to} may take it over.")
+
+
+def _booked_session(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.bookings.get(options.name)
+        known = found.start_session(options.image, stage=_words(options), results=options.results)
+    _tell_booking(options, known)
+    return 0
+
+
+def _offer(options: argparse.Namespace) -> int:
+    with client() as portal:
+        known = portal.bookings.get(options.name).offer(options.user)
+    _tell_booking(options, known)
+    return 0
+
+
+def _accept(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.bookings.get(options.name)
+        known = found.decline() if options.decline else found.accept()
+    _tell_booking(options, known)
     return 0
 
 

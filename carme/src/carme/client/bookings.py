@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -34,8 +35,7 @@ class Booking:
 
     def info(self) -> api.BookingOut:
         """How it stands now."""
-        self._known = api.BookingOut.model_validate(self._connection.ask("GET", f"bookings/{self.name}"))
-        return self._known
+        return self._is(self._connection.ask("GET", f"bookings/{self.name}"))
 
     def change(self, **values: Any) -> api.BookingOut:
         """Make it another one: `start`, `minutes`, `nodes`, `title`, `users` and the like; the rest stays.
@@ -45,7 +45,37 @@ class Booking:
         """
         if isinstance(values.get("start"), datetime):
             values["start"] = values["start"].isoformat()
-        found = self._connection.ask("PATCH", f"bookings/{self.name}", values)
+        return self._is(self._connection.ask("PATCH", f"bookings/{self.name}", values))
+
+    def start_session(
+        self, image: str | None, *, stage: Sequence[str] = (), results: str | None = None
+    ) -> api.BookingOut:
+        """Have a session start by itself in its first minute; without an image none does.
+
+        Args:
+            stage: What is brought to its nodes before it begins: the site's datasets, or absolute paths of
+                the cluster, with `local:` (default), `scratch:` or `ram:` in front.
+            results: The folder of the cluster to which what it leaves in `CARME_RESULTS` is copied.
+
+        Raises:
+            InvalidRequest: There is no such image or dataset, or the session has been started already.
+        """
+        asked = {"image": image, "stage": list(stage), "results": results}
+        return self._is(self._connection.ask("PUT", f"bookings/{self.name}/session", asked))
+
+    def offer(self, user: str | None) -> api.BookingOut:
+        """Let another user take it over; None: nobody any more. It stays mine until then."""
+        return self._is(self._connection.ask("PUT", f"bookings/{self.name}/offer", {"user": user}))
+
+    def accept(self) -> api.BookingOut:
+        """Take over what was offered to me. Raises InvalidRequest when the rules forbid it."""
+        return self._is(self._connection.ask("POST", f"bookings/{self.name}/offer", {"accept": True}))
+
+    def decline(self) -> api.BookingOut:
+        """Do not take over what was offered to me."""
+        return self._is(self._connection.ask("POST", f"bookings/{self.name}/offer", {"accept": False}))
+
+    def _is(self, found: object) -> api.BookingOut:
         self._known = api.BookingOut.model_validate(found)
         return self._known
 

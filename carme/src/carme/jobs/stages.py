@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from carme.errors import InvalidRequest
+from carme.errors import InvalidRequest, NotFound
 from carme.wording import listing
 
 if TYPE_CHECKING:
@@ -124,7 +124,10 @@ def parse_stages(text: str, datasets: "Datasets") -> list[Stage]:
             source, name, version = rest, "", ""
         else:
             name, _, wanted = rest.partition("@")
-            known = datasets.get(name).version(wanted)
+            try:
+                known = datasets.get(name).version(wanted)
+            except NotFound as error:
+                raise InvalidRequest(error.message, error.remedy, field="stage") from None
             source, version = known.path, known.digest
         try:
             stages.append(Stage.model_validate(

@@ -382,6 +382,8 @@ def _arguments(order: Order) -> list[str]:
         arguments.append(f"--gres={gres}")
     if order.after is not None:
         arguments.append(f"--dependency=afterany:{order.after}")
+    if order.node_names:
+        arguments.append(f"--nodelist={','.join(order.node_names)}")
     if order.prefer:
         arguments.append(f"--prefer={order.prefer}")
     return arguments

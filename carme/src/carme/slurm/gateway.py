@@ -23,6 +23,7 @@ class Order:
         spec: What `carme-job` reads on the compute node.
         after: The job that must have ended before this one begins, however it ended.
         prefer: Features of nodes that are taken first where that costs no waiting, joined by `&`.
+        node_names: The nodes that it runs on, all of them; none named: any.
     """
 
     key: str
@@ -33,6 +34,7 @@ class Order:
     spec: dict[str, Any]
     after: int | None = None
     prefer: str = ""
+    node_names: tuple[str, ...] = ()
 
 
 class ExitStatus(NamedTuple):

@@ -10,9 +10,12 @@ from carme.api import App, BookingOut, ImageBuild, Overview, SessionOut, SupplyO
 from carme.bookings import YEARS, BookingState, Wish
 from carme.jobs import Cluster, SessionOptions
 from carme.sessions import SessionState
+from carme_webui.accounts.models import User
+from carme_webui.bookings.data import stages_of
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import Supply
 from carme_webui.images.models import OwnImage
+from carme_webui.jobs.submissions import Staged
 from carme_webui.sessions import models as sessions
 
 __all__ = [
@@ -22,7 +25,10 @@ __all__ = [
     "Extension",
     "JobSearch",
     "Moment",
+    "Offer",
+    "OfferAnswer",
     "Paging",
+    "SessionPlan",
     "SessionSearch",
     "SessionStart",
     "Words",
@@ -136,6 +142,29 @@ class BookingChange(_Said):
     users: list[str] | None = None
 
 
+class SessionPlan(_Said):
+    """The session that starts in a booking's first minute; `image` null: none does.
+
+    What `stage` names is brought to the booked nodes before.
+    """
+
+    image: Words | None
+    stage: Staged = []
+    results: str | None = Field(default=None, max_length=4096)
+
+
+class Offer(_Said):
+    """Who may take a booking over; null: nobody any more."""
+
+    user: Words | None
+
+
+class OfferAnswer(_Said):
+    """Whether I take over what was offered to me."""
+
+    accept: bool
+
+
 class Decision(_Said):
     """A manager's answer to a booking that waits for approval."""
 
@@ -157,8 +186,8 @@ def session_out(row: "sessions.Session", apps: list[App] | None = None) -> Sessi
     )
 
 
-def booking_out(row: Booking) -> BookingOut:
-    """What is sent of a booking."""
+def booking_out(row: Booking, reader: User | None = None) -> BookingOut:
+    """What is sent of a booking, to its owner or another reader."""
     same = ("name", "title", "partition", "gpu_type", "gpus_per_node", "node_names", "users", "start")
     same += ("end", "minutes", "cause", "label", "problem", "gpu_hours")
     return BookingOut(
@@ -167,7 +196,14 @@ def booking_out(row: Booking) -> BookingOut:
         project=row.project.name if row.project else "",
         state=BookingState(row.state),
         kept=row.kept is not None,
+        offered_to=row.offered_to.username if row.offered_to else "",
+        **(_planned(row) if reader in (None, row.owner) else {}),
     )
+
+
+def _planned(row: Booking) -> dict[str, Any]:
+    same = {name: getattr(row, name) for name in ("session_image", "staged", "stage_problem")}
+    return {**same, "session": row.session_name, "stage": stages_of(row)}
 
 
 def image_out(row: OwnImage) -> ImageBuild:

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
@@ -363,7 +364,7 @@ class SlotSearch(BaseModel):
 @bookings.get("", response=_answers(wire.Page[wire.BookingOut]))
 def list_bookings(request: HttpRequest, search: Query[BookingSearch]) -> Any:
     """My bookings, newest first. Those that others share with me are among 'usable' ones."""
-    rows = Booking.objects.select_related("owner", "project").filter(owner=asker(request))
+    rows = _bookings().filter(owner=asker(request))
     wanted = {"state": search.state, "partition": search.partition}
     wanted |= {"end__gt": search.since, "start__lt": search.until}
     rows = rows.filter(**{name: value for name, value in wanted.items() if value})
@@ -383,7 +384,8 @@ def create_booking(request: HttpRequest, asked: schemas.BookingWish) -> Any:
 @bookings.get("/usable", response=_answers(list[wire.BookingOut]))
 def usable_bookings(request: HttpRequest) -> Any:
     """Bookings that I may use, mine and those shared with me, the next one first."""
-    return [schemas.booking_out(row) for row in Booking.usable(asker(request), timezone.now())]
+    user = asker(request)
+    return [schemas.booking_out(row, user) for row in Booking.usable(user, timezone.now())]
 
 
 @bookings.get("/kinds", response=_answers(list[wire.NodeKind]))
@@ -403,12 +405,12 @@ def free_slots(request: HttpRequest, search: Query[SlotSearch]) -> Any:
 
 @bookings.get("/{name}", response=_answers(wire.BookingOut, *GONE))
 def show_booking(request: HttpRequest, name: str = BookingName) -> Any:
-    """A booking of mine, or one that I may use; for a manager any."""
+    """A booking of mine, or one that I may use or take over; for a manager any."""
     user = asker(request)
-    found = get_object_or_404(Booking.objects.select_related("owner", "project"), name=name)
-    if not (user.is_staff or found.may_be_used_by(user)):
+    found = get_object_or_404(_bookings(), name=name)
+    if not found.may_be_seen_by(user):
         raise Http404
-    return schemas.booking_out(found)
+    return schemas.booking_out(found, user)
 
 
 @bookings.patch("/{name}", response=_answers(wire.BookingOut, *REFUSED))
@@ -434,23 +436,61 @@ def delete_booking(request: HttpRequest, name: str = BookingName) -> Any:
     return schemas.booking_out(found)
 
 
+@bookings.put("/{name}/session", response=_answers(wire.BookingOut, *GONE))
+def plan_session(request: HttpRequest, asked: schemas.SessionPlan, name: str = BookingName) -> Any:
+    """Have a session start in the first minute of a booking of mine, its data brought to the nodes before."""
+    found = _my_booking(require(request, "bookings"), name)
+    desk.plan_session(found, asked.image or "", images(), submissions.stages_of(asked.stage), asked.results)
+    return schemas.booking_out(found)
+
+
+@bookings.put("/{name}/offer", response=_answers(wire.BookingOut, *GONE))
+def offer_booking(request: HttpRequest, asked: schemas.Offer, name: str = BookingName) -> Any:
+    """Offer a booking of mine to another user. It stays mine until they take it over."""
+    found = _my_booking(require(request, "bookings"), name)
+    before = found.offered_to
+    desk.offer(found, (asked.user or "").strip())
+    news.tell(one.username for one in (before, found.offered_to) if one)
+    return schemas.booking_out(found)
+
+
+@bookings.post("/{name}/offer", response=_answers(wire.BookingOut, *REFUSED))
+def answer_offer(request: HttpRequest, asked: schemas.OfferAnswer, name: str = BookingName) -> Any:
+    """Take over a booking that was offered to me, or do not."""
+    user = require(request, "bookings")
+    rows = _bookings().filter(offered_to=user)
+    found = get_object_or_404(rows, name=name)
+    former = found.owner.username
+    if asked.accept:
+        desk.accept(found, user, settings.SITE, broker())
+    else:
+        desk.decline(found, user)
+    news.tell([former])
+    _tell(found)
+    return schemas.booking_out(found, user)
+
+
 @bookings.post("/{name}/decision", response=_answers(wire.BookingOut, *REFUSED))
 def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = BookingName) -> Any:
     """Approve or refuse a booking that waits for that; for managers."""
     user = require(request, "bookings")
     if not user.is_staff:
         raise Http404
-    found = get_object_or_404(Booking.objects.select_related("owner", "project"), name=name)
+    found = get_object_or_404(_bookings(), name=name)
     if asked.approve:
         desk.approve(found, broker())
     else:
         desk.deny(found)
     _tell(found)
-    return schemas.booking_out(found)
+    return schemas.booking_out(found, user)
+
+
+def _bookings() -> "QuerySet[Booking]":
+    return Booking.objects.select_related("owner", "project", "offered_to")
 
 
 def _my_booking(user: User, name: str) -> Booking:
-    return get_object_or_404(Booking.objects.select_related("owner", "project"), name=name, owner=user)
+    return get_object_or_404(_bookings(), name=name, owner=user)
 
 
 def _wish(values: dict[str, Any]) -> Wish:

@@ -5,7 +5,7 @@ be asked just now, the row stays and the reconciler asks.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -30,7 +30,7 @@ from carme.broker import BrokerClient
 from carme.config import BookingSettings, Settings
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError
 from carme.images import ImageCatalogue
-from carme.jobs import Cluster, Job, Reservation
+from carme.jobs import Cluster, Job, Reservation, SessionOptions, Stage
 from carme.wording import listing
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance
@@ -185,8 +185,18 @@ def delete(booking: Booking, broker: BrokerClient) -> None:
     let_go(booking, broker)
 
 
-def plan_session(booking: Booking, image: str, images: ImageCatalogue) -> None:
+def plan_session(
+    booking: Booking,
+    image: str,
+    images: ImageCatalogue,
+    stage: Sequence[Stage] = (),
+    results: str | None = None,
+) -> None:
     """Have a session start in its first minute, with all that is booked; without an image none.
+
+    Args:
+        stage: What is brought to its nodes before the booking begins (`carme_webui.bookings.data`).
+        results: Where what it leaves goes.
 
     Raises:
         InvalidRequest: There is no such image, the booking is over, or its session has been started.
@@ -196,7 +206,14 @@ def plan_session(booking: Booking, image: str, images: ImageCatalogue) -> None:
             images.get(image)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, error.remedy, field="session_image") from None
-    changed = booking.alter(Booking.open().filter(session_name=""), session_image=image)
+    if image:  # the same sentences as where a session is started
+        SessionOptions.read({"image": image, "minutes": 1, "stage": list(stage), "results": results or None})
+    planned = {
+        "session_image": image,
+        "session_stage": [one.model_dump() for one in stage] if image else [],
+        "session_results": (results or "") if image else "",
+    }
+    changed = booking.alter(Booking.open().filter(session_name=""), **planned)
     if not changed and booking.session_image != image:
         _require_open(booking)
         raise InvalidRequest(
@@ -251,7 +268,8 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
         booking.owner, booking.offered_to = user, None
         booking.users = [name for name in booking.users if name != user.username]
         if not booking.session_name:
-            booking.session_image = ""  # its start was the former owner's wish
+            # Its start was the former owner's wish.
+            booking.session_image, booking.session_stage, booking.session_results = "", [], ""
         booking.save()
     if booking.state == BookingState.REQUESTED:
         return

@@ -102,6 +102,16 @@ class Booking(models.Model):
     # The image of the session that is started in its first minute, and that session's name once it is to be.
     session_image = models.CharField(max_length=64, blank=True)
     session_name = models.CharField(max_length=9, blank=True)
+    # What that session's data is (`carme.jobs.Stage`), and where its results go.
+    session_stage = models.JSONField(default=list)
+    session_results = models.CharField(max_length=4096, blank=True)
+    # The job that brings the data before the booking begins: its name, when it was asked for last, its
+    # number, when it was done, or why it was not.
+    stage_name = models.CharField(max_length=56, blank=True)
+    stage_asked = models.DateTimeField(null=True)
+    stage_job = models.BigIntegerField(null=True)
+    staged = models.DateTimeField(null=True)
+    stage_problem = models.TextField(blank=True)
     # Who may take it over.
     offered_to = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     created = models.DateTimeField(default=timezone.now)

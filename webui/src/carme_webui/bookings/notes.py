@@ -9,7 +9,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell_all
 
-__all__ = ["asked", "begun", "decided", "ended", "moved", "trouble"]
+__all__ = ["asked", "begun", "decided", "ended", "moved", "not_staged", "trouble"]
 
 
 def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[], str], key: str = "") -> None:
@@ -77,6 +77,20 @@ def moved(booking: Booking, maintained: bool) -> None:
         return _("The booking “%(what)s”, %(when)s, is now on %(nodes)s, because a node does not work.")
 
     _say(booking, booking.people(), Kind.BOOKING_PROBLEM, text)
+
+
+def not_staged(booking: Booking) -> None:
+    """The data of its session could not be brought ahead."""
+
+    def text() -> str:
+        why = booking.stage_problem.replace("%", "%%")
+        return (
+            _("The data of your booking “%(what)s”, %(when)s, is not there yet.")
+            + f" {why} "
+            + _("The session brings it when it starts, which takes time of the booking.")
+        )
+
+    _say(booking, [booking.owner], Kind.BOOKING_PROBLEM, text, f"not staged {booking.stage_name[-8:]}")
 
 
 def trouble(booking: Booking) -> None:

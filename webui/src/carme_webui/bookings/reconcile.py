@@ -20,7 +20,7 @@ from carme.bookings.slots import Need
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, SessionOptions
-from carme_webui.bookings import notes
+from carme_webui.bookings import data, notes
 from carme_webui.bookings.desk import claims, keep, let_go
 from carme_webui.bookings.models import Booking, Calendar
 from carme_webui.sessions.models import Session, new_name
@@ -48,6 +48,7 @@ def reconcile(broker: BrokerClient, now: datetime | None = None) -> bool:
         logger.warning("Bookings and Slurm's reservations are compared later: %s", error)
         return False
     _note_use(jobs, now)
+    data.bring(broker, jobs, now)
     _begin_sessions(cluster, now)
     _give_back_unused(broker, now)
     _agree(broker, reservations, now)
@@ -94,6 +95,8 @@ def _begin_sessions(cluster: Cluster, now: datetime) -> None:
             minutes=max(1, min(longest)),
             account=row.project.account if row.project else None,
             reservation=row.name,
+            stage=data.stages_of(row),
+            results=row.session_results or None,
         )
         Session.request(row.owner, options, row.session_name)
         Booking.objects.filter(pk=row.pk).update(used=now)

@@ -23,12 +23,13 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.bookings import YEARS, BookingState, Wish
 from carme.bookings.agreement import is_ours
+from carme.datasets import Datasets
 from carme.errors import CarmeError
-from carme.jobs import Cluster, Job, Reservation
+from carme.jobs import Cluster, Job, Reservation, parse_stages, stage_text
 from carme.jobs.nodes import expand
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
-from carme_webui.bookings import desk
+from carme_webui.bookings import data, desk
 from carme_webui.bookings.forms import BookingForm, Kind, kinds, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.lanes import Day, Item, Slot, lay_out, slots_of
@@ -148,6 +149,7 @@ def booking(request: HttpRequest, name: str) -> HttpResponse:
             "session": Session.objects.filter(name=found.session_name or None, owner=user).first(),
             "images": _image_titles() if found.owner == user and not found.session_name else {},
             "may_decide": user.is_staff and found.state == BookingState.REQUESTED,
+            "stage": stage_text(data.stages_of(found)),
             "usable": found.may_be_used_by(user)
             and found.state in (BookingState.APPROVED, BookingState.ACTIVE),
             "grace": settings.SITE.booking_policy(found.partition).grace_minutes,
@@ -203,7 +205,10 @@ def plan_session(request: HttpRequest, name: str) -> HttpResponse:
     """Have a session start in the first minute of a booking of mine, or none."""
     found = _own(signed_in(request), name)
     try:
-        desk.plan_session(found, request.POST.get("image", ""), images())
+        wanted = request.POST.get("stage", "")[:4000].replace(",", " ")
+        stage = parse_stages(wanted, Datasets(settings.SITE.staging.datasets))
+        results = request.POST.get("results", "").strip()
+        desk.plan_session(found, request.POST.get("image", ""), images(), stage, results or None)
     except CarmeError as error:
         messages.error(request, str(error))
     else:

@@ -1,5 +1,6 @@
 """Batch jobs from the browser and the API: what was asked for becomes a request that the broker checks."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from django.conf import settings
@@ -17,9 +18,19 @@ from carme_webui.bookings.models import Booking
 from carme_webui.images.catalogue import resolved
 from carme_webui.news import news
 
-__all__ = ["JobSubmission", "estimate", "submit", "to_request"]
+__all__ = ["JobSubmission", "Staged", "estimate", "stages_of", "submit", "to_request"]
 
 Text = Annotated[str, Field(max_length=4096)]
+
+
+#: What is to be there before something begins.
+Staged = Annotated[
+    list[Stage | Text],
+    Field(
+        max_length=100,
+        description="is in $CARME_DATA before it begins; a text is like 'scratch:/data/x' or a dataset",
+    ),
+]
 
 
 class JobSubmission(BaseModel):
@@ -51,11 +62,7 @@ class JobSubmission(BaseModel):
         default=None, description="one job for each of these tasks, like 0-99 or 0-99%4 (four at a time)"
     )
     workdir: str | None = None
-    stage: list[Stage | Text] = Field(
-        default=[],
-        max_length=100,
-        description="is in $CARME_DATA before it begins; a text is like 'scratch:/data/x' or a dataset",
-    )
+    stage: Staged = []
     results: str | None = Field(default=None, description="where what it leaves in $CARME_RESULTS goes")
 
 
@@ -88,7 +95,7 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
     values: dict[str, Any] = asked.model_dump(
         exclude={"stage", "script", "script_path", "command", "arguments", "files", "name", "minutes"}
     )
-    values["stage"] = [stage.model_dump() for stage in _stages(asked)]
+    values["stage"] = [stage.model_dump() for stage in stages_of(asked.stage)]
     request = JobRequest.read(
         values
         | {"kind": "batch", "name": asked.name or name, "command": command, "files": files}
@@ -97,11 +104,15 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
     return resolved(request, user)
 
 
-def _stages(asked: JobSubmission) -> list[Stage]:
-    """What is to be staged; names are those of the site's datasets, as homes are not seen from here."""
+def stages_of(given: Iterable[Stage | str]) -> list[Stage]:
+    """What is to be staged; names are those of the site's datasets, as homes are not seen from here.
+
+    Raises:
+        InvalidRequest: One of them is no folder or dataset.
+    """
     datasets = Datasets(settings.SITE.staging.datasets)
     found: list[Stage] = []
-    for one in asked.stage:
+    for one in given:
         if isinstance(one, Stage):
             found.append(one)
         elif len(one.split()) != 1:
