@@ -81,5 +81,6 @@ def problem(detail: ErrorDetails, subject: str) -> str:
     if kind in ("too_short", "string_too_short"):
         return f"{subject} must not be empty."
     if kind == "string_too_long":
-        return f"{subject} must have at most {context['max_length']} characters, not {len(detail['input'])}."
+        length = f", not {len(detail['input'])}" if isinstance(detail["input"], str) else ""
+        return f"{subject} must have at most {context['max_length']} characters{length}."
     return f"{subject} is not valid: {detail['msg']}."

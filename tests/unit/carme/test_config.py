@@ -21,10 +21,10 @@ def test_the_example_is_right_and_names_every_key() -> None:
     assert settings.site.name == "Carme demo"
     assert settings.broker.services == ["carme-hub", "carme-portal"]
     assert settings.sessions.bind == [Path("/scratch")]
-    for table in set(type(settings).model_fields) - {"partitions"}:
+    for table in set(type(settings).model_fields) - {"partitions", "projects"}:
         model = getattr(settings, table)
         assert model.model_fields_set == set(type(model).model_fields), table
-    for partition in settings.partitions.values():
+    for partition in [*settings.partitions.values(), *settings.projects.values()]:
         assert partition.model_fields_set == set(type(partition).model_fields)
 
 

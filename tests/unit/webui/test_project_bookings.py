@@ -1,11 +1,13 @@
 """Bookings for a project: its members use them, its budget pays, Slurm keeps them for its account."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from carme.bookings import Wish
+from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
 from carme_webui.bookings import desk
@@ -41,6 +43,98 @@ def carol(db: None) -> Browser:
 
 def text(answer: Any) -> str:
     return answer.content.decode()
+
+
+# --- the site's rules, for a partition and for a project -------------------------------------------------
+
+RULES = {
+    "longest_minutes": (60, "lasts at most 1 hour"),
+    "notice_minutes": (2880 * 2, "must be made at least"),
+    "horizon_days": (1, "at most 1 day ahead"),
+    "at_a_time": (1, "1 booking in partition"),
+    "share_percent": (40, "At most"),
+    "gpu_hours": (11, "costs 8 GPU-hours; of the 11 that"),
+    "approval_gpu_hours": (7, ""),
+}
+
+
+def with_rule(settings: Any, level: str, name: str, rule: str) -> None:
+    values = settings.SITE.model_dump(exclude={"partitions", "projects"})
+    values["bookings"] = {"enabled": True, "share_percent": 100, "notice_minutes": 0, "at_a_time": 9}
+    settings.SITE = Settings.model_validate(values | {level: {name: {"bookings": {rule: RULES[rule][0]}}}})
+
+
+def in_three_days(minutes: int, project: str = "", hour: int = 0) -> Wish:
+    start = timezone.now().replace(microsecond=0) + timedelta(days=3, hours=hour)
+    return Wish(
+        partition="gpu", gpu_type="a100", gpus_per_node=4, start=start, minutes=minutes, project=project
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("level", "name", "ruled", "free"),
+    [("partitions", "gpu", "", None), ("partitions", "cpu", None, ""), ("projects", "vision", "vision", "")],
+)
+def test_each_rule_holds_for_its_partition_or_project_alone(
+    alice: User,
+    bob: User,
+    vision: Project,
+    broker: FakeBroker,
+    settings: Any,
+    rule: str,
+    level: str,
+    name: str,
+    ruled: str | None,
+    free: str | None,
+) -> None:
+    with_rule(settings, level, name, rule)
+    site = settings.SITE
+    if rule in ("at_a_time", "gpu_hours"):  # 4 GPU-hours that count
+        with_rule(settings, "projects", "none", rule)
+        desk.book(alice, in_three_days(60, ruled or "", 9), settings.SITE, site_broker())
+    if ruled is not None:
+        owner = bob if ruled else alice  # a project's rules count what its members have booked
+        said = RULES[rule][1]
+        if said:
+            with pytest.raises(InvalidRequest, match=said) as caught:
+                desk.book(owner, in_three_days(120, ruled), site, site_broker())
+            if ruled and rule in ("at_a_time", "gpu_hours", "share_percent"):
+                assert "project 'vision'" in str(caught.value)
+        else:
+            assert desk.book(owner, in_three_days(120, ruled), site, site_broker()).state == "requested"
+    if free is not None:
+        assert desk.book(bob, in_three_days(120, free, 12), site, site_broker()).state == "approved"
+
+
+def test_a_project_has_at_most_its_share_at_a_time(
+    alice: User, vision: Project, broker: FakeBroker, settings: Any
+) -> None:
+    nodes = [node.model_copy(update={"available": True}) for node in broker.cluster.nodes]
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
+    with_rule(settings, "projects", "vision", "share_percent")
+    settings.SITE.projects["vision"] = settings.SITE.projects["vision"].model_copy(
+        update={"bookings": settings.SITE.project_bookings("vision").model_copy(update={"share_percent": 50})}
+    )
+    made = desk.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
+    with pytest.raises(InvalidRequest, match=r"At most 4 GPUs .* project 'vision'.* 0 more"):
+        desk.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
+    assert desk.book(alice, in_three_days(120), settings.SITE, site_broker()).node_names != made.node_names
+    desk.change(made, in_three_days(180, "vision"), settings.SITE, site_broker())
+    assert made.minutes == 180, "its own share counts once"
+
+
+def test_administrators_see_the_rules_of_partitions_and_projects(
+    alice: User, browser: Browser, broker: FakeBroker, settings: Any
+) -> None:
+    User.objects.filter(pk=alice.pk).update(is_staff=True, is_superuser=True)
+    for level, name, shown in (
+        ("partitions", "gpu", "Partition gpu"),
+        ("projects", "vision", "Project vision"),
+    ):
+        with_rule(settings, level, name, "gpu_hours")
+        page = text(browser.get("/admin/"))
+        assert shown in page and "bookings.gpu_hours" in page
 
 
 def test_all_members_may_use_it_and_nobody_else(

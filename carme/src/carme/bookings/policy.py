@@ -36,11 +36,13 @@ class Standing:
         open: How many bookings in the partition are not over.
         gpu_hours: What they and those of the budget's last days cost; given back is not counted.
         ahead: The start of a booking that is changed, for which notice was given; else None.
+        project: The project whose bookings these are, if its own rules count them; else the user's.
     """
 
     open: int = 0
     gpu_hours: float = 0.0
     ahead: datetime | None = None
+    project: str = ""
 
 
 def check_rules(
@@ -85,17 +87,19 @@ def check_rules(
                 field="start",
             )
     if standing.open >= policy.at_a_time:
+        whose = f"The project {standing.project!r} has" if standing.project else "You have"
         raise InvalidRequest(
-            f"You have {number(standing.open, 'booking')} in partition {wish.partition!r} that "
+            f"{whose} {number(standing.open, 'booking')} in partition {wish.partition!r} that "
             f"{'is' if standing.open == 1 else 'are'} not over; {policy.at_a_time} "
             f"{'is' if policy.at_a_time == 1 else 'are'} allowed.",
             "Delete one that you do not need, or wait until one is over.",
         )
     if policy.gpu_hours and standing.gpu_hours + wish.gpu_hours > policy.gpu_hours:
         left = max(0.0, policy.gpu_hours - standing.gpu_hours)
+        whose, has = (f"the project {wish.project!r}", "it has") if wish.project else ("you", "you have")
         raise InvalidRequest(
-            f"The booking costs {_hours(wish.gpu_hours)} GPU-hours; of the {policy.gpu_hours} that you may "
-            f"book in {number(policy.budget_days, 'day')} you have {_hours(left)} left.",
+            f"The booking costs {_hours(wish.gpu_hours)} GPU-hours; of the {policy.gpu_hours} that {whose} "
+            f"may book in {number(policy.budget_days, 'day')} {has} {_hours(left)} left.",
             "Book fewer GPUs or less time.",
             field="minutes",
         )
@@ -119,8 +123,14 @@ def board_of(
     cluster: Cluster,
     claims: Iterable[Claim],
     policy: BookingSettings,
+    own: Iterable[Claim] = (),
+    own_percent: int | None = None,
 ) -> Board:
     """The nodes of one kind in a partition, and who has them when.
+
+    Args:
+        own, own_percent: What the project has booked for which is booked now, and how many of the GPUs it may
+            have booked at a time; None: any number.
 
     Nodes that take no jobs now are left out: nobody knows when they come back.
 
@@ -151,6 +161,8 @@ def board_of(
         [node.name for node in of_type if node.available and node.gpus[gpu_type] == gpus_per_node],
         [claim for claim in claims if claim.node in names],
         most_booked=total * policy.share_percent // 100,
+        own=[claim for claim in own if claim.node in names],
+        own_most=None if own_percent is None else total * own_percent // 100,
     )
 
 
@@ -178,7 +190,13 @@ def choose_nodes(
     free = len(board.free(wish.start, wish.end))
     when = span_text(wish.start, wish.end, zone)
     kind = f"with {number(wish.gpus_per_node, 'GPU')} of type {wish.gpu_type}"
-    if free >= wish.nodes:
+    if free >= wish.nodes and board.is_own_limit(wish.start, wish.end, wish.gpus):
+        message = (
+            f"At most {board.own_most} GPUs of type {wish.gpu_type} in partition {wish.partition!r} may be "
+            f"booked at a time for the project {wish.project!r}; {when}, "
+            f"{board.bookable(wish.start, wish.end)} more can be, and {wish.gpus} were asked for."
+        )
+    elif free >= wish.nodes:
         message = (
             f"At most {policy.share_percent} % of the GPUs of type {wish.gpu_type} in partition "
             f"{wish.partition!r} may be booked at a time; {when}, {board.bookable(wish.start, wish.end)} "
@@ -218,6 +236,16 @@ def _check_size(wish: Wish, board: Board, policy: BookingSettings) -> None:
             f"{number(wish.gpus_per_node, 'GPU')} of type {wish.gpu_type} "
             f"{'takes' if count == 1 else 'take'} jobs; {wish.nodes} were asked for.",
             f"Ask for {count} or fewer." if count else "Try again later, or ask an administrator.",
+            field="nodes",
+        )
+    if board.own_most is not None and wish.gpus > board.own_most:
+        nodes = board.own_most // wish.gpus_per_node
+        raise InvalidRequest(
+            f"At most {board.own_most} GPUs of type {wish.gpu_type} in partition {wish.partition!r} may be "
+            f"booked at a time for the project {wish.project!r}; {wish.gpus} were asked for.",
+            f"Ask for {number(nodes, 'node')} or fewer."
+            if nodes
+            else "Start a session without a booking, or ask an administrator.",
             field="nodes",
         )
     if board.most_booked is not None and wish.gpus > board.most_booked:

@@ -77,9 +77,19 @@ class Board:
         nodes: Those that may be booked.
         claims: Who has which; those of other nodes count as far as they are `booked`.
         most_booked: How many GPUs may be booked at a time; None: all.
+        own: What a project has booked, of which `own_most` GPUs at a time may be; None: any number.
     """
 
-    def __init__(self, nodes: Iterable[str], claims: Iterable[Claim], most_booked: int | None = None) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        claims: Iterable[Claim],
+        most_booked: int | None = None,
+        own: Iterable[Claim] = (),
+        own_most: int | None = None,
+    ) -> None:
+        self.own_most = own_most
+        self._own = _Profile((claim.start, claim.end or _NEVER, claim.booked) for claim in own)
         self.nodes = sorted(nodes)
         self.most_booked = most_booked
         spans: dict[str, list[tuple[datetime, datetime, int]]] = {node: [] for node in self.nodes}
@@ -105,9 +115,16 @@ class Board:
 
     def bookable(self, start: datetime, end: datetime) -> int | None:
         """How many more GPUs may be booked, whether or not they are free; None: any number."""
-        if self.most_booked is None:
-            return None
-        return max(0, self.most_booked - self._booked.peak(start, end))
+        left = [
+            max(0, most - taken.peak(start, end))
+            for most, taken in ((self.most_booked, self._booked), (self.own_most, self._own))
+            if most is not None
+        ]
+        return min(left, default=None)
+
+    def is_own_limit(self, start: datetime, end: datetime, gpus: int) -> bool:
+        """Whether it is the project's own share that so many more GPUs would exceed."""
+        return self.own_most is not None and gpus > self.own_most - self._own.peak(start, end)
 
     def place(self, need: Need, start: datetime, prefer: Iterable[str] = ()) -> list[str] | None:
         """The nodes that it gets when it starts then; None when it cannot.

@@ -176,6 +176,30 @@ class PartitionBookingSettings(_Table):
     grace_minutes: int | None = Field(default=None, ge=0)
 
 
+class ProjectBookingSettings(_Table):
+    """`[projects.NAME.bookings]`: what differs from `[bookings]`, and from a partition's, for one project.
+
+    Here `at_a_time`, `share_percent` and `gpu_hours` count what is booked for the project, whoever booked it;
+    the partition's share holds besides.
+    """
+
+    longest_minutes: int | None = Field(default=None, ge=1)
+    notice_minutes: int | None = Field(default=None, ge=0)
+    horizon_days: int | None = Field(default=None, ge=1, le=365)
+    at_a_time: int | None = Field(default=None, ge=1)
+    share_percent: int | None = Field(default=None, ge=1, le=100)
+    gpu_hours: int | None = Field(default=None, ge=0)
+    budget_days: int | None = Field(default=None, ge=1, le=365)
+    approval_gpu_hours: int | None = Field(default=None, ge=0)
+    grace_minutes: int | None = Field(default=None, ge=0)
+
+
+class ProjectSettings(_Table):
+    """`[projects.NAME]`: what differs for one project; what it may use is set in the portal."""
+
+    bookings: ProjectBookingSettings = ProjectBookingSettings()
+
+
 class PartitionSettings(_Table):
     """`[partitions.NAME]`: what differs from `[sessions]` and `[bookings]` in one partition."""
 
@@ -378,6 +402,7 @@ class Settings(_Table):
     bookings: BookingSettings = BookingSettings()
     staging: StagingSettings = StagingSettings()
     partitions: dict[Word, PartitionSettings] = {}
+    projects: dict[Word, ProjectSettings] = {}
     hub: HubSettings = HubSettings()
     portal: PortalSettings = PortalSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
@@ -391,10 +416,22 @@ class Settings(_Table):
         own = self.partitions.get(partition, PartitionSettings())
         return self.sessions.model_copy(update=own.model_dump(exclude_none=True, exclude={"bookings"}))
 
-    def booking_policy(self, partition: str) -> BookingSettings:
-        """The rules for bookings in a partition: `[bookings]`, with what its own `bookings` changes."""
+    def booking_policy(self, partition: str, project: str = "") -> BookingSettings:
+        """The rules for bookings in a partition: `[bookings]`, with what its own `bookings` changes.
+
+        Args:
+            project: That for which is booked, with what its `bookings` change; its share of the system is
+                apart from that of all (`project_bookings`).
+        """
         own = self.partitions.get(partition, PartitionSettings()).bookings
-        return self.bookings.model_copy(update=own.model_dump(exclude_none=True))
+        changes = own.model_dump(exclude_none=True)
+        if project:
+            changes |= self.project_bookings(project).model_dump(exclude_none=True, exclude={"share_percent"})
+        return self.bookings.model_copy(update=changes)
+
+    def project_bookings(self, project: str) -> ProjectBookingSettings:
+        """What differs for bookings of a project."""
+        return self.projects.get(project, ProjectSettings()).bookings
 
     def secret(self, name: str) -> str:
         """The value of one secret, without the line's end.

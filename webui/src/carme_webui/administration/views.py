@@ -72,6 +72,7 @@ def home(request: HttpRequest) -> HttpResponse:
         (_("Sessions"), site.sessions),
         (_("Bookings"), site.bookings),
         *((_("Partition %s") % name, part) for name, part in sorted(site.partitions.items())),
+        *((_("Project %s") % name, part) for name, part in sorted(site.projects.items())),
     ]
     policies = [(title, _flat(part.model_dump(mode="json", exclude_none=True))) for title, part in parts]
     return render(request, "administration/home.html", {"policies": policies})

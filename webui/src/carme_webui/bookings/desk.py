@@ -69,14 +69,8 @@ def claims(
         for row in Maintenance.planned(timezone.now())
         for node in row.node_names
     ]
-    booked = [
-        Claim(node, row.start, row.end, row.gpus_per_node)
-        for row in Booking.open()
-        if row.name != own
-        for node in row.node_names
-    ]
     return [
-        *booked,
+        *_booked(row for row in Booking.open() if row.name != own),
         *planned,
         *of_reservations(one for one in reservations if not is_ours(one.name)),
         *of_jobs((job for job in jobs if job.reservation != own or not own), reservations),
@@ -90,20 +84,19 @@ def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booki
         InvalidRequest: The site's rules or what others have forbid it; the error says what can be had.
         CarmeError: The cluster cannot be seen, or Slurm refuses.
     """
-    policy = site.booking_policy(wish.partition)
     _check_users(wish, owner)
     project = _project(wish, owner)
+    policy = _rules(site, wish.partition, project)
     cluster, jobs, reservations = _look(broker)
     now = timezone.now()
     with transaction.atomic():
         Calendar.lock()
         check_budget(project, wish)
-        check_rules(
-            wish, _of(policy, project), _standing(owner, wish.partition, policy, now), now, site_zone()
-        )
+        standing = _standing(owner, project, site, wish.partition, now)
+        check_rules(wish, policy, standing, now, site_zone())
         board = board_of(
             *(wish.partition, wish.gpu_type, wish.gpus_per_node),
-            *(cluster, claims(jobs, reservations), policy),
+            *(cluster, claims(jobs, reservations), policy, *_own_share(project, site)),
         )
         nodes = choose_nodes(wish, board, policy, now, site_zone())
         booking = Booking(owner=owner, project=project, state=_first_state(wish, owner, policy))
@@ -126,7 +119,7 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
     Raises:
         InvalidRequest, CarmeError: As `book` does; then it stays what it was.
     """
-    policy = site.booking_policy(wish.partition)
+    policy = _rules(site, wish.partition, booking.project)
     _check_users(wish, booking.owner)
     cluster, jobs, reservations = _look(broker)
     now = timezone.now()
@@ -154,11 +147,12 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
                 field="project",
             )
         check_budget(booking.project, wish, booking)
-        standing = _standing(booking.owner, wish.partition, policy, now, booking)
-        check_rules(wish, _of(policy, booking.project), standing, now, site_zone())
+        standing = _standing(booking.owner, booking.project, site, wish.partition, now, booking)
+        check_rules(wish, policy, standing, now, site_zone())
         board = board_of(
             *(wish.partition, wish.gpu_type, wish.gpus_per_node),
             *(cluster, claims(jobs, reservations, booking), policy),
+            *_own_share(booking.project, site, booking),
         )
         nodes = choose_nodes(wish, board, policy, now, site_zone(), prefer=booking.node_names)
         larger = wish.gpu_hours > before.wish.gpu_hours
@@ -247,7 +241,7 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
         InvalidRequest: It is not offered to them (any more), or is more than they may have booked.
         CarmeError: Slurm refuses; then it stays what it was.
     """
-    policy = site.booking_policy(booking.partition)
+    policy = _rules(site, booking.partition, booking.project)
     now = timezone.now()
     with transaction.atomic():
         Calendar.lock()
@@ -263,8 +257,8 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
                 _("Ask a manager of the project to invite you."),
             )
         before = Booking.objects.get(pk=booking.pk)
-        standing = _standing(user, booking.partition, policy, now, booking)
-        check_rules(booking.wish, _of(policy, booking.project), standing, now, site_zone())
+        standing = _standing(user, booking.project, site, booking.partition, now, booking)
+        check_rules(booking.wish, policy, standing, now, site_zone())
         booking.owner, booking.offered_to = user, None
         booking.users = [name for name in booking.users if name != user.username]
         if not booking.session_name:
@@ -355,11 +349,12 @@ def free_starts(
         InvalidRequest: There are no such nodes.
         CarmeError: The cluster cannot be seen.
     """
-    policy = site.booking_policy(wish.partition)
+    project = Project.objects.filter(name=wish.project, closed=None).first() if wish.project else None
+    policy = _rules(site, wish.partition, project)
     cluster, jobs, reservations = _look(broker)
     board = board_of(
         *(wish.partition, wish.gpu_type, wish.gpus_per_node),
-        *(cluster, claims(jobs, reservations, booking), policy),
+        *(cluster, claims(jobs, reservations, booking), policy, *_own_share(project, site, booking)),
     )
     return nearest_starts(wish, board, policy, timezone.now())
 
@@ -369,16 +364,28 @@ def _look(broker: BrokerClient) -> tuple[Cluster, list[Job], list[Reservation]]:
 
 
 def _standing(
-    owner: User, partition: str, policy: BookingSettings, now: datetime, changed: Booking | None = None
+    owner: User,
+    project: Project | None,
+    site: Settings,
+    partition: str,
+    now: datetime,
+    changed: Booking | None = None,
 ) -> Standing:
+    """What counts against the rules: what the owner has booked, or the project where it has rules."""
+    policy = _rules(site, partition, project)
+    own = site.project_bookings(project.name) if project else None
     since = now - timedelta(days=policy.budget_days)
-    rows = Booking.objects.filter(owner=owner, partition=partition, end__gt=since)
-    rows = [row for row in rows if changed is None or row.pk != changed.pk]
+    booked = Booking.objects.filter(partition=partition, end__gt=since)
+    booked = booked.exclude(pk=changed.pk) if changed else booked
+    # What is booked for a project is that project's.
+    hours = booked.filter(project=project) if project else booked.filter(owner=owner, project=None)
+    counts_project = own is not None and own.at_a_time is not None
+    many = booked.filter(project=project) if counts_project else booked.filter(owner=owner)
     return Standing(
-        open=sum(not row.is_over for row in rows),
-        # What is booked for a project is that project's.
-        gpu_hours=sum(row.gpu_hours for row in rows if row.project_id is None),
+        open=sum(not row.is_over for row in many),
+        gpu_hours=sum(row.gpu_hours for row in hours),
         ahead=changed.start if changed else None,
+        project=project.name if project and counts_project else "",
     )
 
 
@@ -396,9 +403,29 @@ def _project(wish: Wish, owner: User) -> Project | None:
     return found
 
 
-def _of(policy: BookingSettings, project: Project | None) -> BookingSettings:
-    """The rules for what is booked: a project has GPU-hours of its own."""
-    return policy if project is None else policy.model_copy(update={"gpu_hours": 0})
+def _rules(site: Settings, partition: str, project: Project | None) -> BookingSettings:
+    """The rules for what is booked: a project has GPU-hours of its own, where it has any."""
+    if project is None:
+        return site.booking_policy(partition)
+    policy = site.booking_policy(partition, project.name)
+    hours = site.project_bookings(project.name).gpu_hours
+    return policy.model_copy(update={"gpu_hours": hours or 0})
+
+
+def _own_share(
+    project: Project | None, site: Settings, without: Booking | None = None
+) -> tuple[list[Claim], int | None]:
+    """What a project has booked apart from one booking, and its share of the system in percent."""
+    percent = site.project_bookings(project.name).share_percent if project else None
+    if percent is None:
+        return [], None
+    rows = Booking.open().filter(project=project)
+    rows = rows.exclude(pk=without.pk) if without else rows
+    return _booked(rows), percent
+
+
+def _booked(rows: Iterable[Booking]) -> list[Claim]:
+    return [Claim(node, row.start, row.end, row.gpus_per_node) for row in rows for node in row.node_names]
 
 
 def check_budget(project: Project | None, wish: Wish, changed: Booking | None = None) -> None:

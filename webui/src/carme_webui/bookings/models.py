@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 
 from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingState, Cause, Hold, Wish
 from carme.bookings.clock import moment_text, span_text
+from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
 from carme_webui.projects.models import Project, projects_of
 
@@ -229,6 +230,10 @@ class Booking(models.Model):
             users=self.users,
             project=self.project.name if self.project else "",
         )
+
+    def policy(self, site: Settings) -> BookingSettings:
+        """The site's rules for it."""
+        return site.booking_policy(self.partition, self.project.name if self.project else "")
 
     @property
     def minutes(self) -> int:

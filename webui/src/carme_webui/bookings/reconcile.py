@@ -112,7 +112,7 @@ def _note_use(jobs: Iterable[Job], now: datetime) -> None:
 def _give_back_unused(broker: BrokerClient, now: datetime) -> None:
     """End bookings in which nobody ran anything; what is left of them is credited."""
     for row in Booking.open().filter(state=BookingState.ACTIVE, used=None, kept__isnull=False):
-        grace = timedelta(minutes=settings.SITE.booking_policy(row.partition).grace_minutes)
+        grace = timedelta(minutes=row.policy(settings.SITE).grace_minutes)
         # While Slurm did not keep it, nobody could have used it.
         if grace and now >= max(row.start, row.kept or now) + grace and row.move(Cause.UNUSED, ended=now):
             logger.info("Booking %s is given back: nothing ran in it.", row.name)
@@ -171,7 +171,7 @@ def _move(
     reservations: list[Reservation],
     now: datetime,
 ) -> bool:
-    policy = settings.SITE.booking_policy(row.partition)
+    policy = row.policy(settings.SITE)
     with transaction.atomic():
         Calendar.lock()
         row.refresh_from_db()

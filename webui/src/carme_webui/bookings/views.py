@@ -152,7 +152,7 @@ def booking(request: HttpRequest, name: str) -> HttpResponse:
             "stage": stage_text(data.stages_of(found)),
             "usable": found.may_be_used_by(user)
             and found.state in (BookingState.APPROVED, BookingState.ACTIVE),
-            "grace": settings.SITE.booking_policy(found.partition).grace_minutes,
+            "grace": found.policy(settings.SITE).grace_minutes,
             "banner": banner,
             "zone": site_zone(),
         },
