@@ -132,6 +132,18 @@ def test_a_map_gives_its_results_in_order(client: carme.Client, broker: FakeBrok
     assert client.map(add, []).results() == []
 
 
+def test_a_task_that_was_cancelled_while_it_waited(client: carme.Client, broker: FakeBroker) -> None:
+    tasks = client.array(["sleep", "60"], "0-2")
+    assert tasks.id is not None
+    # Of one that is cancelled before it begins, Slurm keeps nothing.
+    Job.store([broker.put(broker.queue[tasks.id].model_copy(update={"tasks": "0,2"}))])
+    assert [job.state for job in tasks] == [JobState.PENDING, JobState.CANCELLED, JobState.PENDING]
+    tasks.infos()
+    assert tasks[1].done() and not tasks.done()
+    with pytest.raises(NotFound):
+        client.jobs.get(tasks.id, 3)
+
+
 def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client, broker: FakeBroker) -> None:
     tasks = client.array(["sleep", "60"], "0-4:2%2", minutes=5)
     assert [job.name for job in tasks] == [f"{tasks.id}_{number}" for number in (0, 2, 4)]

@@ -213,7 +213,11 @@ class Array(list[Job]):
         by_task = {one.task: one for one in known if one.task is not None}
         for task, job in self._tasks.items():
             others = (one for one in known if one.task is None and arrays.includes(one.tasks, task))
-            job._known = by_task.get(task) or next(others, job._known)
+            told = by_task.get(task) or next(others, None)
+            if told is not None:
+                job._known = told
+            elif known:
+                job.info()  # it was cancelled while it waited, of which nothing is left in the list
         return known
 
     def done(self) -> bool:

@@ -22,8 +22,8 @@ from carme import api as wire
 from carme.bookings import NAME_PATTERN as BOOKING_NAME
 from carme.bookings import BookingState, Wish
 from carme.broker.protocol import JobFacts, Recipe
-from carme.errors import CarmeError, InvalidRequest
-from carme.jobs import SessionOptions, StartEstimate, refusal
+from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.jobs import JobState, SessionOptions, StartEstimate, arrays, refusal
 from carme.jobs.arrays import MAXIMUM_TASK
 from carme.wording import place
 from carme.wording import problem as sentence
@@ -268,10 +268,32 @@ def show_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task)
     row = Job.of_array(user.username, job_id, task)
     if row is None:
         # Submitted a moment ago, or by other means: Slurm may know of it before the portal does.
-        known = broker().job(job_id, user=user.username, task=task)
+        try:
+            known = broker().job(job_id, user=user.username, task=task)
+        except NotFound:
+            if task is None:
+                raise
+            return _never_begun(user, job_id, task)
         Job.store([known])
         row = _my_job(user, known.id)
     return row
+
+
+def _never_begun(user: User, array_id: int, task: int) -> wire.JobOut:
+    """A task that was cancelled while it waited: Slurm keeps nothing of it.
+
+    Raises:
+        NotFound: There is no such array, or it never had such a task.
+    """
+    tasks = broker().recipe(array_id, user=user.username).request.array
+    base = own_jobs(user).filter(array_id=array_id).first()
+    if base is None or not arrays.includes(tasks or "", task):
+        name = arrays.task_name(array_id, task)
+        raise NotFound(_("There is no job %s of yours.") % name, _("See the list of your jobs."))
+    past = {"id": array_id, "task": task, "tasks": "", "state": JobState.CANCELLED, "active": False}
+    past |= {"node_list": "", "started": None, "ended": None, "exit_code": None, "signal": None}
+    words = _("It was cancelled before it began.")
+    return wire.JobOut.model_validate(base).model_copy(update={**past, "explanation": words})
 
 
 @jobs.delete("/{job_id}", response=_answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
