@@ -88,6 +88,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _nodes(parser: argparse.ArgumentParser) -> None:
     nodes = parser.add_argument_group("by several nodes of the cluster, which all have SRC and DST")
     nodes.add_argument("--nodes", type=int, metavar="N", help="share the work among so many, as jobs")
+    nodes.add_argument("--dsync", action="store_true", help="have dsync of mpiFileUtils copy, which all have")
     nodes.add_argument("--partition", help="partition of these jobs (default: the site's)")
     nodes.add_argument("--time", help="how long they may run: 90 (minutes), 2h (default: the site's)")
 
@@ -194,8 +195,10 @@ def _copy(arguments: argparse.Namespace) -> int:
         from carme.cli.spread import copy_by_nodes
 
         return teller.end(copy_by_nodes(arguments, _options(arguments), teller))
-    if arguments.partition or arguments.time:
-        raise InvalidRequest("--partition and --time are for jobs.", "Add --nodes N, or leave them out.")
+    if arguments.partition or arguments.time or arguments.dsync:
+        raise InvalidRequest(
+            "--dsync, --partition and --time are for jobs.", "Add --nodes N, or leave them out."
+        )
     return teller.end(copy(arguments.source, arguments.destination, _options(arguments), tell=teller))
 
 

@@ -43,8 +43,10 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callabl
     spread = Spread(arguments.source, arguments.destination, options)
     job = spread.job
     if job is None or not _active(client, job):
-        units = spread.plan(arguments.nodes)
+        units = spread.plan(arguments.nodes, dsync=arguments.dsync)
         workers = max(1, min(arguments.nodes, units))
+        # Each worker is a job of its own; dsync's are one job, as they talk to each other.
+        size = {"nodes": arguments.nodes} if arguments.dsync else {"array": f"0-{workers - 1}"}
         request = JobRequest.read(
             {
                 "name": "copy",
@@ -53,14 +55,14 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callabl
                 "partition": arguments.partition,
                 "cpus_per_node": _more_than_half(client, arguments.partition),
                 "minutes": minutes,
-                "array": f"0-{workers - 1}",
                 "workdir": str(Path.home()),
+                **size,
             }
         )
         job = client.submit(request)
         spread.submitted(job)
         if not arguments.json and not arguments.quiet:
-            print(f"Array {job} copies, {workers} at a time. Should you end this command, run it again.")
+            print(f"Job {job} copies. Should you end this command, run it again.")
     begun = time.monotonic()
     try:
         while _active(client, job):
@@ -75,8 +77,8 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callabl
     counts, hosts = spread.progress()
     if not hosts:
         raise CarmeError(
-            f"The jobs of array {job} ended before they could copy to {shown(arguments.destination)}.",
-            f"See why: carme logs {job}_0. All nodes must have the source and the destination.",
+            f"Job {job} ended before it could copy to {shown(arguments.destination)}.",
+            f"See why: carme logs {job}{'' if spread.dsync else '_0'}. All nodes must have both folders.",
         )
     tell(Progress(counts, time.monotonic() - begun))
     result = spread.finish(tell)

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ class Spread:
         if not os.path.isdir(self.source):
             raise InvalidRequest("One file is copied by one host.", "Leave out --nodes.")
         self.options = options
-        self.workers = 1
+        self.workers, self.dsync = 1, False
         self.folder = Path(self.destination) / FOLDER
         with _told(self.folder):
             os.makedirs(self.destination, 0o700, exist_ok=True)
@@ -81,17 +82,19 @@ class Spread:
             self.job: int | None = None
             if before.get("source") == self.source:
                 self.job = before.get("job")
+                self.dsync = before.get("dsync", False)
             else:
                 shutil.rmtree(self.folder)
                 self.folder.mkdir(mode=0o700)
 
-    def plan(self, workers: int) -> int:
+    def plan(self, workers: int, *, dsync: bool = False) -> int:
         """Write down what is to be done; how many units that are.
 
         What a run before this one has begun is finished first.
 
         Args:
             workers: How many there will be. They share the limits on bytes and operations.
+            dsync: There are no units; mpiFileUtils' dsync copies, started by one worker on all of its nodes.
         """
         with _told(self.folder):
             for unit in self._begun():
@@ -101,11 +104,11 @@ class Spread:
                 (self.folder / name).mkdir(mode=0o700)
             count = 0
             with open(self.folder / "units", "w", encoding="utf-8") as file:
-                for unit in _units(self.source, UNITS * workers):
+                for unit in [] if dsync else _units(self.source, UNITS * workers):
                     # Names may hold bytes that are no text, which JSON keeps.
                     file.write(json.dumps([unit.path, unit.names]) + "\n")
                     count += 1
-            self.workers = workers
+            self.workers, self.dsync = workers, dsync
             self._note(None)
         return count
 
@@ -120,7 +123,7 @@ class Spread:
         for limit in ("bandwidth", "operations"):
             if options[limit]:
                 options[limit] = max(1, options[limit] // self.workers)
-        plan = {"source": self.source, "options": options, "job": job}
+        plan = {"source": self.source, "options": options, "job": job, "dsync": self.dsync}
         _write(self.folder / "plan.json", plan)
 
     def _begun(self) -> list[Unit]:
@@ -153,7 +156,14 @@ class Spread:
             if tell and isinstance(what, Problem):
                 tell(what)
 
-        result = copy(self.source, self.destination, self.options, tell=told)
+        options = self.options
+        if self.dsync and options.verify != "none":
+            # It does not read back what it has written.
+            options = Options(**{**vars(options), "contents": True})
+        result = copy(self.source, self.destination, options, tell=told)
+        if self.dsync:
+            result.engine = "dsync"
+            result.warnings.append("what dsync has copied counts as unchanged")
         counts = result.counts
         # What the workers copied is unchanged now.
         counts.unchanged = max(0, counts.unchanged - done.copied - done.updated)
@@ -204,6 +214,8 @@ def work(folder: str, name: str = "") -> Result:
 
     with _told(where):
         say()
+        if plan.get("dsync"):
+            _dsync(source, destination)
         for number, unit in _numbered(where):
             try:
                 os.close(os.open(where / "claims" / str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -220,6 +232,23 @@ def work(folder: str, name: str = "") -> Result:
         say()
     total.seconds = time.monotonic() - begun
     return total
+
+
+def _dsync(source: str, destination: str) -> None:
+    """Have dsync copy, on all nodes of this job; what it writes goes to the job's log.
+
+    Raises:
+        CarmeError: It is not there, or failed.
+    """
+    try:
+        code = subprocess.run(["srun", "dsync", source, destination], check=False).returncode
+    except FileNotFoundError:
+        raise CarmeError("There is no srun on this node.", "Copy without --dsync.") from None
+    if code:
+        raise CarmeError(
+            f"dsync failed with exit code {code}.",
+            "See above why. Where nodes do not have it (mpiFileUtils), copy without --dsync.",
+        )
 
 
 def _copy_unit(

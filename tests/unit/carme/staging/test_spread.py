@@ -97,6 +97,31 @@ def test_what_the_workers_cannot_copy_is_told_at_the_end(memory: Path) -> None:
     assert walk(target) == walk(source) and tidy(target)
 
 
+@pytest.mark.parametrize("fault", ["", "spoils", "fails"])
+def test_dsync_where_a_site_has_it(memory: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Commands stand in for srun and dsync, which needs MPI; what dsync spoils is found and mended."""
+    source, target, programs = memory / "source", memory / "target", memory / "bin"
+    many(source, 3, 5)
+    programs.mkdir()
+    (programs / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    copies = 'cp -a -T "$1" "$2"'
+    spoils = 'stamp=$(stat -c %y "$2/d1/f1"); printf X | dd of="$2/d1/f1" conv=notrunc status=none; '
+    spoils += 'touch -d "$stamp" "$2/d1/f1"'
+    ending = {"": "", "spoils": spoils, "fails": "exit 3"}[fault]
+    (programs / "dsync").write_text(f"#!/bin/sh\n{copies}\n{ending}\n")
+    for name in ("srun", "dsync"):
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    plan = Spread(str(source), str(target), Options())
+    plan.plan(2, dsync=True)
+    ended = carme_data("work", str(plan.folder))
+    assert ended.returncode == (1 if fault == "fails" else 0), ended.stderr
+    assert fault != "fails" or "exit code 3" in ended.stderr
+    result = Spread(str(source), str(target), Options()).finish()
+    assert result.ok and result.engine == "dsync" and result.counts.copied == (fault == "spoils")
+    assert walk(target) == walk(source) and tidy(target)
+
+
 def test_limits_are_shared(memory: Path) -> None:
     many(memory / "source", 1, 1)
     plan = Spread(str(memory / "source"), str(memory / "target"), Options(bandwidth=1000, operations=10))
