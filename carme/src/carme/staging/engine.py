@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from carme.errors import CarmeError
@@ -240,13 +239,11 @@ def worker_count(options: Options, *paths: str) -> int:
     return min(64, 4 * cores) if any(map(tree.is_network, paths)) else max(2, min(32, cores))
 
 
-@dataclass
 class _Large:
     """A large file under way."""
 
-    identity: str
-    missing: int
-    sparse: bool
+    def __init__(self, identity: str, missing: int, sparse: bool) -> None:
+        self.identity, self.missing, self.sparse = identity, missing, sparse
 
 
 class _Run:

@@ -8,7 +8,6 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, addressof, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from carme.errors import InvalidRequest
@@ -134,16 +133,14 @@ class Entries:
         return Entries(b"".join(record + b"\0" for record in records if record[0] == first))
 
 
-@dataclass(frozen=True)
 class Found:
     """A folder in which something has changed.
 
     `entries` of it are to be looked at; None: all, and the folders below. `parts`: these are not all.
     """
 
-    path: str
-    entries: Entries | None
-    parts: bool = False
+    def __init__(self, path: str, entries: Entries | None, parts: bool = False) -> None:
+        self.path, self.entries, self.parts = path, entries, parts
 
 
 def _findings(items: bytes, batch: int) -> list[Found]:

@@ -1,9 +1,11 @@
-"""What a run is asked for, and what it answers."""
+"""What a run is asked for, and what it answers.
+
+Plain classes: to import dataclasses, with all that it needs, takes as long as to look at five thousand files.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import Literal
 
 from carme.errors import InvalidRequest
@@ -43,7 +45,6 @@ def parse_size(text: str) -> int:
     return size
 
 
-@dataclass(frozen=True)
 class Options:
     """How to copy.
 
@@ -64,18 +65,29 @@ class Options:
             it, slower; `auto` takes what is there.
     """
 
-    workers: int = 0
-    verify: Literal["read", "device", "none"] = "read"
-    hash: str = ""
-    contents: bool = False
-    bandwidth: int = 0
-    operations: int = 0
-    attributes: bool = True
-    durable: bool = False
-    estimate: bool = False
-    engine: Literal["auto", "native", "python"] = "auto"
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        workers: int = 0,
+        verify: Literal["read", "device", "none"] = "read",
+        hash: str = "",
+        contents: bool = False,
+        bandwidth: int = 0,
+        operations: int = 0,
+        attributes: bool = True,
+        durable: bool = False,
+        estimate: bool = False,
+        engine: Literal["auto", "native", "python"] = "auto",
+    ) -> None:
+        self.workers = workers
+        self.verify: Literal["read", "device", "none"] = verify
+        self.hash = hash
+        self.contents = contents
+        self.bandwidth = bandwidth
+        self.operations = operations
+        self.attributes = attributes
+        self.durable = durable
+        self.estimate = estimate
+        self.engine: Literal["auto", "native", "python"] = engine
         if self.workers < 0 or self.workers > 256:
             raise InvalidRequest(
                 f"The number of workers must be 0 to 256, not {self.workers}.", field="workers"
@@ -90,22 +102,33 @@ class Options:
             )
 
 
-@dataclass
 class Counts:
     """What a run did so far; sizes in bytes.
 
     `copied` and `unchanged` are files of all kinds but folders; `updated` had only their attributes set.
     """
 
-    folders: int = 0
-    copied: int = 0
-    unchanged: int = 0
-    updated: int = 0
-    removed: int = 0
-    different: int = 0
-    problems: int = 0
-    bytes_copied: int = 0
-    bytes_unchanged: int = 0
+    def __init__(
+        self,
+        folders: int = 0,
+        copied: int = 0,
+        unchanged: int = 0,
+        updated: int = 0,
+        removed: int = 0,
+        different: int = 0,
+        problems: int = 0,
+        bytes_copied: int = 0,
+        bytes_unchanged: int = 0,
+    ) -> None:
+        self.folders = folders
+        self.copied = copied
+        self.unchanged = unchanged
+        self.updated = updated
+        self.removed = removed
+        self.different = different
+        self.problems = problems
+        self.bytes_copied = bytes_copied
+        self.bytes_unchanged = bytes_unchanged
 
     def add(self, other: Counts) -> None:
         """Add what another one counted."""
@@ -119,28 +142,32 @@ class Counts:
         return self.copied + self.unchanged + self.updated
 
 
-@dataclass(frozen=True)
 class Problem:
     """A path below the source or the destination, and what was wrong with it.
 
     `path` may hold surrogates for bytes that are not UTF-8 (`os.fsencode` gives the bytes).
     """
 
-    path: str
-    reason: str
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {self.reason!r})"
 
 
-@dataclass(frozen=True)
 class Progress:
     """A moment of a run: what is done, what is known to be there in all (None: not yet), seconds so far."""
 
-    counts: Counts
-    seconds: float
-    total_files: int | None = None
-    total_bytes: int | None = None
+    def __init__(
+        self, counts: Counts, seconds: float, total_files: int | None = None, total_bytes: int | None = None
+    ) -> None:
+        self.counts = counts
+        self.seconds = seconds
+        self.total_files = total_files
+        self.total_bytes = total_bytes
 
 
-@dataclass
 class Result:
     """What a run did.
 
@@ -149,15 +176,18 @@ class Result:
     what copied or compared: `native` or `python`; `hosts` are those that did, where there were several.
     """
 
-    counts: Counts = field(default_factory=Counts)
-    seconds: float = 0.0
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    resumed: bool = False
-    workers: int = 0
-    hash: str = ""
-    engine: str = ""
-    hosts: list[str] = field(default_factory=list)
+    def __init__(
+        self, *, workers: int = 0, hash: str = "", engine: str = "", hosts: list[str] | None = None
+    ) -> None:
+        self.counts = Counts()
+        self.seconds = 0.0
+        self.problems: list[Problem] = []
+        self.warnings: list[str] = []
+        self.resumed = False
+        self.workers = workers
+        self.hash = hash
+        self.engine = engine
+        self.hosts = hosts or []
 
     @property
     def ok(self) -> bool:
