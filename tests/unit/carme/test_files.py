@@ -220,3 +220,11 @@ async def test_a_file_that_shrinks_is_not_taken_for_whole(files: Files, site: An
     with pytest.raises(FileError, match="shorter"):
         await ask(lambda: sum(map(len, part)))
     part.close()
+
+
+async def test_room_is_told_where_it_can_be_looked_at(files: Files, site: Any) -> None:
+    home = await ask(files.home)
+    found = await ask(files.space, [home, f"{home}/none"])
+    assert [one.path for one in found] == [home]
+    status = os.statvfs(home)
+    assert found[0].size == status.f_blocks * status.f_frsize

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from carme.broker.client import BrokerClient, open_files
 from carme.errors import BrokerTimeout, BrokerUnavailable, CarmeError
+from carme.storage import Limits, Space
 
 __all__ = ["Entry", "FileError", "Files", "Listing", "Part", "Upload"]
 
@@ -109,14 +110,24 @@ class Files:
     """The files of one user, read and changed as that user.
 
     All methods raise FileError with a sentence for the user, or BrokerUnavailable. Paths are absolute.
+
+    Args:
+        patience: Seconds without a byte.
     """
 
-    def __init__(self, broker: BrokerClient, user: str) -> None:
-        self._broker, self._user = broker, user
+    def __init__(self, broker: BrokerClient, user: str, patience: float = PATIENCE) -> None:
+        self._broker, self._user, self._patience = broker, user, patience
 
     def home(self) -> str:
         """Where the user is at home."""
         return str(self._ask("home")["path"])
+
+    def space(self, paths: list[str]) -> list[Space]:
+        """The user's quota and the free space in these folders, of those that can be looked at."""
+        return [
+            Space(**told | {"quota": Limits(**told["quota"]) if told["quota"] else None})
+            for told in self._ask("space", paths=paths)["spaces"]
+        ]
 
     def show(self, path: str) -> Listing:
         """What is in a folder."""
@@ -188,7 +199,7 @@ class Files:
         path = Path(str(values.get("to") or values.get("path", "")))
         try:
             with _answers():
-                connection.settimeout(PATIENCE)
+                connection.settimeout(self._patience)
                 connection.sendall(json.dumps({"do": do, **values}).encode() + b"\n")
                 if send is not None:
                     # One that takes no more has said why.

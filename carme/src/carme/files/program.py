@@ -3,7 +3,7 @@
 Standard input and output are one connection. On it comes one line of JSON, {"do": ..., "path": ...}, and
 goes one line, {"ok": {...}} or {"error": errno, "message": ...}; after the line of `read` follow the bytes
 that it names, and after the line of `write` come those. Paths are text as Python has it for bytes that are
-no UTF-8 (surrogates). It needs the standard library alone.
+no UTF-8 (surrogates). It needs the standard library alone, and of Carme what needs no more.
 """
 
 import errno
@@ -14,9 +14,12 @@ import shutil
 import stat
 import sys
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, BinaryIO
 
 MOST_ENTRIES = 20_000  # of a folder that are told
+MOST_SPACES = 20
 CHUNK = 1 << 20
 PARTIAL = ".carme-upload-"
 SIGN_OF_LIFE = 5.0  # seconds between two blanks before an answer that takes long
@@ -77,6 +80,21 @@ def show(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
 def home(source: BinaryIO, sink: BinaryIO) -> dict[str, Any]:
     """Where the user is at home."""
     return {"path": os.environ["HOME"]}
+
+
+def space(source: BinaryIO, sink: BinaryIO, paths: list[str]) -> dict[str, Any]:
+    """How much room the user has in each of these folders; those that cannot be looked at are left out."""
+    # It was started by its path, without the packages of the site.
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from carme.storage.space import space_of
+
+    found = []
+    for path in paths[:MOST_SPACES]:
+        try:
+            found.append(asdict(space_of(path)))
+        except OSError:
+            continue
+    return {"spaces": found}
 
 
 def read(source: BinaryIO, sink: BinaryIO, path: str, offset: int = 0, length: int | None = None) -> None:
@@ -214,7 +232,7 @@ def remove(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
 
 ACTIONS = {
     "show": show, "home": home, "read": read, "begun": begun, "write": write, "make": make, "move": move,
-    "copy": copy, "remove": remove,
+    "copy": copy, "remove": remove, "space": space,
 }  # fmt: skip
 
 

@@ -1,0 +1,121 @@
+"""How much room a user has. Quotas of the kernel are simulated: test machines' kernels keep none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from carme.storage import Limits, Space, space_of
+from carme.storage import space as module
+
+ROOT = Path(__file__).parents[3]
+GIB = 1 << 30
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+30 22 0:30 / /home rw - nfs4 server:/export/home rw,vers=4.2
+31 22 8:1 / /scratch\\040space rw - xfs /dev/sdb1 rw,usrquota
+32 30 0:32 / /home/old rw - tmpfs tmpfs rw
+33 30 8:2 / /home/old rw - ext4 /dev/sdc1 rw
+nonsense
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [
+        ("/var/lib", ("/", "ext4", "/dev/vda1")),
+        ("/home", ("/home", "nfs4", "server:/export/home")),
+        ("/homes", ("/", "ext4", "/dev/vda1")),
+        ("/home/ada", ("/home", "nfs4", "server:/export/home")),
+        ("/scratch space/x", ("/scratch space", "xfs", "/dev/sdb1")),
+        ("/home/old/x", ("/home/old", "ext4", "/dev/sdc1")),  # the later one hides the other
+    ],
+)
+def test_a_folder_lies_on_the_innermost_mount(path: str, mount: tuple[str, str, str]) -> None:
+    found = module._mount_of(path, MOUNTS)
+    assert found and (found.path, found.kind, found.source) == mount
+
+
+@pytest.mark.parametrize(
+    ("free", "quota", "level"),
+    [
+        (100 * GIB, None, ""),
+        (GIB - 1, None, "near"),
+        (1000, None, "full"),
+        (100 * GIB, Limits(89, limit=100), ""),
+        (100 * GIB, Limits(90, limit=100), "near"),
+        (100 * GIB, Limits(100, limit=100), "full"),
+        (100 * GIB, Limits(90, soft=100, limit=200), "near"),
+        (100 * GIB, Limits(150, soft=100, limit=200), "near"),  # the days of grace
+        (100 * GIB, Limits(0, files=99, files_limit=100), "near"),
+        (100 * GIB, Limits(0, files=100, files_limit=100), "full"),
+        (100 * GIB, Limits(5), ""),
+    ],
+)
+def test_near_and_full(free: int, quota: Limits | None, level: str) -> None:
+    assert Space("/home/ada", 1000 * GIB, free, quota).level == level
+
+
+def test_the_program_s_table() -> None:
+    output = """\
+Disk quotas for user ada (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+server:/export/home    1200*   1000    2000  1763799999      10       0       0       0
+"""
+    assert module.parse_quota(output) == Limits(1200 << 10, 1000 << 10, 2000 << 10, 10)
+    assert module.parse_quota("Disk quotas for user ada (uid 1000): none\n") is None
+    assert module.parse_quota("quota: error while getting quota from server:/home for ada\n") is None
+    assert module.parse_quota("") is None
+
+
+def ask(folder: Path, quota: str, tmp_path: Path, **more: str) -> Space:
+    """What a process finds in which quotactl answers so."""
+    library = tmp_path / "simulated_quota.so"
+    source = ROOT / "tests/simulated_quota.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True)
+    program = """
+import dataclasses, json, sys
+from carme.storage import space
+space._mount_of = lambda path: space._Mount("/", "ext4", "/dev/vda1")
+print(json.dumps(dataclasses.asdict(space.space_of(sys.argv[1]))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder],
+        env={"LD_PRELOAD": str(library), "SIMULATED_QUOTA": quota, "PYTHONPATH": str(ROOT / "carme/src")}
+        | more,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(done.stdout)
+    return Space(**told | {"quota": Limits(**told["quota"]) if told["quota"] else None})
+
+
+def test_the_kernel_s_account(tmp_path: Path) -> None:
+    own = os.getuid()
+    found = ask(tmp_path, f"{own} 2000 1000 1500000 0 0 7", tmp_path)
+    assert found.quota == Limits(1_500_000, 1000 << 10, 2000 << 10, 7)
+    assert found.level == "near"
+    old = ask(tmp_path, f"{own} 2000 1000 1500000 0 0 7", tmp_path, SIMULATED_OLD="1")
+    assert old.quota == found.quota
+    assert ask(tmp_path, f"{own} 1000 0 1024000 0 0 7", tmp_path).level == "full"
+    assert ask(tmp_path, f"{own + 1} 1000 0 1024000 0 0 7", tmp_path).quota is None
+    assert found.size > 0
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        space_of(str(tmp_path / "none"))
+
+
+def test_here(tmp_path: Path) -> None:
+    found = space_of(str(tmp_path))
+    status = os.statvfs(tmp_path)
+    assert found.size == status.f_blocks * status.f_frsize
+    assert asdict(found)["path"] == str(tmp_path)
