@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, unquote
 
+from django.conf import settings
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from carme.errors import InvalidRequest
+from carme.files.client import Files
 
-__all__ = ["Place", "asked_path", "asked_value", "crumbs", "key_of", "shown", "within"]
+__all__ = ["Place", "asked_path", "asked_value", "crumbs", "key_of", "places_of", "shown", "within"]
 
 LONGEST = 4095  # bytes of a path, as for Linux itself
 
@@ -27,6 +29,12 @@ class Place:
     def key(self) -> str:
         """The path as addresses and forms hold it."""
         return key_of(self.path)
+
+
+def places_of(files: Files) -> list[Place]:
+    """My home, and the site's folders that jobs see as well."""
+    folders = [Place(path.name or str(path), str(path)) for path in settings.SITE.sessions.bind]
+    return [Place(_("Home"), files.home()), *folders]
 
 
 def key_of(path: str) -> str:

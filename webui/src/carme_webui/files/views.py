@@ -21,9 +21,10 @@ from carme.errors import CarmeError, InvalidRequest
 from carme.files.client import Entry, FileError, Files, Part
 from carme_webui.accounts.login import signed_in
 from carme_webui.cluster import broker
-from carme_webui.files.places import Place, asked_path, asked_value, crumbs, key_of, shown, within
+from carme_webui.files.places import Place, asked_path, asked_value, crumbs, key_of, places_of, shown, within
+from carme_webui.files.room import rooms
 
-__all__ = ["delete", "download", "folder", "make", "rename", "upload"]
+__all__ = ["delete", "download", "folder", "make", "rename", "room", "upload"]
 
 #: Bytes that the browser sends at once; nginx takes 10 MiB.
 PART = 8 << 20
@@ -48,15 +49,25 @@ def folder(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {}
     status = 200
     try:
-        places = _places(files)
-        path = within(path or places[0].path, places)
-        context = {"places": places, "crumbs": crumbs(path, places), "key": key_of(path), "part": PART}
+        mine = places_of(files)
+        path = within(path or mine[0].path, mine)
+        context = {"places": mine, "crumbs": crumbs(path, mine), "key": key_of(path), "part": PART}
         listing = files.show(path)
         context |= {"rows": _rows(path, listing.entries), "more": listing.more}
     except CarmeError as error:
         context["banner"] = str(error)
         status = _status(error)
     return render(request, "files/folder.html", context, status=status)
+
+
+@require_safe
+def room(request: HttpRequest) -> HttpResponse:
+    """The part of the dashboard that says how much room I have; empty while nobody knows."""
+    try:
+        found = rooms(signed_in(request))
+    except CarmeError:
+        found = []
+    return render(request, "files/room.html", {"rooms": found})
 
 
 @require_safe
@@ -67,7 +78,7 @@ def download(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     """
     files = _files(request)
     try:
-        path = within(asked_path(request), _places(files))
+        path = within(asked_path(request), places_of(files))
         part = files.read(path)
         tag = f'"{part.size:x}-{int(part.changed * 1e9):x}"'
         asked = _range(request, part.size, tag)
@@ -99,7 +110,7 @@ def upload(request: HttpRequest) -> JsonResponse:
     """How far an upload is (GET), or its next part (PUT)."""
     files = _files(request)
     try:
-        path = within(asked_path(request), _places(files))
+        path = within(asked_path(request), places_of(files))
         name = request.GET.get("id", "")
         if request.method == "GET":
             told = files.begun(path, name)
@@ -147,7 +158,7 @@ def delete(request: HttpRequest) -> HttpResponse:
     """Ask whether to delete something of mine, and delete it."""
     if request.method != "POST":
         try:
-            path = within(asked_path(request), _places(_files(request)))
+            path = within(asked_path(request), places_of(_files(request)))
         except CarmeError as error:
             return render(request, "files/folder.html", {"banner": str(error)}, status=_status(error))
         parent = key_of(path.rpartition("/")[0] or "/")
@@ -165,12 +176,6 @@ def delete(request: HttpRequest) -> HttpResponse:
 
 def _files(request: HttpRequest) -> Files:
     return Files(broker(), signed_in(request).username)
-
-
-def _places(files: Files) -> list[Place]:
-    """My home, and the site's folders that jobs see as well."""
-    folders = [Place(path.name or str(path), str(path)) for path in settings.SITE.sessions.bind]
-    return [Place(_("Home"), files.home()), *folders]
 
 
 def _rows(path: str, entries: list[Entry]) -> list[Row]:
@@ -192,7 +197,7 @@ def _change(request: HttpRequest, do: Any) -> HttpResponse:
     files = _files(request)
     path = asked_value(request, "path")
     try:
-        places = _places(files)
+        places = places_of(files)
         path = within(path, places)
         shows = do(files, path, places)
     except CarmeError as error:

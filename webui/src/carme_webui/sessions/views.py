@@ -23,6 +23,7 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements.models import News
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, picture, supplies
+from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror
@@ -144,6 +145,8 @@ def start(request: HttpRequest) -> HttpResponse:
     """Check the form and start a session."""
     cluster, banner = _look()
     form = _form(request, cluster, data=request.POST)
+    if full := refusal(signed_in(request)):
+        form.add_error(None, full)
     if not form.is_valid() or form.options is None:
         context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
         return render(request, "sessions/dashboard.html", context, status=422)
