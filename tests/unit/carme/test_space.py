@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import simulated_quota
 
 from carme.storage import Limits, Space, space_of
 from carme.storage import space as module
@@ -76,9 +77,7 @@ server:/export/home    1200*   1000    2000  1763799999      10       0       0 
 
 def ask(folder: Path, quota: str, tmp_path: Path, **more: str) -> Space:
     """What a process finds in which quotactl answers so."""
-    library = tmp_path / "simulated_quota.so"
-    source = ROOT / "tests/simulated_quota.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True)
+    library = simulated_quota.build(tmp_path)
     program = """
 import dataclasses, json, sys
 from carme.storage import space

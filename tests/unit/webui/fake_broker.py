@@ -94,6 +94,8 @@ class FakeBroker:
         self.refusal: CarmeError | None = None
         self.kept: dict[str, Reservation] = {}
         self.home = address.parent / "home"
+        #: What the programs that run as the user have besides.
+        self.environment: dict[str, str] = {}
         self.starts: Callable[[JobRequest], datetime] | None = None
         self.wanted: dict[int, JobRequest] = {}
         self.results: dict[int, bytes] = {}
@@ -297,7 +299,7 @@ class FakeBroker:
             [sys.executable, "-I", "-S", str(program.__file__)],
             stdin=connection.fileno(),
             stdout=connection.fileno(),
-            env={"HOME": str(self.home)},
+            env={"HOME": str(self.home), **self.environment},
             check=False,
         )
 

@@ -6,6 +6,7 @@ a job of several nodes, joining agents on the others. Whatever fails is one sent
 A session's user waits for what happens here. So it imports little: no asyncio, no subprocess, no pathlib.
 """
 
+import errno
 import json
 import os
 import signal
@@ -442,7 +443,9 @@ def check_home(home: str) -> None:
         raise LaunchError(
             Exit.HOME_NOT_WRITABLE,
             f"The home directory {home} cannot be written on {socket.gethostname()}: {error.strerror}.",
-            "See that it is yours and has space left, or tell an administrator.",
+            "Delete what you do not need there, and start the job again."
+            if error.errno in (errno.EDQUOT, errno.ENOSPC)
+            else "See that it is yours and has space left, or tell an administrator.",
         ) from None
 
 
