@@ -7,6 +7,7 @@
 #include <new>
 
 #include <fcntl.h>
+#include <linux/errqueue.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -52,6 +53,7 @@ void Links::add_peer(int peer, const std::vector<int>& sockets) {
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
+        link->uncopied = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
         epoll_event event{};
         event.events = EPOLLIN;
         event.data.ptr = link.get();
@@ -95,6 +97,7 @@ void Links::poll(int timeout_ms, int own) {
     for (int i = 0; i < n; ++i) {
         auto* link = static_cast<Link*>(events[i].data.ptr);
         if (!link || link->fd < 0) continue;
+        if (events[i].events & EPOLLERR) release(*link);
         if (events[i].events & EPOLLOUT)
             if (!writable(*link)) continue;
         if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(*link);
@@ -108,7 +111,9 @@ void Links::poll_for(const Request& request) {
     const auto& streams = streams_[size_t(request.peer)];
     if (request.stream >= streams.size() || streams[request.stream]->fd < 0) return;
     completed_any_ = false;
-    readable(*streams[request.stream]);
+    Link& link = *streams[request.stream];
+    if (!link.leaving.empty()) release(link);
+    readable(link);
     wake_others(1);
 }
 
@@ -144,25 +149,41 @@ void Links::enqueue(Link& link, Out out) {
     if (link.out.size() == 1) writable(link);
 }
 
+// See the kernel's networking/msg_zerocopy documentation: each call that sends without a copy has a number, and the
+// socket's queue of errors says which numbers' payloads have gone.
 bool Links::writable(Link& link) {
+    bool uncopied = link.uncopied;
     while (!link.out.empty()) {
         // Several frames in one call, so that small messages share segments on the wire.
         iovec parts[16];
-        int n = 0;
+        int n = 0, flags = MSG_NOSIGNAL | MSG_DONTWAIT;
         for (auto& out : link.out) {
             if (n + 2 > 16) break;
             if (out.sent < sizeof(Frame))
                 parts[n++] = {reinterpret_cast<char*>(&out.frame) + out.sent, sizeof(Frame) - out.sent};
             uint64_t payload = out.sent > sizeof(Frame) ? out.sent - sizeof(Frame) : 0;
             const char* data = out.data ? out.data : out.owned.data();
+            const bool alone = uncopied && out.size - payload >= uncopied_from;
+            if (alone && n) {  // what comes before it goes first, by copy
+                flags |= MSG_MORE;
+                break;
+            }
             if (payload < out.size) parts[n++] = {const_cast<char*>(data) + payload, out.size - payload};
+            if (alone) {
+                flags |= MSG_ZEROCOPY;
+                break;
+            }
         }
         msghdr message{};
         message.msg_iov = parts;
         message.msg_iovlen = size_t(n);
-        ssize_t sent = sendmsg(link.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = sendmsg(link.fd, &message, flags);
         if (sent < 0) {
             if (errno == EINTR) continue;
+            if (errno == ENOBUFS && flags & MSG_ZEROCOPY) {  // too many pages are kept in place: not now
+                uncopied = false;
+                continue;
+            }
             if (errno == EAGAIN || errno == EWOULDBLOCK) {
                 if (!link.wants_write) {
                     link.wants_write = true;
@@ -174,6 +195,7 @@ bool Links::writable(Link& link) {
             drop(link, nullptr);
             return false;
         }
+        if (flags & MSG_ZEROCOPY) link.out.front().uncopied = link.calls++;
         auto left = uint64_t(sent);
         while (left) {
             Out& out = link.out.front();
@@ -181,7 +203,8 @@ bool Links::writable(Link& link) {
             out.sent += step;
             left -= step;
             if (out.sent == sizeof(Frame) + out.size) {
-                complete(out.request, State::done);
+                if (out.uncopied) link.leaving.push_back(std::move(out));
+                else complete(out.request, State::done);
                 link.out.pop_front();
             }
         }
@@ -192,6 +215,37 @@ bool Links::writable(Link& link) {
         watch(link);
     }
     return true;
+}
+
+void Links::release(Link& link) {
+    for (;;) {
+        alignas(cmsghdr) char control[128];
+        msghdr message{};
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        if (recvmsg(link.fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) {
+            if (errno == EINTR) continue;
+            break;
+        }
+        for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+            sock_extended_err told;
+            if (part->cmsg_len < CMSG_LEN(sizeof told)) continue;
+            std::memcpy(&told, CMSG_DATA(part), sizeof told);
+            if (told.ee_origin != SO_EE_ORIGIN_ZEROCOPY) continue;
+            if (told.ee_code & SO_EE_CODE_ZEROCOPY_COPIED && !insist_on_uncopied) link.uncopied = false;
+            link.passed_early[told.ee_info] = told.ee_data + 1;  // mostly, but not always, in order
+        }
+    }
+    for (auto next = link.passed_early.find(link.passed); next != link.passed_early.end();
+         next = link.passed_early.find(link.passed)) {
+        link.passed = next->second;
+        link.passed_early.erase(next);
+    }
+    // Numbers begin again at 0 some day.
+    while (!link.leaving.empty() && int32_t(link.passed - *link.leaving.front().uncopied) > 0) {
+        complete(link.leaving.front().request, State::done);
+        link.leaving.pop_front();
+    }
 }
 
 void Links::send(int peer, size_t stream, const Frame& frame, const void* data, Request* request) {
@@ -290,6 +344,9 @@ void Links::cancel(Request* requests, size_t count) {
                 ++out;
             }
         }
+        // What the kernel still reads of a buffer is of a message that failed: its pages stay, whatever is in them.
+        for (auto& out : link->leaving)
+            if (ours(out.request)) out.request = nullptr;
     }
 }
 
@@ -309,11 +366,11 @@ void Links::forget(uint64_t key) {
     std::erase_if(unexpected_, [&](auto& entry) { return std::get<1>(entry.first) == key; });
 }
 
-bool Links::idle(int peer) {
+uint64_t Links::sent_uncopied() {
     std::lock_guard lock(mutex_);
-    for (Link* link : streams_[size_t(peer)])
-        if (!link->out.empty()) return false;
-    return true;
+    uint64_t calls = 0;
+    for (auto& link : links_) calls += link->calls;
+    return calls;
 }
 
 void Links::resume_paused() {
@@ -588,8 +645,10 @@ void Links::lose(int peer) {
         link->in_payload = false;
         link->keep.reset();
         link->owned = {};
-        for (auto& out : link->out) complete(out.request, State::lost);
-        link->out.clear();
+        for (auto* left : {&link->out, &link->leaving}) {
+            for (auto& out : *left) complete(out.request, State::lost);
+            left->clear();
+        }
     }
     for (auto entry = posted_.begin(); entry != posted_.end();) {
         if (std::get<0>(entry->first) == peer) {

@@ -75,6 +75,12 @@ public:
     static constexpr int turns_for_all = 8;  // of waiting for one request: in the last of them all streams are looked at
     static constexpr uint64_t largest_passive = 1 << 20;
     static constexpr uint64_t largest_message = uint64_t(1) << 40;
+    // Bytes of a payload that the network card is to fetch from where they lie (MSG_ZEROCOPY), where it can: for fewer,
+    // keeping their pages in place and being told when they have gone costs more than a copy.
+    static constexpr uint64_t uncopied_from = 64 * 1024;
+    // A stream copies again once the kernel says that it copies such payloads all the same, as it does on virtual
+    // devices. Tests, which have no others, let it go on.
+    static inline std::atomic<bool> insist_on_uncopied{false};
 
     Links(Host& host, int size);
     ~Links();
@@ -99,7 +105,9 @@ public:
     // Forgets requests: their buffers are not touched after this returns.
     void cancel(Request* requests, size_t count);
     void forget(uint64_t key);
-    bool idle(int peer);
+
+    // Calls that sent of a payload without a copy, so far.
+    uint64_t sent_uncopied();
 
     // Moves what can be moved. Called by waiting threads; the background thread does it when nobody waits.
     // `own`: 1 where the caller holds a `Foreground`.
@@ -150,6 +158,7 @@ private:
         std::vector<char> owned;
         std::shared_ptr<void> keep;  // what `data` lies in
         Request* request = nullptr;
+        std::optional<uint32_t> uncopied;  // the last call that sent of it without a copy
     };
     enum class Into { nothing, segment, posted, unexpected, passive };
     using Match = std::tuple<int, uint64_t, uint32_t, uint32_t>;
@@ -157,6 +166,10 @@ private:
         int fd = -1;
         int peer = -1;
         std::deque<Out> out;
+        bool uncopied = false;           // whether large payloads are sent without a copy
+        uint32_t calls = 0, passed = 0;  // that did so, and those of them whose payload has gone
+        std::unordered_map<uint32_t, uint32_t> passed_early;  // from a call to the one after the last of these
+        std::deque<Out> leaving;  // sent, but the kernel still reads their payloads
         std::unique_ptr<char[]> buffer;
         size_t head = 0, tail = 0;
         bool in_payload = false, wants_write = false;
@@ -188,6 +201,7 @@ private:
     void wake_others(int own);
     void readable(Link& link);
     bool writable(Link& link);  // false: the link is gone
+    void release(Link& link);   // payloads that have gone
     void watch(Link& link);
     bool begin(Link& link);     // a header is complete; false: pause
     void finish(Link& link);    // its payload is complete

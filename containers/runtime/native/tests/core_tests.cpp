@@ -201,6 +201,7 @@ void long_ones(const std::vector<int>& nodes, Wire wire) {
                 CHECK(wrong == 0);
             }
         }
+        if (Links::insist_on_uncopied) CHECK(context->links().sent_uncopied() > 4);
     });
 }
 
@@ -460,6 +461,13 @@ int main() {
         for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}}) long_ones(nodes, wire);
     feedback({0, 1}, Algorithm::automatic, Wire::bf16);
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) feedback({0, 1, 2}, algorithm, Wire::int8);
+    // Here the kernel says at once that it copies.
+    Links::insist_on_uncopied = true;
+    for (Wire wire : {Wire::same, Wire::bf16})
+        for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1, 1}}) long_ones(nodes, wire);
+    for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) between_nodes({0, 1, 2}, algorithm);
+    one_sided({0, 1});
+    Links::insist_on_uncopied = false;
     link_models();
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) one_sided(nodes);
     letters();
