@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -104,6 +105,12 @@ int gaspi_proc_init(Size ms) {
     }
     while (fd < 0 && (fd = open(name, O_RDWR)) < 0)
         if (!pause_until(end, &each)) return TIMEOUT;
+    /* Rank 0 makes the file, then gives it its size. */
+    for (struct stat seen; fstat(fd, &seen) == 0 && seen.st_size < (off_t)sizeof(World);)
+        if (!pause_until(end, &each)) {
+            close(fd);
+            return TIMEOUT;
+        }
     World* found = mmap(NULL, sizeof(World), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     close(fd);
     if (found == MAP_FAILED) return FAILED;

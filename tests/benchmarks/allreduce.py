@@ -539,7 +539,7 @@ def as_carme() -> tuple[int, int, Callable[[str, int], Any]]:
             # What nobody can get below on this link: the same bytes both ways, received into little memory.
             wire = wires[0] if wires else connect_two(process.rank, process.everyone)
             wires[:] = [wire]
-            data = memoryview(np.zeros(count, np.float32)).cast("B")
+            data = np.zeros(count, np.float32).data.cast("B")
             room = memoryview(bytearray(min(len(data), 256 * KIB)))
             return np.zeros(1, np.float32), lambda: both_ways(wire, data, room), process.everyone.barrier
         array = segment.array("float32", 0, count) if mode == "segment" else np.empty(count, np.float32)

@@ -5,6 +5,7 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def row(
     unit: str,
     ours: float | None,
     *,
-    peers: dict[str, float | None] | None = None,
+    peers: Mapping[str, float | None] | None = None,
     floor: float | None = None,
     aim: str = "",
     holds: bool | None = None,

@@ -204,11 +204,7 @@ def work(name: str, door: str) -> None:
     if name == KERAS:
         rank, step_all = prepare_keras(build(kind))
         shares = range(int(os.environ["WORLD_SIZE"]))  # a global batch is given to all ranks
-
-        def step(_: Any, x: Any, y: Any) -> Any:
-            return step_all(x, y), 0.0
-
-        model = None
+        model, step = None, lambda _, x, y: (step_all(x, y), 0.0)
     else:
         model, rank, step = prepare(name, build(kind))
         shares = range(rank, rank + 1)
