@@ -384,12 +384,32 @@ def test_an_own_image_is_run_only_as_it_was_built(node: Node) -> None:
     image.write_bytes(b"an image")
     digest = "sha256:" + hashlib.sha256(b"an image").hexdigest()
     node.spec(image=str(image), own_image=True, digest=digest)
-    assert node.run()[0] == 0
-    assert str(image) in node.calls("apptainer")[0]["arguments"]
+    # Whoever may write to it changes it in the moment of the start: what runs is what was looked at.
+    node.script(
+        "first", f"echo evil >{image}; cat {node.private}/image.sif; stat -c %a {node.private}/image.sif"
+    )
+    code, output, errors = node.run()
+    assert (code, output) == (0, "an image400\n"), errors
+    (call,) = node.calls("apptainer")
+    assert str(image) not in call["arguments"] and f"{node.private}/image.sif" in call["arguments"]
+    assert not node.private.exists(), "the copy ends with the job"
     image.write_bytes(b"another image")
     code, _output, errors = node.run()
     assert code == Exit.IMAGE_CHANGED and "is not what was built" in errors
     assert len(node.calls("apptainer")) == 1
+
+
+def test_the_copy_of_an_own_image_lies_on_the_nodes_disk(node: Node) -> None:
+    image = node.folder / "mine.sif"
+    image.write_bytes(b"an image")
+    digest = "sha256:" + hashlib.sha256(b"an image").hexdigest()
+    place = node.folder / f"cache/jobs/{os.getpid()}"
+    place.mkdir(parents=True)
+    staging = {"cache": str(node.folder / "cache")}
+    node.spec(image=str(image), own_image=True, digest=digest, staging=staging)
+    assert node.run()[0] == 0
+    assert f"{place}/image.sif" in node.calls("apptainer")[0]["arguments"]
+    assert not list(place.iterdir())
 
 
 def test_a_job_notes_its_image_and_the_revision_of_its_folder(node: Node) -> None:

@@ -10,7 +10,8 @@ from carme.cli.datasets import datasets
 from carme.cli.output import add_json, print_json
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
-from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages
+from carme.images.own import is_own
+from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_text
 from carme.jobs.scripts import interpreter, name_of
 from carme.projects import account_of
 
@@ -73,6 +74,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 def _submit(options: argparse.Namespace) -> int:
     if portal.is_remote():
         return _submit_remotely(options)
+    if is_own(options.image):
+        return _submit_in_own_image(options)
     command = _command(options)
     minutes = parse_minutes(options.time) if options.time else load().sessions.default_minutes
     request = JobRequest.read(
@@ -114,6 +117,14 @@ def _tell(options: argparse.Namespace, job_id: int, limit: str = "") -> int:
     return 0
 
 
+def _submit_in_own_image(options: argparse.Namespace) -> int:
+    """Through the portal, which alone knows users' own images and who may use them."""
+    stages = parse_stages(" ".join(options.stage), datasets()) if options.stage else []
+    results = str(Path(options.results).absolute()) if options.results else None
+    where = os.getcwd()  # noqa: PTH109 - as above
+    return _through_portal(options, _command(options), [], stage_text(stages).split(), results, where)
+
+
 def _submit_remotely(options: argparse.Namespace) -> int:
     """A script of this computer is sent along; a command must be one of the cluster's."""
     given: list[str] = options.command
@@ -127,6 +138,18 @@ def _submit_remotely(options: argparse.Namespace) -> int:
         )
     what: Path | list[str] = given[1:] if given[0] == "--" else Path(given[0])
     arguments = [] if isinstance(what, list) else given[1:]
+    stage = [word for part in options.stage for word in part.split()]
+    return _through_portal(options, what, arguments, stage, options.results)
+
+
+def _through_portal(
+    options: argparse.Namespace,
+    what: Path | list[str],
+    arguments: list[str],
+    stage: list[str],
+    results: str | None,
+    workdir: str | None = None,
+) -> int:
     with portal.client() as site:
         from carme.client import Asked  # it is installed, or there would be no client
 
@@ -142,8 +165,9 @@ def _submit_remotely(options: argparse.Namespace) -> int:
             partition=options.partition,
             account=account_of(options.project) if options.project else options.account,
             reservation=options.reservation,
-            stage=[word for part in options.stage for word in part.split()],
-            results=options.results,
+            workdir=workdir,
+            stage=stage,
+            results=results,
         )
         if options.array:
             job_id = site.array(what, options.array, *arguments, **asked).id

@@ -208,6 +208,8 @@ def _run(folder: str, submission: str) -> int:
         return programs.wait(first)
     finally:
         _remove(allocation.private, staged)
+        if spec.get("own_image"):
+            _unlink(own_place(spec))
 
 
 def _join(folder: str, where: str) -> int:
@@ -235,6 +237,8 @@ def _join(folder: str, where: str) -> int:
         return 0 if joined else code
     finally:
         _remove(allocation.private, staged)
+        if spec.get("own_image"):
+            _unlink(own_place(spec))
 
 
 def _ahead_of_others(programs: Programs, folder: str, spec: dict[str, Any], allocation: Allocation) -> int:
@@ -608,8 +612,9 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
             f"Apptainer is not installed on {socket.gethostname()}.",
             "Tell an administrator, or start the job without an image.",
         )
-    if spec.get("own_image"):
-        check_digest(image, spec["digest"])
+    file = (
+        checked_copy(image, spec["digest"], own_place(spec)) if spec.get("own_image") else local_copy(image)
+    )
     arguments = ["apptainer", "-q", "exec", "--contain", "--cleanenv", "--home", home()]
     # The folder and not the socket, which is another one after the exporter's restart.
     binds = [
@@ -627,29 +632,71 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
         arguments += ["--bind", f"{path}:{path}"]
     for path in staged.read_only if staged else ():
         arguments += ["--bind", f"{path}:{path}:ro"]
-    file = image if spec.get("own_image") else local_copy(image)
     return [*arguments, "--pwd", spec["workdir"] or home(), file]
 
 
-def check_digest(image: str, digest: str) -> None:
-    """Refuse an image that is not what was built: the site's are root's, but a user's own one may change."""
+def own_place(spec: dict[str, Any]) -> str:
+    """Where a job keeps its copy of a user's image: on the node's disk, else in its own folder in /tmp.
+
+    Nobody but the job's owner can enter either.
+    """
+    job_id = os.environ.get("SLURM_JOB_ID", "")
+    folder = f"{spec['staging']['cache']}/jobs/{job_id}" if spec.get("staging") else ""
+    if not (folder and os.access(folder, os.W_OK | os.X_OK)):
+        folder = f"/tmp/carme-{job_id}"
+    return f"{folder}/image.sif"
+
+
+def checked_copy(image: str, digest: str, copy: str) -> str:
+    """The job's own copy of an image that is what was built; refuses any other.
+
+    The site's images are root's, but a user's own one may change: whoever can write to it could do so between
+    a look at it and its start. So what is looked at is the copy, which only the job's owner can change.
+
+    Args:
+        image: The file.
+        digest: What it must be.
+        copy: Where the copy goes.
+    """
     import hashlib
 
+    changed = "Ask its owner to put it where you may read it, or choose another image."
+    hashed, draft = hashlib.sha256(), f"{copy}.{os.getpid()}"
     try:
-        with open(image, "rb") as file:
-            found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        # O_NONBLOCK: opening a FIFO in its place must not wait for its writer.
+        with open(os.open(image, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(0, "it is not a plain file")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            changed = "Free some space on the node, or choose another image."
+            with open(os.open(draft, flags, 0o400), "wb") as made:
+                while part := file.read(4 << 20):
+                    hashed.update(part)
+                    made.write(part)
     except OSError as error:
+        _unlink(draft)
         raise LaunchError(
             Exit.IMAGE_CHANGED,
-            f"The image file {image} cannot be read on {socket.gethostname()}: {error.strerror}.",
-            "Ask its owner to put it where you may read it, or choose another image.",
+            f"The image file {image} cannot be copied on {socket.gethostname()}: {error.strerror}.",
+            changed,
         ) from None
+    found = f"sha256:{hashed.hexdigest()}"
     if found != digest:
+        _unlink(draft)
         raise LaunchError(
             Exit.IMAGE_CHANGED,
             f"The image file {image} is not what was built: its digest is {found}, not {digest}.",
             "Build the image again, or choose another one.",
         )
+    os.replace(draft, copy)
+    return copy
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # it was never made
 
 
 def has_driver() -> bool:
