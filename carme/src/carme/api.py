@@ -24,6 +24,7 @@ __all__ = [
     "Overview",
     "Page",
     "Problem",
+    "ProjectOut",
     "SessionOut",
     "Slot",
     "Submitted",
@@ -259,6 +260,33 @@ class ImageBuild(BaseModel):
     packages: dict[str, str]
     created: datetime
     built: datetime | None
+
+
+class ProjectOut(BaseModel):
+    """A project of mine: who is in it, what it may use and has used. A limit that is null is none.
+
+    `account` is what sessions and jobs name when it pays; `gpu_hours_used` is what its jobs have used, and
+    `gpu_hours_booked` what its bookings to come will cost.
+    """
+
+    name: str
+    title: str
+    account: str
+    manager: bool
+    managers: list[str]
+    members: list[str]
+    partitions: list[str]
+    gpu_types: dict[str, int]
+    gpus: int | None
+    nodes: int | None
+    jobs: int | None
+    minutes: int | None
+    gpu_hours: int | None
+    gpus_now: int
+    nodes_now: int
+    jobs_now: int
+    gpu_hours_used: float
+    gpu_hours_booked: float
 
 
 class Account(BaseModel):

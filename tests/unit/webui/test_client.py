@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from carme.jobs import JobState
 from carme_webui.accounts.models import User
 from carme_webui.api.models import SCOPES, Token
 from carme_webui.jobs.models import Job
+from carme_webui.projects.models import Membership, Project
 
 from .fake_broker import NOW, FakeBroker, make_job
 
@@ -262,6 +264,18 @@ def test_sessions_and_bookings(
         assert other.bookings.get(booking.name).info().state == "ended"
 
 
+def test_my_projects(client: carme.Client, settings: Any) -> None:
+    alice, bob = User.objects.get(username="alice"), User.objects.create_user("bob")
+    vision = Project.objects.create(name="vision", title="Computer vision", gpus=8, used={"gpu_hours": 2.5})
+    Project.objects.create(name="secret", title="Not Alice's")
+    Membership.objects.create(project=vision, user=alice, manager=True)
+    Membership.objects.create(project=vision, user=bob)
+    (one,) = client.projects()
+    assert (one.name, one.account, one.gpus, one.gpu_hours) == ("vision", "carme-vision", 8, None)
+    assert one.manager and one.managers == ["alice"] and one.members == ["alice", "bob"]
+    assert (one.gpu_hours_used, one.gpu_hours_booked) == (2.5, 0)
+
+
 def test_a_booking_with_its_session_and_data_by_command(
     elsewhere: Any, broker: FakeBroker, settings: Any, capsys: Any
 ) -> None:
@@ -337,6 +351,16 @@ def test_a_token_that_others_may_read_is_not_used(elsewhere: Any, capsys: Any) -
     login.path.chmod(0o644)
     assert main(["jobs"]) == 1
     assert "Others may read" in capsys.readouterr().err
+
+
+def test_a_computer_without_the_client_is_told_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("carme.cli.portal.is_remote", lambda: True)
+    monkeypatch.setitem(sys.modules, "carme.client", None)  # as when an import in it fails
+    for words in (["login", "https://carme.example.org"], ["jobs"]):
+        assert main(words) == 1
+        assert "pip install 'carme[client]'" in capsys.readouterr().err
 
 
 def test_a_login_is_tried_before_it_is_kept(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import importlib
 import os
 import sys
 from datetime import datetime
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from carme.cli.output import add_json, moment, plain, print_json, print_table
@@ -26,16 +28,20 @@ def is_remote() -> bool:
     return not (os.environ.get("CARME_CONFIG") or DEFAULT_PATH.exists())
 
 
-def client() -> Client:
-    """The portal. Raises ConfigError when this computer has no token, or lacks what the client needs."""
+def library() -> ModuleType:
+    """`carme.client`. Raises ConfigError when this computer lacks what it needs."""
     try:
-        from carme.client import Client
+        return importlib.import_module("carme.client")
     except ImportError as error:
         raise ConfigError(
             f"The Python client is not installed here: {error.name} is missing.",
             "Install it with: pip install 'carme[client]'",
         ) from None
-    return Client()
+
+
+def client() -> Client:
+    """The portal. Raises ConfigError when this computer has no token, or lacks what the client needs."""
+    return library().Client()
 
 
 def cancel_job(job_id: int, task: int | None = None) -> None:
@@ -132,8 +138,7 @@ def _size(parser: argparse.ArgumentParser, required: bool = False) -> None:
 
 
 def _login(options: argparse.Namespace) -> int:
-    from carme.client import Client, Login
-
+    known = library()
     # Never from an argument: others see those.
     token = getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline().strip()
     if not token:
@@ -142,9 +147,9 @@ def _login(options: argparse.Namespace) -> int:
             f"Make one at {options.url.rstrip('/')}/tokens/ and give it here.",
             field="token",
         )
-    with Client(options.url, token) as portal:
+    with known.Client(options.url, token) as portal:
         account = portal.profile()
-    login = Login()
+    login = known.Login()
     login.write(options.url.rstrip("/"), token)
     print(f"You are {account.user} at {options.url}; the token holds until {moment(account.token_expires)}.")
     print(f"It is kept in {login.path}.")

@@ -81,6 +81,10 @@ class Client:
         """Whose token this is, and what it allows."""
         return api.Account.model_validate(self.connection.ask("GET", "profile"))
 
+    def projects(self) -> list[api.ProjectOut]:
+        """My projects: who is in them, what they may use and have used."""
+        return [api.ProjectOut.model_validate(one) for one in self.connection.ask("GET", "projects")]
+
     def cluster(self) -> api.Overview:
         """Partitions, nodes, and the GPUs that are free now."""
         return api.Overview.model_validate(self.connection.ask("GET", "cluster"))

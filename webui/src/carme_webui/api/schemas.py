@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from django.db.models import Model, QuerySet
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from carme.api import App, BookingOut, ImageBuild, Overview, SessionOut, SupplyOut
+from carme.api import App, BookingOut, ImageBuild, Overview, ProjectOut, SessionOut, SupplyOut
 from carme.bookings import YEARS, BookingState, Wish
 from carme.jobs import Cluster, SessionOptions
 from carme.sessions import SessionState
@@ -16,6 +16,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.cluster import Supply
 from carme_webui.images.models import OwnImage
 from carme_webui.jobs.submissions import Staged
+from carme_webui.projects.models import Project
 from carme_webui.sessions import models as sessions
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "image_out",
     "overview_of",
     "page_of",
+    "project_out",
     "session_out",
 ]
 
@@ -204,6 +206,24 @@ def booking_out(row: Booking, reader: User | None = None) -> BookingOut:
 def _planned(row: Booking) -> dict[str, Any]:
     same = {name: getattr(row, name) for name in ("session_image", "staged", "stage_problem")}
     return {**same, "session": row.session_name, "stage": stages_of(row)}
+
+
+def project_out(row: Project, reader: User) -> ProjectOut:
+    """What a member is sent of a project."""
+    same = ("name", "title", "account", "partitions", "gpu_types", "gpus", "nodes", "jobs", "minutes")
+    people = row.memberships.all()
+    managers = [one.user.username for one in people if one.manager]
+    return ProjectOut(
+        **{name: getattr(row, name) for name in (*same, "gpu_hours")},
+        manager=reader.username in managers,
+        managers=managers,
+        members=[one.user.username for one in people],
+        gpus_now=row.use.gpus,
+        nodes_now=row.use.nodes,
+        jobs_now=row.use.jobs,
+        gpu_hours_used=row.use.gpu_hours,
+        gpu_hours_booked=round(sum(one.gpu_hours_left for one in row.bookings.all()), 1),
+    )
 
 
 def image_out(row: OwnImage) -> ImageBuild:

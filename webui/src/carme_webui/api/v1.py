@@ -151,6 +151,14 @@ def image_list(request: HttpRequest) -> list[wire.ImageOut]:
     return shown
 
 
+@general.get("/projects", response=_answers(list[wire.ProjectOut]))
+def project_list(request: HttpRequest) -> list[wire.ProjectOut]:
+    """The projects that I am in."""
+    user = asker(request)
+    rows = Project.of(user).prefetch_related("memberships", "bookings").order_by("name")
+    return [schemas.project_out(row, user) for row in rows]
+
+
 @general.get("/news", response=_answers(list[wire.NewsOut]))
 def news_list(request: HttpRequest) -> Any:
     """What the dashboard announces, the latest first."""
