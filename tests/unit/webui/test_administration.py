@@ -109,7 +109,7 @@ def test_a_job_is_stopped_and_its_owner_told_why(root: Browser, browser: Browser
     assert "No job waits" in text(root.get("/admin/jobs/?q=bob"))
     root.send("/admin/jobs/7/stop/", "/admin/jobs/7/stop/", message="The room gets <b>hot</b>.")
     [asked] = broker.asked_for("cancel")
-    assert (asked.job_id, asked.user) == (7, "alice")
+    assert (asked.job_id, asked.user) == (7, None), "not as its owner"
     page = text(browser.get("/profile/"))
     assert "ended your job 7 (job 7). The room gets &lt;b&gt;hot&lt;/b&gt;." in page and "badge" in page
     assert "ended job 7" in text(root.get("/admin/record/?q=ended"))

@@ -29,12 +29,12 @@ async def enrol(account: UnixAccount, slurm: Slurm, settings: Settings) -> list[
         if error.code != "no-accounting":
             raise
     if not await asyncio.to_thread(Path(account.home).exists):
-        # What PAM runs at a first login: it copies /etc/skel, and gives it to the account.
-        made = await run("/sbin/mkhomedir_helper", account.name, "0077")
+        # A unit of its own does what PAM does at a first login: the broker may not give files away.
+        made = await run("systemctl", "start", f"carme-home@{account.name}.service")
         if made.code:
             raise CarmeError(
                 f"The home {account.home} cannot be made: {made.errors.strip()[:200] or 'no reason given'}.",
-                "Make it by hand, or see whether the file system is mounted.",
+                f"Make it by hand; journalctl -u carme-home@{account.name} says more.",
                 code="home",
             )
         done.append(f"made the home {account.home}")
