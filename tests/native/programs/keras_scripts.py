@@ -298,5 +298,5 @@ def tensorboards():
         tensorboards,
     )
 }[kind]()
-if on_torch:
+if on_torch and torch.distributed.is_initialized():  # not for a rank alone
     torch.distributed.destroy_process_group()
