@@ -3,6 +3,7 @@
 Needs nothing but Python, so that hosts, the machine that installs them and the tests build it alike.
 """
 
+import hashlib
 import os
 import platform
 import shutil
@@ -15,6 +16,12 @@ SOURCE = Path(__file__).resolve().parent / "copying.c"
 LIBRARY = f"src/carme/staging/copying-{platform.machine()}.so"
 #: It may be run on other hosts than this one, so it is made for the architecture's oldest processors.
 FLAGS = ("-O2", "-std=gnu17", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread", "-Wl,--build-id=none", "-s")
+
+
+def digest() -> str:
+    """What tells a library that was built of this source from others."""
+    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), platform.machine().encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def build(output: Path, *more: str) -> bool:

@@ -102,6 +102,20 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
     wait_until("no job's folder is left", lambda: not demo.run(first.node_list, "ls", gone).stdout.strip())
 
 
+def test_a_copy_by_several_nodes(demo: DemoSite) -> None:
+    demo.run("head", "python3", "-c", MAKE.replace("/scratch/lines", "/scratch/many"))
+    copied = "/home/user1/copied"
+    try:
+        told = demo.carme("data", "copy", "--nodes", "2", "--json", "/scratch/many", copied)
+        end = json.loads(told.stdout.splitlines()[-1])
+        assert end["ok"] and end["copied"] == 200 and end["engine"] == "native"
+        assert end["hosts"] and set(end["hosts"]) <= {"n1", "n2"}
+        compared = demo.carme("data", "verify", "/scratch/many", copied)
+        assert compared.stdout.startswith("200 files are the same")
+    finally:
+        demo.run("head", "rm", "-rf", "/scratch/many", copied)
+
+
 @pytest.mark.usefixtures("lines")
 def test_results_of_a_job_that_fails(demo: DemoSite) -> None:
     def submit(script: str) -> int:

@@ -6,9 +6,11 @@ import io
 import json
 import os
 import re
+import runpy
 import stat
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -99,6 +101,18 @@ def source_archive(root: Path) -> tuple[bytes, str]:
             digest.update(f"{name}\0{member.mode}\0{member.linkname}\0{len(content)}\0".encode())
             digest.update(content)
             archive.addfile(member, io.BytesIO(content))
+        # The head has no C compiler.
+        for program in sorted(root.glob("*/native/compile.py")):
+            built = runpy.run_path(str(program))
+            with tempfile.TemporaryDirectory() as folder:
+                output = Path(folder) / "library"
+                if built["build"](output):
+                    place = program.parent.relative_to(root) / "built" / built["digest"]()
+                    member = tarfile.TarInfo(str(place / Path(built["LIBRARY"]).name))
+                    content = output.read_bytes()
+                    member.size, member.mode = len(content), 0o644
+                    digest.update(content)
+                    archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue(), digest.hexdigest()
 
 

@@ -28,10 +28,13 @@ def compiled(folder: Path, place: Path) -> dict[str, Path]:
     program = runpy.run_path(str(folder / "native/compile.py"))
     output = place / folder.name
     try:
-        return {program["LIBRARY"]: output} if program["build"](output) else {}
+        if program["build"](output):
+            return {program["LIBRARY"]: output}
     except (subprocess.CalledProcessError, OSError) as error:
-        print(f"{folder} is packed without its compiled part: {error}", file=sys.stderr)
-        return {}
+        print(f"{folder} is not compiled here: {error}", file=sys.stderr)
+    # Whoever brought the tree here may have built it of this very source.
+    brought = folder / "native/built" / program["digest"]() / Path(program["LIBRARY"]).name
+    return {program["LIBRARY"]: brought} if brought.exists() else {}
 
 
 def pack(folder: Path) -> bytes:
@@ -47,6 +50,8 @@ def pack(folder: Path) -> bytes:
         for inside, path in sorted(paths.items(), key=lambda pair: Path(pair[0])):
             parts = set(Path(inside).parts)
             if LEFT_OUT & parts or any(part.endswith(".egg-info") for part in parts):
+                continue
+            if parts >= {"native", "built"}:
                 continue
             # What was built in the tree may be of another day or another machine.
             if path.suffix == ".so" and inside not in built:
