@@ -208,6 +208,7 @@ bool Links::writable(Link& link) {
                 link.out.pop_front();
             }
         }
+        retire(link);  // of what was begun without a copy and ended with one, nothing more may be told
     }
     if (link.wants_write) {
         link.wants_write = false;
@@ -241,6 +242,10 @@ void Links::release(Link& link) {
         link.passed = next->second;
         link.passed_early.erase(next);
     }
+    retire(link);
+}
+
+void Links::retire(Link& link) {
     // Numbers begin again at 0 some day.
     while (!link.leaving.empty() && int32_t(link.passed - *link.leaving.front().uncopied) > 0) {
         complete(link.leaving.front().request, State::done);

@@ -201,7 +201,8 @@ private:
     void wake_others(int own);
     void readable(Link& link);
     bool writable(Link& link);  // false: the link is gone
-    void release(Link& link);   // payloads that have gone
+    void release(Link& link);   // learns which payloads have gone
+    void retire(Link& link);    // those that have
     void watch(Link& link);
     bool begin(Link& link);     // a header is complete; false: pause
     void finish(Link& link);    // its payload is complete
