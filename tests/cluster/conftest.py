@@ -28,7 +28,7 @@ def project(demo: DemoSite) -> Iterator[str]:
     page = f"projects/at/{name}/"
     with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as member:
         shown = admin.fetch(f"{admin.url}projects/new/")
-        wanted = {"name": name, "title": "Cluster test", "manager": "user1"}
+        wanted = {"name": name, "title": f"Cluster test {name}", "manager": "user1"}
         assert admin.send(shown, admin.form(shown, "manager"), wanted).status_code == 200
         try:
             shown = manager.fetch(f"{manager.url}{page}")
