@@ -170,10 +170,10 @@ def processes() -> Iterator[list[int]]:
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
         for command in commands
     ]
-    for one in started:
-        assert one.stdout is not None
-        if not one.stdout.readline():
-            pytest.skip("this host lets nobody make a network namespace")
+    begun = [one.stdout is not None and bool(one.stdout.readline()) for one in started]
+    assert begun[0], "a process could not be started as another user"
+    if not begun[1]:
+        pytest.skip("this host lets nobody make a network namespace")
     yield [one.pid for one in started]
     for one in started:
         one.communicate()
