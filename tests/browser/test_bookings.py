@@ -25,6 +25,7 @@ def test_a_booking_is_made_by_keyboard_seen_in_the_calendar_and_deleted(
 ) -> None:
     log_in(page, demo)
     page.get_by_role("link", name="Bookings").click()
+    expect(page.locator("#calendar")).to_be_visible()
     page.goto(f"/bookings/?view=day&day={DAY}")
     cells = page.locator("#calendar tbody tr").first.locator("a.free")
     cells.nth(20).focus()

@@ -216,6 +216,7 @@ def test_no_page_keeps_anybody_out(
                 eyes.judge(who, f"{path} refused")
             page.goto("/admin/users/at/bob/")
             page.get_by_role("button", name="See the portal as this user").click()
+            expect(page.get_by_role("button", name="Stop looking")).to_be_visible()
             eyes.judge("looking", "")
             page.goto("/files/")
             eyes.judge("looking", "files refused")

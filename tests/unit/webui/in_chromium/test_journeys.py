@@ -192,6 +192,7 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     keep(page, "journey-job-log")
     page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("The job is being ended.")).to_be_visible()
     Job.store([broker.archive[number]])  # as the worker does, of which there is none here
     page.reload()
     expect(page.locator(".status .state").first).to_have_text("Cancelled")
@@ -243,6 +244,7 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     page.get_by_role("link", name="Write news").click()
     page.get_by_label("Title").fill("More GPUs")
     page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("link", name="Write news")).to_be_visible()
     page.goto("/maintenance/new/")
     tomorrow = datetime.now(UTC) + timedelta(days=2)
     page.get_by_label("Title").fill("Cables")
@@ -264,6 +266,7 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     page.get_by_role("link", name="alice").click()
     page.get_by_label("Message to this user").fill("Please clean up.")
     page.get_by_role("button", name="Send").click()
+    expect(page.get_by_text("alice is told.")).to_be_visible()
     page.get_by_role("button", name="See the portal as this user").click()
     expect(page.get_by_text("root1, you see the pages of alice. Nothing can be changed.")).to_be_visible()
     page.goto("/profile/")
@@ -275,6 +278,7 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
         page.get_by_role("heading", name="More GPUs").or_(page.get_by_text("More GPUs")).first
     ).to_be_visible()
     page.get_by_role("button", name="Stop looking").click()
+    expect(page.get_by_role("button", name="Stop looking")).to_have_count(0)
 
     page.goto("/admin/record/")
     page.get_by_label("What", exact=True).fill("drained the node n1")
@@ -294,6 +298,7 @@ def test_an_administrator_makes_a_project_and_its_manager_invites(
     page.get_by_label("Title").fill("Genomes")
     page.get_by_label("Manager").fill("alice")
     page.get_by_role("button", name="Make it").click()
+    expect(page.get_by_role("heading", name="Genomes")).to_be_visible()
     page.goto("/projects/at/genomes/")
     page.get_by_label("Invite a user").fill("bob")
     page.get_by_role("button", name="Invite", exact=True).click()
