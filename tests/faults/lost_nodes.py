@@ -155,3 +155,27 @@ def test_a_job_ends_with_its_first_node_and_leaves_nothing_on_the_others(demo: D
         wait_until("n2 is free", lambda: "n2 idle" in demo.run("head", "sinfo", "-hNo", "%N %t").stdout)
     finally:
         bring_back(demo, "n1")
+
+
+def test_a_session_goes_on_without_a_node_and_says_so(demo: DemoSite) -> None:
+    start = {"image": "base", "nodes": "2", "gpus_per_node": "0", "minutes": "10", "title": "Two nodes"}
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(start)
+        visitor.wait(name, "ready", timeout=120)
+        with visitor.kernel(visitor.open(name)) as kernel:
+            kernel.run("kept = 42", timeout=60)
+            try:
+                lose(demo, "n2")
+                wait_until(
+                    "the page says it",
+                    lambda: (
+                        "Its node n2 is lost; the session goes on without."
+                        in visitor.wait(name, "ready").text
+                    ),
+                    timeout=120,
+                )
+                assert kernel.run("print(kept)", timeout=60).output.strip() == "42"
+            finally:
+                bring_back(demo, "n2")
+        visitor.stop(name)
+        visitor.wait(name, "ended", timeout=60)

@@ -19,7 +19,7 @@ import pytest
 from carme.broker import BrokerClient, watch
 from carme.broker.estimates import JUDGED, Estimates
 from carme.broker.feed import Feed
-from carme.broker.sessions import KEPT, KEPT_OF_USER, SessionBook, first_node
+from carme.broker.sessions import KEPT, KEPT_OF_USER, SessionBook
 from carme.broker.store import Store
 from carme.config import Settings
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
@@ -221,6 +221,27 @@ async def test_a_silent_node_loses_its_sessions_until_it_is_back(
     (site.slurm.state / "nodes").write_text(nodes)
     site.slurm.jobs = [JOB, JOB | {"A": 9, "j": "x"}]
     assert (await reaches(site, SessionState.STARTING)).sentence == ""
+
+
+@pytest.mark.parametrize("told", ["silent", "taken from the job"])
+async def test_a_session_that_has_lost_a_node_says_so(site: Any, told: str) -> None:
+    site.slurm.jobs = [JOB | {"N": "n[1-2]"}]
+    await reaches(site, SessionState.STARTING)
+    site.act("hub", trusted=True)
+    await site.client.note(7, "ada", READY)
+    batch = await site.client.events()
+    assert [one.sentence for one in batch.sessions] == [""]
+    if told == "silent":
+        nodes = (site.slurm.state / "nodes").read_text()
+        (site.slurm.state / "nodes").write_text(nodes.replace("State=IDLE+DRAIN", "State=DOWN+DRAIN"))
+    left = {"silent": "n[1-2]", "taken from the job": "n1"}[told]
+    # The new job makes the broker look at the nodes.
+    site.slurm.jobs = [JOB | {"N": left}, JOB | {"A": 8, "j": "x"}]
+    while not any(one.sentence for one in batch.sessions):
+        batch = await site.client.events(batch.cursor, wait=30)
+    session = await site.client.session("s1", user="ada")
+    assert session.state is SessionState.READY
+    assert session.sentence.startswith("Its node n2 is lost; the session goes on without.")
 
 
 async def test_a_failed_session_tells_the_end_of_its_log(site: Any, order: JobRequest) -> None:
@@ -742,18 +763,3 @@ def test_only_the_latest_estimates_count() -> None:
     changed, dropped = estimates.take()
     assert len(changed) == JUDGED and len(dropped) == 2 * JUDGED
     assert estimates.take() == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("short", "first"),
-    [
-        ("n1", "n1"),
-        ("n[1-2,07],gpu1", "n1"),
-        ("n[08-10]-ib", "n08-ib"),
-        ("a,b", "a"),
-        ("", ""),
-        ("n[3,5]", "n3"),
-    ],
-)
-def test_the_servers_node(short: str, first: str) -> None:
-    assert first_node(short) == first

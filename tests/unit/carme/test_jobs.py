@@ -26,6 +26,7 @@ from carme.jobs import (
     waiting_for,
 )
 from carme.jobs.explanations import PENDING_REASONS
+from carme.jobs.nodes import expand
 
 GOOD: dict[str, Any] = {"name": "a", "kind": "batch", "command": ["x"], "minutes": 5}
 
@@ -47,6 +48,21 @@ CLUSTER = Cluster(
         node("n3", cpus=4, memory_mb=1500),
     ],
 )
+
+
+@pytest.mark.parametrize(
+    ("short", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-2,07],gpu1", ["n1", "n2", "n07", "gpu1"]),
+        ("n[08-10]-ib", ["n08-ib", "n09-ib", "n10-ib"]),
+        ("a,b", ["a", "b"]),
+        ("", []),
+        ("r[1-2]n[3,5]", ["r1n3", "r1n5", "r2n3", "r2n5"]),
+    ],
+)
+def test_the_names_in_slurms_short_form(short: str, names: list[str]) -> None:
+    assert expand(short) == names
 
 
 # States

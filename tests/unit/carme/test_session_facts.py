@@ -227,7 +227,7 @@ def test_a_waiting_session_says_why() -> None:
 
 def test_a_lost_session_says_what_is_silent() -> None:
     facts = noted(Facts(job=job()), SessionNote(server=ServerStatus.READY))
-    assert "node of the session (n1) does not answer" in session_of(facts, reachable=False).sentence
+    assert "node of the session (n1) does not answer" in session_of(facts, silent=["n1"]).sentence
     silent = noted(facts, SessionNote(server=ServerStatus.UNREACHABLE))
     assert "server does not answer" in session_of(silent).sentence
 

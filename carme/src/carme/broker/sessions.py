@@ -13,6 +13,7 @@ from carme.broker.feed import Feed
 from carme.broker.store import Changes, Store
 from carme.errors import InvalidRequest, NotFound
 from carme.jobs import Cluster, Job
+from carme.jobs.nodes import expand
 from carme.sessions import Ending, Outlook, ServerStatus, Session, SessionNote, Step
 from carme.sessions.facts import Facts, noted, seen, session_name, session_of
 from carme.sessions.outlook import Range, places, used_share
@@ -30,7 +31,7 @@ class _Entry:
     facts: Facts
     session: Session
     changed: int  # number of the change that made it what it is
-    reachable: bool = True
+    silent: frozenset[str] = frozenset()  # its nodes that Slurm does not hear
     outlook: Outlook | None = None
 
 
@@ -166,19 +167,20 @@ class SessionBook:
     def observe(self, jobs: Sequence[Job], cluster: Cluster | None) -> None:
         """Take in what Slurm shows now: jobs of all users and kinds, and nodes."""
         now = self._clock()
-        silent = {node.name for node in cluster.nodes if _SILENT.search(node.state)} if cluster else set()
+        nodes = cluster.nodes if cluster else ()
+        silent = frozenset(node.name for node in nodes if _SILENT.search(node.state))
         place, share, record = places(jobs), used_share(jobs), self.estimates.record
         for job in jobs:
             if not session_name(job):
                 continue
             entry = self._entries.get(job.id)
-            reachable = not silent or first_node(job.node_list) not in silent
+            unheard = silent & _nodes(job.node_list) if silent else silent
             outlook = outlook_of(job, place[job.id], share, record, now) if job.id in place else None
             if entry is None or not same(entry.facts.job, job):
                 # Slurm begins again at the first number when it has used up its numbers.
-                self._put(seen(Facts(job=job), job, now), reachable, outlook)
-            elif (entry.facts.job, entry.reachable, entry.outlook) != (job, reachable, outlook):
-                self._put(seen(entry.facts, job, now), reachable, outlook)
+                self._put(seen(Facts(job=job), job, now), unheard, outlook)
+            elif (entry.facts.job, entry.silent, entry.outlook) != (job, unheard, outlook):
+                self._put(seen(entry.facts, job, now), unheard, outlook)
             self._judge(job, outlook)
 
     def note(self, job_id: int, user: str, note: SessionNote) -> None:
@@ -199,7 +201,7 @@ class SessionBook:
                 "Leave them out.",
                 field="marks",
             )
-        self._put(noted(entry.facts, note), entry.reachable, entry.outlook)
+        self._put(noted(entry.facts, note), entry.silent, entry.outlook)
 
     @contextlib.contextmanager
     def cancelling(self, job_id: int, ending: Ending) -> Iterator[None]:
@@ -216,13 +218,13 @@ class SessionBook:
         except BaseException:
             self._keep(entry, entry.facts.model_copy(update={"ending": before}))
             raise
-        self._put(noted(entry.facts, SessionNote(server=ServerStatus.STOPPING)), entry.reachable)
+        self._put(noted(entry.facts, SessionNote(server=ServerStatus.STOPPING)), entry.silent)
 
     def logged(self, job_id: int, log: str) -> None:
         """The end of the log of a session that has failed."""
         self._wordless.discard(job_id)
         if entry := self._entries.get(job_id):
-            self._put(entry.facts.model_copy(update={"log": log}), entry.reachable)
+            self._put(entry.facts.model_copy(update={"log": log}), entry.silent)
 
     def without_log(self) -> list[Job]:
         """The jobs of sessions that failed by themselves and whose logs have not been read."""
@@ -258,18 +260,20 @@ class SessionBook:
         elif outlook and outlook.earliest and outlook.latest:
             self.estimates.give(job.id, Range(outlook.earliest, outlook.latest))
 
-    def _put(self, facts: Facts, reachable: bool = True, outlook: Outlook | None = None) -> None:
-        session = session_of(facts, reachable, outlook)
+    def _put(
+        self, facts: Facts, silent: frozenset[str] = frozenset(), outlook: Outlook | None = None
+    ) -> None:
+        session = session_of(facts, silent, outlook)
         facts = facts.model_copy(update={"state": session.state})
         if session.ending in (Ending.DIED, Ending.DIED_AT_START) and facts.log is None:
             self._wordless.add(facts.job.id)
         entry = self._entries.get(facts.job.id)
         if entry is None:
-            self._entries[facts.job.id] = _Entry(facts, session, self._feed.number(), reachable, outlook)
+            self._entries[facts.job.id] = _Entry(facts, session, self._feed.number(), silent, outlook)
             self._unsaved.add(facts.job.id)
             return
         self._keep(entry, facts)
-        entry.reachable, entry.outlook = reachable, outlook
+        entry.silent, entry.outlook = silent, outlook
         if session != entry.session:
             entry.session = session
             entry.changed = self._feed.number()
@@ -286,7 +290,5 @@ def same(old: Job, new: Job) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def first_node(node_list: str) -> str:
-    """The first name in Slurm's short form, where the server runs: `n1` in `n[1-2,07],gpu1`."""
-    match = re.match(r"([^,\[]*)(?:\[([^\],-]*)[^\]]*\]([^,\[]*))?", node_list)
-    return "".join(part or "" for part in match.groups()) if match else ""
+def _nodes(node_list: str) -> frozenset[str]:
+    return frozenset(expand(node_list))

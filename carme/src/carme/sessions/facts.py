@@ -4,11 +4,13 @@
 """
 
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
 from pydantic import BaseModel, ConfigDict
 
 from carme.jobs import Job, JobState, Phase, ending_of
+from carme.jobs.nodes import expand
 from carme.sessions.models import Mark, Outlook, ServerStatus, Session, SessionNote
 from carme.sessions.states import Ending, SessionState, Step
 
@@ -35,6 +37,7 @@ class Facts(BaseModel):
         log: The end of its log, once it has failed by itself.
         ended: When the broker saw that it is over.
         lost_jobs: Its jobs that Slurm lost while they waited; the broker submitted it again.
+        nodes: The nodes that it began with, in Slurm's short form: a job that loses one is told without it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,6 +56,7 @@ class Facts(BaseModel):
     stops_idle: datetime | None = None
     ended: datetime | None = None
     lost_jobs: tuple[int, ...] = ()
+    nodes: str = ""
 
     @property
     def is_unwanted(self) -> bool:
@@ -86,11 +90,13 @@ def seen(facts: Facts, job: Job, now: datetime) -> Facts:
     known: dict[str, object] = {"job": job}
     if _waits(job.state) and not _waits(facts.job.state):
         # Slurm put it back into the queue: the server that there was is gone.
-        known |= {"server": None, "allocated_seen": None}
+        known |= {"server": None, "allocated_seen": None, "nodes": ""}
     elif facts.allocated_seen is None and _waits(facts.job.state) and _has_nodes(job):
         known["allocated_seen"] = now
     if job.is_over and facts.ended is None:
         known["ended"] = now
+    if job.state is JobState.RUNNING and not facts.nodes:
+        known["nodes"] = job.node_list
     return facts.model_copy(update=known)
 
 
@@ -165,14 +171,16 @@ def timeline(facts: Facts) -> tuple[Mark, ...]:
     return tuple(Mark(step=step, at=times[step]) for step in _STEPS if step in times)
 
 
-def session_of(facts: Facts, reachable: bool = True, outlook: Outlook | None = None) -> Session:
+def session_of(facts: Facts, silent: Collection[str] = (), outlook: Outlook | None = None) -> Session:
     """The session as it is told.
 
     Args:
-        reachable: Slurm hears the node of its server.
+        silent: Its nodes that Slurm does not hear.
         outlook: When it may start; used while it is queued.
     """
     job = facts.job
+    # The server runs on the first node.
+    reachable = next(iter(expand(job.node_list)), "") not in silent
     state = state_of(job.state, facts.server, facts.state, reachable)
     ending, sentence = None, ""
     if state is SessionState.ENDED:
@@ -184,6 +192,8 @@ def session_of(facts: Facts, reachable: bool = True, outlook: Outlook | None = N
             outlook = outlook.model_copy(update={"reason": sentence}) if outlook else None
     elif state is SessionState.LOST:
         sentence = _loss(facts, reachable)
+    elif state is SessionState.READY:
+        sentence = _missing(facts, silent)
     running = state in (SessionState.STARTING, SessionState.READY, SessionState.STOPPING, SessionState.LOST)
     ends = None
     if running and job.started and job.minutes_limit:
@@ -229,6 +239,19 @@ def _allocated(facts: Facts, prolog: datetime | None) -> datetime | None:
 
 def _latest(*moments: datetime | None) -> datetime | None:
     return max((moment for moment in moments if moment), default=None)
+
+
+def _missing(facts: Facts, silent: Collection[str]) -> str:
+    """What is said of a session that goes on without some of its nodes."""
+    kept = expand(facts.job.node_list)
+    gone = [node for node in expand(facts.nodes) if node not in kept or node in silent]
+    if not gone:
+        return ""
+    nodes = f"Its node {gone[0]} is" if len(gone) == 1 else f"Its nodes {', '.join(gone)} are"
+    return (
+        f"{nodes} lost; the session goes on without. Training under 'carme-run --max-restarts' goes on over "
+        "the other nodes, any other must be started again. For all nodes start a new session."
+    )
 
 
 def _loss(facts: Facts, reachable: bool) -> str:
