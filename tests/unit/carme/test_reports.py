@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -485,6 +486,34 @@ def test_a_page_holds_no_word_of_a_user_s_as_markup_and_loads_nothing() -> None:
     assert "http" not in page and "src=" not in page
     # A gap in what was measured is a gap in the line.
     assert page.count("<polyline") == 41
+
+
+def test_a_plot_says_which_times_and_heights_it_shows() -> None:
+    curves = [
+        Curve(
+            what="loss",
+            name="mean <b>",
+            start=datetime(2026, 11, 20, 10, tzinfo=UTC).timestamp(),
+            step=60.0,
+            values=[1.0, None, 0.5],
+            top=2.5,
+        ),
+        Curve(
+            what="loss",
+            name="other",
+            start=datetime(2026, 11, 20, 10, tzinfo=UTC).timestamp() + 60,
+            step=60.0,
+            values=[0.1, 7.0],
+            top=2.5,
+        ),
+    ]
+    page = as_html(report(curves=curves))
+    said = re.findall("<text[^>]*>([^<]*)</text>", page)
+    assert said[:6] == ["2.5", "1.25", "0", "10:00:00", "10:01:00", "10:02:00 UTC"]
+    assert "mean &lt;b&gt;, at most 2.5" in said
+    # Each point stands where its time is, and none outside.
+    lines = re.findall('points="([^"]*)"', page)
+    assert lines == ["48.0,10.0", "528.0,70.0", "288.0,118.0 528.0,10.0"]
 
 
 def test_a_job_that_waits_has_a_report_too() -> None:

@@ -1,5 +1,6 @@
 """A report as people read it: plain text for a terminal, or one page of HTML that needs nothing else."""
 
+from datetime import UTC, datetime
 from html import escape
 
 from carme.jobs import minutes_text
@@ -173,40 +174,69 @@ def as_html(report: Report) -> str:
         "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
         "th{text-align:left;vertical-align:top;padding-right:1.5rem;font-weight:600;white-space:pre}"
         "td{white-space:pre-wrap}pre{background:#f3f3f3;padding:.4rem .6rem;margin:.2rem 0}"
-        "svg{width:100%;height:auto;background:#fafafa}h3{font-size:1rem;margin:1.5rem 0 .3rem}"
+        "svg{width:100%;max-width:44rem;height:auto;background:#fafafa}"
+        "h3{font-size:1rem;margin:1.5rem 0 .3rem}"
         "</style></head><body>"
         f"<h1>{title}</h1>{_table(identity(report))}{as_fragment(report)}</body></html>\n"
     )
 
 
 def plot(curves: list[Curve]) -> str:
-    """Curves of ratios over time as SVG."""
-    wide, high = 800, 160
+    """Curves over time as SVG, with the times in UTC below and what the height means on the left."""
+    wide, high, left, above = 480, 120, 48, 10
+    shown = curves[: len(_COLOURS)]
+    start, end = _window(shown)
     lines, names = [], []
-    for place, curve in enumerate(curves[: len(_COLOURS)]):
+    widest = 20 + 7 * max((len(_named(curve)) for curve in shown), default=0)
+    columns = max(1, int(wide // widest))
+    for place, curve in enumerate(shown):
         colour = _COLOURS[place]
-        steps = max(1, len(curve.values) - 1)
         part: list[str] = []
         for moment, value in enumerate([*curve.values, None]):
             if value is not None:
-                part.append(f"{wide * moment / steps:.1f},{high - high * min(1.0, max(0.0, value)):.1f}")
+                x = left + wide * (curve.start + moment * curve.step - start) / (end - start)
+                part.append(f"{x:.1f},{above + high - high * min(1.0, max(0.0, value)):.1f}")
             elif part:  # a gap: nothing was measured
                 lines.append(
                     f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(part)}"/>'
                 )
                 part = []
-        names.append(
-            f'<text x="{10 + 150 * (place % 5)}" y="{high + 18 + 16 * (place // 5)}" fill="{colour}" '
-            'font-size="13">'
-            f"{escape(_named(curve))}</text>"
+        x, y = left + widest * (place % columns), above + high + 40 + 18 * (place // columns)
+        names.append(f'<text x="{x:.0f}" y="{y}" fill="{colour}">{escape(_named(curve))}</text>')
+    top = shown[0].top if shown else None
+    grid = [
+        f'<line x1="{left}" x2="{left + wide}" y1="{y}" y2="{y}" stroke="currentColor" opacity=".2"/>'
+        f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="currentColor">{_height(share, top)}</text>'
+        for share, y in ((1.0, above), (0.5, above + high // 2), (0.0, above + high))
+    ]
+    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        moment = _clock(start + (end - start) * share, end - start) + (" UTC" if share == 1 else "")
+        grid.append(
+            f'<text x="{left + wide * share:.0f}" y="{above + high + 18}" text-anchor="{anchor}" '
+            f'fill="currentColor">{moment}</text>'
         )
-    grid = "".join(
-        f'<line x1="0" x2="{wide}" y1="{y}" y2="{y}" stroke="#ddd"/>' for y in (0, high // 2, high)
-    )
+    tall = above + high + 34 + 18 * -(-len(shown) // columns)
+    label = escape(f"From 0 to {_height(1.0, top)}: {', '.join(map(_named, shown))}", quote=True)
     return (
-        f'<svg viewBox="0 0 {wide} {high + 42}" role="img" aria-label="0 to 100 %, over the job\'s time">'
-        f"{grid}{''.join(lines)}{''.join(names)}</svg>"
+        f'<svg viewBox="0 0 {left + wide + 10} {tall + 8}" role="img" aria-label="{label}" font-size="12">'
+        f"{''.join(grid)}{''.join(lines)}{''.join(names)}</svg>"
     )
+
+
+def _window(curves: list[Curve]) -> tuple[float, float]:
+    """The time that curves show, in seconds since 1970; never empty."""
+    start = min((curve.start for curve in curves), default=0.0)
+    ends = (curve.start + curve.step * (len(curve.values) - 1) for curve in curves)
+    return start, max(start + 1.0, *ends, start)
+
+
+def _height(share: float, top: float | None) -> str:
+    return f"{share:.0%}" if top is None else f"{share * top:.3g}"
+
+
+def _clock(moment: float, whole: float) -> str:
+    at = datetime.fromtimestamp(moment, UTC)
+    return f"{at:%H:%M:%S}" if whole < 300 else f"{at:%H:%M}" if whole < 86400 else f"{at:%d %b %H:%M}"
 
 
 def spark(curve: Curve) -> str:

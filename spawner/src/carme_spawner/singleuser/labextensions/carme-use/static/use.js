@@ -15,7 +15,7 @@
     #carme-use th { text-align: left; vertical-align: top; padding-right: 8px; font-weight: 600; white-space: pre; }
     #carme-use td { white-space: pre-wrap; overflow-wrap: anywhere; }
     #carme-use table { font-size: 0.9em; }
-    #carme-use svg { width: 100%; height: auto; background: #fafafa; }
+    #carme-use svg { width: 100%; max-width: 44rem; height: auto; background: var(--jp-layout-color1); }
     #carme-use pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }
     #carme-use ul { padding-left: 16px; }`;
 
