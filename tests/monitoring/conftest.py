@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import simulated_gpus
+from browser.conftest import chromium, context, keep, page
 
 from demo_site import DemoSite
+
+__all__ = ["chromium", "context", "keep", "page"]
 
 PLACE = "/usr/local/lib/carme-simulated-gpus"
 DROP_IN = "/etc/systemd/system/carme-node-exporter.service.d/simulated-gpus.conf"
