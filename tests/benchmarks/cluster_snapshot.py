@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from simulated_broker import answer_line
 
 from carme.broker import protocol
@@ -22,6 +22,7 @@ from carme.broker.overview import JobFigures, Overview, SessionFigures
 from carme.jobs import Cluster, JobState, Node, Partition
 from carme.sessions import SessionState, Step
 from carme_monitoring.cluster.collector import ClusterCollector
+from carme_monitoring.exposition import text
 
 ROUNDS = 7
 
@@ -76,13 +77,13 @@ def main() -> int:
         "exporter_reads": lambda: protocol.GetOverview.result.validate_python(
             protocol.Answer.model_validate_json(line).result
         ),
-        "exporter_writes": lambda: generate_latest(registry),
+        "exporter_writes": lambda: text(registry.collect()),
     }
     medians = {name: _median(part) for name, part in parts.items()}
     for name, seconds in {**medians, "scrape": sum(medians.values())}.items():
         print(json.dumps({"name": name, "median_ms": round(seconds * 1000, 1)}))
-    text = generate_latest(registry).decode()
-    series = sum(not row.startswith("#") for row in text.splitlines())
+    written = text(registry.collect()).decode()
+    series = sum(not row.startswith("#") for row in written.splitlines())
     print(json.dumps({"name": "size", "answer_bytes": len(line), "series": series}))
     return 0
 

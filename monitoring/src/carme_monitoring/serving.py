@@ -7,6 +7,7 @@ monitoring authority made for clients; see `carme_monitoring.certificates`.
 import argparse
 import contextlib
 import gc
+import gzip
 import ipaddress
 import logging
 import signal
@@ -15,19 +16,23 @@ import ssl
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
+
+from carme_monitoring.exposition import CONTENT_TYPE, text
 
 __all__ = ["MetricsServer", "ServingFailed", "add_options", "serve"]
 
 PATIENCE = 5.0  # seconds for a handshake, and for each part of a request
 CONNECTIONS = 4  # of one address at a time: who stalls keeps nobody else from scraping
 CONNECTIONS_OF_ALL = 64
+PACKING = 1
 
 
 class ServingFailed(Exception):
@@ -112,7 +117,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             raise ServingFailed(
                 f"{listen} cannot be used: {why}. Choose another address with --listen."
             ) from None
-        self.set_app(make_wsgi_app(registry))
+        self.set_app(_application(registry))
 
     def server_bind(self) -> None:
         # WSGIServer would look its own name up, which takes seconds where no name server answers.
@@ -145,6 +150,25 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
                 self._open[str(client_address[0])] -= 1
                 self._open += Counter()  # forget addresses without connections
             self.shutdown_request(request)
+
+
+def _application(registry: CollectorRegistry) -> Callable[..., list[bytes]]:
+    """Answers every path with all metrics; packed for who takes that, as Prometheus does."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            start_response("405 Method Not Allowed", [("Allow", "GET, HEAD")])
+            return [b"Metrics are read by GET.\n"]
+        body = text(registry.collect())
+        headers = [("Content-Type", CONTENT_TYPE)]
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            # The fastest level packs metrics nearly as well as the best does.
+            body = gzip.compress(body, PACKING)
+            headers.append(("Content-Encoding", "gzip"))
+        start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    return answer
 
 
 def _is_loopback(host: str) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from carme.broker.overview import Overview
 from carme.jobs import Cluster
 from carme_monitoring.cluster.collector import ClusterCollector
+from carme_monitoring.exposition import text
 from carme_monitoring.gpus import GpuWatch
 from carme_monitoring.jobs import Allocations, Cgroups, Training
 from carme_monitoring.node.collector import NodeCollector
@@ -36,19 +37,19 @@ def _families(folder: Path) -> set[str]:
     registry.register(
         NodeCollector(GpuWatch([]), Cgroups(folder / "none"), Allocations(folder / "none"), training)
     )
-    return _names(generate_latest(registry).decode())
+    return _names(text(registry.collect()).decode())
 
 
 def _cluster() -> set[str]:
     registry = CollectorRegistry()
     view = Overview(answered=datetime.now(UTC), cluster=Cluster(taken=datetime.now(UTC)))
     registry.register(ClusterCollector(lambda: view, dict))
-    return _names(generate_latest(registry).decode())
+    return _names(text(registry.collect()).decode())
 
 
-def _names(text: str) -> set[str]:
+def _names(written: str) -> set[str]:
     found = set()
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(written):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(
             family.type, ("",)
         )

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from carme.broker.overview import JobFigures, Overview, SessionFigures
@@ -19,6 +19,7 @@ from carme.jobs import Cluster, JobState, Licence, Node, Partition, Reservation
 from carme.sessions import Ending, SessionState, Step
 from carme_monitoring.cluster.collector import ClusterCollector
 from carme_monitoring.cluster.health import Answer, Health
+from carme_monitoring.exposition import text
 
 NOW = datetime.now(UTC)
 CLUSTER = Cluster(
@@ -68,9 +69,9 @@ class Site:
 
     def scrape(self) -> dict[tuple[str, str], float]:
         """All samples, by name and the labels' values in the order of the labels' names."""
-        text = generate_latest(self.registry).decode()
+        written = text(self.registry.collect()).decode()
         found: dict[tuple[str, str], float] = {}
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(written):
             for sample in family.samples:
                 key = sample.name, ",".join(value for _, value in sorted(sample.labels.items()))
                 assert key not in found, f"{key} is there twice"

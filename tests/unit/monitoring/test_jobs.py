@@ -123,6 +123,65 @@ def test_more_files_than_may_stay_open_are_read_all_the_same(
     assert not [name for name in descriptors() if str(job) in name]
 
 
+def test_folders_are_listed_anew_when_one_came_or_went(root: Path, tmp_path: Path):
+    scope = version_two(root).parent
+    cgroups = Cgroups(root, tmp_path / "proc")
+
+    def seen() -> set[int]:
+        return {usage.job_id for usage in cgroups.usage(owned=range(100))}
+
+    assert seen() == {7}
+    version_two(root, name="job_8")
+    assert seen() == {7, 8}
+    # As many as before, but others.
+    shutil.rmtree(scope / "job_7")
+    version_two(root, name="job_9")
+    assert seen() == {8, 9}
+    (scope / "job_9/step_0").rename(scope / "job_9/step_1")
+    assert [usage.steps.keys() for usage in cgroups.usage() if usage.job_id == 9] == [{"batch", "1"}]
+    shutil.rmtree(scope)
+    assert seen() == set()
+
+
+def version_one(root: Path, job_id: int, *processes: int) -> None:
+    """A job of user 2001 with one step and these processes."""
+    for controller in ("freezer", "memory", "cpuacct"):
+        job = root / controller / f"slurm_n1/uid_2001/job_{job_id}"
+        write(job, cgroup__procs="", memory__usage_in_bytes="2000\n")
+        write(job / "step_batch", cgroup__procs="".join(f"{pid}\n" for pid in processes))
+
+
+def test_groups_that_slurm_could_not_remove_are_no_job(root: Path, tmp_path: Path):
+    version_one(root, 7, 101)
+    version_one(root, 8)
+    version_one(root, 9)
+    for controller in ("memory", "cpuacct"):
+        shutil.rmtree(root / controller / "slurm_n1/uid_2001/job_9")  # of which the freezer's alone is left
+    cgroups = Cgroups(root, tmp_path / "proc")
+    assert [usage.job_id for usage in cgroups.usage()] == [7]
+    # The prolog's record stays until the epilog: between two of its steps a job may have no process.
+    assert {usage.job_id for usage in cgroups.usage(owned={8})} == {7, 8}
+
+
+def test_groups_of_version_two_that_slurm_could_not_remove_are_no_job(root: Path, tmp_path: Path):
+    version_two(root)
+    write(version_two(root, name="job_8"), cgroup__events="populated 0\nfrozen 0\n")
+    write(version_two(root, name="job_9"), cgroup__events="populated 1\nfrozen 0\n")
+    assert {usage.job_id for usage in Cgroups(root, tmp_path / "proc").usage()} == {7, 9}
+
+
+def test_a_number_that_another_process_has_got_is_another_process(tmp_path: Path):
+    """A process's folder is another one, as for the kernel, though it has the same name."""
+    processes = tmp_path / "proc"
+    process(processes, 101, "python", "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0")
+    cgroups = Cgroups(tmp_path, processes)
+    assert [cgroups.job_of(101) for _ in range(2)] == [7, 7]
+    (processes / "101").rename(processes / "ended")
+    assert cgroups.job_of(101) is None
+    process(processes, 101, "python", "/system.slice/slurmstepd.scope/job_8/step_0/user/task_0")
+    assert cgroups.job_of(101) == 8
+
+
 def test_no_limit_is_no_number(root: Path, tmp_path: Path):
     job = version_two(root)
     write(job, memory__max="max\n")

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from carme_monitoring.exposition import text
 from carme_monitoring.gpus import GpuWatch
 from carme_monitoring.jobs import Allocations, Cgroups, Training
 from carme_monitoring.jobs.training import EXPIRES, MOST_RANKS, SILENT
@@ -94,7 +95,7 @@ class Site:
         keys = ("jobid", "rank", "cause")
         return {
             "".join([sample.name, *(f" {key}={sample.labels.get(key)}" for key in keys)]): sample.value
-            for family in text_string_to_metric_families(generate_latest(registry).decode())
+            for family in text_string_to_metric_families(text(registry.collect()).decode())
             for sample in family.samples
             if sample.name.startswith("carme_training")
         }

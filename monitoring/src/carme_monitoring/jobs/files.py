@@ -1,9 +1,9 @@
-"""Files of the kernel that are read at every scrape."""
+"""Files and folders of the kernel that are read at every scrape."""
 
 import os
 import resource
 
-__all__ = ["KeptFiles", "text_of"]
+__all__ = ["KeptFiles", "KeptFolders", "text_of"]
 
 MOST_BYTES = 1 << 16
 SPARE = 512  # descriptors that are left for everything else
@@ -53,6 +53,57 @@ class KeptFiles:
         for path in self._open.keys() - self._used:
             os.close(self._open.pop(path))
         self._used = set()
+
+
+class KeptFolders:
+    """Knows the folders in a folder, and lists them anew only when some came or went.
+
+    Made for control groups, each of which has some thirty files that the kernel lists with its folders. The
+    number of folders is told by the links of their parent (Linux, fs/kernfs); where a file system does not
+    count them, all is listed each time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[int, int], list[str]]] = {}
+        self._used: set[str] = set()
+
+    def names(self, path: str) -> list[str]:
+        """The names of the folders in it; none when it is not there or must not be read."""
+        try:
+            found = os.stat(path)  # noqa: PTH116  many calls in one scrape
+        except OSError:
+            return []
+        self._used.add(path)
+        seen = (found.st_ino, found.st_nlink)
+        known = self._known.get(path)
+        if (
+            known
+            and known[0] == seen
+            and found.st_nlink == len(known[1]) + 2
+            and self._all_there(path, known[1])
+        ):
+            return known[1]
+        try:
+            with os.scandir(path) as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return []
+        self._known[path] = (seen, names)
+        return names
+
+    def forget_unused(self) -> None:
+        """Forget the folders that nobody asked for since the last call."""
+        self._known = {path: known for path, known in self._known.items() if path in self._used}
+        self._used = set()
+
+    def _all_there(self, path: str, names: list[str]) -> bool:
+        """One that went while another came leaves the number as it was."""
+        try:
+            for name in names:
+                os.stat(f"{path}/{name}")  # noqa: PTH116  many calls in one scrape
+        except OSError:
+            return False
+        return True
 
 
 def text_of(path: str) -> str:
