@@ -58,11 +58,18 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
     of_job: dict[str, Any] = {"jobid": str(job), "node": "n1", "user": "user1", "account": "carme"}
     with demo.visitor("admin") as admin, demo.visitor("user1") as owner:
         wanted = {f"carme-job: {title}" for title in CANNOT_BE}
-        wait_until(
-            "every board is filled",
-            lambda: empty(admin, "all", list(BOARDS), of_job) <= wanted,
-            timeout=120,
-        )
+        left: set[str] = set()
+
+        def filled() -> bool:
+            left.clear()
+            left.update(empty(admin, "all", list(BOARDS), of_job) - wanted)
+            return not left
+
+        try:
+            wait_until("every board is filled", filled, timeout=120)
+        except AssertionError as error:
+            error.add_note(f"Nothing to show in: {sorted(left)}")
+            raise
         assert empty(owner, "mine", ["carme-job", "carme-project"], of_job) <= wanted
     wait_until("the run is over", lambda: demo.job_state(job) == "COMPLETED", timeout=360)
 
