@@ -67,11 +67,13 @@ def frozen(seconds: float, outcome: dict[str, set[SessionState]]) -> Fault:
     )
 
 
-def _kill(site: DemoSite, node: str) -> None:
+def kill(site: DemoSite, node: str) -> None:
+    """Let a host go down as if its power had failed."""
     _podman(site, "kill", site.podman.container(node))
 
 
-def _boot(site: DemoSite, node: str) -> None:
+def boot(site: DemoSite, node: str) -> None:
+    """Let it start again, and return when it has."""
     _podman(site, "start", site.podman.container(node))
 
     def booted() -> bool:
@@ -110,15 +112,15 @@ FAULTS: dict[str, Fault] = {
     "redis": killed("redis-server"),
     # With the head goes slurmctld, and what it had not saved yet.
     "head-reboot": Fault(
-        lambda site: _kill(site, "head"),
-        lambda site: _boot(site, "head"),
+        lambda site: kill(site, "head"),
+        lambda site: boot(site, "head"),
         outcome=SURVIVES | {"starting": {READY, ENDED}},
         patience=120,
     ),
     "node-stalls": frozen(4, SURVIVES),
     "node-frozen": frozen(35, NODE_LOST),
     "node-killed": Fault(
-        lambda site: _kill(site, NODE), lambda site: _boot(site, NODE), 35, NODE_LOST, patience=100
+        lambda site: kill(site, NODE), lambda site: boot(site, NODE), 35, NODE_LOST, patience=100
     ),
     "node-cut-off": Fault(_disconnect, _connect, 35, NODE_LOST, patience=100),
 }
@@ -133,7 +135,7 @@ def heal(site: DemoSite) -> None:
         if present.status == "paused":
             _podman(site, "unpause", container)
         elif not present.is_alive:
-            _boot(site, machine.name)
+            boot(site, machine.name)
         if network not in present.networks:
             _connect(site)
     site.run("head", "systemctl", "reset-failed")

@@ -1,4 +1,4 @@
-"""A node goes down under a job that has results on its disk: they come out when it is back."""
+"""What goes wrong while data is brought to jobs and their results are taken out: nodes, and room."""
 
 import json
 from collections.abc import Iterator
@@ -7,16 +7,41 @@ import pytest
 
 from carme.jobs import Job
 from demo_site import DemoSite, wait_until
+from faults.plan import boot, heal, kill
 
-JOBS = "/var/cache/carme/data/jobs"
+CACHE = "/var/cache/carme/data"
+JOBS = f"{CACHE}/jobs"
 TO = "/home/user1/went-down"
+SOURCE = "/scratch/staging-faults"
+FILES = 60_000
+#: As many as take some seconds to copy; each has its own contents.
+MAKE = f"""
+import os
+for number in range({FILES}):
+    if number % 1000 == 0:
+        os.makedirs(f"{SOURCE}/{{number // 1000}}")
+    with open(f"{SOURCE}/{{number // 1000}}/{{number}}", "w") as file:
+        file.write(f"{{number}}\\n" * (number % 50))
+"""
+DIGEST = "cd -P {} && find . -type f | LC_ALL=C sort | xargs cat | md5sum | cut -d' ' -f1"
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(demo: DemoSite) -> Iterator[None]:
     yield
-    demo.end_all_jobs()
-    demo.run("head", "rm", "-rf", TO)
+    heal(demo)
+    demo.run("head", "rm", "-rf", TO, SOURCE)
+    for node in ("n1", "n2"):
+        demo.run(
+            node, "sh", "-c", f"rm -rf {CACHE}/users/* && /opt/carme/venv/bin/carme-janitor", timeout=200
+        )
+
+
+@pytest.fixture
+def source(demo: DemoSite) -> str:
+    """A folder that all hosts have; what its files hold, as a digest."""
+    demo.run("head", "python3", "-c", MAKE)
+    return demo.run("head", "sh", "-c", DIGEST.format(SOURCE), timeout=200).stdout
 
 
 def test_results_on_a_node_that_went_down(demo: DemoSite) -> None:
@@ -49,6 +74,106 @@ def test_results_on_a_node_that_went_down(demo: DemoSite) -> None:
         "the results are out", lambda: demo.run("head", "cat", f"{TO}/state", check=False).stdout == "half\n"
     )
     wait_until("nothing is left on the node", lambda: not demo.run(node, "ls", JOBS).stdout.strip())
+
+
+def test_a_node_that_is_killed_while_data_comes(demo: DemoSite, source: str) -> None:
+    job_id = _submit(demo, "--stage", SOURCE, "--", "sh", "-c", DIGEST.format("$CARME_DATA/staging-faults"))
+
+    def half() -> str | None:
+        """The node that has a part of the copy."""
+        for node in ("n1", "n2"):
+            if demo.run(node, "sh", "-c", f"ls -d {CACHE}/users/*/*/data/0", check=False).stdout:
+                return node
+        return None
+
+    node = wait_until("data comes", half)
+    kill(demo, node)
+    wait_until("the job is over", lambda: not _active(demo, job_id), timeout=180)
+    # The job went to another node, and had all of the data there.
+    assert source in demo.carme("logs", str(job_id)).stdout
+    boot(demo, node)
+    heal(demo)
+    demo.run(node, "systemctl", "start", "carme-janitor", timeout=200)
+    # What is not complete is told to nobody as a copy.
+    assert not demo.run(node, "sh", "-c", f"ls {CACHE}/users/*/*/about.json", check=False).stdout
+    assert " AvailableFeatures=carme_" not in demo.run("head", "scontrol", "-o", "show", "node", node).stdout
+    assert not demo.run(node, "ls", JOBS).stdout.strip()
+
+    other = "n2" if node == "n1" else "n1"
+    demo.run("head", "scontrol", "update", f"NodeName={other}", "State=DRAIN", "Reason=test")
+    try:
+        again = _submit(
+            demo, "--stage", SOURCE, "--", "sh", "-c", DIGEST.format("$CARME_DATA/staging-faults")
+        )
+        wait_until("the next job is over", lambda: not _active(demo, again), timeout=180)
+    finally:
+        demo.run("head", "scontrol", "update", f"NodeName={other}", "State=RESUME")
+    # It went on with what had been there, and that is what was copied, byte by byte.
+    assert source in demo.carme("logs", str(again)).stdout
+
+
+def test_data_that_does_not_fit(demo: DemoSite, source: str) -> None:
+    """Copies may take one file system's worth: here 16 MiB, as a real file system without more room."""
+    assert source
+    for node in ("n1", "n2"):
+        _small(demo, node)
+    try:
+        job_id = _submit(demo, "--stage", SOURCE, "--", "hostname")
+        wait_until("the job is over", lambda: not _active(demo, job_id), timeout=120)
+        log = demo.carme("logs", str(job_id)).stdout
+        assert "There is no room for" in log and "stage less, or to scratch" in log
+        (job,) = [job for job in demo.carme_json("jobs", "--all-states") if job["id"] == job_id]
+        assert "data" in Job.model_validate(job).explanation
+        wait_until("nothing is left", lambda: not demo.run("n1", "ls", JOBS).stdout.strip())
+    finally:
+        for node in ("n1", "n2"):
+            _large(demo, node)
+
+
+def test_results_that_do_not_fit(demo: DemoSite) -> None:
+    """Where they are to go is really too small: they stay, and come when there is room."""
+    demo.run("head", "install", "-d", "-o", "user1", TO)
+    nodes = ("n1", "n2")
+    for node in nodes:
+        demo.run(node, "mount", "-t", "tmpfs", "-o", "size=1m,mode=0777", "tmpfs", TO)
+    mounted = True
+    try:
+        fill = "head -c 3000000 /dev/urandom >$CARME_RESULTS/big; md5sum <$CARME_RESULTS/big"
+        job_id = _submit(demo, "--results", TO, "--", "sh", "-c", fill)
+        wait_until("the job is over", lambda: not _active(demo, job_id))
+
+        def log() -> str:
+            return demo.carme("logs", str(job_id)).stdout
+
+        wait_until("the log says so", lambda: "there is no space left. They stay on" in log())
+        (node,) = [node for node in nodes if str(job_id) in demo.run(node, "ls", JOBS).stdout]
+        for each in nodes:
+            demo.run(each, "umount", TO)
+        mounted = False
+        demo.run(node, "systemctl", "start", "carme-janitor")
+        wait_until("they are out", lambda: "Results: 1 files" in log())
+        assert demo.run("head", "sh", "-c", f"md5sum <{TO}/big").stdout in log()
+        assert not demo.run(node, "ls", JOBS).stdout.strip()
+    finally:
+        for node in nodes if mounted else ():
+            demo.run(node, "umount", "--lazy", TO, check=False)
+
+
+def _submit(demo: DemoSite, *arguments: str) -> int:
+    return json.loads(demo.carme("submit", "--json", "--time", "5m", *arguments).stdout)["job_id"]
+
+
+def _small(demo: DemoSite, node: str) -> None:
+    """Let a node's cache lie on a file system of 16 MiB."""
+    made = f"mount -t tmpfs -o size=16m,mode=0711 tmpfs {CACHE} && mkdir -m 0711 {JOBS} {CACHE}/users"
+    demo.run(node, "sh", "-c", made)
+    demo.run(node, "systemctl", "restart", "slurmd")
+
+
+def _large(demo: DemoSite, node: str) -> None:
+    demo.run(node, "systemctl", "stop", "slurmd")
+    demo.run(node, "umount", "--lazy", CACHE)
+    demo.run(node, "systemctl", "start", "slurmd")
 
 
 def _running(demo: DemoSite, job_id: int) -> Job | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from carme.datasets import Datasets, readers
+from carme.datasets import Datasets, readers, unpack
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import JobRequest, SessionOptions, Stage, parse_stages, stage_text
 
@@ -131,3 +134,44 @@ def test_who_may_read(tmp_path: Path) -> None:
         )
     assert readers("/nowhere") == "not there"
     assert os.path.isdir(tmp_path)  # noqa: PTH112
+
+
+def _tar(path: Path, *members: tarfile.TarInfo) -> str:
+    with tarfile.open(path, "w:xz") as packed:
+        for member in members:
+            member.size = 1 if member.isreg() else 0
+            packed.addfile(member, io.BytesIO(b"x"))
+    return str(path)
+
+
+def test_archives_become_folders(tmp_path: Path) -> None:
+    packed = _tar(tmp_path / "a.tar.xz", tarfile.TarInfo("inside/one"), tarfile.TarInfo("inside/sub/two"))
+    assert unpack(packed) == str(tmp_path / "a")
+    assert (tmp_path / "a/one").read_text() == (tmp_path / "a/sub/two").read_text() == "x"
+    with pytest.raises(InvalidRequest, match="is there already"):
+        unpack(packed)
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as zipped:
+        zipped.writestr("one", "1")
+        zipped.writestr("../../outside", "2")
+    assert unpack(str(tmp_path / "b.zip"), str(tmp_path / "other/b")) == str(tmp_path / "other/b")
+    assert sorted(os.listdir(tmp_path / "other/b")) == ["one", "outside"]  # noqa: PTH208
+    assert not (tmp_path / "outside").exists()
+
+
+def test_archives_that_lead_outside_or_are_none(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "outside")
+    whole = _tar(tmp_path / "whole.tar.xz", tarfile.TarInfo("one"))
+    cut = tmp_path / "cut.tar.xz"
+    cut.write_bytes(Path(whole).read_bytes()[:-40])
+    (tmp_path / "text.tar").write_text("no archive")
+    for archive in (
+        _tar(tmp_path / "up.tar", tarfile.TarInfo("../up")),
+        _tar(tmp_path / "link.tar", link, tarfile.TarInfo("link/x")),
+        str(cut),
+        str(tmp_path / "text.tar"),
+    ):
+        with pytest.raises(CarmeError, match="cannot be unpacked"):
+            unpack(archive)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"whole.tar.xz", "cut.tar.xz", "text.tar", "up.tar", "link.tar"}

@@ -12,9 +12,9 @@ from carme.broker import BrokerClient
 from carme.broker.protocol import Failure
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Cluster, Forecast, Job, Reservation
+from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, partition_of
 
-__all__ = ["Picture", "Supply", "broker", "entry_points", "images", "picture", "supplies"]
+__all__ = ["Picture", "Supply", "broker", "entry_points", "fitted", "images", "picture", "supplies"]
 
 
 @dataclass(frozen=True)
@@ -130,3 +130,24 @@ def supplies(cluster: Cluster) -> list[Supply]:
         )
         for kind in kinds
     ]
+
+
+def fitted(request: JobRequest, cluster: Cluster, cpus: int, memory_mb: int) -> JobRequest:
+    """A job that the portal itself has somebody run, with no more than nodes and partition have.
+
+    Args:
+        cpus: Processors that it is to have.
+        memory_mb: Its memory, in MiB.
+
+    Raises:
+        InvalidRequest: There is no partition for it.
+    """
+    partition = partition_of(request, cluster, settings.SITE)
+    nodes = [node for node in cluster.nodes if node.name in set(partition.node_names)]
+    return request.model_copy(
+        update={
+            "cpus_per_node": min([cpus, *(node.cpus for node in nodes)]),
+            "memory_mb_per_node": min([memory_mb, *(node.memory_mb for node in nodes)]),
+            "minutes": min(filter(None, [request.minutes, partition.max_minutes])),
+        }
+    )

@@ -2,12 +2,13 @@
 
 from django.urls import include, path
 
-from carme_webui.datasets import dataset_list
+from carme_webui.datasets.views import add, dataset_list
 
 urlpatterns = [
     path("", include("carme_webui.sessions.urls")),
     path("jobs/", include("carme_webui.jobs.urls")),
     path("datasets/", dataset_list, name="datasets"),
+    path("datasets/add/", add, name="dataset-add"),
     path("images/", include("carme_webui.images.urls")),
     path("bookings/", include("carme_webui.bookings.urls")),
     path("files/", include("carme_webui.files.urls")),

@@ -8,9 +8,8 @@ from typing import Any
 from carme.broker import BrokerClient
 from carme.cli.output import add_json, moment, print_json, print_table
 from carme.config import load
-from carme.datasets import Dataset, Datasets, readers
-from carme.errors import CarmeError
-from carme.jobs import Stage
+from carme.datasets import OWN, Dataset, Datasets, copies, readers, unpack
+from carme.errors import CarmeError, InvalidRequest
 from carme.staging.progress import size
 
 
@@ -30,12 +29,16 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
     command = parts.add_parser(
         "add",
-        help="enter a folder as a dataset, or as its newest version",
+        help="enter a folder or an archive as a dataset, or as its newest version",
         description="Read all files of FOLDER and enter it with its digest. The data stays where it is, and "
-        "must not be changed as long as the version is used: jobs that have a copy do not look for changes.",
+        "must not be changed as long as the version is used: jobs that have a copy do not look for changes. "
+        "An archive (tar, also with gzip, bzip2 or xz, or zip), uploaded for example, is unpacked first.",
     )
     command.add_argument("name", metavar="NAME")
-    command.add_argument("folder", metavar="FOLDER")
+    command.add_argument("folder", metavar="FOLDER", help="the folder, or an archive of it")
+    command.add_argument(
+        "--into", default="", metavar="FOLDER", help="where an archive is unpacked (default: beside it)"
+    )
     command.add_argument("--title", default="", help="what it is")
     command.add_argument("--licence", default="", help="under which terms it may be used")
     _whose(command)
@@ -51,7 +54,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 def datasets() -> Datasets:
     """The site's datasets and this user's own."""
-    return Datasets(load().staging.datasets, Path.home() / ".local/share/carme/datasets")
+    return Datasets(load().staging.datasets, Path.home() / OWN)
 
 
 def _whose(parser: argparse.ArgumentParser) -> None:
@@ -98,11 +101,7 @@ def _copies(one: Dataset) -> dict[str, list[str]]:
         nodes = BrokerClient().cluster().nodes
     except CarmeError:
         return {}
-    found = {}
-    for version in one.versions:
-        feature = Stage(source=version.path, version=version.digest).feature(os.getuid())
-        found[version.digest] = [node.name for node in nodes if feature in node.features]
-    return found
+    return copies(one, nodes, os.getuid())
 
 
 def _told(one: Dataset, copies: dict[str, list[str]] | None = None) -> dict[str, Any]:
@@ -115,8 +114,17 @@ def _told(one: Dataset, copies: dict[str, list[str]] | None = None) -> dict[str,
 
 
 def _add(options: argparse.Namespace) -> int:
+    folder = options.folder
+    if Path(folder).is_file():
+        folder = unpack(folder, options.into)
+        if not options.json:
+            print(f"Unpacked into {folder}.", flush=True)
+    elif options.into:
+        raise InvalidRequest(
+            f"{folder} is no archive, so there is nothing to unpack.", "Leave out --into.", field="into"
+        )
     one, new = datasets().add(
-        options.name, options.folder, site=options.site, title=options.title, licence=options.licence
+        options.name, folder, site=options.site, title=options.title, licence=options.licence
     )
     if options.json:
         print_json(_told(one))

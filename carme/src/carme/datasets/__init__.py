@@ -1,5 +1,7 @@
 """The catalogue of datasets: names for folders that jobs read, with versions that never change."""
 
-from carme.datasets.catalogue import Dataset, Datasets, Version, digest_of, readers
+from carme.datasets.catalogue import OWN, Dataset, Datasets, Version, copies, digest_of
+from carme.datasets.uploads import unpack
+from carme.storage.readers import readers
 
-__all__ = ["Dataset", "Datasets", "Version", "digest_of", "readers"]
+__all__ = ["OWN", "Dataset", "Datasets", "Version", "copies", "digest_of", "readers", "unpack"]

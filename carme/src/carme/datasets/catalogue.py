@@ -1,13 +1,10 @@
 """One JSON file a dataset: the site's in a shared folder, users' own in their homes."""
 
-import grp
 import hashlib
 import json
 import os
-import pwd
 import re
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +12,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.jobs import Node, Stage
 from carme.wording import listing
 
-__all__ = ["Dataset", "Datasets", "Version", "digest_of", "readers"]
+__all__ = ["OWN", "Dataset", "Datasets", "Version", "copies", "digest_of"]
 
+#: Where in a home its owner's own datasets are entered.
+OWN = ".local/share/carme/datasets"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _SHORTEST = 6  # digits of a digest that name a version
 
@@ -256,17 +256,11 @@ def digest_of(path: str) -> tuple[str, int, int]:
     return f"{result.hash}:{whole.hexdigest()}", len(found), sum(size for _, size, _ in found)
 
 
-def readers(path: str) -> str:
-    """Who may read a folder, by its owner and mode: `everybody`, `group NAME`, or a user's name."""
-    try:
-        status = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return "not there"
-    if status.st_mode & stat.S_IROTH and status.st_mode & stat.S_IXOTH:
-        return "everybody"
-    try:
-        if status.st_mode & stat.S_IRGRP:
-            return f"group {grp.getgrgid(status.st_gid).gr_name}"
-        return pwd.getpwuid(status.st_uid).pw_name
-    except KeyError:
-        return f"group {status.st_gid}" if status.st_mode & stat.S_IRGRP else str(status.st_uid)
+def copies(dataset: Dataset, nodes: Iterable[Node], uid: int) -> dict[str, list[str]]:
+    """The nodes that hold a user's copies of each version, by digest."""
+    known = list(nodes)
+    found = {}
+    for version in dataset.versions:
+        feature = Stage(source=version.path, version=version.digest).feature(uid)
+        found[version.digest] = [node.name for node in known if feature in node.features]
+    return found

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Self
 from pydantic import BaseModel, ConfigDict
 
 from carme.broker.client import BrokerClient, open_files
+from carme.datasets import OWN
 from carme.errors import BrokerTimeout, BrokerUnavailable, CarmeError
 from carme.storage import Limits, Space
 
@@ -132,6 +133,11 @@ class Files:
     def show(self, path: str) -> Listing:
         """What is in a folder."""
         return Listing.model_validate(self._ask("show", path=path))
+
+    def datasets(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """What is in the user's own catalogue, by name, and who may read the folders that it names."""
+        told = self._ask("datasets", path=OWN)
+        return told["datasets"], told["readers"]
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Part:
         """Bytes of a file from `offset` on; the caller closes the part."""

@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 
 MOST_ENTRIES = 20_000  # of a folder that are told
 MOST_SPACES = 20
+MOST_DATASETS = 200
+MOST_TEXT = 1 << 18  # bytes of a file that is read whole
 CHUNK = 1 << 20
 PARTIAL = ".carme-upload-"
 SIGN_OF_LIFE = 5.0  # seconds between two blanks before an answer that takes long
@@ -95,6 +97,31 @@ def space(source: BinaryIO, sink: BinaryIO, paths: list[str]) -> dict[str, Any]:
         except OSError:
             continue
     return {"spaces": found}
+
+
+def datasets(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
+    """What is entered in the catalogue that lies in a folder of the home, as its files have it.
+
+    With it comes who may read the folders that are named there, which only the user can see.
+    """
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from carme.storage.readers import readers
+
+    found: dict[str, Any] = {}
+    whose: dict[str, str] = {}
+    folder = os.path.join(os.environ["HOME"], path)
+    for name in sorted(os.listdir(folder) if os.path.isdir(folder) else ()):
+        if not name.endswith(".json") or len(found) == MOST_DATASETS:
+            continue
+        try:
+            with open(os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                values = json.loads(file.read(MOST_TEXT))
+            paths = [str(version["path"]) for version in values["versions"]]
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # it is no dataset
+        found[name.removesuffix(".json")] = values
+        whose |= {each: readers(each) for each in paths}
+    return {"datasets": found, "readers": whose}
 
 
 def read(source: BinaryIO, sink: BinaryIO, path: str, offset: int = 0, length: int | None = None) -> None:
@@ -232,7 +259,7 @@ def remove(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
 
 ACTIONS = {
     "show": show, "home": home, "read": read, "begun": begun, "write": write, "make": make, "move": move,
-    "copy": copy, "remove": remove, "space": space,
+    "copy": copy, "remove": remove, "space": space, "datasets": datasets,
 }  # fmt: skip
 
 

@@ -227,8 +227,11 @@ def _emptied(folder: Path, here: int) -> str:
             os.makedirs(about["to"], exist_ok=True)
             result = copy(str(folder / "results"), about["to"])
         except (CarmeError, OSError, KeyError, TypeError) as error:
+            why = error.message if isinstance(error, CarmeError) else f"{error}."
             return say(
-                about, f"The results could not be copied: {error} They stay on {socket.gethostname()}."
+                about,
+                f"The results could not be copied: {why} They stay on {socket.gethostname()}, which tries "
+                "again every few minutes.",
             )
         counts = result.counts
         if not result.ok:

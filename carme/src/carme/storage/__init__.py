@@ -1,6 +1,18 @@
 """What is known about the file systems that the site's data lies on."""
 
 from carme.storage.beegfs import BeeGFS, Mount, Pattern, Quota, mounts, suited
+from carme.storage.readers import readers
 from carme.storage.space import Limits, Space, space_of
 
-__all__ = ["BeeGFS", "Limits", "Mount", "Pattern", "Quota", "Space", "mounts", "space_of", "suited"]
+__all__ = [
+    "BeeGFS",
+    "Limits",
+    "Mount",
+    "Pattern",
+    "Quota",
+    "Space",
+    "mounts",
+    "readers",
+    "space_of",
+    "suited",
+]

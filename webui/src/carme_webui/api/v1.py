@@ -469,8 +469,10 @@ def delete_booking(request: HttpRequest, name: str = BookingName) -> Any:
 @bookings.put("/{name}/session", response=_answers(wire.BookingOut, *GONE))
 def plan_session(request: HttpRequest, asked: schemas.SessionPlan, name: str = BookingName) -> Any:
     """Have a session start in the first minute of a booking of mine, its data brought to the nodes before."""
-    found = _my_booking(require(request, "bookings"), name)
-    desk.plan_session(found, asked.image or "", images(), submissions.stages_of(asked.stage), asked.results)
+    user = require(request, "bookings")
+    found = _my_booking(user, name)
+    stages = submissions.stages_of(asked.stage, user)
+    desk.plan_session(found, asked.image or "", images(), stages, asked.results)
     return schemas.booking_out(found)
 
 

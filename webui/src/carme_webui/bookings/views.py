@@ -23,7 +23,6 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.bookings import YEARS, BookingState, Wish
 from carme.bookings.agreement import is_ours
-from carme.datasets import Datasets
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, parse_stages, stage_text
 from carme.jobs.nodes import expand
@@ -35,6 +34,7 @@ from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.lanes import Day, Item, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking, site_zone, span_words
 from carme_webui.cluster import broker, images, picture
+from carme_webui.datasets import datasets_of
 from carme_webui.news import news
 from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
@@ -206,7 +206,7 @@ def plan_session(request: HttpRequest, name: str) -> HttpResponse:
     found = _own(signed_in(request), name)
     try:
         wanted = request.POST.get("stage", "")[:4000].replace(",", " ")
-        stage = parse_stages(wanted, Datasets(settings.SITE.staging.datasets))
+        stage = parse_stages(wanted, datasets_of(signed_in(request)))
         results = request.POST.get("results", "").strip()
         desk.plan_session(found, request.POST.get("image", ""), images(), stage, results or None)
     except CarmeError as error:

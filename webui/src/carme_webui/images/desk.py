@@ -17,9 +17,10 @@ from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, NotFound
 from carme.files.client import FileError, Files
 from carme.images import OWN_NAME, ImageCatalogue, ImageFile
 from carme.images.building import MAXIMUM_TEXT, RECIPE, Built, ImageRecipe, build_command, check_text
-from carme.jobs import Cluster, JobRequest, JobState, partition_of
+from carme.jobs import Cluster, JobRequest, JobState
 from carme.projects import NAME_PATTERN
 from carme_webui.accounts.models import User
+from carme_webui.cluster import fitted
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.news import news
 from carme_webui.projects.models import Project
@@ -237,15 +238,7 @@ def _request(name: str, recipe: ImageRecipe, cluster: Cluster, project: Project 
         minutes=site.images.build_minutes,
         account=project.account if project else None,
     )
-    partition = partition_of(request, cluster, site)
-    nodes = [node for node in cluster.nodes if node.name in set(partition.node_names)]
-    return request.model_copy(
-        update={
-            "cpus_per_node": min([site.images.build_cpus, *(node.cpus for node in nodes)]),
-            "memory_mb_per_node": min([site.images.build_memory_mb, *(node.memory_mb for node in nodes)]),
-            "minutes": min(filter(None, [site.images.build_minutes, partition.max_minutes])),
-        }
-    )
+    return fitted(request, cluster, site.images.build_cpus, site.images.build_memory_mb)
 
 
 def settle_all(broker: BrokerClient) -> None:

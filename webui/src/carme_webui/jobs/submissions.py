@@ -8,13 +8,13 @@ from django.utils.translation import gettext as _
 from pydantic import BaseModel, ConfigDict, Field
 
 from carme.broker import BrokerClient
-from carme.datasets import Datasets
 from carme.errors import InvalidRequest
 from carme.jobs import JobRequest, StartEstimate, parse_stages
 from carme.jobs.scripts import check_text, interpreter, name_of, sent
 from carme.jobs.stages import Stage
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
+from carme_webui.datasets import datasets_of
 from carme_webui.images.catalogue import resolved
 from carme_webui.news import news
 
@@ -95,7 +95,7 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
     values: dict[str, Any] = asked.model_dump(
         exclude={"stage", "script", "script_path", "command", "arguments", "files", "name", "minutes"}
     )
-    values["stage"] = [stage.model_dump() for stage in stages_of(asked.stage)]
+    values["stage"] = [stage.model_dump() for stage in stages_of(asked.stage, user)]
     request = JobRequest.read(
         values
         | {"kind": "batch", "name": asked.name or name, "command": command, "files": files}
@@ -104,13 +104,13 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
     return resolved(request, user)
 
 
-def stages_of(given: Iterable[Stage | str]) -> list[Stage]:
-    """What is to be staged; names are those of the site's datasets, as homes are not seen from here.
+def stages_of(given: Iterable[Stage | str], user: User) -> list[Stage]:
+    """What is to be staged; names are those of the user's own datasets and of the site's.
 
     Raises:
         InvalidRequest: One of them is no folder or dataset.
     """
-    datasets = Datasets(settings.SITE.staging.datasets)
+    datasets = datasets_of(user)
     found: list[Stage] = []
     for one in given:
         if isinstance(one, Stage):

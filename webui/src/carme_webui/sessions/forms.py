@@ -27,7 +27,7 @@ _MAY_BE_EMPTY = ("gpu_type", "partition", "account", "reservation")
 #: What an address may fill in.
 FILLED_IN = frozenset(
     {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes"}
-    | {"account", "reservation"}
+    | {"account", "reservation", "stage"}
 )
 
 
@@ -43,6 +43,7 @@ class StartForm(forms.Form):
         bookings: Those that the owner may use.
         booking: The name of the one to begin with.
         asked: Values of fields to begin with, as the query of an address has them.
+        datasets: Those that the owner sees; None: the site's.
     """
 
     # Made with the form, so that a form sent twice starts one session.
@@ -87,6 +88,7 @@ class StartForm(forms.Form):
         bookings: Sequence[Booking] = (),
         booking: str = "",
         asked: Mapping[str, str] | None = None,
+        datasets: Datasets | None = None,
     ) -> None:
         initial: dict[str, Any] = {
             "name": new_name(),
@@ -114,6 +116,7 @@ class StartForm(forms.Form):
         initial |= {key: value for key, value in (asked or {}).items() if key in FILLED_IN}
         super().__init__(data, initial=initial, label_suffix="")
         self._cluster, self._catalogue, self._site = cluster, catalogue, site
+        self._datasets = datasets or Datasets(site.staging.datasets)
         self.options: SessionOptions | None = None
         self._offer()
 
@@ -153,9 +156,7 @@ class StartForm(forms.Form):
             "minutes": most,
             "words": minutes_text(most),
         }
-        # Users' own datasets lie in their homes, which the portal does not see: the site's are offered.
-        self._datasets = Datasets(self._site.staging.datasets)
-        names = self._datasets.names()
+        names = Datasets(self._site.staging.datasets).names()
         self.fields["stage"].widget.attrs |= {
             "placeholder": ", ".join([*names[:3], "/scratch/..."]),
             "autocomplete": "off",

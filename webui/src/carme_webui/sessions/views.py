@@ -23,6 +23,7 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements.models import News
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, picture, supplies
+from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
 from carme_webui.jobs.log import Tail, tail
@@ -320,6 +321,7 @@ def _form(
         bookings=Booking.usable(signed_in(request), timezone.now()),
         booking=request.GET.get("booking", ""),
         asked=request.GET.dict(),
+        datasets=datasets_of(signed_in(request)),
     )
 
 

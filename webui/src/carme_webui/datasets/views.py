@@ -1,0 +1,87 @@
+"""The pages of datasets."""
+
+import os
+import pwd
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_safe
+
+from carme.datasets import Dataset, copies
+from carme.errors import CarmeError
+from carme.jobs import Node
+from carme.staging.progress import size
+from carme_webui.accounts.login import signed_in
+from carme_webui.accounts.models import User
+from carme_webui.cluster import broker, picture
+from carme_webui.datasets.catalogue import UserDatasets, datasets_of
+from carme_webui.datasets.forms import DatasetForm, request_of, suggested
+from carme_webui.files.places import asked_path
+from carme_webui.jobs import submissions
+
+__all__ = ["add", "dataset_list"]
+
+
+@require_safe
+def dataset_list(request: HttpRequest) -> HttpResponse:
+    """The site's and my own, with their newest versions and where I have copies."""
+    user = signed_in(request)
+    known = datasets_of(user)
+    nodes = _nodes()
+    shown = [_shown(one, known, user, nodes) for one in known.all()]
+    return render(request, "datasets/list.html", {"datasets": shown})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def add(request: HttpRequest) -> HttpResponse:
+    """The form that enters a folder or an uploaded archive of mine, and the job that does it."""
+    user = signed_in(request)
+    if request.method != "POST":
+        path = os.fsencode(asked_path(request)).decode(errors="replace")
+        form = DatasetForm(initial={"path": path, "name": suggested(path)})
+        return render(request, "datasets/add.html", {"form": form})
+    form = DatasetForm(request.POST)
+    if form.is_valid():
+        try:
+            site = broker()
+            job_id = submissions.submit(request_of(form, site.cluster()), user, site)
+        except CarmeError as error:
+            form.add_error(None, str(error))
+        else:
+            messages.success(request, _("This job reads all files; the dataset is there when it has ended."))
+            return redirect("job", job_id)
+    return render(request, "datasets/add.html", {"form": form}, status=422)
+
+
+def _nodes() -> list[Node]:
+    try:
+        return picture.cluster().nodes
+    except CarmeError:
+        return []
+
+
+def _uid(user: User) -> int | None:
+    try:
+        return pwd.getpwnam(user.username).pw_uid
+    except KeyError:  # no Unix account here
+        return None
+
+
+def _shown(one: Dataset, known: UserDatasets, user: User, nodes: list[Node]) -> dict[str, Any]:
+    newest = one.version()
+    uid = _uid(user)
+    places = copies(one, nodes, uid)[newest.digest] if uid is not None else []
+    return {
+        "name": one.name,
+        "title": one.title,
+        "licence": one.licence,
+        "newest": newest,
+        "size": size(newest.size),
+        "readers": known.readers(one),
+        "versions": one.versions,
+        "site": one.site,
+        "copies": places,
+    }
