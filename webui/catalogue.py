@@ -18,6 +18,7 @@ import django
 from babel.messages.catalog import Catalog
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
+from django.conf import settings
 from django.template import Engine
 from django.templatetags.i18n import BlockTranslateNode, TranslateNode
 
@@ -120,6 +121,12 @@ def bring_up_to_date() -> list[str]:
 
 def main() -> int:
     """Bring it up to date, and say what is missing."""
+    # Templates are only parsed here, which needs no site.
+    templates = {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [SOURCE / "templates"],
+    }
+    settings.configure(INSTALLED_APPS=["django.contrib.humanize"], TEMPLATES=[templates])
     django.setup()
     missing = bring_up_to_date()
     for text in missing:

@@ -1,5 +1,6 @@
 """The pages of administrators. Nobody else is told that there are any."""
 
+import json
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -82,7 +83,11 @@ def _flat(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
     """Keys as carme.toml has them."""
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
-        found += _flat(value, f"{before}{key}.") if isinstance(value, dict) else [(before + key, value)]
+        found += (
+            _flat(value, f"{before}{key}.")
+            if isinstance(value, dict)
+            else [(before + key, value if isinstance(value, str) else json.dumps(value))]
+        )
     return found
 
 

@@ -1,15 +1,18 @@
 """Jobs as Slurm reported them last, and how far the mirror has read."""
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 from django.db import models
 from django.db.models import Q
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from carme import jobs
 from carme.jobs import arrays
+from carme_webui.sessions.clock import Remaining
 
 __all__ = ["Job", "Mirror"]
 
@@ -117,6 +120,15 @@ class Job(models.Model):
         if self.phase is jobs.Phase.OVER or not self.active:
             return "ended" if self.state in (jobs.JobState.COMPLETED, jobs.JobState.CANCELLED) else "failed"
         return "pending" if self.phase is jobs.Phase.PENDING else "running"
+
+    @property
+    def remaining(self) -> Remaining | None:
+        """How long it may still run; None unless it runs and has a limit."""
+        if self.phase is not jobs.Phase.RUNNING or self.started is None or not self.minutes_limit:
+            return None
+        whole = timedelta(minutes=self.minutes_limit)
+        ends = self.started + whole
+        return Remaining(ends, max(ends - timezone.now(), timedelta()), whole)
 
     @property
     def state_label(self) -> str:

@@ -12,7 +12,7 @@ from carme.jobs import JobState, Phase
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 
-__all__ = ["FILTERS", "KINDS", "Search", "own_jobs"]
+__all__ = ["FILTERS", "KINDS", "Search", "active_jobs", "own_jobs"]
 
 KINDS = {"batch": _("Batch jobs"), "session": _("Sessions"), "other": _("Others")}
 
@@ -46,6 +46,13 @@ _DIGITS = 18
 def own_jobs(user: User) -> "QuerySet[Job]":
     """The jobs that this user may see."""
     return Job.objects.filter(user=user.username)
+
+
+def active_jobs(user: User) -> "QuerySet[Job]":
+    """Those of my jobs that wait or run and serve no session, newest first; an array is one of them."""
+    active = own_jobs(user).filter(active=True).exclude(kind="session").order_by()
+    whole = Q(id__in=active.filter(array_id=None).values("id"))
+    return own_jobs(user).filter(whole | Q(id__in=active.exclude(array_id=None).values("array_id")))
 
 
 @dataclass(frozen=True)

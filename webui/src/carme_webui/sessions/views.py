@@ -26,8 +26,11 @@ from carme_webui.cluster import broker, entry_points, picture, supplies
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
+from carme_webui.jobs.arrays import tell_summaries
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror
+from carme_webui.jobs.search import active_jobs
+from carme_webui.metrics.busy import has_metrics
 from carme_webui.news import news
 from carme_webui.projects.models import Project
 from carme_webui.sessions import actions
@@ -59,6 +62,8 @@ logger = logging.getLogger(__name__)
 
 RECENT = timedelta(days=2)
 RECENT_COUNT = 5
+# Jobs that the dashboard shows; all are on a page of their own.
+MOST_JOBS = 8
 MOST_PRESETS = 30
 # Minutes that the page offers to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
@@ -132,7 +137,9 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     earlier = own_sessions(signed_in(request)).filter(name=request.GET.get("again", "")).first()
     form = _form(request, cluster, options=earlier.asked_for if earlier else None)
     context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
-    return render(request, "sessions/dashboard.html", context | {"announced": News.latest()})
+    return render(
+        request, "sessions/dashboard.html", context | {"announced": News.latest(), "busy": has_metrics()}
+    )
 
 
 @require_safe
@@ -359,8 +366,12 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
     mine = own_sessions(user)
     failure = Mirror.load().failure
     banner = failure or banner
+    running = list(active_jobs(user)[: MOST_JOBS + 1])
+    tell_summaries(running[:MOST_JOBS])
     return {
         "active": [_show(row, banner) for row in mine.exclude(state=SessionState.ENDED)],
+        "jobs": running[:MOST_JOBS],
+        "more_jobs": len(running) > MOST_JOBS,
         "recent": [
             (row, new_name())
             for row in mine.filter(state=SessionState.ENDED, changed__gt=timezone.now() - RECENT)[
