@@ -1,7 +1,7 @@
 """What goes over the wire of the portal's REST API: for the portal and for the Python client."""
 
-from datetime import datetime
-from typing import Generic, TypeVar
+from datetime import date, datetime
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,22 +13,35 @@ __all__ = [
     "Account",
     "App",
     "BookingOut",
+    "ChangeOut",
+    "EntryOut",
     "Extended",
+    "FolderOut",
     "ImageBuild",
     "ImageOut",
+    "InvitationOut",
     "JobOut",
     "LogOut",
     "MaintenanceOut",
     "NewsOut",
     "NodeKind",
+    "NoticeKind",
+    "NoticeOut",
+    "Onboarded",
+    "OthersJob",
     "Overview",
     "Page",
+    "PlaceOut",
+    "PolicyOut",
+    "PresetOut",
     "Problem",
     "ProjectOut",
+    "RoomOut",
     "SessionOut",
     "Slot",
     "Submitted",
     "SupplyOut",
+    "UserOut",
 ]
 
 Item = TypeVar("Item")
@@ -206,15 +219,17 @@ class Overview(Cluster):
 
 
 class NewsOut(BaseModel):
-    """News."""
+    """News; `until`: the last day on which they are on the dashboard, if one was named."""
 
+    number: int
     title: str
     text: str
     created: datetime
+    until: date | None = None
 
 
 class MaintenanceOut(BaseModel):
-    """A time at which nodes take no jobs."""
+    """A time at which nodes take no jobs. `kept`: since when Slurm keeps it; `problem`: why it does not."""
 
     name: str
     title: str
@@ -222,6 +237,8 @@ class MaintenanceOut(BaseModel):
     start: datetime
     end: datetime
     node_names: list[str]
+    kept: datetime | None = None
+    problem: str = ""
 
 
 class ImageOut(BaseModel):
@@ -275,6 +292,8 @@ class ProjectOut(BaseModel):
     manager: bool
     managers: list[str]
     members: list[str]
+    invited: list[str] = []
+    closed: datetime | None = None
     partitions: list[str]
     gpu_types: dict[str, int]
     gpus: int | None
@@ -287,6 +306,138 @@ class ProjectOut(BaseModel):
     jobs_now: int
     gpu_hours_used: float
     gpu_hours_booked: float
+
+
+class InvitationOut(BaseModel):
+    """Somebody asks me to join a project."""
+
+    number: int
+    project: str
+    title: str
+    by: str
+    created: datetime
+
+
+class PlaceOut(BaseModel):
+    """A folder of mine that the portal shows."""
+
+    name: str
+    path: str
+
+
+class EntryOut(BaseModel):
+    """Something in a folder. `kind` is `file`, `folder` or `other`.
+
+    Names are bytes to Linux, and not all are text: `key` is the whole path in ASCII, percent-encoded, as
+    addresses take it; `name` is for people.
+    """
+
+    name: str
+    key: str
+    kind: str
+    size: int
+    changed: datetime
+    link: bool
+
+
+class FolderOut(BaseModel):
+    """A folder of mine, subfolders first; `more`: it has more entries than these."""
+
+    path: str
+    key: str
+    entries: list[EntryOut]
+    more: bool
+
+
+class RoomOut(BaseModel):
+    """How much room there is in one of my folders, in bytes; `words` says it for people.
+
+    `level` is `near` or `full` where it runs out; `used` and `limit` are of my quota, where there is one.
+    """
+
+    name: str
+    path: str
+    free: int
+    used: int | None
+    limit: int | None
+    level: str
+    words: str
+
+
+class PresetOut(BaseModel):
+    """Options of a session that I start often; `link` opens the portal's form filled in with them."""
+
+    number: int
+    name: str
+    options: SessionOptions
+    link: str
+
+
+class NoticeOut(BaseModel):
+    """Something that the portal told me; `link` is the page that it is about."""
+
+    number: int
+    kind: str
+    text: str
+    link: str
+    created: datetime
+    read: datetime | None
+
+
+class NoticeKind(BaseModel):
+    """What I can be told, and whether I want that on pages and by mail; `fixed`: on pages always."""
+
+    kind: str
+    title: str
+    page: bool
+    mail: bool
+    fixed: bool
+
+
+class UserOut(BaseModel):
+    """A user, as administrators see one."""
+
+    name: str
+    email: str
+    active: bool
+    admin: bool
+    joined: datetime
+    last_login: datetime | None
+    projects: list[str]
+
+
+class Onboarded(BaseModel):
+    """A user who was taken in: what had to be done, and the first password of a new portal account."""
+
+    user: UserOut
+    password: str
+    done: list[str]
+
+
+class OthersJob(JobOut):
+    """A job, and whose it is."""
+
+    user: str
+
+
+class ChangeOut(BaseModel):
+    """A change on record: who changed what, when; `changes` has each field before and after."""
+
+    number: int
+    when: datetime
+    who: str
+    address: str
+    action: str
+    kind: str
+    what: str
+    changes: dict[str, list[Any]]
+
+
+class PolicyOut(BaseModel):
+    """A part of the site's limits and policies, with the keys of `carme.toml`."""
+
+    title: str
+    values: dict[str, Any]
 
 
 class Account(BaseModel):

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from carme.errors import SlurmError
 from carme_webui.accounts.models import User
-from carme_webui.api.models import Token
+from carme_webui.api.models import SCOPES, Token
 from carme_webui.bookings.models import Booking
 from carme_webui.jobs.models import Job
 from carme_webui.sessions.models import Session
@@ -129,13 +129,23 @@ def test_a_login_is_no_token(browser: Browser) -> None:
         ("bookings", "post", "bookings", {**wish()}),
         ("bookings", "patch", "bookings/carme-0123456789ab", {}),
         ("bookings", "delete", "bookings/carme-0123456789ab", None),
-        ("bookings", "post", "bookings/carme-0123456789ab/decision", {"approve": True}),
+        ("bookings", "put", "bookings/carme-0123456789ab/offer", {"user": "bob"}),
+        ("images", "delete", "images/own/mine", None),
+        ("files-read", "get", "files", None),
+        ("files-read", "get", "files/content?path=/etc/passwd", None),
+        ("files", "delete", "files?path=/etc/passwd", None),
+        ("files", "post", "files/folders?path=/tmp", {"name": "x"}),
+        ("sessions", "post", "presets", {"name": "x", "options": OPTIONS}),
+        ("projects", "post", "projects/vision/invitations", {"user": "bob"}),
+        ("projects", "post", "invitations/1", {"accept": True}),
+        ("profile", "post", "notices/read", None),
+        ("profile", "put", "notices/kinds/project", {"page": True, "mail": False}),
     ],
 )
 def test_a_token_does_only_what_it_is_for(
     alice: User, broker: FakeBroker, scope: str, method: str, path: str, body: Any
 ) -> None:
-    others = {"sessions", "jobs", "bookings"} - {scope}
+    others = set(SCOPES) - {scope}
     said = problem(program_of(alice, *others).ask(method, path, body), 403)
     assert f"'{scope}'" in said["detail"]
     assert not [request for request in broker.asked if request.method != "cluster"]

@@ -18,6 +18,8 @@ COMMANDS = (
     "report",
     "start",
     "portal",
+    "personal",
+    "admin",
     "images",
     "data",
     "datasets",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from carme.api import BookingOut
     from carme.client import Client
 
-__all__ = ["add", "cancel_job", "client", "is_remote"]
+__all__ = ["add", "add_size", "cancel_job", "client", "is_remote", "read_time"]
 
 
 def is_remote() -> bool:
@@ -65,7 +65,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     every.set_defaults(run=_sessions)
     start = actions.add_parser("start", help="start a session")
     start.add_argument("--image", required=True, help="what it runs in")
-    _size(start)
+    add_size(start)
     start.add_argument("--title", default="", help="a title")
     start.add_argument("--reservation", metavar="NAME", help="booking to run in")
     start.add_argument("--wait", action="store_true", help="wait until it is ready")
@@ -88,7 +88,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     create = parts.add_parser("create", help="book nodes")
     free = parts.add_parser("free", help="list the nearest times at which nodes are free")
     for one in (create, free):
-        _size(one, required=True)
+        add_size(one, required=True)
         one.add_argument(
             "--start", required=True, metavar="TIME", help="like 2026-11-30T09:00, in your time zone"
         )
@@ -129,7 +129,8 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", metavar="FOLDER", help="where what the session leaves is copied")
 
 
-def _size(parser: argparse.ArgumentParser, required: bool = False) -> None:
+def add_size(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """What something that is started needs."""
     parser.add_argument("--gpus", type=int, default=0, required=required, help="GPUs on each node")
     parser.add_argument("--gpu-type", required=required, help="type of the GPUs")
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
@@ -251,7 +252,8 @@ def _kinds(options: argparse.Namespace) -> int:
     return 0
 
 
-def _time(text: str) -> datetime:
+def read_time(text: str) -> datetime:
+    """A time of this computer's zone. Raises InvalidRequest."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
@@ -263,7 +265,7 @@ def _time(text: str) -> datetime:
 def _book(options: argparse.Namespace) -> int:
     with client() as portal:
         made = portal.bookings.create(
-            start=_time(options.start),
+            start=read_time(options.start),
             minutes=parse_minutes(options.time),
             gpu_type=options.gpu_type,
             gpus=options.gpus,
@@ -326,7 +328,7 @@ def _accept(options: argparse.Namespace) -> int:
 def _free(options: argparse.Namespace) -> int:
     with client() as portal:
         slots = portal.bookings.free_slots(
-            start=_time(options.start),
+            start=read_time(options.start),
             minutes=parse_minutes(options.time),
             gpu_type=options.gpu_type,
             gpus=options.gpus,

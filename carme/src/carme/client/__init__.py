@@ -7,25 +7,34 @@ for text in job.logs(follow=True):
 print(job.result())
 """
 
+from carme.client.admin import Admin
 from carme.client.bookings import Booking, Bookings
 from carme.client.connection import Login, Unreachable
+from carme.client.files import Files
 from carme.client.images import Image, Images
 from carme.client.jobs import Array, Asked, Job, JobFailed, Jobs
 from carme.client.main import Client
+from carme.client.personal import Notices, Presets
+from carme.client.projects import Projects
 from carme.client.sessions import Session, Sessions
 
 __all__ = [
+    "Admin",
     "Array",
     "Asked",
     "Booking",
     "Bookings",
     "Client",
+    "Files",
     "Image",
     "Images",
     "Job",
     "JobFailed",
     "Jobs",
     "Login",
+    "Notices",
+    "Presets",
+    "Projects",
     "Session",
     "Sessions",
     "Unreachable",

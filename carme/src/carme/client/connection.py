@@ -7,6 +7,8 @@ import os
 import ssl
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,21 +129,44 @@ class Connection:
                 `NotFound`, `SlurmError`, `BrokerUnavailable`; `Unreachable` when it does not answer.
         """
         given = {name: value for name, value in query.items() if value is not None}
-        for _again in range(TRIES - 1):
-            answer = self._send(method, path, body, given)
-            if answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
-                break
+        answer = self._answer(self._client.build_request(method, path, json=body, params=given or None))
+        return answer.json() if answer.content else None
+
+    def send(self, path: str, data: bytes, query: str) -> Any:
+        """The answer to bytes that are sent; `query` is as addresses have it. Raises as `ask` does."""
+        headers = {"Content-Type": "application/octet-stream"}
+        return self._answer(
+            self._client.build_request("PUT", f"{path}?{query}", content=data, headers=headers)
+        ).json()
+
+    @contextmanager
+    def fetch(self, path: str, query: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
+        """An answer whose bytes come as they are read. Raises as `ask` does, and while it is read."""
+        request = self._client.build_request("GET", f"{path}?{query}", headers=headers)
+        answer = self._answer(request, stream=True)
+        try:
+            with self._reachable():
+                yield answer
+        finally:
+            answer.close()
+
+    def _answer(self, request: httpx.Request, stream: bool = False) -> httpx.Response:
+        for left in reversed(range(TRIES)):
+            with self._reachable():
+                answer = self._client.send(request, stream=stream)
+                if answer.is_success:
+                    return answer
+                answer.read()
+            if answer.status_code != httpx.codes.TOO_MANY_REQUESTS or not left:
+                raise _refusal(answer)
             pause = answer.headers.get("Retry-After", "1")
             time.sleep(min(LONGEST_PAUSE, int(pause) if pause.isdecimal() else 1))
-        else:
-            answer = self._send(method, path, body, given)
-        if answer.is_success:
-            return answer.json() if answer.content else None
-        raise _refusal(answer)
+        raise AssertionError("the last try has returned or raised")
 
-    def _send(self, method: str, path: str, body: Any, query: dict[str, Any]) -> httpx.Response:
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
         try:
-            return self._client.request(method, path, json=body, params=query)
+            yield
         except httpx.HTTPError as error:
             raise Unreachable(
                 f"The portal at {self.url} does not answer: {error or type(error).__name__}.",

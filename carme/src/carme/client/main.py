@@ -9,10 +9,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from carme import api
+from carme.client.admin import Admin
 from carme.client.bookings import Bookings
 from carme.client.connection import Connection, Login
+from carme.client.files import Files
 from carme.client.images import Images
 from carme.client.jobs import Array, Asked, Job, Jobs
+from carme.client.personal import Notices, Presets
+from carme.client.projects import Projects
 from carme.client.sessions import Sessions
 
 __all__ = ["Client"]
@@ -47,6 +51,12 @@ class Client:
         self.bookings = Bookings(self.connection)
         #: Called, it lists what sessions and jobs can run in.
         self.images = Images(self.connection)
+        self.files = Files(self.connection)
+        self.presets = Presets(self.connection)
+        self.notices = Notices(self.connection)
+        #: Called, it lists mine.
+        self.projects = Projects(self.connection)
+        self.admin = Admin(self.connection)
 
     def submit(
         self,
@@ -80,10 +90,6 @@ class Client:
     def profile(self) -> api.Account:
         """Whose token this is, and what it allows."""
         return api.Account.model_validate(self.connection.ask("GET", "profile"))
-
-    def projects(self) -> list[api.ProjectOut]:
-        """My projects: who is in them, what they may use and have used."""
-        return [api.ProjectOut.model_validate(one) for one in self.connection.ask("GET", "projects")]
 
     def cluster(self) -> api.Overview:
         """Partitions, nodes, and the GPUs that are free now."""

@@ -15,14 +15,27 @@ from carme.jobs import Job
 from carme.jobs.nodes import expand
 from carme.wording import listing
 from carme_webui.accounts.models import User
-from carme_webui.announcements.models import Maintenance
+from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings.models import Booking
+from carme_webui.news import news
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
 
-__all__ = ["agree", "bookings_within", "call_off", "jobs_into", "keep", "plan"]
+__all__ = ["agree", "bookings_within", "call_off", "jobs_into", "keep", "plan", "publish", "take_away"]
 
 logger = logging.getLogger(__name__)
+
+
+def publish(row: News) -> None:
+    """Tell everybody; open pages show it at once."""
+    row.save()
+    news.tell_all()
+
+
+def take_away(row: News) -> None:
+    """Tell it no more."""
+    row.delete()
+    news.tell_all()
 
 
 def plan(
@@ -36,9 +49,11 @@ def plan(
         before: What it was, when it is changed.
 
     Raises:
-        InvalidRequest: There is no such node, or the time is over.
+        InvalidRequest: There is no such node, the time is over, or ends before it begins.
         CarmeError: The cluster cannot be seen, or Slurm refuses; then it stays what it was.
     """
+    if row.end <= row.start:
+        raise InvalidRequest(_("It must end after it begins."), field="end")
     known = [node.name for node in broker.cluster().nodes]
     names = list(dict.fromkeys(wanted))
     if strange := [name for name in names if name not in known]:
@@ -61,6 +76,7 @@ def plan(
             before.save()
         raise
     warn(row, broker)
+    news.tell_all()
 
 
 def keep(row: Maintenance, broker: BrokerClient, by: str) -> None:
@@ -91,6 +107,7 @@ def call_off(row: Maintenance, by: User, broker: BrokerClient) -> None:
         broker.release(row.name, user=by.username)
     except CarmeError as error:
         logger.warning("The maintenance %s is given back later: %s", row.name, error)
+    news.tell_all()
 
 
 def bookings_within(row: Maintenance) -> list[Booking]:

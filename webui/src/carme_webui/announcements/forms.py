@@ -95,8 +95,6 @@ class MaintenanceForm(_Titled):
             return cleaned
         for name in ("start", "end"):
             self._take(name, cleaned)
-        if not self.errors and self.instance.end <= self.instance.start:
-            self.add_error("end_time", _("It must end after it begins."))
         return cleaned
 
     def _take(self, name: str, cleaned: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ from carme_webui.announcements.forms import MaintenanceForm, NewsForm
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings.models import site_zone
 from carme_webui.cluster import broker
-from carme_webui.news import news as open_pages
 
 __all__ = ["call_off", "delete_news", "edit_maintenance", "edit_news", "maintenance", "news"]
 
@@ -37,8 +36,7 @@ def edit_news(request: HttpRequest, number: int | None = None) -> HttpResponse:
     row = get_object_or_404(News, pk=number) if number else News(by=signed_in(request))
     form = NewsForm(request.POST if request.method == "POST" else None, instance=row)
     if form.is_valid():
-        form.save()
-        open_pages.tell_all()
+        desk.publish(form.save(commit=False))
         return redirect("announcements")
     context = {"form": form, "row": row}
     return render(request, "announcements/edit_news.html", context, status=422 if form.errors else 200)
@@ -48,8 +46,7 @@ def edit_news(request: HttpRequest, number: int | None = None) -> HttpResponse:
 @for_admins
 def delete_news(request: HttpRequest, number: int) -> HttpResponse:
     """Take news away."""
-    get_object_or_404(News, pk=number).delete()
-    open_pages.tell_all()
+    desk.take_away(get_object_or_404(News, pk=number))
     return redirect("announcements")
 
 
@@ -77,7 +74,6 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
             field = {"node_names": "nodes", "end": "end_time"}.get(error.field or "", error.field)
             form.add_error(field if field in form.fields else None, str(error))
         else:
-            open_pages.tell_all()
             messages.success(request, _("Planned: %s. Those whom it concerns are told.") % row.span)
             return redirect("maintenance")
     context = {"form": form, "row": row, "zone": site_zone()}
@@ -90,6 +86,5 @@ def call_off(request: HttpRequest, number: int) -> HttpResponse:
     """Call a maintenance off, or end it now."""
     row = get_object_or_404(Maintenance.planned(timezone.now()), pk=number)
     desk.call_off(row, signed_in(request), broker())
-    open_pages.tell_all()
     messages.success(request, _("Its nodes take jobs again."))
     return redirect("maintenance")

@@ -4,7 +4,7 @@ from http import HTTPStatus
 from typing import Any
 
 from auditlog.context import auditlog_value
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 from django.utils.translation import gettext as _
 from ninja.errors import HttpError
 from ninja.security.http import HttpAuthBase
@@ -12,9 +12,11 @@ from ninja.security.http import HttpAuthBase
 from carme.errors import CarmeError, Denied
 from carme_webui.accounts.models import User
 from carme_webui.api.limits import seconds_to_wait
-from carme_webui.api.models import SCOPES, Token
+from carme_webui.api.models import FOR_ADMINS, SCOPES, Token
 
-__all__ = ["TokenAuth", "TooOften", "Unknown", "asker", "require", "token_of"]
+__all__ = [
+    *("TokenAuth", "TooOften", "Unknown", "administrates", "asker", "require", "require_admin", "token_of"),
+]
 
 
 class Unknown(CarmeError):
@@ -76,3 +78,21 @@ def require(request: HttpRequest, scope: str) -> User:
             _("Make one with the scope '%s' in the portal under API tokens.") % scope,
         )
     return token.owner
+
+
+def require_admin(request: HttpRequest) -> User:
+    """The owner of the token, an administrator, if it allows that; nobody else finds anything there.
+
+    Raises:
+        Http404: It is nobody who administrates.
+        Denied: The token does not allow it.
+    """
+    if not asker(request).is_staff:
+        raise Http404
+    return require(request, FOR_ADMINS)
+
+
+def administrates(request: HttpRequest) -> bool:
+    """Whether this token shows what administrators see."""
+    token = token_of(request)
+    return token.owner.is_staff and FOR_ADMINS in token.scopes

@@ -10,20 +10,28 @@ from django.utils.translation import gettext_lazy as _
 
 from carme_webui.accounts.models import User
 
-__all__ = ["LONGEST", "PREFIX", "SCOPES", "Token"]
+__all__ = ["FOR_ADMINS", "LONGEST", "PREFIX", "SCOPES", "Token"]
 
 PREFIX = "carme_"
 LONGEST = timedelta(days=366)
 #: How often it is noted that a token was used.
 NOTED_EVERY = timedelta(minutes=1)
 
-#: What a token may be allowed, with the words of the profile page. Reading is allowed to each.
+#: What a token may be allowed, with the words of the profile page. Reading is allowed
+#: to each, but for the contents of files and what administrators alone see.
 SCOPES = {
     "sessions": _("start, extend and stop sessions"),
     "jobs": _("submit and cancel jobs"),
     "bookings": _("make, change and delete bookings"),
     "images": _("build and delete images"),
+    "files-read": _("look into my folders and fetch files"),
+    "files": _("send, rename and delete files"),
+    "projects": _("answer invitations, and manage my projects"),
+    "profile": _("change what I am told"),
+    "admin": _("do what administrators do"),
 }
+#: Of no use to others, who are not shown it.
+FOR_ADMINS = "admin"
 
 
 class Token(models.Model):

@@ -17,7 +17,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from carme.errors import CarmeError
 from carme_webui.accounts.login import signed_in
-from carme_webui.api.models import LONGEST, SCOPES, Token
+from carme_webui.accounts.models import User
+from carme_webui.api.models import FOR_ADMINS, LONGEST, SCOPES, Token
 from carme_webui.titles import tidy
 
 __all__ = ["revoke", "tokens"]
@@ -36,13 +37,15 @@ class TokenForm(forms.Form):
     )
     scopes = forms.MultipleChoiceField(
         label=_("Besides reading, it may"),
-        choices=list(SCOPES.items()),
         widget=forms.CheckboxSelectMultiple,
         required=False,
     )
 
-    def __init__(self, data: Any = None) -> None:
+    def __init__(self, data: Any = None, *, user: User) -> None:
         super().__init__(data, label_suffix="")
+        scopes = self.fields["scopes"]
+        assert isinstance(scopes, forms.MultipleChoiceField)
+        scopes.choices = [(key, words) for key, words in SCOPES.items() if user.is_staff or key != FOR_ADMINS]
         self.fields["days"].help_text = _("At most %s.") % LONGEST.days
         self.fields["label"].widget.attrs["autocomplete"] = "off"
 
@@ -59,9 +62,9 @@ class TokenForm(forms.Form):
 def tokens(request: HttpRequest) -> HttpResponse:
     """My tokens, and a new one: its secret is in this answer and nowhere else."""
     user = signed_in(request)
-    form, secret = TokenForm(), ""
+    form, secret = TokenForm(user=user), ""
     if request.method == "POST":
-        form = TokenForm(request.POST)
+        form = TokenForm(request.POST, user=user)
         if form.is_valid() and Token.objects.filter(owner=user).count() >= AT_MOST:
             form.add_error(None, gettext("You have %s tokens already. Revoke one first.") % AT_MOST)
         if form.is_valid():
@@ -69,7 +72,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
             chosen = form.cleaned_data
             token, secret = Token.make(user, chosen["label"], chosen["scopes"], expires)
             logger.info("%s made the token %s... with the scopes %s", user, token.start, token.scopes)
-            form = TokenForm()
+            form = TokenForm(user=user)
     context = {
         "form": form,
         "secret": secret,

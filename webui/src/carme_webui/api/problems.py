@@ -9,6 +9,8 @@ from django.utils.translation import gettext as _
 
 from carme.api import Problem
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
+from carme.files.client import FileError
+from carme_webui.files.desk import status_of
 
 __all__ = ["CONTENT_TYPE", "PATH", "as_problems", "of_error", "problem"]
 
@@ -41,6 +43,8 @@ _STATUS = {
 
 def of_error(error: CarmeError) -> HttpResponse:
     """The same sentence that a page shows."""
+    if isinstance(error, FileError):
+        return problem(status_of(error), str(error), error.code, error.field)
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
     if status is None:
         # Slurm refuses what was asked, or is away; what else went wrong is not the asker's fault.
@@ -62,7 +66,8 @@ def as_problems(
         if response.status_code < HTTPStatus.BAD_REQUEST or response["Content-Type"] == CONTENT_TYPE:
             return response
         status = HTTPStatus(response.status_code)
-        kept: dict[str, Any] = {name: response[name] for name in ("Allow",) if response.has_header(name)}
+        names = [name for name in ("Allow", "Content-Range") if response.has_header(name)]
+        kept: dict[str, Any] = {name: response[name] for name in names}
         return problem(status, _sentences().get(status, status.description or status.phrase), **kept)
 
     return middleware
@@ -74,6 +79,9 @@ def _sentences() -> dict[HTTPStatus, str]:
         HTTPStatus.NOT_FOUND: _("There is no such thing, or it is not yours. Check the address."),
         HTTPStatus.METHOD_NOT_ALLOWED: _(
             "This address does not take this method. See the header 'Allow' for those that it takes."
+        ),
+        HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: _(
+            "The file has no such part. 'Content-Range' says how long it is."
         ),
         HTTPStatus.INTERNAL_SERVER_ERROR: _(
             "The portal failed to answer. Try again; if it stays so, tell an administrator when it happened."

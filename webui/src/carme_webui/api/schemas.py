@@ -29,9 +29,11 @@ __all__ = [
     "Offer",
     "OfferAnswer",
     "Paging",
+    "Second",
     "SessionPlan",
     "SessionSearch",
     "SessionStart",
+    "Text",
     "Words",
     "booking_out",
     "image_out",
@@ -56,6 +58,10 @@ def _plain(text: str) -> str:
 
 #: With its offset from UTC, like 2026-11-22T08:00:00+01:00.
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
+#: One that Slurm can keep.
+Second = Annotated[Moment, AfterValidator(lambda moment: moment.replace(microsecond=0))]
+#: Several lines.
+Text = Annotated[str, AfterValidator(_plain)]
 Words = Annotated[str, Field(max_length=200), AfterValidator(_plain)]
 
 
@@ -218,6 +224,8 @@ def project_out(row: Project, reader: User) -> ProjectOut:
         manager=reader.username in managers,
         managers=managers,
         members=[one.user.username for one in people],
+        invited=[one.user.username for one in row.invitations.all()],
+        closed=row.closed,
         gpus_now=row.use.gpus,
         nodes_now=row.use.nodes,
         jobs_now=row.use.jobs,

@@ -28,9 +28,10 @@ from carme.jobs.arrays import MAXIMUM_TASK
 from carme.wording import place
 from carme.wording import problem as sentence
 from carme_webui.accounts.models import User
-from carme_webui.announcements.models import Maintenance, News
-from carme_webui.api import schemas
-from carme_webui.api.access import TokenAuth, TooOften, Unknown, asker, require, token_of
+from carme_webui.api import administration, files, personal, schemas
+from carme_webui.api import projects as project_addresses
+from carme_webui.api.access import TokenAuth, TooOften, Unknown, asker, require, require_admin, token_of
+from carme_webui.api.answers import ERRORS, GONE, REFUSED, answers
 from carme_webui.api.problems import CONTENT_TYPE, of_error, problem
 from carme_webui.api.schemas import Paging, page_of
 from carme_webui.bookings import desk
@@ -64,7 +65,7 @@ class Api(NinjaAPI):
             for operation in path.values():
                 for status, said in operation["responses"].items():
                     if int(status) >= HTTPStatus.BAD_REQUEST:
-                        said["description"] = _ERRORS.get(
+                        said["description"] = ERRORS.get(
                             HTTPStatus(int(status)), HTTPStatus(int(status)).phrase
                         )
                         said["content"] = {CONTENT_TYPE: said["content"]["application/json"]}
@@ -85,35 +86,18 @@ api = Api(
 )
 
 PAGE_BYTES = 1 << 20
-_ERRORS = {
-    HTTPStatus.BAD_REQUEST: "the request is no JSON",
-    HTTPStatus.UNAUTHORIZED: "no valid token",
-    HTTPStatus.FORBIDDEN: "the token's scopes, or the site, do not allow it",
-    HTTPStatus.UNPROCESSABLE_ENTITY: "something of the request is wrong, or cannot be had",
-    HTTPStatus.TOO_MANY_REQUESTS: "too many requests; `Retry-After` says for how many seconds to wait",
-    HTTPStatus.SERVICE_UNAVAILABLE: "the cluster does not answer",
-}
 SessionName = Path(..., pattern=rf"^{SESSION_NAME}$")
 BookingName = Path(..., pattern=rf"^{BOOKING_NAME}$")
 ImageReference = Path(..., pattern=r"^[a-z0-9][a-z0-9_.-]{0,30}(@[A-Za-z0-9_.-]{1,150})?$")
 JobId = Path(..., ge=1, lt=10**18)
 Task = QueryValue(None, ge=0, le=MAXIMUM_TASK, description="a task of the array of this number")
 
-
-def _answers(answer: Any, *more: HTTPStatus, status: HTTPStatus = HTTPStatus.OK) -> dict[int, Any]:
-    """The answers of an address, as its document says them."""
-    return {int(status): answer} | {int(code): wire.Problem for code in (*_ERRORS, *more)}
-
-
-GONE = (HTTPStatus.NOT_FOUND,)
-REFUSED = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
-
 # --- myself and the cluster ------------------------------------------------------------------------------
 
 general = Router(tags=["general"])
 
 
-@general.get("/profile", response=_answers(wire.Account))
+@general.get("/profile", response=answers(wire.Account))
 def profile(request: HttpRequest) -> wire.Account:
     """Whose token this is, and what it allows."""
     token = token_of(request)
@@ -129,14 +113,14 @@ def profile(request: HttpRequest) -> wire.Account:
     )
 
 
-@general.get("/cluster", response=_answers(wire.Overview))
+@general.get("/cluster", response=answers(wire.Overview))
 def cluster(request: HttpRequest) -> wire.Overview:
     """Partitions, nodes, and the GPUs that are free now."""
     found = picture.cluster()
     return schemas.overview_of(found, supplies(found))
 
 
-@general.get("/images", response=_answers(list[wire.ImageOut]))
+@general.get("/images", response=answers(list[wire.ImageOut]))
 def image_list(request: HttpRequest) -> list[wire.ImageOut]:
     """What sessions and jobs can run in: the site's images, mine, and those of my projects."""
     shown: list[wire.ImageOut] = []
@@ -149,27 +133,6 @@ def image_list(request: HttpRequest) -> list[wire.ImageOut]:
         fields = image.model_dump(include={"name", "title", "description", "digest"})
         shown.append(wire.ImageOut(**fields, apps=entry_points(image)))
     return shown
-
-
-@general.get("/projects", response=_answers(list[wire.ProjectOut]))
-def project_list(request: HttpRequest) -> list[wire.ProjectOut]:
-    """The projects that I am in."""
-    user = asker(request)
-    rows = Project.of(user).prefetch_related("memberships", "bookings").order_by("name")
-    return [schemas.project_out(row, user) for row in rows]
-
-
-@general.get("/news", response=_answers(list[wire.NewsOut]))
-def news_list(request: HttpRequest) -> Any:
-    """What the dashboard announces, the latest first."""
-    return [wire.NewsOut.model_validate(row, from_attributes=True) for row in News.latest()]
-
-
-@general.get("/maintenance", response=_answers(list[wire.MaintenanceOut]))
-def maintenance_list(request: HttpRequest) -> Any:
-    """Maintenance that is planned or going on, the next one first."""
-    rows = Maintenance.planned(timezone.now())
-    return [wire.MaintenanceOut.model_validate(row, from_attributes=True) for row in rows]
 
 
 # --- sessions --------------------------------------------------------------------------------------------
@@ -188,7 +151,7 @@ def _my_session(user: User, name: str) -> Session:
     return get_object_or_404(own_sessions(user), name=name)
 
 
-@sessions.get("", response=_answers(wire.Page[wire.SessionOut]))
+@sessions.get("", response=answers(wire.Page[wire.SessionOut]))
 def list_sessions(request: HttpRequest, search: Query[schemas.SessionSearch]) -> Any:
     """My sessions, newest first."""
     rows = own_sessions(asker(request))
@@ -200,7 +163,7 @@ def list_sessions(request: HttpRequest, search: Query[schemas.SessionSearch]) ->
     return page_of(rows, search, _session)
 
 
-@sessions.post("", response={**_answers(wire.SessionOut, status=HTTPStatus.CREATED), 200: wire.SessionOut})
+@sessions.post("", response={**answers(wire.SessionOut, status=HTTPStatus.CREATED), 200: wire.SessionOut})
 def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
     """Start a session. 200 instead of 201: there was one of this name already."""
     user = require(request, "sessions")
@@ -213,13 +176,13 @@ def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
     return Status(HTTPStatus.CREATED if created else HTTPStatus.OK, _session(found))
 
 
-@sessions.get("/{name}", response=_answers(wire.SessionOut, *GONE))
+@sessions.get("/{name}", response=answers(wire.SessionOut, *GONE))
 def show_session(request: HttpRequest, name: str = SessionName) -> Any:
     """One of my sessions."""
     return _session(_my_session(asker(request), name))
 
 
-@sessions.delete("/{name}", response=_answers(wire.SessionOut, *GONE, status=HTTPStatus.ACCEPTED))
+@sessions.delete("/{name}", response=answers(wire.SessionOut, *GONE, status=HTTPStatus.ACCEPTED))
 def stop_session(request: HttpRequest, name: str = SessionName) -> Any:
     """Stop a session; one that is over stays as it is."""
     found = _my_session(require(request, "sessions"), name)
@@ -227,7 +190,7 @@ def stop_session(request: HttpRequest, name: str = SessionName) -> Any:
     return Status(HTTPStatus.ACCEPTED, _session(found))
 
 
-@sessions.post("/{name}/extend", response=_answers(wire.Extended, *REFUSED))
+@sessions.post("/{name}/extend", response=answers(wire.Extended, *REFUSED))
 def extend_session(request: HttpRequest, asked: schemas.Extension, name: str = SessionName) -> Any:
     """Give a session more time."""
     found = _my_session(require(request, "sessions"), name)
@@ -243,7 +206,7 @@ def _my_job(user: User, job_id: int) -> Job:
     return get_object_or_404(own_jobs(user), id=job_id)
 
 
-@jobs.get("", response=_answers(wire.Page[wire.JobOut]))
+@jobs.get("", response=answers(wire.Page[wire.JobOut]))
 def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
     """My jobs of all years, newest first."""
     states = FILTERS[search.state][1] if search.state else ()
@@ -252,7 +215,7 @@ def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
     return page_of(rows, search, wire.JobOut.model_validate)
 
 
-@jobs.post("", response=_answers(wire.Submitted, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
+@jobs.post("", response=answers(wire.Submitted, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
 def submit_job(request: HttpRequest, asked: JobSubmission) -> Any:
     """Submit a batch job, or an array of them; an array's number is that of all its tasks together."""
     user = require(request, "jobs")
@@ -261,7 +224,7 @@ def submit_job(request: HttpRequest, asked: JobSubmission) -> Any:
     return Status(HTTPStatus.CREATED, {"id": job_id})
 
 
-@jobs.post("/check", response=_answers(StartEstimate, HTTPStatus.CONFLICT))
+@jobs.post("/check", response=answers(StartEstimate, HTTPStatus.CONFLICT))
 def check_job(request: HttpRequest, asked: JobSubmission) -> Any:
     """Check a batch job as its submission would, and say when it would begin. Nothing is submitted."""
     user = require(request, "jobs")
@@ -269,7 +232,7 @@ def check_job(request: HttpRequest, asked: JobSubmission) -> Any:
     return submissions.estimate(submissions.to_request(asked, user, site), user, site).model_dump()
 
 
-@jobs.get("/{job_id}", response=_answers(wire.JobOut, *GONE))
+@jobs.get("/{job_id}", response=answers(wire.JobOut, *GONE))
 def show_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
     """One of my jobs, or a task of an array; as long as that waits, what it waits together with."""
     user = asker(request)
@@ -304,7 +267,7 @@ def _never_begun(user: User, array_id: int, task: int) -> wire.JobOut:
     return wire.JobOut.model_validate(base).model_copy(update={**past, "explanation": words})
 
 
-@jobs.delete("/{job_id}", response=_answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
+@jobs.delete("/{job_id}", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
 def cancel_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
     """End a job, an array, or a task of one; what is over stays as it is."""
     user = require(request, "jobs")
@@ -313,7 +276,7 @@ def cancel_job(request: HttpRequest, job_id: int = JobId, task: int | None = Tas
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
-@jobs.get("/{job_id}/log", response=_answers(wire.LogOut, *REFUSED))
+@jobs.get("/{job_id}/log", response=answers(wire.LogOut, *REFUSED))
 def job_log(
     request: HttpRequest,
     job_id: int = JobId,
@@ -325,7 +288,7 @@ def job_log(
     return _text(request, job_id, "log", offset, limit, task)
 
 
-@jobs.get("/{job_id}/result", response=_answers(wire.LogOut, *REFUSED))
+@jobs.get("/{job_id}/result", response=answers(wire.LogOut, *REFUSED))
 def job_result(
     request: HttpRequest,
     job_id: int = JobId,
@@ -345,19 +308,19 @@ def _text(request: HttpRequest, job_id: int, what: str, offset: int, limit: int,
     return wire.LogOut(**part.model_dump(), over=over)
 
 
-@jobs.get("/{job_id}/facts", response=_answers(JobFacts, *REFUSED))
+@jobs.get("/{job_id}/facts", response=answers(JobFacts, *REFUSED))
 def job_facts(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
     """Where a job began: its image's digest, and the Git revision of its working folder."""
     return broker().facts(job_id, user=asker(request).username, task=task).model_dump()
 
 
-@jobs.get("/{job_id}/recipe", response=_answers(Recipe, *REFUSED))
+@jobs.get("/{job_id}/recipe", response=answers(Recipe, *REFUSED))
 def job_recipe(request: HttpRequest, job_id: int = JobId) -> Any:
     """What a batch job was submitted with, without the values of its environment."""
     return broker().recipe(job_id, user=asker(request).username).model_dump()
 
 
-@jobs.post("/{job_id}/resubmit", response=_answers(wire.Submitted, *REFUSED, status=HTTPStatus.CREATED))
+@jobs.post("/{job_id}/resubmit", response=answers(wire.Submitted, *REFUSED, status=HTTPStatus.CREATED))
 def resubmit_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
     """Submit a batch job, an array, or a task of one once more as it was."""
     user = require(request, "jobs")
@@ -391,7 +354,7 @@ class SlotSearch(BaseModel):
     minutes: int
 
 
-@bookings.get("", response=_answers(wire.Page[wire.BookingOut]))
+@bookings.get("", response=answers(wire.Page[wire.BookingOut]))
 def list_bookings(request: HttpRequest, search: Query[BookingSearch]) -> Any:
     """My bookings, newest first. Those that others share with me are among 'usable' ones."""
     rows = _bookings().filter(owner=asker(request))
@@ -401,7 +364,7 @@ def list_bookings(request: HttpRequest, search: Query[BookingSearch]) -> Any:
     return page_of(rows, search, schemas.booking_out)
 
 
-@bookings.post("", response=_answers(wire.BookingOut, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
+@bookings.post("", response=answers(wire.BookingOut, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
 def create_booking(request: HttpRequest, asked: schemas.BookingWish) -> Any:
     """Book nodes. `state` is 'requested' where a manager must approve it first."""
     user = require(request, "bookings")
@@ -411,20 +374,20 @@ def create_booking(request: HttpRequest, asked: schemas.BookingWish) -> Any:
     return Status(HTTPStatus.CREATED, schemas.booking_out(made))
 
 
-@bookings.get("/usable", response=_answers(list[wire.BookingOut]))
+@bookings.get("/usable", response=answers(list[wire.BookingOut]))
 def usable_bookings(request: HttpRequest) -> Any:
     """Bookings that I may use, mine and those shared with me, the next one first."""
     user = asker(request)
     return [schemas.booking_out(row, user) for row in Booking.usable(user, timezone.now())]
 
 
-@bookings.get("/kinds", response=_answers(list[wire.NodeKind]))
+@bookings.get("/kinds", response=answers(list[wire.NodeKind]))
 def booking_kinds(request: HttpRequest) -> Any:
     """Which nodes can be booked."""
     return [wire.NodeKind.model_validate(kind) for kind in kinds(picture.cluster(), settings.SITE)]
 
 
-@bookings.get("/slots", response=_answers(list[wire.Slot]))
+@bookings.get("/slots", response=answers(list[wire.Slot]))
 def free_slots(request: HttpRequest, search: Query[SlotSearch]) -> Any:
     """The times nearest to `start` at which these nodes could be had."""
     values = search.model_dump()
@@ -433,7 +396,7 @@ def free_slots(request: HttpRequest, search: Query[SlotSearch]) -> Any:
     return [wire.Slot(start=start, end=start + (wish.end - wish.start)) for start in starts]
 
 
-@bookings.get("/{name}", response=_answers(wire.BookingOut, *GONE))
+@bookings.get("/{name}", response=answers(wire.BookingOut, *GONE))
 def show_booking(request: HttpRequest, name: str = BookingName) -> Any:
     """A booking of mine, or one that I may use or take over; for a manager any."""
     user = asker(request)
@@ -443,7 +406,7 @@ def show_booking(request: HttpRequest, name: str = BookingName) -> Any:
     return schemas.booking_out(found, user)
 
 
-@bookings.patch("/{name}", response=_answers(wire.BookingOut, *REFUSED))
+@bookings.patch("/{name}", response=answers(wire.BookingOut, *REFUSED))
 def change_booking(request: HttpRequest, asked: schemas.BookingChange, name: str = BookingName) -> Any:
     """Change a booking of mine."""
     found = _my_booking(require(request, "bookings"), name)
@@ -457,7 +420,7 @@ def change_booking(request: HttpRequest, asked: schemas.BookingChange, name: str
     return schemas.booking_out(found)
 
 
-@bookings.delete("/{name}", response=_answers(wire.BookingOut, *GONE))
+@bookings.delete("/{name}", response=answers(wire.BookingOut, *GONE))
 def delete_booking(request: HttpRequest, name: str = BookingName) -> Any:
     """Delete a booking of mine; its nodes are free for others."""
     found = _my_booking(require(request, "bookings"), name)
@@ -466,7 +429,7 @@ def delete_booking(request: HttpRequest, name: str = BookingName) -> Any:
     return schemas.booking_out(found)
 
 
-@bookings.put("/{name}/session", response=_answers(wire.BookingOut, *GONE))
+@bookings.put("/{name}/session", response=answers(wire.BookingOut, *GONE))
 def plan_session(request: HttpRequest, asked: schemas.SessionPlan, name: str = BookingName) -> Any:
     """Have a session start in the first minute of a booking of mine, its data brought to the nodes before."""
     user = require(request, "bookings")
@@ -476,7 +439,7 @@ def plan_session(request: HttpRequest, asked: schemas.SessionPlan, name: str = B
     return schemas.booking_out(found)
 
 
-@bookings.put("/{name}/offer", response=_answers(wire.BookingOut, *GONE))
+@bookings.put("/{name}/offer", response=answers(wire.BookingOut, *GONE))
 def offer_booking(request: HttpRequest, asked: schemas.Offer, name: str = BookingName) -> Any:
     """Offer a booking of mine to another user. It stays mine until they take it over."""
     found = _my_booking(require(request, "bookings"), name)
@@ -486,7 +449,7 @@ def offer_booking(request: HttpRequest, asked: schemas.Offer, name: str = Bookin
     return schemas.booking_out(found)
 
 
-@bookings.post("/{name}/offer", response=_answers(wire.BookingOut, *REFUSED))
+@bookings.post("/{name}/offer", response=answers(wire.BookingOut, *REFUSED))
 def answer_offer(request: HttpRequest, asked: schemas.OfferAnswer, name: str = BookingName) -> Any:
     """Take over a booking that was offered to me, or do not."""
     user = require(request, "bookings")
@@ -502,12 +465,10 @@ def answer_offer(request: HttpRequest, asked: schemas.OfferAnswer, name: str = B
     return schemas.booking_out(found, user)
 
 
-@bookings.post("/{name}/decision", response=_answers(wire.BookingOut, *REFUSED))
+@bookings.post("/{name}/decision", response=answers(wire.BookingOut, *REFUSED))
 def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = BookingName) -> Any:
-    """Approve or refuse a booking that waits for that; for managers."""
-    user = require(request, "bookings")
-    if not user.is_staff:
-        raise Http404
+    """Approve or refuse a booking that waits for that; for administrators."""
+    user = require_admin(request)
     found = get_object_or_404(_bookings(), name=name)
     if asked.approve:
         desk.approve(found, broker())
@@ -541,20 +502,20 @@ def _tell(found: Booking) -> None:
 own_images = Router(tags=["images"])
 
 
-@own_images.get("", response=_answers(list[wire.ImageBuild]))
+@own_images.get("", response=answers(list[wire.ImageBuild]))
 def list_own_images(request: HttpRequest) -> Any:
     """The images that I have built, and those that my projects share."""
     return [schemas.image_out(row) for row in OwnImage.visible(asker(request))]
 
 
-@own_images.post("", response=_answers(wire.ImageBuild, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
+@own_images.post("", response=answers(wire.ImageBuild, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
 def build_image(request: HttpRequest, asked: image_desk.ImageWish) -> Any:
     """Have a batch job of mine build an image; `job_id` is that job, whose log can be followed."""
     user = require(request, "images")
     return Status(HTTPStatus.CREATED, schemas.image_out(image_desk.build(user, asked, images(), broker())))
 
 
-@own_images.get("/{reference}", response=_answers(wire.ImageBuild, *GONE))
+@own_images.get("/{reference}", response=answers(wire.ImageBuild, *GONE))
 def show_own_image(request: HttpRequest, reference: str = ImageReference) -> Any:
     """One of them; a build that has ended is noted at once."""
     user = asker(request)
@@ -564,7 +525,7 @@ def show_own_image(request: HttpRequest, reference: str = ImageReference) -> Any
     return schemas.image_out(found)
 
 
-@own_images.put("/{reference}/share", response=_answers(wire.ImageBuild, *REFUSED))
+@own_images.put("/{reference}/share", response=answers(wire.ImageBuild, *REFUSED))
 def share_own_image(
     request: HttpRequest, asked: image_desk.ShareWish, reference: str = ImageReference
 ) -> Any:
@@ -577,7 +538,7 @@ def share_own_image(
     return schemas.image_out(found)
 
 
-@own_images.delete("/{reference}", response=_answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
+@own_images.delete("/{reference}", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
 def delete_own_image(request: HttpRequest, reference: str = ImageReference) -> Any:
     """Delete an image of mine with its file; a build is ended."""
     user = require(request, "images")
@@ -643,6 +604,14 @@ api.add_router("/sessions", sessions)
 api.add_router("/jobs", jobs)
 api.add_router("/bookings", bookings)
 api.add_router("/images/own", own_images)
+api.add_router("/files", files.router)
+api.add_router("/presets", personal.presets)
+api.add_router("/notices", personal.notices)
+api.add_router("/projects", project_addresses.router)
+api.add_router("/invitations", project_addresses.invitations)
+api.add_router("/news", administration.announced)
+api.add_router("/maintenance", administration.maintained)
+api.add_router("/admin", administration.router)
 urls = api.urls
 for _pattern in urls[0]:
     assert _pattern.callback is not None

@@ -1,5 +1,6 @@
 """What users can be told, and whether they want that on pages and by mail."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from carme_webui.accounts.models import User
 
-__all__ = ["ABOUT", "About", "Kind", "choices_of", "wants"]
+__all__ = ["ABOUT", "About", "Kind", "choices_of", "choose", "wants"]
 
 
 class Kind(StrEnum):
@@ -77,3 +78,16 @@ def choices_of(user: User) -> list[tuple[Kind, About, bool, bool]]:
         for kind, about in ABOUT.items()
         if user.is_staff or not about.managers
     ]
+
+
+def choose(user: User, asked: Mapping[Kind, tuple[bool, bool]]) -> None:
+    """Note what this user wants to be told, on pages and by mail; of what is not named nothing is wanted."""
+    chosen: dict[str, list[bool]] = {}
+    for kind, about, *_now in choices_of(user):
+        page, mail = asked.get(kind, (False, False))
+        how = [page or about.fixed, mail]
+        # What is as the site has it follows the site when that changes.
+        if how != [about.page, about.mail]:
+            chosen[kind] = how
+    user.wanted = chosen
+    user.save(update_fields=["wanted"])

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from carme_webui.accounts.login import signed_in
 from carme_webui.profile.forms import LookForm
-from carme_webui.profile.kinds import ABOUT, choices_of
+from carme_webui.profile.kinds import Kind, choices_of, choose
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import read_all
 
@@ -60,9 +60,6 @@ def notify(request: HttpRequest) -> HttpResponse:
     """Choose what I want to be told, and how."""
     user = signed_in(request)
     pages, mails = request.POST.getlist("page"), request.POST.getlist("mail")
-    asked = {kind: [kind in pages or about.fixed, kind in mails] for kind, about, *_now in choices_of(user)}
-    # What is as the site has it follows the site when that changes.
-    user.wanted = {kind: how for kind, how in asked.items() if how != [ABOUT[kind].page, ABOUT[kind].mail]}
-    user.save(update_fields=["wanted"])
+    choose(user, {kind: (kind in pages, kind in mails) for kind in Kind})
     messages.success(request, _("Saved."))
     return redirect("profile")

@@ -16,18 +16,22 @@ from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
+from carme.jobs import Cluster
+from carme.wording import listing
 from carme_webui.accounts.models import User
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
 from carme_webui.projects.models import Invitation, Membership, Project
 
 __all__ = [
-    *("LIMITS", "answer", "close", "create", "invite", "is_manager", "keep", "limit", "remove", "reopen"),
-    *("require_manager", "set_manager", "withdraw"),
+    *("LIMITS", "MOST", "answer", "choices", "close", "create", "invite", "is_manager", "keep", "limit"),
+    *("manager_of", "remove", "reopen", "require_known", "require_manager", "set_manager", "withdraw"),
 ]
 
 logger = logging.getLogger(__name__)
 
+#: The largest number of anything.
+MOST = 1_000_000
 #: The fields by which admins limit a project.
 LIMITS = ("title", "partitions", "gpu_types", "gpus", "nodes", "jobs", "minutes", "gpu_hours")
 
@@ -95,6 +99,35 @@ def create(by: User, name: str, title: str, manager: User, broker: BrokerClient)
         Membership.objects.create(project=project, user=manager, manager=True)
     keep(project, broker, by.username, undo=project.delete)
     return project
+
+
+def manager_of(name: str) -> User:
+    """The user who is to manage a project. Raises InvalidRequest."""
+    user = User.objects.filter(username=name, is_active=True).first()
+    if user is None:
+        raise InvalidRequest(
+            _("There is no such user."), _("Write the name with which that person signs in."), field="manager"
+        )
+    return user
+
+
+def choices(project: Project, cluster: Cluster | None) -> tuple[list[str], list[str]]:
+    """The partitions and the types of GPUs that a project can be limited to or in: those that there are, and
+    those that it names already."""
+    partitions = {one.name for one in cluster.partitions} if cluster else set()
+    kinds = {kind for node in cluster.nodes for kind in node.gpus} if cluster else set()
+    return sorted(partitions | set(project.partitions)), sorted(kinds | set(project.gpu_types))
+
+
+def require_known(project: Project, values: dict[str, Any], cluster: Cluster) -> None:
+    """Raises InvalidRequest when limits name a partition or a type of GPU that there is not."""
+    partitions, kinds = choices(project, cluster)
+    for field, known in (("partitions", partitions), ("gpu_types", kinds)):
+        for name in values.get(field, ()):
+            if name not in known:
+                raise InvalidRequest(
+                    _("There is no %r.") % name[:40], _("There are: %s.") % listing(known), field=field
+                )
 
 
 def limit(by: User, project: Project, values: dict[str, Any], broker: BrokerClient) -> None:

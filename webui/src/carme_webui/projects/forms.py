@@ -9,21 +9,19 @@ from carme.errors import InvalidRequest
 from carme.jobs import Cluster, parse_minutes
 from carme.jobs.times import minutes_text
 from carme_webui.accounts.models import User
+from carme_webui.projects.desk import MOST, choices, manager_of
 from carme_webui.projects.models import Project
+from carme_webui.titles import tidy
 
 __all__ = ["LimitsForm", "NewProjectForm"]
-
-MOST = 1_000_000
 
 
 def _one_line(text: str) -> str:
     """A text in one line, nothing invisible. Raises ValidationError."""
-    text = " ".join(text.split())
-    if not text.isprintable():
-        raise forms.ValidationError(
-            _("The title has a character that cannot be seen. Use letters, digits, signs and spaces.")
-        )
-    return text
+    try:
+        return tidy(text)
+    except InvalidRequest as error:
+        raise forms.ValidationError(str(error)) from None
 
 
 class NewProjectForm(forms.Form):
@@ -47,12 +45,10 @@ class NewProjectForm(forms.Form):
         return _one_line(self.cleaned_data["title"])
 
     def clean_manager(self) -> User:
-        user = User.objects.filter(username=self.cleaned_data["manager"], is_active=True).first()
-        if user is None:
-            raise forms.ValidationError(
-                _("There is no such user. Write the name with which that person signs in.")
-            )
-        return user
+        try:
+            return manager_of(self.cleaned_data["manager"])
+        except InvalidRequest as error:
+            raise forms.ValidationError(str(error)) from None
 
 
 class LimitsForm(forms.Form):
@@ -89,12 +85,10 @@ class LimitsForm(forms.Form):
         initial |= {"gpu_hours": project.gpu_hours}
         initial |= {"minutes": minutes_text(project.minutes) if project.minutes else ""}
         super().__init__(data, initial=initial, label_suffix="")
-        partitions = {one.name for one in cluster.partitions} if cluster else set()
-        kinds = {kind for node in cluster.nodes for kind in node.gpus} if cluster else set()
-        self._types = sorted(kinds | set(project.gpu_types))
+        partitions, self._types = choices(project, cluster)
         field = self.fields["partitions"]
         assert isinstance(field, forms.MultipleChoiceField)
-        field.choices = [(name, name) for name in sorted(partitions | set(project.partitions))]
+        field.choices = [(name, name) for name in partitions]
         for kind in self._types:
             self.fields[f"type-{kind}"] = forms.IntegerField(
                 label=_("GPUs of type %s at a time") % kind,

@@ -23,9 +23,12 @@ from carme_webui.news import news
 from carme_webui.projects.models import Project
 from carme_webui.projects.rules import check_project
 from carme_webui.sessions.lifecycle import tend_soon
-from carme_webui.sessions.models import Session
+from carme_webui.sessions.models import Preset, Session
+from carme_webui.titles import tidy
 
-__all__ = ["check_options", "extend", "minutes_in", "start", "stop"]
+__all__ = ["check_options", "extend", "minutes_in", "save_preset", "start", "stop"]
+
+MOST_PRESETS = 30
 
 
 def check_options(
@@ -119,6 +122,20 @@ def start(owner: User, options: SessionOptions, name: str) -> tuple[Session, boo
         tend_soon(found.name)
         news.tell([owner.username])
     return found, created
+
+
+def save_preset(owner: User, name: str, options: SessionOptions) -> Preset:
+    """Remember options that were checked; those of the same name are replaced.
+
+    Raises:
+        InvalidRequest: The name has something invisible, or there are too many.
+    """
+    name = tidy(name)
+    if Preset.objects.filter(owner=owner).exclude(name=name).count() >= MOST_PRESETS:
+        raise InvalidRequest(_("You have %s presets already. Delete one first.") % MOST_PRESETS)
+    # A booking is over one day, and a preset is for ever.
+    values = options.model_copy(update={"reservation": None}).model_dump()
+    return Preset.objects.update_or_create(owner=owner, name=name, defaults={"options": values})[0]
 
 
 def stop(found: Session) -> None:

@@ -64,7 +64,6 @@ RECENT = timedelta(days=2)
 RECENT_COUNT = 5
 # Jobs that the dashboard shows; all are on a page of their own.
 MOST_JOBS = 8
-MOST_PRESETS = 30
 # Minutes that the page offers to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
 # A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
@@ -183,15 +182,13 @@ def save_preset(request: HttpRequest) -> HttpResponse:
     cluster, banner = _look()
     form = _form(request, cluster, data=request.POST)
     if form.is_valid() and form.options is not None:
-        name = form.options.title or form.options.image
-        mine = Preset.objects.filter(owner=user)
-        if mine.exclude(name=name).count() < MOST_PRESETS:
-            # A booking is over one day, and a preset is for ever.
-            options = form.options.model_copy(update={"reservation": None}).model_dump()
-            Preset.objects.update_or_create(owner=user, name=name, defaults={"options": options})
-            messages.success(request, _("Saved as “%s”.") % name)
+        try:
+            made = actions.save_preset(user, form.options.title or form.options.image, form.options)
+        except CarmeError as error:
+            form.add_error(None, str(error))
+        else:
+            messages.success(request, _("Saved as “%s”.") % made.name)
             return redirect("dashboard")
-        form.add_error(None, _("You have %s presets already. Delete one first.") % MOST_PRESETS)
     context = {"form": form, **_live(request, cluster, banner), **_presets(user)}
     return render(request, "sessions/dashboard.html", context, status=422)
 

@@ -1,0 +1,318 @@
+"""`carme admin`: what administrators do, through the portal, with a token that allows it."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import date
+
+from carme.cli.output import add_json, moment, plain, print_json, print_table
+from carme.cli.portal import client, read_time
+from carme.errors import InvalidRequest
+
+__all__ = ["add"]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    admin = commands.add_parser("admin", help="users, nodes, jobs, maintenance, news; for administrators")
+    actions = admin.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, help: str, run: object, *places: str) -> argparse.ArgumentParser:
+        made = actions.add_parser(name, help=help)
+        for place in places:
+            made.add_argument(place, metavar=place.upper())
+        made.set_defaults(run=run)
+        add_json(made)
+        return made
+
+    users = command("users", "list users", _users)
+    users.add_argument("search", metavar="WORDS", nargs="?", default="", help="part of a name or address")
+    enrol = command("enrol", "take in a user: portal, Slurm, home, quotas", _enrol, "user")
+    enrol.add_argument("--email", default="")
+    enrol.add_argument("--project", default="", metavar="PROJECT", help="to join at once")
+    command("disable", "let a user sign in no more", _disable, "user")
+    command("enable", "let a user sign in again", _enable, "user")
+    command("remove-second-factor", "for a user who has lost it", _factor, "user")
+    command("message", "tell a user something", _message, "user", "message")
+    command("nodes", "list nodes with states and reasons", _nodes)
+    drain = command("drain", "let no more jobs start on a node", _drain, "node")
+    drain.add_argument("--reason", required=True)
+    command("resume", "let jobs start on a node again", _resume, "node")
+    jobs = command("jobs", "list all jobs and sessions that wait or run", _jobs)
+    jobs.add_argument("search", metavar="WORDS", nargs="?", default="", help="user, account, number, name")
+    stop = command("stop", "end somebody's job, and tell its owner why", _stop)
+    stop.add_argument("job", metavar="JOB", type=int)
+    stop.add_argument("--message", default="", help="what the owner is told")
+    command("approvals", "list bookings that wait for an answer", _approvals)
+    command("approve", "approve a booking", _approve, "booking")
+    command("refuse", "refuse a booking", _refuse, "booking")
+    record = command("record", "search the record of changes: who, when, what, before, after", _record)
+    record.add_argument("search", metavar="WORDS", nargs="?", default="")
+    record.add_argument("--who", default="", metavar="USER")
+    record.add_argument("--since", metavar="DAY", help="like 2026-11-22 (UTC)")
+    record.add_argument("--until", metavar="DAY")
+    record.add_argument("--limit", type=int, default=50, metavar="N")
+    command("policies", "list the site's limits and policies", _policies)
+    command("maintenance", "list planned maintenance", _maintenance)
+    plan = command("plan", "plan maintenance", _plan)
+    plan.add_argument("--title", required=True)
+    plan.add_argument("--text", default="", help="what users should know")
+    plan.add_argument(
+        "--start", required=True, metavar="TIME", help="like 2026-11-30T09:00, in your time zone"
+    )
+    plan.add_argument("--end", required=True, metavar="TIME")
+    plan.add_argument("--nodes", default="", help="with commas between them (default: all)")
+    command("call-off", "call maintenance off, or end it now", _call_off, "name")
+    command("news", "list news", _news)
+    publish = command("publish", "tell everybody something", _publish)
+    publish.add_argument("--title", required=True)
+    publish.add_argument("--text", default="")
+    publish.add_argument("--until", metavar="DAY", help="the last day on the dashboard")
+    publish.add_argument("--number", type=int, metavar="N", help="that of news that this replaces")
+    unpublish = command("unpublish", "take news away", _unpublish)
+    unpublish.add_argument("number", type=int, metavar="N")
+
+
+def _day(text: str | None) -> date | None:
+    try:
+        return date.fromisoformat(text) if text else None
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no day.", "Write it like 2026-11-30.", field="day") from None
+
+
+def _said(options: argparse.Namespace, value: object, words: str) -> int:
+    if options.json:
+        print_json(value)
+    else:
+        print(plain(words))
+    return 0
+
+
+def _users(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.users(options.search, limit=None)
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [
+        [
+            *[one.name, one.email, "yes" if one.active else "no", "admin" if one.admin else "user"],
+            *[",".join(one.projects), moment(one.last_login)],
+        ]
+        for one in found
+    ]
+    print_table(["USER", "E-MAIL", "SIGNS IN", "ROLE", "PROJECTS", "LAST LOGIN"], rows)
+    return 0
+
+
+def _enrol(options: argparse.Namespace) -> int:
+    with client() as portal:
+        made = portal.admin.take_in(options.user, email=options.email, project=options.project)
+    if options.json:
+        print_json(made)
+        return 0
+    for line in made.done or ["Nothing was to be done."]:
+        print(plain(line))
+    if made.password:
+        print(f"First password of {made.user.name}: {made.password}")
+    return 0
+
+
+def _disable(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.set_active(options.user, False)
+    return _said(options, found, f"{options.user} cannot sign in any more.")
+
+
+def _enable(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.set_active(options.user, True)
+    return _said(options, found, f"{options.user} can sign in again.")
+
+
+def _factor(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.admin.take_second_factor(options.user)
+    return _said(options, {"user": options.user}, f"{options.user} has no second factor now.")
+
+
+def _message(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.admin.message(options.user, options.message)
+    return _said(options, {"told": options.user}, f"{options.user} is told.")
+
+
+def _nodes(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.nodes()
+    if options.json:
+        print_json(found)
+    else:
+        print_table(["NODE", "STATE", "REASON"], [[one.name, one.state, one.reason or "-"] for one in found])
+    return 0
+
+
+def _drain(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.admin.drain(options.node, options.reason)
+    return _said(options, {"drained": options.node}, f"No more jobs start on {options.node}.")
+
+
+def _resume(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.admin.resume(options.node)
+    return _said(options, {"resumed": options.node}, f"Jobs start on {options.node} again.")
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.jobs(options.search, limit=None)
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [
+        [one.id, one.user, one.kind, one.state, one.nodes, one.gpus, moment(one.started), one.name]
+        for one in found
+    ]
+    print_table(["JOB", "USER", "KIND", "STATE", "NODES", "GPUS", "BEGAN", "NAME"], rows)
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.stop(options.job, options.message)
+    return _said(options, found, f"Job {found.id} of {found.user} is ended; its owner is told.")
+
+
+def _approvals(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = [one.known for one in portal.admin.approvals(limit=None)]
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [
+        [
+            one.name,
+            one.owner,
+            one.project or "-",
+            moment(one.start),
+            moment(one.end),
+            one.gpu_hours,
+            one.title,
+        ]
+        for one in found
+    ]
+    print_table(["BOOKING", "OWNER", "PROJECT", "BEGINS", "ENDS", "GPU-HOURS", "TITLE"], rows)
+    return 0
+
+
+def _approve(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.decide(options.booking, True)
+    return _said(options, found, f"Booking {found.name}: {found.label}.")
+
+
+def _refuse(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.decide(options.booking, False)
+    return _said(options, found, f"Booking {found.name}: {found.label}.")
+
+
+def _record(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.record(
+            options.search,
+            who=options.who,
+            since=_day(options.since),
+            until=_day(options.until),
+            limit=options.limit,
+        )
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [
+        [
+            *[moment(one.when), one.who or "the portal", f"{one.action} {one.kind}", one.what],
+            "; ".join(f"{field}: {before} -> {after}" for field, (before, after) in one.changes.items())[
+                :120
+            ],
+        ]
+        for one in found
+    ]
+    print_table(["WHEN", "WHO", "WHAT", "OF", "BEFORE AND AFTER"], rows)
+    return 0
+
+
+def _policies(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.policies()
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [[part.title, key, value] for part in found for key, value in part.values.items()]
+    print_table(["PART", "KEY", "VALUE"], rows)
+    return 0
+
+
+def _maintenance(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.maintenance()
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [
+        [
+            one.name,
+            moment(one.start),
+            moment(one.end),
+            ",".join(one.node_names),
+            one.title,
+            one.problem or "-",
+        ]
+        for one in found
+    ]
+    print_table(["MAINTENANCE", "BEGINS", "ENDS", "NODES", "TITLE", "PROBLEM"], rows)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    with client() as portal:
+        made = portal.admin.plan_maintenance(
+            options.title,
+            start=read_time(options.start),
+            end=read_time(options.end),
+            nodes=options.nodes.replace(",", " ").split(),
+            text=options.text,
+        )
+    return _said(options, made, f"Planned: {made.name}, {moment(made.start)} to {moment(made.end)}.")
+
+
+def _call_off(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.admin.call_off(options.name)
+    return _said(options, {"called_off": options.name}, "Its nodes take jobs again.")
+
+
+def _news(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.admin.news()
+    if options.json:
+        print_json(found)
+    else:
+        rows = [[one.number, moment(one.created), one.until or "-", one.title] for one in found]
+        print_table(["NUMBER", "SINCE", "UNTIL", "TITLE"], rows)
+    return 0
+
+
+def _publish(options: argparse.Namespace) -> int:
+    with client() as portal:
+        made = portal.admin.publish(
+            options.title, options.text, until=_day(options.until), number=options.number
+        )
+    return _said(options, made, f"Told, as number {made.number}.")
+
+
+def _unpublish(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.admin.take_away(options.number)
+    return _said(options, {"deleted": options.number}, "It is told no more.")

@@ -1,0 +1,451 @@
+"""`carme files`, `presets`, `notices` and `projects`: through the portal, from any computer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from carme.cli.output import add_json, moment, plain, print_json, print_table
+from carme.cli.portal import add_size, client
+from carme.errors import NotFound
+from carme.jobs import parse_minutes
+
+if TYPE_CHECKING:
+    from carme.api import InvitationOut, ProjectOut
+    from carme.client import Client
+
+__all__ = ["add"]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    _add_files(commands)
+    _add_presets(commands)
+    _add_notices(commands)
+    _add_projects(commands)
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    files = commands.add_parser("files", help="send and fetch files of the cluster through the portal")
+    actions = files.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    every = actions.add_parser("list", help="list a folder")
+    every.add_argument("path", metavar="PATH", nargs="?", help="default: your home")
+    every.set_defaults(run=_files)
+    upload = actions.add_parser("upload", help="send a file; asked again, it goes on where it was")
+    upload.add_argument("file", metavar="FILE", help="a file of this computer")
+    upload.add_argument("path", metavar="PATH", help="where it goes; with a '/' at its end: the folder")
+    upload.set_defaults(run=_upload)
+    download = actions.add_parser("download", help="fetch a file; asked again, it goes on where it was")
+    download.add_argument("path", metavar="PATH", help="a file of the cluster")
+    download.add_argument("file", metavar="FILE", nargs="?", help="where it goes (default: here)")
+    download.set_defaults(run=_download)
+    for one in (upload, download):
+        one.add_argument("--replace", action="store_true", help="a file of that name may be replaced")
+    make = actions.add_parser("mkdir", help="make a folder")
+    make.add_argument("path", metavar="PATH")
+    make.set_defaults(run=_make)
+    rename = actions.add_parser("rename", help="give a file or folder another name")
+    rename.add_argument("path", metavar="PATH")
+    rename.add_argument("name", metavar="NAME", help="the new name, without its folder")
+    rename.set_defaults(run=_rename)
+    delete = actions.add_parser("delete", help="delete a file, or a folder with all that is in it")
+    delete.add_argument("path", metavar="PATH")
+    delete.set_defaults(run=_delete)
+    room = actions.add_parser("room", help="say how much room you have")
+    room.set_defaults(run=_room)
+    for one in (every, upload, download, make, rename, delete, room):
+        add_json(one)
+
+
+def _files(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.files.list(options.path)
+    if options.json:
+        print_json(found)
+        return 0
+    print_table(
+        ["NAME", "SIZE", "CHANGED"],
+        [
+            [one.name + ("/" if one.kind == "folder" else ""), one.size, moment(one.changed)]
+            for one in found.entries
+        ],
+    )
+    if found.more:
+        print("There is more in this folder than is shown.")
+    return 0
+
+
+def _progress(done: int, size: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done * 100 // max(size, 1)} % of {size} bytes", end="", file=sys.stderr)
+        if done >= size:
+            print(file=sys.stderr)
+
+
+def _upload(options: argparse.Namespace) -> int:
+    with client() as portal:
+        path = portal.files.upload(options.file, options.path, replace=options.replace, progress=_progress)
+    return _said(options, {"path": path}, f"Sent to {path}.")
+
+
+def _download(options: argparse.Namespace) -> int:
+    with client() as portal:
+        file = portal.files.download(options.path, options.file, replace=options.replace, progress=_progress)
+    return _said(options, {"file": str(file)}, f"Fetched to {file}.")
+
+
+def _make(options: argparse.Namespace) -> int:
+    with client() as portal:
+        path = portal.files.make_folder(options.path)
+    return _said(options, {"path": path}, f"Made {path}.")
+
+
+def _rename(options: argparse.Namespace) -> int:
+    with client() as portal:
+        path = portal.files.rename(options.path, options.name)
+    return _said(options, {"path": path}, f"It is {path} now.")
+
+
+def _delete(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.files.delete(options.path)
+    return _said(options, {"deleted": options.path}, f"Deleted {options.path}.")
+
+
+def _room(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.files.room()
+    if options.json:
+        print_json(found)
+    else:
+        print_table(["FOLDER", "ROOM"], [[one.path, one.words] for one in found])
+    return 0
+
+
+# --- presets ---------------------------------------------------------------------------------------------
+
+
+def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    presets = commands.add_parser("presets", help="options of sessions that you start often")
+    actions = presets.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    every = actions.add_parser("list", help="list them")
+    every.set_defaults(run=_presets)
+    save = actions.add_parser("save", help="remember options, in place of those of the same name")
+    save.add_argument("name", metavar="NAME")
+    save.add_argument("--image", required=True, help="what the session runs in")
+    add_size(save)
+    save.set_defaults(run=_save)
+    start = actions.add_parser("start", help="start a session with them")
+    start.add_argument("name", metavar="NAME")
+    start.set_defaults(run=_start)
+    delete = actions.add_parser("delete", help="forget them")
+    delete.add_argument("name", metavar="NAME")
+    delete.set_defaults(run=_forget)
+    for one in (every, save, start, delete):
+        add_json(one)
+
+
+def _presets(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.presets.list()
+    if options.json:
+        print_json(found)
+    elif not found:
+        print("You have no presets. Make one with: carme presets save")
+    else:
+        rows = [[one.name, one.options.image, one.options.minutes, one.link] for one in found]
+        print_table(["PRESET", "IMAGE", "MINUTES", "LINK"], rows)
+    return 0
+
+
+def _save(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.presets.save(
+            options.name,
+            image=options.image,
+            minutes=parse_minutes(options.time),
+            gpus_per_node=options.gpus,
+            gpu_type=options.gpu_type,
+            nodes=options.nodes,
+            partition=options.partition,
+        )
+    return _said(options, found, f"Saved as {found.name!r}: {found.link}")
+
+
+def _start(options: argparse.Namespace) -> int:
+    with client() as portal:
+        known = portal.presets.start(options.name).info()
+    return _said(options, known, f"Session {known.name}: {known.label}.")
+
+
+def _forget(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.presets.delete(options.name)
+    return _said(options, {"deleted": options.name}, f"The preset {options.name!r} is deleted.")
+
+
+# --- notices ---------------------------------------------------------------------------------------------
+
+
+def _add_notices(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    notices = commands.add_parser("notices", help="what the portal tells you, and what it is to tell you")
+    actions = notices.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    every = actions.add_parser("list", help="list what waits to be read")
+    every.add_argument("--all", action="store_true", help="also what has been read")
+    every.set_defaults(run=_notices)
+    read = actions.add_parser("read", help="mark all as read")
+    read.set_defaults(run=_read)
+    kinds = actions.add_parser("kinds", help="list what you can be told, and how")
+    kinds.set_defaults(run=_kinds)
+    choose = actions.add_parser("choose", help="choose whether you are told something")
+    choose.add_argument("kind", metavar="KIND", help="see 'carme notices kinds'")
+    for way in ("page", "mail"):
+        choose.add_argument(
+            f"--{way}", required=True, choices=["yes", "no"], help=f"whether you are told by {way}"
+        )
+    choose.set_defaults(run=_choose)
+    for one in (every, read, kinds, choose):
+        add_json(one)
+
+
+def _notices(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.notices.list(unread=None if options.all else True)
+    if options.json:
+        print_json(found)
+    elif not found:
+        print("Nothing waits to be read.")
+    else:
+        print_table(["WHEN", "WHAT"], [[moment(one.created), one.text] for one in found])
+    return 0
+
+
+def _read(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.notices.read()
+    return _said(options, {"read": True}, "All is marked as read.")
+
+
+def _kinds(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.notices.kinds()
+    if options.json:
+        print_json(found)
+    else:
+        rows = [[one.kind, _yes(one.page), _yes(one.mail), one.title] for one in found]
+        print_table(["KIND", "PAGE", "MAIL", "WHAT"], rows)
+    return 0
+
+
+def _choose(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.notices.choose(options.kind, page=options.page == "yes", mail=options.mail == "yes")
+    said = f"{found.title}: on pages {_yes(found.page)}, by mail {_yes(found.mail)}."
+    return _said(options, found, said)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+# --- projects --------------------------------------------------------------------------------------------
+
+
+def _add_projects(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    projects = commands.add_parser("projects", help="your projects, who is in them, and invitations")
+    actions = projects.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    every = actions.add_parser("list", help="list your projects")
+    every.set_defaults(run=_projects)
+    show = actions.add_parser("show", help="show members, limits and use of one")
+    invite = actions.add_parser("invite", help="ask somebody to join, as its manager")
+    withdraw = actions.add_parser("withdraw", help="take an invitation back")
+    role = actions.add_parser("role", help="make a member a manager, or a manager a member")
+    remove = actions.add_parser("remove", help="take somebody out of it")
+    leave = actions.add_parser("leave", help="leave it; jobs that run go on")
+    accept = actions.add_parser("accept", help="join a project that asks you")
+    decline = actions.add_parser("decline", help="do not join it")
+    for one in (show, invite, withdraw, role, remove, leave, accept, decline):
+        one.add_argument("name", metavar="PROJECT")
+    for one in (invite, withdraw, role, remove):
+        one.add_argument("user", metavar="USER")
+    role.add_argument("role", choices=["manager", "member"])
+    invitations = actions.add_parser("invitations", help="list projects that ask you to join")
+    create = actions.add_parser("create", help="make one; for administrators")
+    create.add_argument("name", metavar="PROJECT")
+    create.add_argument("--title", required=True)
+    create.add_argument("--manager", required=True, metavar="USER", help="who invites the others")
+    limit = actions.add_parser("limit", help="change what it may use; for administrators")
+    limit.add_argument("name", metavar="PROJECT")
+    limit.add_argument("--title")
+    limit.add_argument("--partitions", help="with commas between them; 'all': every one")
+    for key, words in (("gpus", "GPUs"), ("nodes", "nodes"), ("jobs", "running jobs")):
+        limit.add_argument(f"--{key}", metavar="N", help=f"{words} at a time; 'none': no limit")
+    limit.add_argument("--gpu-hours", metavar="N", help="in all; 'none': no limit")
+    limit.add_argument("--time", help="longest job, like 90 (minutes) or 2h; 'none': no limit")
+    close = actions.add_parser("close", help="have it take no more jobs; for administrators")
+    reopen = actions.add_parser("reopen", help="have it take jobs again; for administrators")
+    for one in (close, reopen):
+        one.add_argument("name", metavar="PROJECT")
+    runs = {show: _show, invite: _invite, withdraw: _withdraw, role: _role, remove: _remove, leave: _leave}
+    runs |= {accept: _accept, decline: _decline, invitations: _invitations, create: _create, limit: _limit}
+    runs |= {close: _close, reopen: _reopen}
+    for one, run in runs.items():
+        one.set_defaults(run=run)
+    for one in (every, *runs):
+        add_json(one)
+
+
+def _projects(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.projects.list()
+    if options.json:
+        print_json(found)
+    elif not found:
+        print("You are in no project.")
+    else:
+        rows = [
+            [
+                one.name,
+                "manager" if one.manager else "member",
+                len(one.members),
+                one.gpu_hours_used,
+                one.title,
+            ]
+            for one in found
+        ]
+        print_table(["PROJECT", "YOU", "MEMBERS", "GPU-HOURS", "TITLE"], rows)
+    return 0
+
+
+def _tell(options: argparse.Namespace, found: ProjectOut) -> int:
+    if options.json:
+        print_json(found)
+        return 0
+    state = f", closed since {moment(found.closed)}" if found.closed else ""
+    print(f"{found.name}: {plain(found.title)} (account {found.account}{state})")
+    print(f"Managers: {', '.join(found.managers)}. Members: {', '.join(found.members)}.")
+    if found.invited:
+        print(f"Invited: {', '.join(found.invited)}.")
+    print(f"Partitions: {', '.join(found.partitions) or 'all'}.")
+    rows = [
+        ["GPUs now", found.gpus_now, _most(found.gpus)],
+        ["nodes now", found.nodes_now, _most(found.nodes)],
+        ["jobs now", found.jobs_now, _most(found.jobs)],
+        ["GPU-hours", found.gpu_hours_used, _most(found.gpu_hours)],
+        ["minutes of a job", "-", _most(found.minutes)],
+        *([f"GPUs of type {kind}", "-", most] for kind, most in sorted(found.gpu_types.items())),
+    ]
+    print_table(["WHAT", "USED", "AT MOST"], rows)
+    return 0
+
+
+def _most(limit: int | None) -> str:
+    return "-" if limit is None else str(limit)
+
+
+def _show(options: argparse.Namespace) -> int:
+    with client() as portal:
+        return _tell(options, portal.projects.get(options.name))
+
+
+def _invite(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.projects.invite(options.name, options.user)
+    return _said(options, found, f"{options.user} is invited.")
+
+
+def _withdraw(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.projects.withdraw(options.name, options.user)
+    return _said(options, found, f"{options.user} is not invited any more.")
+
+
+def _role(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.projects.set_manager(options.name, options.user, options.role == "manager")
+    return _said(options, found, f"{options.user} is a {options.role} now.")
+
+
+def _remove(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.projects.remove(options.name, options.user)
+    said = f"{options.user} is not in the project any more. Jobs that run go on until they end."
+    return _said(options, {"removed": options.user}, said)
+
+
+def _leave(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.projects.remove(options.name, portal.profile().user)
+    return _said(options, {"left": options.name}, f"You are not in {options.name} any more.")
+
+
+def _invitations(options: argparse.Namespace) -> int:
+    with client() as portal:
+        found = portal.projects.invitations()
+    if options.json:
+        print_json(found)
+    elif not found:
+        print("Nobody asks you to join a project.")
+    else:
+        rows = [[one.project, one.by, moment(one.created), one.title] for one in found]
+        print_table(["PROJECT", "BY", "SINCE", "TITLE"], rows)
+    return 0
+
+
+def _invitation(portal: Client, name: str) -> InvitationOut:
+    for one in portal.projects.invitations():
+        if one.project == name:
+            return one
+    raise NotFound(f"Nobody asks you to join {name!r}.", "See: carme projects invitations")
+
+
+def _accept(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.projects.accept(_invitation(portal, options.name))
+    return _said(options, {"joined": options.name}, f"You are in {options.name} now.")
+
+
+def _decline(options: argparse.Namespace) -> int:
+    with client() as portal:
+        portal.projects.decline(_invitation(portal, options.name))
+    return _said(options, {"declined": options.name}, f"You do not join {options.name}.")
+
+
+def _create(options: argparse.Namespace) -> int:
+    with client() as portal:
+        return _tell(options, portal.projects.create(options.name, options.title, options.manager))
+
+
+def _limit(options: argparse.Namespace) -> int:
+    given: dict[str, object] = {"title": options.title} if options.title else {}
+    if options.partitions:
+        given["partitions"] = [] if options.partitions == "all" else options.partitions.split(",")
+    for key in ("gpus", "nodes", "jobs", "gpu_hours"):
+        if text := getattr(options, key):
+            given[key] = None if text == "none" else text
+    if options.time:
+        given["minutes"] = None if options.time == "none" else parse_minutes(options.time)
+    with client() as portal:
+        return _tell(options, portal.projects.limit(options.name, **given))
+
+
+def _close(options: argparse.Namespace) -> int:
+    with client() as portal:
+        return _tell(options, portal.projects.close(options.name))
+
+
+def _reopen(options: argparse.Namespace) -> int:
+    with client() as portal:
+        return _tell(options, portal.projects.reopen(options.name))
+
+
+def _said(options: argparse.Namespace, value: object, words: str) -> int:
+    if options.json:
+        print_json(value)
+    else:
+        print(plain(words))
+    return 0

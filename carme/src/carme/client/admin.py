@@ -1,0 +1,166 @@
+"""What administrators do, from a program; the token needs the scope `admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any
+
+from carme import api
+from carme.client.bookings import Booking
+from carme.client.connection import Connection
+from carme.client.pages import items
+from carme.jobs import Node
+
+__all__ = ["Admin"]
+
+
+class Admin:
+    """The site's users, nodes, jobs, news, maintenance, approvals and record.
+
+    To all others there is nothing: their requests raise `NotFound`, and `Denied` where the token lacks the
+    scope. What Slurm refuses raises `SlurmError`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    # --- users ---
+
+    def users(self, search: str = "", *, limit: int | None = 50) -> list[api.UserOut]:
+        """Users, the latest first; of those names or addresses that have the words."""
+        return [api.UserOut.model_validate(one) for one in self._items("users", limit, q=search or None)]
+
+    def user(self, name: str) -> api.UserOut:
+        """One user."""
+        return api.UserOut.model_validate(self._connection.ask("GET", f"admin/users/{name}"))
+
+    def take_in(self, name: str, *, email: str = "", project: str = "") -> api.Onboarded:
+        """Take in a user: portal account, association in Slurm, home, quotas, project; may be asked again."""
+        asked = {"name": name, "email": email, "project": project}
+        return api.Onboarded.model_validate(self._connection.ask("POST", "admin/users", asked))
+
+    def set_active(self, name: str, active: bool) -> api.UserOut:
+        """Let a user sign in again, or no more."""
+        found = self._connection.ask("PATCH", f"admin/users/{name}", {"active": active})
+        return api.UserOut.model_validate(found)
+
+    def take_second_factor(self, name: str) -> None:
+        """Take the second factor off the account of a user who has lost it."""
+        self._connection.ask("DELETE", f"admin/users/{name}/second-factor")
+
+    def message(self, name: str, message: str) -> None:
+        """Tell a user something, on pages and by mail."""
+        self._connection.ask("POST", f"admin/users/{name}/messages", {"message": message})
+
+    # --- nodes and jobs ---
+
+    def nodes(self) -> list[Node]:
+        """All nodes with their states and reasons."""
+        return [Node.model_validate(one) for one in self._connection.ask("GET", "admin/nodes")]
+
+    def drain(self, node: str, reason: str) -> None:
+        """Let no more jobs start on a node; those that run go on."""
+        self._connection.ask("PUT", f"admin/nodes/{node}/drain", {"reason": reason})
+
+    def resume(self, node: str) -> None:
+        """Let jobs start on a node again."""
+        self._connection.ask("DELETE", f"admin/nodes/{node}/drain")
+
+    def jobs(self, search: str = "", *, limit: int | None = 50) -> list[api.OthersJob]:
+        """All jobs and sessions that wait or run; of a user, an account, a number, or a part of a name."""
+        return [api.OthersJob.model_validate(one) for one in self._items("jobs", limit, q=search or None)]
+
+    def stop(self, job: int, message: str = "") -> api.OthersJob:
+        """End somebody's job or session, and tell its owner why."""
+        found = self._connection.ask("POST", f"admin/jobs/{job}/stop", {"message": message})
+        return api.OthersJob.model_validate(found)
+
+    # --- approvals, record, policies ---
+
+    def approvals(self, *, limit: int | None = 50) -> list[Booking]:
+        """Bookings that wait for an answer."""
+        found = self._items("approvals", limit)
+        return [Booking(self._connection, api.BookingOut.model_validate(one)) for one in found]
+
+    def decide(self, booking: str, approve: bool) -> api.BookingOut:
+        """Approve or refuse a booking that waits for that."""
+        found = self._connection.ask("POST", f"bookings/{booking}/decision", {"approve": approve})
+        return api.BookingOut.model_validate(found)
+
+    def record(
+        self,
+        search: str = "",
+        *,
+        who: str = "",
+        since: date | None = None,
+        until: date | None = None,
+        limit: int | None = 50,
+    ) -> list[api.ChangeOut]:
+        """The record of changes, the latest first: who, when, what, before and after.
+
+        Args:
+            search: Part of what was changed, or of its values.
+            who: A user's name.
+            since: The first day (UTC).
+            until: The last day.
+        """
+        query = {"q": search or None, "who": who or None, "since": since, "until": until}
+        return [api.ChangeOut.model_validate(one) for one in self._items("record", limit, **query)]
+
+    def policies(self) -> list[api.PolicyOut]:
+        """The site's limits and policies as they hold."""
+        return [api.PolicyOut.model_validate(one) for one in self._connection.ask("GET", "admin/policies")]
+
+    # --- news and maintenance ---
+
+    def news(self, *, limit: int | None = 50) -> list[api.NewsOut]:
+        """All news, the latest first."""
+        return [api.NewsOut.model_validate(one) for one in items(self._connection, "news/all", limit)]
+
+    def publish(
+        self, title: str, text: str = "", *, until: date | None = None, number: int | None = None
+    ) -> api.NewsOut:
+        """Tell everybody something.
+
+        Args:
+            until: The last day on which it is on the dashboard.
+            number: That of news that this replaces.
+        """
+        asked = {"title": title, "text": text, "until": until.isoformat() if until else None}
+        where = ("POST", "news") if number is None else ("PUT", f"news/{number}")
+        return api.NewsOut.model_validate(self._connection.ask(*where, asked))
+
+    def take_away(self, number: int) -> None:
+        """Tell it no more."""
+        self._connection.ask("DELETE", f"news/{number}")
+
+    def maintenance(self) -> list[api.MaintenanceOut]:
+        """Maintenance that is planned or going on, the next one first."""
+        return [api.MaintenanceOut.model_validate(one) for one in self._connection.ask("GET", "maintenance")]
+
+    def plan_maintenance(
+        self, title: str, *, start: datetime, end: datetime, nodes: Sequence[str] = (), text: str = ""
+    ) -> api.MaintenanceOut:
+        """Keep nodes free for maintenance.
+
+        Args:
+            start: When it begins; with a zone.
+            nodes: Which; none: all.
+            text: What users should know.
+        """
+        asked = {"title": title, "text": text, "nodes": list(nodes)}
+        asked |= {"start": start.isoformat(), "end": end.isoformat()}
+        return api.MaintenanceOut.model_validate(self._connection.ask("POST", "maintenance", asked))
+
+    def change_maintenance(self, name: str, **values: Any) -> api.MaintenanceOut:
+        """Change `title`, `text`, `nodes`, `start` or `end`; the rest stays."""
+        asked = {key: one.isoformat() if isinstance(one, datetime) else one for key, one in values.items()}
+        return api.MaintenanceOut.model_validate(self._connection.ask("PATCH", f"maintenance/{name}", asked))
+
+    def call_off(self, name: str) -> None:
+        """Do not do it, or end it now."""
+        self._connection.ask("DELETE", f"maintenance/{name}")
+
+    def _items(self, path: str, limit: int | None, **query: Any) -> Any:
+        return items(self._connection, f"admin/{path}", limit, **query)

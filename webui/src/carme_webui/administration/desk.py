@@ -1,0 +1,130 @@
+"""What administrators do, from a page or through the API: the same rules, words and records."""
+
+from datetime import date
+from typing import Any
+
+from auditlog.models import LogEntry
+from django.conf import settings
+from django.db.models import Q, QuerySet
+from django.urls import reverse
+from django.utils.translation import gettext as _
+
+from carme.broker import BrokerClient
+from carme.errors import Denied, InvalidRequest
+from carme.jobs import Job
+from carme_webui.accounts.models import User
+from carme_webui.accounts.second_factor import remove_second_factor
+from carme_webui.administration.models import Deed
+from carme_webui.profile.notices import tell
+
+__all__ = [
+    *("changes", "find_jobs", "find_users", "policies", "send_message", "set_active", "set_node", "stop_job"),
+    "take_second_factor",
+]
+
+
+def policies() -> list[tuple[str, list[tuple[str, Any]]]]:
+    """The site's limits and policies as they hold: titles, and in each the keys of carme.toml with values."""
+    site = settings.SITE
+    parts = [
+        (_("Sessions"), site.sessions),
+        (_("Bookings"), site.bookings),
+        *((_("Partition %s") % name, part) for name, part in sorted(site.partitions.items())),
+        *((_("Project %s") % name, part) for name, part in sorted(site.projects.items())),
+    ]
+    return [(title, _flat(part.model_dump(mode="json", exclude_none=True))) for title, part in parts]
+
+
+def _flat(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        found += _flat(value, f"{before}{key}.") if isinstance(value, dict) else [(before + key, value)]
+    return found
+
+
+def changes(
+    words: str = "", who: str = "", since: date | None = None, until: date | None = None
+) -> "QuerySet[LogEntry]":
+    """The record of changes, the latest first: who, when, what, before and after.
+
+    Args:
+        words: Part of what was changed, or of its values.
+        who: A user's name or address.
+        since: The first day (UTC).
+        until: The last day.
+    """
+    rows = LogEntry.objects.select_related("actor", "content_type").order_by("-timestamp", "-id")
+    if words:
+        rows = rows.filter(Q(object_repr__icontains=words) | Q(changes__icontains=words))
+    if who:
+        rows = rows.filter(Q(actor__username=who) | Q(actor_email=who))
+    for day, lookup in ((since, "timestamp__date__gte"), (until, "timestamp__date__lte")):
+        if day:
+            rows = rows.filter(**{lookup: day})
+    return rows
+
+
+def set_node(by: User, name: str, drain: bool, reason: str, broker: BrokerClient) -> None:
+    """Drain a node, with the reason, or resume it. Raises CarmeError when Slurm refuses."""
+    reason = " ".join(reason.split())
+    broker.node(name, drain, user=by.username, reason=f"{reason} ({by.username})" if reason else "")
+    words = f"drained the node {name}: {reason}" if drain else f"resumed the node {name}"
+    Deed.objects.create(by=by, text=words[:400])
+
+
+def find_jobs(wanted: str, broker: BrokerClient) -> list[Job]:
+    """All jobs and sessions that wait or run, the latest first; of one user, account, number or name."""
+    found = broker.jobs()
+    if wanted:
+        found = [job for job in found if wanted in (job.user, job.account, str(job.id)) or wanted in job.name]
+    return sorted(found, key=lambda job: -job.id)
+
+
+def stop_job(by: User, number: int, message: str, broker: BrokerClient) -> Job:
+    """End somebody's job and tell its owner why.
+
+    Raises:
+        NotFound: There is no such job.
+        CarmeError: Slurm refuses, or cannot be asked.
+    """
+    job = broker.job(number)
+    message = " ".join(message.split())[:300]
+    broker.cancel(number)  # for nobody: not as its owner
+    Deed.objects.create(by=by, text=f"ended job {number} ({job.name}) of {job.user}: {message}"[:400])
+    if owner := User.objects.filter(username=job.user).first():
+
+        def text() -> str:
+            said = _("An administrator ended your job %(number)s (%(name)s).")
+            return f"{said % {'number': number, 'name': job.name}} {message}".strip()
+
+        tell(owner, text, link=reverse("job", args=[number]))
+    return job
+
+
+def find_users(wanted: str) -> "QuerySet[User]":
+    """All users by name; those whose name or address has the words."""
+    rows = User.objects.order_by("username")
+    return rows.filter(Q(username__icontains=wanted) | Q(email__icontains=wanted)) if wanted else rows
+
+
+def set_active(by: User, user: User, active: bool) -> None:
+    """Let a user sign in again, or no more. Raises Denied for one's own account."""
+    if user == by and not active:
+        raise Denied(_("This cannot be done with this account."))
+    user.is_active = active
+    user.save()
+
+
+def take_second_factor(user: User) -> None:
+    """Take the second factor off an account whose owner has lost it; the owner is told."""
+    remove_second_factor(user)
+    tell(user, lambda: _("An administrator took the second factor off your account."))
+
+
+def send_message(by: User, user: User, message: str) -> None:
+    """Tell a user something, on pages and by mail. Raises InvalidRequest when it is empty."""
+    words = " ".join(message.split())[:400]
+    if not words:
+        raise InvalidRequest(_("This cannot be done with this account."), field="message")
+    tell(user, lambda: _("A message of an administrator: %s") % words)
+    Deed.objects.create(by=by, text=f"told {user.username}: {words}"[:400])

@@ -1,0 +1,160 @@
+"""My files, for programs: what the pages of files do, by the same rules."""
+
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, BinaryIO, cast
+
+from django.http import HttpRequest
+from ninja import Router, Status
+from ninja.params.functions import Query as QueryValue
+from pydantic import BaseModel, ConfigDict, Field
+
+from carme import api as wire
+from carme.files.client import Entry, Files, Upload
+from carme_webui.api.access import require
+from carme_webui.api.answers import GONE, REFUSED, answers
+from carme_webui.api.schemas import Words
+from carme_webui.cluster import broker
+from carme_webui.files import desk
+from carme_webui.files.places import asked_path, key_of, places_of, shown, within
+from carme_webui.files.room import rooms
+
+__all__ = ["router"]
+
+router = Router(tags=["files"])
+
+# It is read from the address itself: names are bytes, and not all of them are UTF-8.
+PathValue = QueryValue(..., min_length=1, max_length=20_000, description="an absolute path of the cluster")
+UploadName = QueryValue(..., alias="id", pattern=r"^[0-9a-f]{32}$", description="32 hexadecimal digits")
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_CONTENT = {
+    "responses": {
+        200: {"description": "all of it", "content": _BYTES},
+        206: {"description": "the part that 'Range' asked for", "content": _BYTES},
+    }
+}
+
+
+class Named(BaseModel):
+    """A name, without its folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Words = Field(min_length=1)
+
+
+def _readable(request: HttpRequest) -> Files:
+    return Files(broker(), require(request, "files-read").username)
+
+
+def _writable(request: HttpRequest) -> Files:
+    return Files(broker(), require(request, "files").username)
+
+
+@router.get("", response=answers(wire.FolderOut, *REFUSED))
+def list_files(
+    request: HttpRequest,
+    path: str = QueryValue("", max_length=20_000, description="an absolute path; my home without one"),
+) -> Any:
+    """What is in a folder of mine."""
+    files = _readable(request)
+    places = places_of(files)
+    folder = within(asked_path(request) or places[0].path, places)
+    listing = files.show(folder)
+    ordered = sorted(listing.entries, key=lambda one: (one.kind != "folder", one.name))
+    entries = [_entry(folder, one) for one in ordered]
+    return wire.FolderOut(path=shown(folder), key=key_of(folder), entries=entries, more=listing.more)
+
+
+def _entry(folder: str, one: Entry) -> wire.EntryOut:
+    return wire.EntryOut(
+        **one.model_dump(include={"kind", "size", "link"}),
+        name=shown(one.name),
+        key=key_of(f"{folder.rstrip('/')}/{one.name}"),
+        changed=datetime.fromtimestamp(max(0.0, min(one.changed, 4e9)), UTC),
+    )
+
+
+@router.get("/places", response=answers(list[wire.PlaceOut]))
+def list_places(request: HttpRequest) -> Any:
+    """The folders that the portal shows, with all that is in them: my home, and the site's."""
+    return [wire.PlaceOut(name=place.name, path=place.path) for place in places_of(_readable(request))]
+
+
+@router.get("/room", response=answers(list[wire.RoomOut]))
+def file_room(request: HttpRequest) -> Any:
+    """How much room I have there."""
+    found = []
+    for room in rooms(require(request, "files-read")):
+        quota = room.space.quota
+        limits = [one for one in (quota.soft, quota.limit) if one] if quota else []
+        found.append(
+            wire.RoomOut(
+                **{name: getattr(room, name) for name in ("name", "level", "words")},
+                path=room.space.path,
+                free=room.space.free,
+                used=quota.used if quota else None,
+                limit=min(limits, default=None),
+            )
+        )
+    return found
+
+
+@router.get(
+    "/content",
+    response=answers(None, *REFUSED, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE),
+    openapi_extra=_CONTENT,
+)
+def read_file(request: HttpRequest, path: str = PathValue) -> Any:
+    """A file of mine, or, by `Range` and `If-Range`, the part of it that is still wanted."""
+    return desk.content(request, _readable(request), asked_path(request))
+
+
+@router.get("/upload", response=answers(Upload, *REFUSED))
+def show_upload(request: HttpRequest, path: str = PathValue, name: str = UploadName) -> Any:
+    """How far an upload is: the bytes that have arrived, and whether there is a file of that name."""
+    files = _writable(request)
+    return files.begun(within(asked_path(request), places_of(files)), name).model_dump()
+
+
+@router.put(
+    "/upload",
+    response=answers(Upload, *REFUSED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={"requestBody": {"required": True, "content": _BYTES}},
+)
+def send_part(
+    request: HttpRequest,
+    path: str = PathValue,
+    name: str = UploadName,
+    offset: int = QueryValue(..., ge=0, le=desk.MOST_BYTES, description="where the part belongs"),
+    size: int = QueryValue(..., ge=0, le=desk.MOST_BYTES, description="all of the file's bytes"),
+    replace: bool = QueryValue(False, description="a file of that name may be replaced"),
+) -> Any:
+    """A part of a file, of 8 MiB at most; with the last one the file appears, whole.
+
+    The `id` is of your own making. What was sent under it can be gone on with later, at `offset` of GET.
+    """
+    asked = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}
+    files, part = _writable(request), cast(BinaryIO, request)  # a request can be read
+    return desk.add_part(files, asked_path(request), name, part, asked, replace).model_dump()
+
+
+@router.post("/folders", response=answers(wire.PlaceOut, *REFUSED, status=HTTPStatus.CREATED))
+def make_folder(request: HttpRequest, asked: Named, path: str = PathValue) -> Any:
+    """A new folder in the folder `path`."""
+    made = desk.make(_writable(request), asked_path(request), asked.name)
+    return Status(HTTPStatus.CREATED, wire.PlaceOut(name=asked.name, path=shown(made)))
+
+
+@router.patch("", response=answers(wire.PlaceOut, *REFUSED))
+def rename_file(request: HttpRequest, asked: Named, path: str = PathValue) -> Any:
+    """Another name for something of mine, in the same folder."""
+    new = desk.rename(_writable(request), asked_path(request), asked.name)
+    return wire.PlaceOut(name=asked.name, path=shown(new))
+
+
+@router.delete("", response=answers(None, *GONE, HTTPStatus.CONFLICT, status=HTTPStatus.NO_CONTENT))
+def delete_file(request: HttpRequest, path: str = PathValue) -> Any:
+    """Delete a file of mine, or a folder with all that is in it."""
+    desk.delete(_writable(request), asked_path(request))
+    return Status(HTTPStatus.NO_CONTENT, None)
