@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 /* Raised with every change of what the two sides tell each other. */
-#define INTERFACE 3
+#define INTERFACE 4
 
 #define SMALL (1 << 20)
 #define BLOCK (256 << 10)
@@ -359,7 +359,8 @@ void carme_compare(const struct manner *manner, int source, int target, char *re
 
    What it finds is written as items: R and M, a folder's path with a zero, its records of entries that are to be
    looked at (there may be none: then the folder's own attributes are), and a zero; of M there are more than are
-   to be looked at in one go. F, a folder's path with a zero, and a zero: it is to be looked at as a whole. */
+   to be looked at in one go. F, a folder's path with a zero, and a zero: it is to be looked at as a whole. G, the
+   same: the destination has entries there that the source has not. */
 struct walk {
     struct manner manner;
     int source, target;
@@ -373,6 +374,7 @@ struct walk {
     int64_t until;
     char *items, *items_end, *next_item;
     int64_t batch, most;    /* So many records are R; folders with more entries than most are F. */
+    int surplus;            /* Whether G is looked for. */
     struct counts counts;
     int64_t folders;
 };
@@ -411,6 +413,10 @@ struct look {
     size_t below_length, below_room;
     struct counts counts;
     int same;               /* Its own attributes are. */
+    int surplus;            /* The destination has entries that the source has not. */
+    const char **names;     /* The source's names, by their hashes; a power of two of places. */
+    size_t names_room;
+    char *theirs;           /* Some of the destination's entries. */
 };
 
 static int grown(char **place, size_t *room, size_t wanted)
@@ -447,6 +453,56 @@ static int read_entries(const struct walk *walk, struct look *look, int folder)
     }
     carme_close(opened);
     return !got;
+}
+
+/* FNV-1a. */
+static size_t hash_of(const char *name)
+{
+    uint64_t hash = 0xcbf29ce484222325;
+    while (*name)
+        hash = (hash ^ (unsigned char)*name++) * 0x100000001b3;
+    return (size_t)(hash ^ hash >> 32);
+}
+
+/* Whether the destination's folder has names that are not among the entries; -1: it cannot be said. */
+static int has_surplus(struct look *look, int target)
+{
+    const int64_t step = 512;
+    size_t places = 64;
+    while (places < 2 * (size_t)look->entries)
+        places *= 2;
+    if (places > look->names_room) {
+        const char **more = realloc(look->names, places * sizeof *more);
+        if (!more)
+            return -1;
+        look->names = more, look->names_room = places;
+    }
+    if (!look->theirs && !(look->theirs = malloc(step * 258)))
+        return -1;
+    memset(look->names, 0, places * sizeof *look->names);
+    for (const char *here = look->records; here < look->records + look->length; here += strlen(here) + 1) {
+        size_t place = hash_of(here + 1) & (places - 1);
+        while (look->names[place])
+            place = (place + 1) & (places - 1);
+        look->names[place] = here + 1;
+    }
+    DIR *opened = carme_open(target);
+    if (!opened)
+        return -1;
+    int64_t got;
+    int surplus = 0;
+    while (!surplus && (got = carme_entries(opened, look->theirs, step * 258, step))) {
+        if (got < 0)
+            surplus = -1;
+        for (const char *here = look->theirs; !surplus && here < look->theirs + got; here += strlen(here) + 1) {
+            size_t place = hash_of(here + 1) & (places - 1);
+            while (look->names[place] && strcmp(look->names[place], here + 1))
+                place = (place + 1) & (places - 1);
+            surplus = !look->names[place];
+        }
+    }
+    carme_close(opened);
+    return surplus;
 }
 
 /* Of the entries, take out the folders that are on both sides; whether there was memory. */
@@ -492,7 +548,8 @@ static int look_at(const struct walk *walk, struct look *look, const char *path)
     if (target >= 0 && !status_of(source, "", AT_EMPTY_PATH, &its) && !status_of(target, "", AT_EMPTY_PATH, &own)
         && !(its.stx_ino == walk->top.stx_ino && its.stx_dev_major == walk->top.stx_dev_major
              && its.stx_dev_minor == walk->top.stx_dev_minor)
-        && read_entries(walk, look, source)) {
+        && read_entries(walk, look, source)
+        && (look->surplus = walk->surplus ? has_surplus(look, target) : 0) >= 0) {
         carme_compare(&walk->manner, source, target, look->records, look->length, &look->counts);
         look->length = look->counts.left;
         looked = take_folders(look, path, source, target);
@@ -553,7 +610,8 @@ static int note(struct walk *walk, const struct look *look, const char *path, in
     if ((look->length || !look->same)
         && !write_item(walk, look->entries > walk->batch ? 'M' : 'R', path, look->records, (size_t)look->length))
         return 0;
-    if (!add_waiting(walk, look->below, look->below_length)) {
+    if ((look->surplus && !write_item(walk, 'G', path, "", 0))
+        || !add_waiting(walk, look->below, look->below_length)) {
         walk->next_item = before;
         return 0;
     }
@@ -593,17 +651,20 @@ static void *walk_on(void *given)
     pthread_mutex_unlock(&walk->lock);
     free(look.records);
     free(look.below);
+    free(look.names);
+    free(look.theirs);
     return NULL;
 }
 
-/* A walk from the top of both trees; NULL: errno. `batch`, `most`: see struct walk. */
-struct walk *carme_walk(const struct manner *manner, int source, int target, int64_t batch, int64_t most)
+/* A walk from the top of both trees; NULL: errno. `batch`, `most`, `surplus`: see struct walk. */
+struct walk *carme_walk(const struct manner *manner, int source, int target, int64_t batch, int64_t most, int surplus)
 {
     struct walk *walk = calloc(1, sizeof *walk);
     if (!walk)
         return NULL;
     walk->manner = *manner;
     walk->source = source, walk->target = target, walk->batch = batch, walk->most = most;
+    walk->surplus = surplus;
     if (status_of(target, "", AT_EMPTY_PATH, &walk->top) || !add_waiting(walk, "", 1)) {
         free(walk);
         return NULL;

@@ -17,7 +17,7 @@ from carme.wording import number
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     parser = commands.add_parser("data", help="copy data quickly, verified, and compare copies")
-    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=parser.prog)
 
     command = parts.add_parser(
         "copy",

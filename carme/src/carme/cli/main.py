@@ -55,7 +55,8 @@ def _parser(parts: tuple[str, ...]) -> argparse.ArgumentParser:
         epilog="Each command explains itself: carme submit --help",
     )
     parser.add_argument("--version", action="version", version=f"carme {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    # Named, so that nothing is imported just to find it out.
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=parser.prog)
     for part in parts:
         importlib.import_module(f"carme.cli.{part}").add(commands)
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from typing import Protocol
 
 from carme.errors import InvalidRequest
@@ -35,10 +36,8 @@ def algorithm(name: str = "", *, strong: bool = False) -> tuple[str, Callable[[]
             raise InvalidRequest(
                 f"There is no digest called {each!r}.", f"Choose from {', '.join(ALGORITHMS)}.", field="hash"
             )
-        try:
-            return each, _maker(each)
-        except ModuleNotFoundError:
-            continue
+        if each == "blake2b" or PathFinder.find_spec(_PACKAGES[each]):
+            return each, _MAKERS[each]
     raise InvalidRequest(
         f"The digest {name} needs a Python package that is not installed here.",
         "Install carme[staging], or choose blake2b.",
@@ -46,15 +45,26 @@ def algorithm(name: str = "", *, strong: bool = False) -> tuple[str, Callable[[]
     )
 
 
-def _maker(name: str) -> Callable[[], Digest]:
-    if name == "xxh3":
-        import xxhash  # pyright: ignore[reportMissingImports]
+# Each is imported only when something is hashed: a run that finds nothing changed does not wait for it.
 
-        return xxhash.xxh3_128
-    if name == "blake3":
-        import blake3  # pyright: ignore[reportMissingImports]
 
-        return blake3.blake3
+def _xxh3() -> Digest:
+    import xxhash  # pyright: ignore[reportMissingImports]
+
+    return xxhash.xxh3_128()
+
+
+def _blake3() -> Digest:
+    import blake3  # pyright: ignore[reportMissingImports]
+
+    return blake3.blake3()
+
+
+def _blake2b() -> Digest:
     import hashlib
 
-    return lambda: hashlib.blake2b(digest_size=32)
+    return hashlib.blake2b(digest_size=32)
+
+
+_PACKAGES = {"xxh3": "xxhash", "blake3": "blake3"}
+_MAKERS: dict[str, Callable[[], Digest]] = {"xxh3": _xxh3, "blake3": _blake3, "blake2b": _blake2b}

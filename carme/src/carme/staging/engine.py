@@ -279,9 +279,7 @@ class _Run:
             opened.callback(os.close, one)
             other = os.open(destination, tree.FOLDER)
             opened.callback(os.close, other)
-            if replace or dry:
-                self.queue.folders([("", False)])
-            if single or names or replace or dry or not self._look(one, other):
+            if single or names or not self._look(one, other, replace):
                 self._copy(source, destination, one, other, replace, dry, single)
             if options.durable and not dry:
                 _write_out(other)
@@ -290,7 +288,7 @@ class _Run:
         if tell:
             tell(self._progress())
 
-    def _look(self, source: int, destination: int) -> bool:
+    def _look(self, source: int, destination: int, replace: bool) -> bool:
         """Find what has changed since it was copied; whether nothing has.
 
         What has not is counted, the rest waits in the queue. Nothing is written, so that no record is needed,
@@ -310,11 +308,13 @@ class _Run:
             self.queue.folders([("", False)])
             return False
         same = True
-        for counts, found in native.walk(source, destination, self.result.workers, BATCH, ENOUGH):
+        for counts, found in native.walk(source, destination, self.result.workers, BATCH, ENOUGH, replace):
             self.result.counts.add(counts)
             for each in found:
                 same = False
-                if each.entries is None:
+                if each.surplus:
+                    self.queue.batches.append(("surplus", each.path))
+                elif each.entries is None:
                     self.queue.folders([(each.path, False)])
                 else:
                     self.queue.batches.append(("rest", each.path, each.entries, each.parts))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "library"]
 
 #: What both sides tell each other; raised with every change of it.
-INTERFACE = 3
+INTERFACE = 4
 #: The library lies beside this file. It needs nothing of Python, so one serves all its versions.
 FILE_NAME = f"copying-{os.uname().machine}.so"
 
@@ -90,7 +90,7 @@ def library() -> ctypes.CDLL | None:
         ("carme_entries", c_int64, [c_void_p, c_void_p, c_int64, c_int64]),
         ("carme_copy", c_int64, [manner, c_int, c_int, c_void_p, c_int64, c_char_p, c_int64, counts]),
         ("carme_compare", None, [manner, c_int, c_int, c_void_p, c_int64, counts]),
-        ("carme_walk", c_void_p, [manner, c_int, c_int, c_int64, c_int64]),
+        ("carme_walk", c_void_p, [manner, c_int, c_int, c_int64, c_int64, c_int]),
         ("carme_walk_on", c_int64, [c_void_p, c_int, c_int64, c_void_p, c_int64, counts]),
         ("carme_walk_end", None, [c_void_p]),
         ("carme_room", c_int64, []),
@@ -137,10 +137,13 @@ class Found:
     """A folder in which something has changed.
 
     `entries` of it are to be looked at; None: all, and the folders below. `parts`: these are not all.
+    `surplus`: the destination has entries there that the source has not; that is all that it tells then.
     """
 
-    def __init__(self, path: str, entries: Entries | None, parts: bool = False) -> None:
-        self.path, self.entries, self.parts = path, entries, parts
+    def __init__(
+        self, path: str, entries: Entries | None, parts: bool = False, surplus: bool = False
+    ) -> None:
+        self.path, self.entries, self.parts, self.surplus = path, entries, parts, surplus
 
 
 def _findings(items: bytes, batch: int) -> list[Found]:
@@ -156,6 +159,8 @@ def _findings(items: bytes, batch: int) -> list[Found]:
         place += 1
         if kind == ord("F"):
             found.append(Found(path, None))
+        elif kind == ord("G"):
+            found.append(Found(path, None, surplus=True))
         elif kind == ord("R"):
             found.append(Found(path, Entries(records)))
         else:
@@ -240,7 +245,7 @@ class Native:
             self._loaded.carme_close(opened)
 
     def walk(
-        self, source: int, target: int, threads: int, batch: int, enough: int
+        self, source: int, target: int, threads: int, batch: int, enough: int, surplus: bool
     ) -> Iterator[tuple[Counts, list[Found]]]:
         """Walk through both trees and find what has changed.
 
@@ -250,6 +255,7 @@ class Native:
             threads: How many look at once.
             batch: So many entries are looked at in one go.
             enough: With so many bytes of findings walk no further; what was not walked through is found, too.
+            surplus: Find folders with entries that the source has not, too.
 
         Yields:
             Some times a second what was looked at and found to be the same, and what was not.
@@ -258,7 +264,7 @@ class Native:
             OSError: There is no memory.
         """
         loaded = self._loaded
-        walk = loaded.carme_walk(byref(self._manner), source, target, batch, _MOST)
+        walk = loaded.carme_walk(byref(self._manner), source, target, batch, _MOST, surplus)
         if not walk:
             raise _error(ctypes.get_errno())
         found = 0

@@ -382,6 +382,16 @@ class Copier(Walker):
                 else:
                     self._settle(source, target, status)
 
+    def do_surplus(self, path: str) -> None:
+        """Remove what a folder has at the destination that the source does not have."""
+        with self._folders(path) as (source, target):
+            if target is None:
+                return
+            self._sweep(source, target, path)
+            self._remove_gone(source, target, path)
+            if path:
+                self.report.waiting.append(path)
+
     def do_names(self, path: str, names: list[str], links: bool = True) -> None:
         """Some of a folder's entries.
 
@@ -419,6 +429,8 @@ class Copier(Walker):
         The source is read by a descriptor of its own: to read it by the one that the caller is reading by
         would have the caller begin anew, and two workers copy one file.
         """
+        if self.dry:
+            return
         with os.scandir(target) as entries:
             left = {entry.name for entry in entries if entry.name.startswith(tree.PARTIAL)}
         if not left:

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
-from carme.staging import Options, Problem, copy, engine, native, parse_size, sync
+from carme.staging import Options, Problem, copy, crew, engine, native, parse_size, sync
 from carme.staging.digests import ALGORITHMS
 from carme.staging.tree import PARTIAL, STATE
 
@@ -223,6 +223,58 @@ def test_what_has_changed_is_found_everywhere(
     changed = copy(str(source), str(target))
     assert changed.ok and changed.counts.copied == 8 + 20 + 1
     assert walk(target) == walk(source)
+
+
+@both_engines
+@pytest.mark.parametrize("limit", ["", "ENOUGH", "_MOST", "_FINDINGS"])
+def test_a_second_sync_finds_what_is_gone_wherever_it_is(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    source, target = memory / "source", memory / "target"
+    many(source, 30, 20)
+    many(source / "d7" / "below", 3, 50)
+    (source / "d8" / "link").symlink_to("f1")
+    assert copy(str(source), str(target)).ok
+    if limit:
+        module = native if limit.startswith("_") else engine
+        monkeypatch.setattr(module, limit, 4096 if limit == "_FINDINGS" else 7)
+    (source / "d0" / "f3").unlink()
+    shutil.rmtree(source / "d7" / "below" / "d1")
+    (source / "d8" / "link").unlink()
+    (source / "d9" / "f3").rename(source / "d9" / "other name")
+    (source / "d10" / "f3").write_bytes(b"changed")
+    (source / "d10" / "f4").unlink()
+    (target / "d11" / f"{PARTIAL}of-nothing").write_bytes(b"left")
+    (target / "at the top").mkdir()
+    before = walk(target)
+
+    told: list[object] = []
+    dry = sync(str(source), str(target), dry_run=True, tell=told.append)
+    gone = {path for what, path in (pair for pair in told if isinstance(pair, tuple)) if what == "remove"}
+    assert gone == {"d0/f3", "d7/below/d1", "d8/link", "d9/f3", "d10/f4", "at the top"}
+    assert dry.ok and dry.counts.removed == 6 and walk(target) == before
+
+    result = sync(str(source), str(target))
+    assert result.ok and result.counts.removed == 1 + 51 + 1 + 1 + 1 + 1 and result.counts.copied == 2
+    assert walk(target) == walk(source)
+
+
+def test_a_sync_with_nothing_to_do_starts_no_worker(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native.library():
+        pytest.skip("there is no C compiler")
+    source, target = memory / "source", memory / "target"
+    many(source, 5, 20)
+    many(source / "d2", 2, 3)
+    (source / "d4" / "empty").mkdir()
+    assert copy(str(source), str(target)).ok
+    before = walk(target)
+    monkeypatch.setattr(crew, "Crew", None)
+    result = sync(str(source), str(target))
+    assert result.ok and (result.counts.unchanged, result.counts.folders) == (106, 9)
+    assert walk(target) == before
+    (target / "d2" / "d1" / "one too many").touch()
+    with pytest.raises(TypeError):
+        sync(str(source), str(target))
 
 
 def test_contents_are_compared_on_request(tmp_path: Path) -> None:
