@@ -251,6 +251,12 @@ class ImageOut(BaseModel):
     apps: dict[str, str]
 
 
+class ImageDetails(ImageOut):
+    """The same with its Python packages and their versions."""
+
+    packages: dict[str, str]
+
+
 class ImageBuild(BaseModel):
     """A user's own image; `reference` is what sessions and jobs name as `image`.
 

@@ -41,7 +41,8 @@ def _site() -> Path:
     (folder / "secrets/hub-api-token").write_text(HUB_TOKEN)
     for name in ("torch", "keras"):
         (folder / f"images/{name}.sif").write_text("")
-        (folder / f"images/{name}.json").write_text(f'{{"name": "{name}", "title": "{name.title()} <lab>"}}')
+        manifest = {"name": name, "title": f"{name.title()} <lab>", "packages": {"numpy": "2.1", name: "1.0"}}
+        (folder / f"images/{name}.json").write_text(json.dumps(manifest))
     (folder / "carme.toml").write_text(
         f"""
 [site]

@@ -406,6 +406,7 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
     assert elsewhere("images", "delete", "mine") == {"deleted": "mine"}
     capsys.readouterr()
     assert main(["images", "show", "mine"]) == 1
+    assert elsewhere("images", "show", "torch")["packages"] == {"numpy": "2.1", "torch": "1.0"}
     with pytest.raises(InvalidRequest, match="either from requirements or"):
         client.images.build("x")
     with pytest.raises(InvalidRequest, match="cannot be read"):

@@ -83,6 +83,19 @@ def test_an_image_is_built_by_a_job_and_a_session_starts_in_it(
     assert options["image_file"] == {"file": row.file, "digest": DIGEST}
 
 
+def test_the_sites_images_show_their_packages(browser: Browser, program: Program) -> None:
+    assert '<a href="/images/site/torch/">Torch &lt;lab&gt;</a>' in browser.get("/images/").content.decode()
+    page = browser.get("/images/site/torch/").content.decode()
+    assert "Torch &lt;lab&gt;" in page and "JupyterLab" in page
+    assert "<li>numpy 2.1</li><li>torch 1.0</li>" in page
+    assert browser.get("/images/site/nothing/").status_code == 404
+    told = program.get("/api/v1/images/at/torch").json()
+    assert (told["name"], told["packages"]) == ("torch", {"numpy": "2.1", "torch": "1.0"})
+    assert "packages" not in program.get("/api/v1/images").json()[0]
+    refused = program.get("/api/v1/images/at/nothing")
+    assert (refused.status_code, "There is no image 'nothing'" in refused.json()["detail"]) == (404, True)
+
+
 def test_a_failed_build_says_why(browser: Browser, broker: FakeBroker, program: Program) -> None:
     browser.send("/images/build/", "/images/build/", **WISH)
     row = OwnImage.objects.get()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from carme.api import ImageDetails
 from carme.cli.output import add_json, print_json, print_table
 from carme.cli.portal import client
+from carme.errors import NotFound
 
 FAILED = 1
 
@@ -41,7 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     build.add_argument("--project", default="", metavar="NAME", help="whose members may use it")
     build.add_argument("--wait", action="store_true", help="show the log, and wait until it is built")
     build.set_defaults(run=_build)
-    show = actions.add_parser("show", help="show one of your own images with its packages")
+    show = actions.add_parser("show", help="show an image with its packages")
     show.add_argument("name", metavar="NAME")
     show.set_defaults(run=_show)
     share = actions.add_parser("share", help="let a project's members use an image of yours, or nobody else")
@@ -102,7 +104,10 @@ def _build(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     with client() as portal:
-        known = portal.images.get(options.name).info()
+        try:
+            known = portal.images.get(options.name).info()
+        except NotFound:
+            return _show_details(portal.images.details(options.name), options.json)
     if options.json:
         print_json(known)
         return 0
@@ -116,6 +121,17 @@ def _show(options: argparse.Namespace) -> int:
     )
     if known.packages:
         print_table(["PACKAGE", "VERSION"], list(map(list, known.packages.items())))
+    return 0
+
+
+def _show_details(known: ImageDetails, as_json: bool) -> int:
+    """Show one of the site's images."""
+    if as_json:
+        print_json(known)
+        return 0
+    print(f"{known.name}: {known.title}. {known.description}".strip())
+    print_table(["FIELD", "VALUE"], [["digest", known.digest], ["opens", ", ".join(known.apps.values())]])
+    print_table(["PACKAGE", "VERSION"], list(map(list, known.packages.items())))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 from carme import api
 from carme.client.connection import Connection
@@ -83,6 +84,11 @@ class Images:
     def __call__(self) -> list[api.ImageOut]:
         """What sessions and jobs can run in."""
         return [api.ImageOut.model_validate(one) for one in self._connection.ask("GET", "images")]
+
+    def details(self, name: str) -> api.ImageDetails:
+        """One of them, with its packages. Raises NotFound."""
+        told = self._connection.ask("GET", f"images/at/{quote(name, safe='')}")
+        return api.ImageDetails.model_validate(told)
 
     def build(
         self,

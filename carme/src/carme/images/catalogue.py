@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 class Image(BaseModel):
-    """One image; `entry_points` maps a program of the start form to its title."""
+    """One image; `entry_points` maps a program of the start form to its title, `packages` have versions."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -25,6 +25,7 @@ class Image(BaseModel):
     digest: str = ""
     built: datetime | None = None
     entry_points: dict[str, str] = {}
+    packages: dict[str, str] = {}
 
 
 class ImageCatalogue:

@@ -45,6 +45,7 @@ EXAMPLES = {
     "<booking_name:name>": "carme-0123456789ab",
     "<slug:name>": "vision",
     "<str:name>": "bob",
+    "<str:image>": "torch",
     "<str:user>": "bob",
     "<slug:username>": "alice",
     "<slug:secret>": "x",

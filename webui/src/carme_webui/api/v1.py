@@ -120,6 +120,9 @@ def cluster(request: HttpRequest) -> wire.Overview:
     return schemas.overview_of(found, supplies(found))
 
 
+_OF_IMAGE = {"name", "title", "description", "digest"}
+
+
 @general.get("/images", response=answers(list[wire.ImageOut]))
 def image_list(request: HttpRequest) -> list[wire.ImageOut]:
     """What sessions and jobs can run in: the site's images, mine, and those of my projects."""
@@ -130,9 +133,18 @@ def image_list(request: HttpRequest) -> list[wire.ImageOut]:
             image = catalogue.get(name)
         except CarmeError:
             continue  # it cannot be used
-        fields = image.model_dump(include={"name", "title", "description", "digest"})
-        shown.append(wire.ImageOut(**fields, apps=entry_points(image)))
+        shown.append(wire.ImageOut(**image.model_dump(include=_OF_IMAGE), apps=entry_points(image)))
     return shown
+
+
+@general.get("/images/at/{name}", response=answers(wire.ImageDetails, HTTPStatus.NOT_FOUND))
+def image_details(request: HttpRequest, name: str) -> wire.ImageDetails:
+    """One of them, with its packages."""
+    try:
+        image = images_of(asker(request)).get(name)
+    except InvalidRequest as error:
+        raise NotFound(error.message, error.remedy) from None
+    return wire.ImageDetails(**image.model_dump(include={*_OF_IMAGE, "packages"}), apps=entry_points(image))
 
 
 # --- sessions --------------------------------------------------------------------------------------------

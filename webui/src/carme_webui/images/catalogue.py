@@ -47,6 +47,7 @@ class UserImages(ImageCatalogue):
             digest=row.digest,
             built=row.built,
             entry_points=row.entry_points,
+            packages=row.packages,
         )
 
 

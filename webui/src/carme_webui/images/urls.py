@@ -7,6 +7,7 @@ from carme_webui.images import views
 urlpatterns = [
     path("", views.image_list, name="images"),
     path("build/", views.build, name="image-build"),
+    path("site/<str:image>/", views.site_image, name="image-of-site"),
     path("at/<str:reference>/", views.image, name="image"),
     path("at/<str:reference>/live/", views.image_live, name="image-live"),
     path("at/<str:reference>/share/", views.share, name="image-share"),

@@ -20,7 +20,7 @@ from carme_webui.jobs.models import Job
 from carme_webui.news import news
 from carme_webui.projects.models import Project
 
-__all__ = ["build", "delete", "image", "image_list", "image_live", "share"]
+__all__ = ["build", "delete", "image", "image_list", "image_live", "share", "site_image"]
 
 
 @require_safe
@@ -41,6 +41,16 @@ def image_list(request: HttpRequest) -> HttpResponse:
         "version": version,
     }
     return render(request, "images/list.html", context)
+
+
+@require_safe
+def site_image(request: HttpRequest, image: str) -> HttpResponse:
+    """One of the site's images: what it opens and which packages it has."""
+    try:
+        found = images().get(image)
+    except CarmeError:
+        raise Http404 from None
+    return render(request, "images/site.html", {"image": found, "apps": entry_points(found)})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
