@@ -144,11 +144,17 @@ def node(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         "slurm_node_required_mounts": [],
         "carme_images_directory": tmp_path / "images",
         "carme_allocations": tmp_path / "allocations",
+        "carme_staging_cache": tmp_path / "cache",
+        "carme_venv": tmp_path / "venv",
     }
 
-    def run(name: str, minimum_uid: int = SPARES_ALL, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        name: str, minimum_uid: int = SPARES_ALL, beeond: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         script = tmp_path / name
-        text = templates.get_template(f"{name}.j2").render(values, carme_minimum_uid=minimum_uid)
+        text = templates.get_template(f"{name}.j2").render(
+            values, carme_minimum_uid=minimum_uid, carme_beeond=beeond
+        )
         script.write_text(text)
         return subprocess.run(
             ["sh", str(script)], env=environment, capture_output=True, text=True, check=False
@@ -246,6 +252,39 @@ def test_an_epilog_ends_what_its_job_left_behind_and_nothing_else(
         for process in processes.values():
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize(
+    ("constraints", "starts"),
+    [
+        ("beeond", True),
+        ("fast&beeond", True),
+        ("[a|beeond*2]", True),
+        ("", False),
+        ("nobeeond", False),
+        ("beeond2", False),
+    ],
+)
+def test_jobs_that_ask_for_it_get_a_file_system_over_their_nodes(
+    node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, constraints: str, starts: bool
+) -> None:
+    program = tmp_path / "venv/bin/carme-beeond"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nexit 1\n')
+    program.chmod(0o755)
+    job = JOB | {
+        "SLURM_JOB_CONSTRAINTS": constraints, "SLURM_JOB_UID": "1001", "SLURM_JOB_NODELIST": "n[1-2]",
+        "PATH": "/usr/bin:/bin",
+    }  # fmt: skip
+    # The job itself says that it is not there: the node must not be drained for that.
+    assert node("prolog.sh", beeond="/mnt/beeond", **job).returncode == 0
+    calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+    assert calls == ("start --job 7 --uid 1001 --nodes n[1-2]\n" if starts else "")
+    assert node("prolog.sh", **job).returncode == 0
+    (tmp_path / "cache/beeond").mkdir(parents=True)
+    (tmp_path / "cache/beeond/7.status").touch()
+    assert node("epilog.sh", beeond="/mnt/beeond", **job).returncode == 0
+    assert (tmp_path / "calls").read_text() == f"{calls}stop --job 7\n"
 
 
 NAMES = ANSIBLE / "roles/hub/files/session-names.cjs"

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from carme.broker import service
+from carme.config import Settings
 from carme.errors import Denied, InvalidRequest
 from carme.jobs import JobRequest, Stage
 from carme.slurm import UnixAccount
 
+from .conftest import FakeSlurm, running
 from .test_broker import until
 
 
@@ -43,6 +45,30 @@ async def test_a_job_of_its_own_brings_the_data_first(site: Any, with_data: JobR
     assert spec(second)["stage"][0]["key"] == with_data.stage[0].key
     audit = site.settings.broker.audit_log.read_text()
     assert '"stage": ["local:/data/imagenet", "ram:/data/labels"]' in audit
+
+
+async def test_a_job_s_own_file_system_needs_nodes_that_can_have_it(
+    settings: Settings,
+    slurm: FakeSlurm,
+    accounts: None,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: JobRequest,
+) -> None:
+    stages = [Stage(source="/data/imagenet", target="beeond"), Stage(source="/data/labels")]
+    wanted = request_.model_copy(update={"stage": stages})
+    async with running(settings, slurm, home, monkeypatch) as site:
+        with pytest.raises(InvalidRequest, match="no BeeOND"):
+            await site.client.submit(wanted)
+    staging = settings.staging.model_copy(update={"beeond": Path("/mnt/beeond")})
+    async with running(settings.model_copy(update={"staging": staging}), slurm, home, monkeypatch) as site:
+        await site.client.submit(wanted)
+    first, second = slurm.calls("sbatch")
+    # What brings the rest ahead needs no such nodes, and not all of one.
+    assert "constraint" not in options(first) and "exclusive" not in options(first)
+    assert [stage["target"] for stage in spec(first)["stage"]] == ["local"]
+    assert options(second)["constraint"] == "beeond" and "exclusive" in options(second)
+    assert spec(second)["staging"]["beeond"] == "/mnt/beeond"
 
 
 async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRequest) -> None:

@@ -27,7 +27,16 @@ from carme.broker.protocol import EventBatch, JobFacts, LogPart, Recipe, Script
 from carme.broker.reports import Reports
 from carme.broker.sessions import SessionBook
 from carme.broker.shares import Shares
-from carme.broker.staging import ahead, bringer, check_stages, data_line, features, is_bringer_of, prefer
+from carme.broker.staging import (
+    ahead,
+    bringer,
+    check_stages,
+    constraint,
+    data_line,
+    features,
+    is_bringer_of,
+    prefer,
+)
 from carme.broker.store import Store
 from carme.broker.watch import Watch
 from carme.config import Settings
@@ -422,6 +431,7 @@ class Broker:
             partition=partition_of(request, cluster, self._settings).name,
             account=request.account or self._settings.slurm.default_account,
             share=part,
+            constraint=constraint(request),
             spec={
                 "name": request.name,
                 "kind": request.kind,

@@ -10,9 +10,20 @@ from carme.jobs import Cluster, Job, JobRequest, Share, Stage
 from carme.launch.exits import DATA_LINE
 from carme.slurm import Order, UnixAccount
 
-__all__ = ["ahead", "bringer", "check_stages", "data_line", "features", "is_bringer_of", "prefer"]
+__all__ = [
+    "ahead",
+    "bringer",
+    "check_stages",
+    "constraint",
+    "data_line",
+    "features",
+    "is_bringer_of",
+    "prefer",
+]
 
 STAGING_NAME = "stage-"
+#: The feature of nodes on which a job can have a BeeOND; the prolog looks for it in what the job asks for.
+BEEOND = "beeond"
 #: What copying gets on each node: it mostly waits for disks and the network.
 CPUS, MEMORY_MB = 2, 1024
 
@@ -23,6 +34,15 @@ def check_stages(request: JobRequest, settings: Settings) -> None:
         raise InvalidRequest(
             "This site has no scratch for staging.", "Stage to 'local' or 'ram' instead.", field="stage"
         )
+    if settings.staging.beeond is None and any(stage.target == "beeond" for stage in request.stage):
+        raise InvalidRequest(
+            "This site has no BeeOND for staging.", "Stage to 'local' or 'scratch' instead.", field="stage"
+        )
+
+
+def constraint(request: JobRequest) -> str:
+    """The feature that nodes must have; they run this job alone, as it has all of their disk."""
+    return BEEOND if any(stage.target == "beeond" for stage in request.stage) else ""
 
 
 def bringer(order: Order, owner: UnixAccount, cluster: Cluster) -> Order | None:
@@ -33,7 +53,7 @@ def bringer(order: Order, owner: UnixAccount, cluster: Cluster) -> Order | None:
         owner: Whose job it is.
         cluster: The nodes, with the copies that they have.
     """
-    stages = [stage for stage in order.request.stage if stage.target != "ram"]
+    stages = [stage for stage in order.request.stage if stage.is_ahead]
     if not stages:
         return None
     local = [stage for stage in stages if stage.target == "local"]
@@ -60,7 +80,7 @@ def ahead(order: Order, node_names: Sequence[str], owner: UnixAccount, cluster: 
         owner: Whose job it is.
         cluster: The nodes, with the copies that they have.
     """
-    stages = [stage for stage in order.request.stage if stage.target != "ram"]
+    stages = [stage for stage in order.request.stage if stage.is_ahead]
     local = {stage.feature(owner.uid) for stage in stages if stage.target == "local"}
     having = {node.name for node in cluster.nodes if local <= set(node.features)}
     if all(stage.target == "local" for stage in stages) and having >= set(node_names):
@@ -81,6 +101,7 @@ def _only_data(
     return replace(
         order,
         key=secrets.token_hex(16),
+        constraint="",
         request=JobRequest(
             name=name,
             kind="batch",

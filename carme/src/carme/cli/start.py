@@ -52,7 +52,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         default=[],
         metavar="[TARGET:]WHAT",
         help="bring a dataset, or a folder by its absolute path, near before the job begins: to 'local' "
-        "(default), 'scratch' or 'ram'; the job finds it in $CARME_DATA; may be given several times",
+        "(default), 'scratch', 'ram' or 'beeond'; the job finds it in $CARME_DATA; may be repeated",
     )
     parser.add_argument(
         "--results",

@@ -219,6 +219,7 @@ class StagingSettings(_Table):
         scratch: Shared folder for copies that all nodes use; none: the target `scratch` is refused.
         minutes: The longest time that copying before a job's start may take.
         datasets: Folder of the site's catalogue of datasets, the same on all hosts.
+        beeond: Folder of nodes where each job's own BeeGFS is mounted; none: the target `beeond` is refused.
     """
 
     cache: AbsolutePath = Path("/var/cache/carme/data")
@@ -226,6 +227,7 @@ class StagingSettings(_Table):
     scratch: AbsolutePath | None = None
     minutes: int = Field(default=720, ge=1)
     datasets: AbsolutePath = Path("/srv/carme/datasets")
+    beeond: AbsolutePath | None = None
 
 
 class HubSettings(_Table):

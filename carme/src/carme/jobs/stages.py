@@ -19,6 +19,7 @@ TARGETS = {
     "local": "the node's own disk, kept there for the next job",
     "scratch": "the site's shared scratch",
     "ram": "the node's memory, for as long as the job runs",
+    "beeond": "a file system over the disks of the job's nodes, for as long as it runs",
 }
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MOST = 16
@@ -52,7 +53,7 @@ class Stage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Annotated[str, AfterValidator(_path)]
-    target: Literal["local", "scratch", "ram"] = "local"
+    target: Literal["local", "scratch", "ram", "beeond"] = "local"
     name: Annotated[str, AfterValidator(_name)] = ""
     version: str = Field(default="", max_length=140, pattern=r"^[a-z0-9:]*$")
 
@@ -64,6 +65,11 @@ class Stage(BaseModel):
             name = re.sub(r"[^A-Za-z0-9_.-]", "-", last)[:64].lstrip(".-") or "data"
             return values | {"name": name}
         return values
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it is copied before the job begins; else the place is there only with the job."""
+        return self.target in ("local", "scratch")
 
     @property
     def key(self) -> str:

@@ -106,6 +106,12 @@ def _bring(wanted: dict[str, Any], places: dict[str, Any], job_id: str, staged: 
             if not result.ok:
                 raise CarmeError(f"{result.problems[0].path}: {result.problems[0].reason}.")
             was_there = False
+        elif wanted["target"] == "beeond":
+            path, was_there = _into_beeond(wanted, places, job_id, tell)
+            place = os.path.dirname(path)
+            if place not in staged.binds:
+                staged.binds.append(place)
+            staged.environment["CARME_BEEOND"] = place
         else:
             place, limit = _place(wanted["target"], places)
             path, held, was_there = Cache(place, limit).hold(
@@ -121,6 +127,27 @@ def _bring(wanted: dict[str, Any], places: dict[str, Any], job_id: str, staged: 
     else:
         _say(f"{name}: copied to {wanted['target']} in {taken}.")
     return path
+
+
+def _into_beeond(wanted: dict[str, Any], places: dict[str, Any], job_id: str, tell: Any) -> tuple[str, bool]:
+    """Where it is in the job's own file system, which the prolog has made, and whether it was there.
+
+    The job's first node copies it before the others begin.
+    """
+    place = f"{places['beeond']}/{job_id}"
+    if not os.path.ismount(place) or os.stat(place).st_uid != os.getuid():
+        raise CarmeError(
+            f"The job's own file system (BeeOND) is not there on {socket.gethostname()}: {place}.",
+            "Start it again; if that does not help, tell an administrator, or stage to 'local'.",
+        )
+    path, done = f"{place}/{wanted['key']}", f"{place}/.{wanted['key']}.complete"
+    if os.path.exists(done):
+        return path, True
+    result = sync(wanted["source"], path, Options(estimate=True), tell=tell)
+    if not result.ok:
+        raise CarmeError(f"{result.problems[0].path}: {result.problems[0].reason}.")
+    os.close(os.open(done, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    return path, False
 
 
 def _place(target: str, places: dict[str, Any]) -> tuple[str, int]:

@@ -386,6 +386,8 @@ def _arguments(order: Order) -> list[str]:
         arguments.append(f"--nodelist={','.join(order.node_names)}")
     if order.prefer:
         arguments.append(f"--prefer={order.prefer}")
+    if order.constraint:
+        arguments += [f"--constraint={order.constraint}", "--exclusive"]
     return arguments
 
 

@@ -24,6 +24,7 @@ class Order:
         after: The job that must have ended before this one begins, however it ended.
         prefer: Features of nodes that are taken first where that costs no waiting, joined by `&`.
         node_names: The nodes that it runs on, all of them; none named: any.
+        constraint: A feature that its nodes must have, and then it has them for itself.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Order:
     after: int | None = None
     prefer: str = ""
     node_names: tuple[str, ...] = ()
+    constraint: str = ""
 
 
 class ExitStatus(NamedTuple):

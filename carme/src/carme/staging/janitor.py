@@ -29,6 +29,7 @@ from carme.errors import CarmeError
 from carme.staging import copy, tree
 from carme.staging.cache import ENTRY, RESERVE, Cache, Known, measure
 from carme.staging.progress import size
+from carme.storage.beeond import BeeOND
 
 __all__ = ["main"]
 
@@ -48,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.job is not None and not _JOB.fullmatch(options.job):
         parser.error("a job is a number")
     try:
-        janitor = Janitor(load().staging.cache, load().staging.cache_gb << 30)
+        staging = load().staging
+        beeond = BeeOND(staging.beeond, staging.cache / "beeond") if staging.beeond else None
+        janitor = Janitor(staging.cache, staging.cache_gb << 30, beeond)
         return janitor.after(options.job, options.here) if options.job else janitor.tidy()
     except CarmeError as error:
         print(f"carme-janitor: {error}", file=sys.stderr)
@@ -61,10 +64,11 @@ class Janitor:
     Args:
         cache: Root's folder with `jobs` and `users`.
         limit: What copies may take, in bytes; 0: as much as leaves a twentieth of the disk free.
+        beeond: Jobs' own file systems, where the site has them.
     """
 
-    def __init__(self, cache: Path, limit: int) -> None:
-        self.cache, self.limit = cache, limit
+    def __init__(self, cache: Path, limit: int, beeond: BeeOND | None = None) -> None:
+        self.cache, self.limit, self.beeond = cache, limit, beeond
         self.failed = False
 
     def after(self, job: str, here: bool = False) -> int:
@@ -101,9 +105,20 @@ class Janitor:
             if _JOB.fullmatch(folder.name) and folder.name not in active:
                 with self._told(f"job {folder.name}"):
                     self.failed |= bool(self.after(folder.name, here=True))
+        self.stop_beeond(active)
         self.trim()
         self.tell_slurm()
         return int(self.failed)
+
+    def stop_beeond(self, active: set[str]) -> None:
+        """End the file systems of jobs that are over, for instance because this node went down under them."""
+        if self.beeond is None:
+            return
+        for job in self.beeond.jobs():
+            if job not in active:
+                with self._told(f"BeeOND of job {job}"):
+                    self.beeond.stop(job)
+                    print(f"carme-janitor: BeeOND of job {job} is removed")
 
     def trim(self) -> list[str]:
         """Remove what was used least recently, of all users, until the limit holds; what was removed."""
