@@ -170,7 +170,7 @@ def test_a_session_goes_on_without_a_node_and_says_so(demo: DemoSite) -> None:
                     "the page says it",
                     lambda: (
                         "Its node n2 is lost; the session goes on without."
-                        in visitor.wait(name, "ready").text
+                        in visitor.wait(name, "ready", timeout=30).text
                     ),
                     timeout=120,
                 )
