@@ -1,15 +1,22 @@
 """The command line against a running broker."""
 
 import asyncio
+import contextlib
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import simulated_quota
 
 from carme.cli import main
 from carme.config import Settings
 
+PROGRAM = "import sys; from carme.cli import main; sys.exit(main())"
 RUNNING: dict[str, Any] = {
     "A": 7, "j": "a\x1b[31m", "u": "ada", "P": "gpu", "T": "PENDING", "r": "Priority", "D": 1, "C": 1,
     "m": "1M", "l": "1:00:00",
@@ -145,3 +152,57 @@ def test_config_check(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", str(file), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] is False and len(answer["problems"]) == 2
+
+
+async def test_nothing_is_submitted_that_would_die_of_a_quota(site: Any, file: Path, tmp_path: Path) -> None:
+    """The kernel's answer is simulated (tests/simulated_quota.c): 2,000,000 KiB at most."""
+    library = simulated_quota.build(tmp_path)
+
+    async def submit(kibibytes: int, *options: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "LD_PRELOAD": str(library),
+            "SIMULATED_QUOTA": f"{os.getuid()} 2000000 0 {kibibytes << 10} 0 0 7",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "HOME": str(tmp_path),
+        }
+        return await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", PROGRAM, "submit", *options, "--", "true"],
+            env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    done = await submit(2_000_000)
+    assert done.returncode == 1 and not site.slurm.calls("sbatch")
+    assert f"{tmp_path} is full (100 % of your quota used, 0 B left)" in done.stderr
+    assert "not even the job's log. Delete what you do not need there" in done.stderr
+    done = await submit(1_900_000, "--results", str(tmp_path / "not/there/yet"))
+    assert done.returncode == 0 and "in the queue" in done.stdout
+    assert "is nearly full (95 % of your quota used, 97.7 MiB left)" in done.stderr
+    done = await submit(1_000_000)
+    assert done.returncode == 0 and not done.stderr
+    assert len(site.slurm.calls("sbatch")) == 2
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A file system without room."""
+    if os.getuid() != 0:
+        pytest.skip("mounting takes root")
+    folder = tmp_path / "full"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
+    try:
+        with contextlib.suppress(OSError), (folder / "all").open("wb", buffering=0) as stream:
+            while stream.write(bytes(1 << 16)):
+                pass
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_results_into_a_full_file_system_are_refused(
+    site: Any, file: Path, full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await carme("submit", "--results", str(full / "new/one"), "--", "true") == 1
+    said = capsys.readouterr().err
+    assert f"{full} is full (0 B free): nothing can be written there, no results." in said

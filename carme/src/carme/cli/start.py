@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from carme.broker import BrokerClient
@@ -14,6 +15,8 @@ from carme.images.own import is_own
 from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_text
 from carme.jobs.scripts import interpreter, name_of
 from carme.projects import account_of
+from carme.staging.progress import size
+from carme.storage import space_of
 
 _EPILOG = """\
 examples:
@@ -99,7 +102,37 @@ def _submit(options: argparse.Namespace) -> int:
             "workdir": os.getcwd(),  # noqa: PTH109 - no links resolved: the path must hold on the nodes
         }
     )
+    _check_room(request.results)
     return _tell(options, BrokerClient().submit(request), f", for {minutes_text(minutes)} at most")
+
+
+def _check_room(results: str | None) -> None:
+    """Refuse what would die of a quota, and say what soon may. Raises CarmeError."""
+    places = {str(Path.home()): "not even the job's log"}
+    if results:
+        # The folder itself may come with the results.
+        above = next((folder for folder in (Path(results), *Path(results).parents) if folder.is_dir()), None)
+        places.setdefault(str(above or "/"), "no results")
+    for path, what in places.items():
+        try:
+            space = space_of(path)
+        except OSError:
+            continue  # the job says what is wrong with it
+        quota = space.quota
+        words = f"{size(space.free)} free"
+        if quota is not None and quota.share is not None:
+            words = f"{int(quota.share * 100)} % of your quota used, {size(space.left)} left"
+        if space.level == "full":
+            raise InvalidRequest(
+                f"{path} is full ({words}): nothing can be written there, {what}.",
+                "Delete what you do not need there, then submit again.",
+                field="results" if path != str(Path.home()) else None,
+            )
+        if space.level == "near":
+            print(
+                f"carme: {path} is nearly full ({words}). Jobs fail when nothing can be written.",
+                file=sys.stderr,
+            )
 
 
 def _tell(options: argparse.Namespace, job_id: int, limit: str = "") -> int:

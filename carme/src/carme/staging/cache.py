@@ -23,6 +23,7 @@ from carme.staging import tree
 from carme.staging.engine import Tell, copy, sync
 from carme.staging.options import Options
 from carme.staging.progress import size
+from carme.storage import space_of
 
 __all__ = ["Cache", "Known", "measure"]
 
@@ -173,7 +174,7 @@ class Cache:
                 taken -= entry.size
         raise CarmeError(
             f"There is no room for {size(wanted)} in {tree.shown(self.folder)}: {size(free(self.folder))} "
-            "are free, and the copies that are there are in use.",
+            "are free for you, and the copies that are there are in use.",
             "Wait until other jobs have ended, or stage less, or to scratch.",
             field="stage",
         )
@@ -258,9 +259,9 @@ class Cache:
 
 
 def free(folder: str) -> int:
-    """Bytes that copies may still take on the disk of a folder."""
-    status = os.statvfs(folder)
-    return max(0, status.f_bavail * status.f_frsize - int(status.f_blocks * status.f_frsize * RESERVE))
+    """Bytes that copies of this user may still take on the disk of a folder, by its room and their quota."""
+    space = space_of(folder)
+    return max(0, min(space.left, space.free - int(space.size * RESERVE)))
 
 
 def measure(path: str) -> int:

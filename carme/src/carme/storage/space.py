@@ -87,6 +87,16 @@ class Space:
         share = self.quota.share if self.quota else None
         return "near" if self.free < FEW or (share is not None and share >= NEAR) else ""
 
+    @property
+    def left(self) -> int:
+        """Bytes that the user can still write: what is free, and what the quota leaves of it."""
+        most = _least(self.quota.soft, self.quota.limit) if self.quota else None
+        return (
+            self.free
+            if self.quota is None or most is None
+            else max(0, min(self.free, most - self.quota.used))
+        )
+
 
 @dataclass(frozen=True)
 class _Mount:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import simulated_quota
 
 from carme.errors import CarmeError
 from carme.jobs import Stage
@@ -347,3 +348,31 @@ def test_one_users_folder_does_not_keep_others_from_being_tidied(
     assert sorted(os.listdir(node / "jobs")) == ["6"]
     # What is written down about a copy removes nothing: it takes 4 KiB.
     assert (other / key / "data/x").exists()
+
+
+def test_a_quota_leaves_less_than_the_disk(tmp_path: Path) -> None:
+    """The kernel's answer is simulated (tests/simulated_quota.c): 1000 KiB at most, 900 of them used."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/data").write_bytes(os.urandom(200 << 10))
+    (tmp_path / "cache").mkdir(0o700)
+    program = """
+import sys
+from carme.errors import CarmeError
+from carme.staging.cache import Cache
+try:
+    Cache(sys.argv[1]).hold("0" * 24, sys.argv[2])
+except CarmeError as error:
+    print(error)
+"""
+    arguments = [sys.executable, "-c", program, str(tmp_path / "cache"), str(tmp_path / "source")]
+    environment = {
+        "LD_PRELOAD": str(simulated_quota.build(tmp_path)),
+        "SIMULATED_QUOTA": f"{os.getuid()} 1000 0 {900 << 10} 0 0 7",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        arguments, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "There is no room for 200.0 KiB in" in done.stdout and "100.0 KiB are free for you" in done.stdout
+    # Nothing was copied until it was too late.
+    assert not list((tmp_path / "cache").glob("*/data"))

@@ -55,9 +55,7 @@ def bring(broker: BrokerClient, jobs: Iterable[Job], now: datetime) -> None:
     lead = timedelta(minutes=settings.SITE.staging.minutes)
     coming = Booking.open().filter(state=BookingState.APPROVED, start__gt=now)
     for row in coming.exclude(session_image="", stage_job=None):
-        wanted = (
-            job_name(row) if row.session_image and any(one.is_ahead for one in stages_of(row)) else ""
-        )
+        wanted = job_name(row) if row.session_image and any(one.is_ahead for one in stages_of(row)) else ""
         if row.stage_name != wanted:
             _stop(row, broker)
             fresh = {"stage_name": wanted, "stage_asked": None, "staged": None, "stage_problem": ""}
