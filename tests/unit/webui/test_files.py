@@ -65,6 +65,23 @@ def test_a_folder_is_shown_and_walked(browser: Browser, home: Path) -> None:
     assert body(browser.get(latin)) == b"latin"
 
 
+def test_what_is_hidden_is_shown_when_it_is_asked_for(browser: Browser, home: Path) -> None:
+    (home / ".cache/inside").mkdir(parents=True)
+    (home / "seen.txt").write_text("x")
+    page = browser.get("/files/").content.decode()
+    assert "seen.txt" in page and ".cache" not in page and "Show 1 hidden entry" in page
+    every = re.findall(r'href="(\?path=[^"]*)">Show 1', page)[0].replace("&amp;", "&")
+    page = browser.get(f"/files/{every}").content.decode()
+    assert "seen.txt" in page and ".cache/</a>" in page and "Leave out what is hidden" in page
+    # What is in a hidden folder is no less hidden by that.
+    inside = re.findall(r'href="(\?path=[^"]+)">.cache/', page)[0].replace("&amp;", "&")
+    (home / ".cache/.deep").mkdir()
+    page = browser.get(f"/files/{inside}").content.decode()
+    assert "inside/</a>" in page and ".deep/</a>" in page
+    (home / "seen.txt").unlink()
+    assert "This folder is empty." not in text(browser.get("/files/"))
+
+
 def test_a_file_is_downloaded_whole_and_in_parts(browser: Browser, home: Path) -> None:
     data = os.urandom(2_500_000)
     (home / "weights.pt").write_bytes(data)

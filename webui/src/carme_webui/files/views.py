@@ -44,7 +44,10 @@ def folder(request: HttpRequest) -> HttpResponse:
         path = within(path or mine[0].path, mine)
         context = {"places": mine, "crumbs": crumbs(path, mine), "key": key_of(path), "part": desk.PART}
         listing = files.show(path)
-        context |= {"rows": _rows(path, listing.entries), "more": listing.more}
+        entries, all_shown = listing.entries, request.GET.get("hidden") == "1"
+        visible = [one for one in entries if all_shown or not one.name.startswith(".")]
+        context |= {"rows": _rows(path, visible), "more": listing.more, "count": len(entries)}
+        context |= {"hidden": len(entries) - len(visible), "all_shown": all_shown}
     except CarmeError as error:
         context["banner"] = str(error)
         status = desk.status_of(error)

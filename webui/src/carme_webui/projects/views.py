@@ -5,7 +5,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.db.models import Count, Q
+from django.db.models import Count, F, Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext as _
@@ -30,7 +30,10 @@ PER_PAGE = 50
 def project_list(request: HttpRequest) -> HttpResponse:
     """My projects, and my invitations; admins see all projects."""
     user = signed_in(request)
-    rows = Project.objects.annotate(size=Count("memberships")).order_by("name")
+    # Those that are closed come last.
+    rows = Project.objects.annotate(size=Count("memberships")).order_by(
+        F("closed").asc(nulls_first=True), "name"
+    )
     if not user.is_staff:
         rows = rows.filter(pk__in=Membership.objects.filter(user=user).values("project"))
     if wanted := wanted_words(request, "q", 80):
