@@ -39,7 +39,7 @@ def empty(visitor: Visitor, where: str, boards: list[str], values: dict[str, str
 def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
     demo: DemoSite, gpus: Gpus, page: Page, keep: Callable[[str], None]
 ) -> None:
-    gpus.show("util=70", "util=5 temp=92 xid=31", "util=65", "util=8")
+    gpus.show("util=70", "util=5 xid=31 throttle=64", "util=65", "util=8")
     script = "/home/user1/monitored-train.py"
     demo.run("head", "tee", script, user="user1", data=PROGRAM.read_text())
     options = ("--json", "--image", "torch", "--nodes", "2", "--gpus", "2", "--time", "10m")

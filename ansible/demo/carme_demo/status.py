@@ -20,6 +20,7 @@ SERVICES = (
     "redis-server.service",
     "mariadb.service",
     "postgresql*.service",
+    "prometheus*.service",
 )
 # Slurm's words for a node that takes jobs; a suffix such as * or ~ means that it does not answer or sleeps.
 WORKING = ("idle", "mixed", "allocated", "completing", "reserved", "planned")

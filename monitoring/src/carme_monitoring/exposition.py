@@ -24,17 +24,25 @@ def text(metrics: Iterable[Metric]) -> bytes:
     """
     lines: list[str] = []
     values: dict[str, str] = {}  # as they are written: most are in many samples
+    # Likewise all labels of samples that share them; kept with them, as what is gone gives its id to others.
+    shared: dict[int, tuple[dict[str, str], str]] = {}
     for metric in metrics:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         kind = "untyped" if metric.type == "unknown" else metric.type
         lines.append(f"# HELP {name} {metric.documentation.translate(_IN_HELP)}\n# TYPE {name} {kind}\n")
         for sample in metric.samples:
-            pairs = []
-            for label, value in sample.labels.items():
-                written = values.get(value)
-                if written is None:
-                    written = values[value] = value.translate(_IN_VALUE)
-                pairs.append(f'{label}="{written}"')
-            labels = f"{{{','.join(pairs)}}}" if pairs else ""
-            lines.append(f"{sample.name}{labels} {floatToGoString(sample.value)}\n")
+            known = shared.get(id(sample.labels))
+            if known is None:
+                known = shared[id(sample.labels)] = (sample.labels, _labels(sample.labels, values))
+            lines.append(f"{sample.name}{known[1]} {floatToGoString(sample.value)}\n")
     return "".join(lines).encode("utf-8", "replace")
+
+
+def _labels(labels: dict[str, str], values: dict[str, str]) -> str:
+    pairs = []
+    for label, value in labels.items():
+        written = values.get(value)
+        if written is None:
+            written = values[value] = value.translate(_IN_VALUE)
+        pairs.append(f'{label}="{written}"')
+    return f"{{{','.join(pairs)}}}" if pairs else ""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Container
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
 from carme_monitoring.gpus import Gpu, GpuProcess, GpuReading, GpuWatch
-from carme_monitoring.jobs import Allocations, Cgroups
+from carme_monitoring.jobs import Allocations, Cgroups, Usage
 from carme_monitoring.node.collector import NodeCollector
+from carme_monitoring.serving import MetricsServer
 
-from .conftest import Starts
+from .conftest import ROOT, Starts
 from .test_jobs import process, version_two
 
 GPU = (
@@ -209,15 +216,86 @@ def test_memory_of_each_process_of_a_job_and_of_no_other(tmp_path: Path):
 
 
 class Shown:
-    """A library that shows one GPU."""
+    """A library that shows one GPU, and counts how often it is asked."""
 
     vendor = "nvidia"
 
     def __init__(self, reading: GpuReading) -> None:
-        self._reading = reading
+        self._reading, self.asked = reading, 0
 
     def read(self) -> list[GpuReading]:
+        self.asked += 1
         return [self._reading]
 
     def close(self) -> None:
         pass
+
+
+PLUGGED = """
+import sys
+from pathlib import Path
+from carme_monitoring.gpus import NvidiaLibrary
+library = NvidiaLibrary(Path(sys.argv[1]), retry=3600)
+for _ in sys.stdin:
+    print(*(f"{reading.gpu.uuid}{'-' if reading.lost else '+'}" for reading in library.read()), flush=True)
+"""
+
+
+def test_a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_lost(
+    library: Path, gpus: Path, tmp_path: Path
+):
+    """The driver makes a device file for each GPU; the library itself lists what there was at its start."""
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    (devices / "nvidia0").touch()
+    describe(gpus, "")
+    environment = os.environ | {"LD_LIBRARY_PATH": str(library), "SIMULATED_NVML": str(gpus)}
+    environment["PYTHONPATH"] = f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}"
+    words = [sys.executable, "-c", PLUGGED, str(devices)]
+    with subprocess.Popen(
+        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def look() -> str:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        assert look() == "GPU-0+"
+        describe(gpus, "", "")
+        (devices / "nvidia1").touch()
+        assert look() == "GPU-0+ GPU-1+"
+        describe(gpus, "")
+        (devices / "nvidia1").unlink()
+        assert look() == "GPU-0+ GPU-1-"
+        process.stdin.close()
+
+
+class Counted(Cgroups):
+    """Control groups that count how often they are read."""
+
+    passes = 0
+
+    def usage(self, owned: Container[int] = ()) -> list[Usage]:
+        self.passes += 1
+        return super().usage(owned)
+
+
+def test_one_scrape_is_one_pass(tmp_path: Path):
+    library = Shown(GpuReading(Gpu("0", "GPU-0", minor=0), utilization=0.5))
+    cgroups = Counted(tmp_path / "cgroup", tmp_path / "proc")
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(GpuWatch([library]), cgroups, Allocations(tmp_path / "allocations")))
+    server = MetricsServer("127.0.0.1:0", registry, None)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        assert (library.asked, cgroups.passes) == (0, 0)  # nor does its start cost one
+        for number in (1, 2, 3):
+            answer = httpx.get(f"http://127.0.0.1:{server.server_port}/metrics", trust_env=False)
+            assert "carme_gpu_utilization_ratio" in answer.text
+            assert (library.asked, cgroups.passes) == (number, number)
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carme_monitoring.jobs import Allocations, Cgroups
+from carme_monitoring.jobs import Allocations, Cgroups, StepUsage
 
 
 def write(folder: Path, **files: str) -> None:
@@ -180,6 +180,30 @@ def test_a_number_that_another_process_has_got_is_another_process(tmp_path: Path
     assert cgroups.job_of(101) is None
     process(processes, 101, "python", "/system.slice/slurmstepd.scope/job_8/step_0/user/task_0")
     assert cgroups.job_of(101) == 8
+
+
+def test_what_a_step_uses(root: Path, tmp_path: Path):
+    step = version_two(root) / "step_0"
+    write(step, memory__peak="90\n", memory__events="oom 1\noom_kill 3\n", pids__current="5\n")
+    write(step, io__stat="8:0 rbytes=7 wbytes=9\n")
+    (usage,) = Cgroups(root, tmp_path / "proc").usage()
+    assert usage.steps["0"] == StepUsage(1.0, 40, 90, 3, 7, 9, 5)
+    assert usage.steps["batch"] == StepUsage(1.0, 40)
+
+
+def test_version_one_counts_kills_where_they_happened_and_forgets_none(root: Path, tmp_path: Path):
+    """The kernel counts in the group of the process alone; a job has those of all its steps, ended or not."""
+    version_one(root, 7, 101)
+    job = root / "memory/slurm_n1/uid_2001/job_7"
+    kills = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+    for folder, count in ((job, 0), (job / "step_batch", 0), (job / "step_0", 1), (job / "step_0/task_0", 2)):
+        write(folder, memory__oom_control=kills.format(count))
+    cgroups = Cgroups(root, tmp_path / "proc")
+    (usage,) = cgroups.usage()
+    assert (usage.oom_kills, usage.steps["0"].oom_kills, usage.steps["batch"].oom_kills) == (3, 3, 0)
+    shutil.rmtree(job / "step_0")
+    (usage,) = cgroups.usage()
+    assert (usage.oom_kills, usage.steps.keys()) == (3, {"batch"})
 
 
 def test_no_limit_is_no_number(root: Path, tmp_path: Path):

@@ -33,15 +33,21 @@ _MOST_REMEMBERED = 1 << 14
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
 #: By major: NVIDIA's GPUs (from 254 on are control devices, which every job may open), others' render nodes.
 _GPU_MINORS = {"195": range(254), "226": range(128, 1 << 20)}
+_V1_IO = "blkio.throttle.io_service_bytes_recursive"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
 class StepUsage:
-    """What one step uses: seconds of processor time, bytes of memory."""
+    """What one step uses; see `Usage`."""
 
     cpu_seconds: float | None = None
     memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    oom_kills: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    threads: int | None = None
 
 
 @dataclass(slots=True)
@@ -96,6 +102,7 @@ class Cgroups:
         self._names: dict[str, int] = {}  # folders whose name does not tell the job
         self._owners: dict[tuple[str, int], int] = {}  # by folder and inode
         self._places: dict[int, str] = {}  # of each job that there is
+        self._kills: dict[int, dict[str, int]] = {}  # by job and group, for version 1
         self._jobs_of: dict[int, tuple[int, int]] = {}  # inode and job, by process
         self._files, self._folders, self._lock = KeptFiles(), KeptFolders(), threading.Lock()
 
@@ -118,6 +125,7 @@ class Cgroups:
                 else self._version_one(job, devices=job.job_id not in owned)
                 for job in jobs
             ]
+            self._kills = {job.job_id: self._kills.get(job.job_id, {}) for job in jobs}
             self._files.close_unused()
             self._folders.forget_unused()
         return found
@@ -268,16 +276,25 @@ class Cgroups:
             written_bytes=written,
             threads=_number(says(f"{folder}/pids.current")),
             steps={
-                found[1]: StepUsage(
-                    _scaled(_field(says(f"{folder}/{step}/cpu.stat"), "usage_usec"), 1e-6),
-                    _minus(
-                        _number(says(f"{folder}/{step}/memory.current")),
-                        _field(says(f"{folder}/{step}/memory.stat"), "inactive_file"),
-                    ),
-                )
+                found[1]: self._step_of_version_two(f"{folder}/{step}")
                 for step in self._folders.names(folder)
                 if (found := _STEP.match(step))
             },
+        )
+
+    def _step_of_version_two(self, step: str) -> StepUsage:
+        says = self._files.text
+        read, written = _io(says(f"{step}/io.stat"))
+        return StepUsage(
+            _scaled(_field(says(f"{step}/cpu.stat"), "usage_usec"), 1e-6),
+            _minus(
+                _number(says(f"{step}/memory.current")), _field(says(f"{step}/memory.stat"), "inactive_file")
+            ),
+            _number(says(f"{step}/memory.peak")),
+            _field(says(f"{step}/memory.events"), "oom_kill"),
+            read,
+            written,
+            _number(says(f"{step}/pids.current")),
         )
 
     def _version_one(self, job: _Folders, *, devices: bool) -> Usage:
@@ -285,18 +302,23 @@ class Cgroups:
         memory = job.by_controller.get("memory", "")
         cpu = job.by_controller.get("cpuacct", "")
         cpu_times = _table(says(f"{cpu}/cpuacct.stat"))
-        read, written = _blkio(
-            says(f"{job.by_controller.get('blkio', '')}/blkio.throttle.io_service_bytes_recursive")
-        )
+        io, pids = job.by_controller.get("blkio", ""), job.by_controller.get("pids", "")
+        read, written = _blkio(says(f"{io}/{_V1_IO}"))
         steps: dict[str, StepUsage] = {}
         for step in self._folders.names(memory):
             if found := _STEP.match(step):
-                used = _minus(
-                    _number(says(f"{memory}/{step}/memory.usage_in_bytes")),
-                    _field(says(f"{memory}/{step}/memory.stat"), "total_inactive_file"),
+                of_step = _blkio(says(f"{io}/{step}/{_V1_IO}"))
+                steps[found[1]] = StepUsage(
+                    _scaled(_number(says(f"{cpu}/{step}/cpuacct.usage")), 1e-9),
+                    _minus(
+                        _number(says(f"{memory}/{step}/memory.usage_in_bytes")),
+                        _field(says(f"{memory}/{step}/memory.stat"), "total_inactive_file"),
+                    ),
+                    _number(says(f"{memory}/{step}/memory.max_usage_in_bytes")),
+                    self._kills_beneath(job.job_id, f"{memory}/{step}"),
+                    *of_step,
+                    _number(says(f"{pids}/{step}/pids.current")),
                 )
-                nanoseconds = _number(says(f"{cpu}/{step}/cpuacct.usage"))
-                steps[found[1]] = StepUsage(_scaled(nanoseconds, 1e-9), used)
         return Usage(
             job_id=job.job_id,
             uid=job.uid,
@@ -308,15 +330,31 @@ class Cgroups:
             ),
             memory_peak_bytes=_number(says(f"{memory}/memory.max_usage_in_bytes")),
             memory_limit_bytes=_limit(_number(says(f"{memory}/memory.limit_in_bytes"))),
-            oom_kills=_field(says(f"{memory}/memory.oom_control"), "oom_kill"),
+            oom_kills=self._kills_of(job.job_id, memory),
             read_bytes=read,
             written_bytes=written,
-            threads=_number(says(f"{job.by_controller.get('pids', '')}/pids.current")),
+            threads=_number(says(f"{pids}/pids.current")),
             devices=_devices(says(f"{job.by_controller.get('devices', '')}/devices.list"))
             if devices
             else None,
             steps=steps,
         )
+
+    def _kills_beneath(self, job_id: int, folder: str) -> int | None:
+        """Version 1 counts in the group of the process that was ended, and in none above it."""
+        own = _field(self._files.text(f"{folder}/memory.oom_control"), "oom_kill")
+        if own is None:
+            return None
+        if own:
+            self._kills.setdefault(job_id, {})[folder] = own
+        return own + sum(
+            self._kills_beneath(job_id, f"{folder}/{name}") or 0 for name in self._folders.names(folder)
+        )
+
+    def _kills_of(self, job_id: int, folder: str) -> int | None:
+        """Those of the whole job, with those of steps that have ended; its steps have been counted."""
+        own = _field(self._files.text(f"{folder}/memory.oom_control"), "oom_kill")
+        return None if own is None else own + sum(self._kills.get(job_id, {}).values())
 
     def _owner(self, folder: str, known: dict[tuple[str, int], int]) -> int | None:
         """The user of the job's own processes; slurmstepd itself is root. A job does not change its user."""

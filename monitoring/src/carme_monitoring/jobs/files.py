@@ -66,22 +66,19 @@ class KeptFolders:
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[int, int], list[str]]] = {}
         self._used: set[str] = set()
+        self._looked: dict[
+            str, tuple[int, int]
+        ] = {}  # at folders in a folder, since the last `forget_unused`
 
     def names(self, path: str) -> list[str]:
         """The names of the folders in it; none when it is not there or must not be read."""
         try:
-            found = os.stat(path)  # noqa: PTH116  many calls in one scrape
+            seen = self._looked.pop(path, None) or _inode_and_links(path)
         except OSError:
             return []
         self._used.add(path)
-        seen = (found.st_ino, found.st_nlink)
         known = self._known.get(path)
-        if (
-            known
-            and known[0] == seen
-            and found.st_nlink == len(known[1]) + 2
-            and self._all_there(path, known[1])
-        ):
+        if known and known[0] == seen and seen[1] == len(known[1]) + 2 and self._all_there(path, known[1]):
             return known[1]
         try:
             with os.scandir(path) as entries:
@@ -92,18 +89,24 @@ class KeptFolders:
         return names
 
     def forget_unused(self) -> None:
-        """Forget the folders that nobody asked for since the last call."""
+        """End of a look: forget the folders that nobody asked for since the last one."""
         self._known = {path: known for path, known in self._known.items() if path in self._used}
-        self._used = set()
+        self._used, self._looked = set(), {}
 
     def _all_there(self, path: str, names: list[str]) -> bool:
         """One that went while another came leaves the number as it was."""
         try:
             for name in names:
-                os.stat(f"{path}/{name}")  # noqa: PTH116  many calls in one scrape
+                folder = f"{path}/{name}"
+                self._looked[folder] = _inode_and_links(folder)
         except OSError:
             return False
         return True
+
+
+def _inode_and_links(path: str) -> tuple[int, int]:
+    found = os.stat(path)  # noqa: PTH116  many calls in one scrape
+    return found.st_ino, found.st_nlink
 
 
 def text_of(path: str) -> str:

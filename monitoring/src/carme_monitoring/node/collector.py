@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from carme_monitoring.gpus import GpuProcess, GpuReading, GpuWatch, LibraryState
 from carme_monitoring.jobs import (
@@ -318,9 +319,22 @@ def _job_metrics(
     step_cpu = CounterMetricFamily(
         "carme_step_cpu_seconds", "Processor time of a step.", labels=(*_JOB, "step")
     )
-    step_memory = GaugeMetricFamily(
-        "carme_step_memory_used_bytes", "Memory in use by a step.", labels=(*_JOB, "step")
-    )
+    step_counters = {
+        name: CounterMetricFamily(f"carme_step_{name}", text, labels=(*_JOB, "step"))
+        for name, text in {
+            "oom_kills": "Processes of a step that the kernel ended for want of memory.",
+            "io_read_bytes": "Bytes that a step read from block devices.",
+            "io_written_bytes": "Bytes that a step wrote to block devices.",
+        }.items()
+    }
+    step_gauges = {
+        name: GaugeMetricFamily(f"carme_step_{name}", text, labels=(*_JOB, "step"))
+        for name, text in {
+            "memory_used_bytes": "Memory in use by a step.",
+            "memory_peak_bytes": "Highest use of memory by a step, with page cache.",
+            "threads": "Threads of a step at this moment.",
+        }.items()
+    }
     for usage in usages:
         whose = _whose(usage.job_id, users, allocations)
         known = allocations.get(usage.job_id)
@@ -328,28 +342,33 @@ def _job_metrics(
         for mode, seconds in (("user", usage.cpu_user_seconds), ("system", usage.cpu_system_seconds)):
             if seconds is not None:
                 cpu.add_metric((*whose, mode), seconds)
-        for name, value in (
-            ("memory_used_bytes", usage.memory_bytes),
-            ("memory_peak_bytes", usage.memory_peak_bytes),
-            ("memory_limit_bytes", usage.memory_limit_bytes),
-            ("threads", usage.threads),
-            ("cpus", known.cpus if known else None),
-        ):
-            if value is not None:
-                gauges[name].add_metric(whose, value)
-        for name, value in (
-            ("oom_kills", usage.oom_kills),
-            ("io_read_bytes", usage.read_bytes),
-            ("io_written_bytes", usage.written_bytes),
-        ):
-            if value is not None:
-                counters[name].add_metric(whose, value)
+        labels: dict[str, str] = dict(zip(_JOB, whose, strict=True))
+        _add(gauges["memory_used_bytes"], labels, usage.memory_bytes)
+        _add(gauges["memory_peak_bytes"], labels, usage.memory_peak_bytes)
+        _add(gauges["memory_limit_bytes"], labels, usage.memory_limit_bytes)
+        _add(gauges["threads"], labels, usage.threads)
+        _add(gauges["cpus"], labels, known.cpus if known else None)
+        _add(counters["oom_kills"], labels, usage.oom_kills)
+        _add(counters["io_read_bytes"], labels, usage.read_bytes)
+        _add(counters["io_written_bytes"], labels, usage.written_bytes)
         for step, used in usage.steps.items():
-            if used.cpu_seconds is not None:
-                step_cpu.add_metric((*whose, step), used.cpu_seconds)
-            if used.memory_bytes is not None:
-                step_memory.add_metric((*whose, step), used.memory_bytes)
-    yield from (info, cpu, *gauges.values(), *counters.values(), step_cpu, step_memory)
+            of_step = {**labels, "step": step}
+            _add(step_cpu, of_step, used.cpu_seconds)
+            _add(step_gauges["memory_used_bytes"], of_step, used.memory_bytes)
+            _add(step_gauges["memory_peak_bytes"], of_step, used.memory_peak_bytes)
+            _add(step_gauges["threads"], of_step, used.threads)
+            _add(step_counters["oom_kills"], of_step, used.oom_kills)
+            _add(step_counters["io_read_bytes"], of_step, used.read_bytes)
+            _add(step_counters["io_written_bytes"], of_step, used.written_bytes)
+    yield from (info, cpu, *gauges.values(), *counters.values(), step_cpu)
+    yield from (*step_gauges.values(), *step_counters.values())
+
+
+def _add(family: Metric, labels: dict[str, str], value: float | None) -> None:
+    """A sample with labels that others have as well: they are made, and written, once for all of them."""
+    if value is not None:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        family.samples.append(Sample(name, labels, value))
 
 
 def _network_metrics(
