@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 /* Raised with every change of what the two sides tell each other. */
-#define INTERFACE 4
+#define INTERFACE 5
 
 #define SMALL (1 << 20)
 #define BLOCK (256 << 10)
@@ -36,8 +36,15 @@ enum verify { VERIFY_NONE, VERIFY_READ, VERIFY_DEVICE };
 enum way { WAY_PLAIN, WAY_EARLY, WAY_DIRECT };
 enum outcome { DONE = 0, CHANGED = -1, CORRUPT = -2 };
 
+/* A digest of 128 bits, and what makes it of some bytes: XXH3_128bits of the xxHash library has this form. */
+struct digest {
+    uint64_t low, high;
+};
+typedef struct digest (*hasher)(const void *bytes, size_t size);
+
 /* How to copy. The same in carme.staging.native.Manner. */
 struct manner {
+    hasher hash;            /* NULL: what is read back is compared byte by byte. */
     int32_t verify;
     int32_t attributes;     /* Files with extended attributes are left to the caller. */
     int64_t unit;           /* Times count in so many nanoseconds. */
@@ -196,6 +203,20 @@ static ssize_t read_all(int file, char *block, size_t size, off_t place)
     return (ssize_t)got;
 }
 
+static struct digest digest_of(hasher hash, const char *block, size_t size)
+{
+    return hash ? hash(block, size) : (struct digest){0, 0};
+}
+
+/* Whether what was read back is what was read, of which the digest was taken then. */
+static int verified(hasher hash, struct digest wanted, const char *block, const char *back, size_t size)
+{
+    if (!hash)
+        return !memcmp(block, back, size);
+    struct digest got = hash(back, size);
+    return got.low == wanted.low && got.high == wanted.high;
+}
+
 /* The contents of a small file, and their verification. */
 static int fill(const struct manner *manner, int one, int other, size_t size, char *block, char *back)
 {
@@ -204,6 +225,8 @@ static int fill(const struct manner *manner, int one, int other, size_t size, ch
         return -1;
     if (!size)
         return 0;
+    hasher hash = manner->verify == VERIFY_NONE ? NULL : manner->hash;
+    struct digest wanted = digest_of(hash, block, size);
     if (write_all(other, block, size, 0))
         return -1;
     if (manner->verify == VERIFY_NONE)
@@ -211,7 +234,7 @@ static int fill(const struct manner *manner, int one, int other, size_t size, ch
     if (manner->verify == VERIFY_DEVICE
         && (fdatasync(other) || posix_fadvise(other, 0, 0, POSIX_FADV_DONTNEED)))
         return -1;
-    return read_all(other, back, size + 1, 0) == (ssize_t)size && !memcmp(block, back, size) ? 0 : -1;
+    return read_all(other, back, size + 1, 0) == (ssize_t)size && verified(hash, wanted, block, back, size) ? 0 : -1;
 }
 
 /* Copy one file, if it is a plain small one; else, and if anything fails, nothing is left of it. */
@@ -718,13 +741,15 @@ void carme_walk_end(struct walk *walk)
 }
 
 /* Copy a range with a block and another one to read it back into, block by block. */
-static int copy_range(int one, int other, off_t place, off_t end, size_t size, int compare, char *block, char *back)
+static int copy_range(int one, int other, off_t place, off_t end, size_t size, int compare, hasher hash, char *block,
+                      char *back)
 {
     for (; place < end; place += (off_t)size) {
         size_t want = end - place < (off_t)size ? (size_t)(end - place) : size;
         ssize_t got = read_all(one, block, want, place);
         if (got != (ssize_t)want)
             return got < 0 ? errno : CHANGED;
+        struct digest wanted = digest_of(compare ? hash : NULL, block, want);
         if (write_all(other, block, want, place))
             return errno;
         if (!compare)
@@ -732,7 +757,7 @@ static int copy_range(int one, int other, off_t place, off_t end, size_t size, i
         got = read_all(other, back, want, place);
         if (got < 0)
             return errno;
-        if (got != (ssize_t)want || memcmp(block, back, want))
+        if (got != (ssize_t)want || !verified(hash, wanted, block, back, want))
             return CORRUPT;
     }
     return DONE;
@@ -741,6 +766,7 @@ static int copy_range(int one, int other, off_t place, off_t end, size_t size, i
 /* A range that several threads copy, each taking the next chunk. */
 struct range {
     int one, other, compare;
+    hasher hash;
     int64_t next, end;
     int outcome;
 };
@@ -759,7 +785,7 @@ static void *copy_chunks(void *given)
         if (place >= range->end || __atomic_load_n(&range->outcome, __ATOMIC_RELAXED) != DONE)
             return NULL;
         int64_t end = place + CHUNK < range->end ? place + CHUNK : range->end;
-        int outcome = copy_range(range->one, range->other, place, end, CHUNK, range->compare, hand->room,
+        int outcome = copy_range(range->one, range->other, place, end, CHUNK, range->compare, range->hash, hand->room,
                                  hand->room + CHUNK);
         if (outcome != DONE)
             __atomic_store_n(&range->outcome, outcome, __ATOMIC_RELAXED);
@@ -777,13 +803,14 @@ void carme_reserve(int file, int64_t size)
         (void)!(ftruncate(file, 0) || ftruncate(file, size));
 }
 
-/* Copy a range of a file and, if `compare`, read back and compare what was written, while it is near.
+/* Copy a range of a file and, if `compare`, read back what was written, while it is near: it must have the digest
+   that the source's bytes had when they were read or, without `hash`, be the same byte by byte.
 
    WAY_DIRECT goes past the page cache where the file system lets that be: what is read back comes from the
    device then, and no processor time goes into copies in memory that the device has to be given later anyway.
    WAY_EARLY has the device begin to write what is there. `room`: carme_room() bytes, on a page's boundary.
    Returns DONE, CHANGED (the source is shorter), CORRUPT, or an errno. */
-int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, int way, char *room)
+int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, hasher hash, int way, char *room)
 {
     int flags = fcntl(other, F_GETFL);
     int64_t rest = start;
@@ -792,7 +819,7 @@ int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, 
         /* What is likely to be wanted next. */
         (void)posix_fadvise(one, end, end - start, POSIX_FADV_WILLNEED);
     if (way == WAY_DIRECT && flags >= 0 && start % ALIGNED == 0 && !fcntl(other, F_SETFL, flags | O_DIRECT)) {
-        struct range range = {one, other, compare, start, rest = end - end % ALIGNED, DONE};
+        struct range range = {one, other, compare, hash, start, rest = end - end % ALIGNED, DONE};
         struct hand hands[THREADS];
         pthread_t threads[THREADS];
         int started = 1;
@@ -811,7 +838,7 @@ int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, 
             outcome = DONE, rest = start;
     }
     if (outcome == DONE)
-        outcome = copy_range(one, other, rest, end, BLOCK, compare, room, room + BLOCK);
+        outcome = copy_range(one, other, rest, end, BLOCK, compare, hash, room, room + BLOCK);
     if (outcome == DONE && way != WAY_PLAIN && rest < end)
         /* Only a wish, too. Not all file systems know it. */
         (void)syscall(SYS_sync_file_range, other, rest, end - rest, SYNC_FILE_RANGE_WRITE);

@@ -124,6 +124,7 @@ def test_a_login_is_no_token(browser: Browser) -> None:
         ("sessions", "post", "sessions/s12345678/extend", {"minutes": 5}),
         ("jobs", "post", "jobs", {"command": ["true"]}),
         ("jobs", "post", "jobs/check", {"command": ["true"]}),
+        ("jobs", "put", f"jobs/inputs?id={'0' * 32}&offset=0&size=1", None),
         ("jobs", "delete", "jobs/1", None),
         ("jobs", "post", "jobs/1/resubmit", None),
         ("bookings", "post", "bookings", {**wish()}),

@@ -1,6 +1,7 @@
 """`carme.Client` and the commands that use it, over HTTP against the portal."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -75,6 +76,10 @@ def add(first: int, second: int = 1) -> int:
     return helper(first, second)
 
 
+def length(text: str) -> tuple[str, int]:
+    return text[0], len(text)
+
+
 def helper(first: int, second: int) -> int:
     return first + second
 
@@ -135,6 +140,42 @@ def test_a_map_gives_its_results_in_order(client: carme.Client, broker: FakeBrok
     assert client.map(add, []).results() == []
 
 
+def test_items_of_many_megabytes_travel_beside_the_request(
+    client: carme.Client, broker: FakeBroker, run: Any, home: Path
+) -> None:
+    items = [str(number) * 4_000_000 for number in range(3)]  # the second and third part split items
+    tasks = client.map(length, items, image="torch")
+    (asked,) = broker.asked_for("submit")
+    assert sum(map(len, asked.request.files.values())) < 200_000
+    (kept,) = (home / ".local/share/carme/inputs").iterdir()
+    assert kept.stat().st_size > 12_000_000 and kept.stat().st_mode & 0o077 == 0
+    assert kept.parent.stat().st_mode & 0o077 == 0
+    for job in tasks:
+        run(job.id, job.task)
+    assert tasks.results() == [("0", 4_000_000), ("1", 4_000_000), ("2", 4_000_000)]
+    single = client.submit(length, "x" * 700_000)
+    run(single.id)
+    assert single.result() == ("x", 700_000)
+
+
+def test_items_that_are_gone_are_told(client: carme.Client, run: Any, home: Path) -> None:
+    job = client.submit(length, "x" * 700_000)
+    (kept,) = (home / ".local/share/carme/inputs").iterdir()
+    kept.unlink()
+    run(job.id)
+    with pytest.raises(JobFailed, match=r"cannot be read: No such file or directory\. Submit the job anew"):
+        job.result()
+
+
+def test_old_items_are_removed_when_new_ones_come(client: carme.Client, home: Path) -> None:
+    client.submit(length, "x" * 700_000)
+    (kept,) = (home / ".local/share/carme/inputs").iterdir()
+    os.utime(kept, (0, 0))
+    client.submit(length, "y" * 700_000)
+    (fresh,) = (home / ".local/share/carme/inputs").iterdir()
+    assert fresh.name != kept.name
+
+
 def test_a_task_that_was_cancelled_while_it_waited(client: carme.Client, broker: FakeBroker) -> None:
     tasks = client.array(["sleep", "60"], "0-2")
     assert tasks.id is not None
@@ -180,9 +221,10 @@ def test_a_script_of_this_computer_is_sent_along(client: carme.Client, run: Any,
 
 
 def test_what_cannot_be_sent_is_refused_here(
-    client: carme.Client, broker: FakeBroker, tmp_path: Path
+    client: carme.Client, broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InvalidRequest, match="at most 600000"):
+    with monkeypatch.context() as patch, pytest.raises(InvalidRequest, match="at most 700000 can be sent"):
+        patch.setattr("carme.client.jobs.MAXIMUM_BYTES", 700_000)
         client.submit(add, "x" * 700_000)
     with pytest.raises(InvalidRequest, match="cannot be sent"):
         client.submit(add, broker)  # holds sockets and locks

@@ -140,7 +140,7 @@ def _how(parser: argparse.ArgumentParser) -> None:
         "--hash",
         choices=ALGORITHMS,
         default="",
-        help="digest of what is read from the device (default: xxh3)",
+        help="digest that what was copied is verified by (default: xxh3; the strong ones are slower)",
     )
     parser.add_argument(
         "--contents", action="store_true", help="find changes by contents, not by size and time"

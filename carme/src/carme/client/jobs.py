@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import importlib.resources
+import itertools
 import json
 import os
 import pickle
+import secrets
 import site
 import sys
 import sysconfig
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
+from urllib.parse import urlencode
 
 import cloudpickle
 import cloudpickle.cloudpickle
@@ -38,7 +41,9 @@ _RUN = (
     "import os, runpy; "
     "runpy.run_path(os.environ['CARME_JOB_FOLDER'] + '/files/runner.py', run_name='__main__')"
 )
-MAXIMUM_BYTES = 600_000  # of a function with its arguments, as text
+INLINE_BYTES = 600_000  # of a function with its arguments, as text, that travel in the request itself
+MAXIMUM_BYTES = 256 << 20  # that travel beside it, into a private file of my home
+PART = 8 << 20
 LOOK, CALM = 1.0, 10.0  # seconds between two looks at a job
 LAST_LINES = 20
 
@@ -313,7 +318,7 @@ class Jobs:
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        body = _what(what, arguments, [(arguments, named or {})]) | _given(asked, what)
+        body = self._what(what, arguments, [(arguments, named or {})]) | _given(asked, what)
         found = self._connection.ask("POST", "jobs", body)
         return Job(self._connection, found["id"], returns=callable(what))
 
@@ -332,7 +337,7 @@ class Jobs:
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        body = _what(what, arguments, None) | _given(asked, what) | {"array": tasks}
+        body = self._what(what, arguments, None) | _given(asked, what) | {"array": tasks}
         found = self._connection.ask("POST", "jobs", body)
         return Array(self._connection, found["id"], arrays.numbers(tasks))
 
@@ -359,9 +364,36 @@ class Jobs:
         if not calls:
             return Array(self._connection, None, ())
         tasks = arrays.expression(len(calls), at_once)
-        body = _what(function, (), calls) | _given(asked, function) | {"array": tasks}
+        body = self._what(function, (), calls) | _given(asked, function) | {"array": tasks}
         found = self._connection.ask("POST", "jobs", body)
         return Array(self._connection, found["id"], range(len(calls)), returns=True)
+
+    def _what(self, what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
+        """The part of a request that says what runs."""
+        if isinstance(what, str | Path):
+            return {"script": _script(Path(what)), "arguments": [str(one) for one in arguments]}
+        if isinstance(what, list):
+            return {"command": [*what, *map(str, arguments)]}
+        if callable(what) and calls is not None:
+            return _order(_packed([what, *calls], what), self._keep)
+        kinds = (
+            "the path of a script, or a list of words"
+            if calls is None
+            else "a function, the path of a script, or a list of words"
+        )
+        raise InvalidRequest(
+            f"A job is {kinds}, not {type(what).__name__}.",
+            "Give one of these." if calls else "Give one of these; functions go with 'map'.",
+            field="what",
+        )
+
+    def _keep(self, data: bytes) -> str:
+        """Leave bytes in a private file of my home; its path there."""
+        name, path = secrets.token_hex(16), ""
+        for offset in range(0, len(data), PART):
+            query = urlencode({"id": name, "offset": offset, "size": len(data)})
+            path = self._connection.send("jobs/inputs", data[offset : offset + PART], query)["path"]
+        return path
 
     def get(self, job_id: int, task: int | None = None) -> Job:
         """One of my jobs, or a task of an array. Raises NotFound."""
@@ -424,28 +456,8 @@ def _given(asked: Asked, what: Any) -> dict[str, Any]:
     return given
 
 
-def _what(what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
-    """The part of a request that says what runs."""
-    if isinstance(what, str | Path):
-        return {"script": _script(Path(what)), "arguments": [str(one) for one in arguments]}
-    if isinstance(what, list):
-        return {"command": [*what, *map(str, arguments)]}
-    if callable(what) and calls is not None:
-        return _call(what, calls)
-    kinds = (
-        "the path of a script, or a list of words"
-        if calls is None
-        else "a function, the path of a script, or a list of words"
-    )
-    raise InvalidRequest(
-        f"A job is {kinds}, not {type(what).__name__}.",
-        "Give one of these." if calls else "Give one of these; functions go with 'map'.",
-        field="what",
-    )
-
-
-def _call(function: Callable[..., Any], calls: Sequence[Call]) -> dict[str, Any]:
-    """The part of a request that calls a function in the job, or with each of several arguments in a task."""
+def _packed(things: Sequence[Any], function: Callable[..., Any]) -> list[bytes]:
+    """Each of them pickled, with what the function's own module has. Raises InvalidRequest."""
     module = sys.modules.get(getattr(function, "__module__", ""), None)
     mine = (
         module is not None and module.__name__ != "__main__" and _is_mine(getattr(module, "__file__", None))
@@ -453,7 +465,7 @@ def _call(function: Callable[..., Any], calls: Sequence[Call]) -> dict[str, Any]
     if mine and module is not None:
         cloudpickle.register_pickle_by_value(module)  # the job cannot import what lies here
     try:
-        packed = [base64.b64encode(cloudpickle.dumps(one)).decode() for one in (function, *calls)]
+        return [cloudpickle.dumps(one) for one in things]
     except Exception as error:
         raise InvalidRequest(
             f"The function or its arguments cannot be sent: {error}.",
@@ -463,17 +475,33 @@ def _call(function: Callable[..., Any], calls: Sequence[Call]) -> dict[str, Any]
     finally:
         if mine and module is not None:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _order(packed: Sequence[bytes], keep: Callable[[bytes], str]) -> dict[str, Any]:
+    """The part of a request that calls a function in the job, or with each of several arguments in a task.
+
+    Args:
+        packed: The function, and the arguments of each call.
+        keep: Leaves bytes where the job can read them; the path there.
+    """
     if (size := sum(map(len, packed))) > MAXIMUM_BYTES:
         raise InvalidRequest(
             f"The function with its arguments has {size} bytes; at most {MAXIMUM_BYTES} can be sent.",
             "Put large data into a file of your home, and have the function read it.",
             field="function",
         )
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    order: dict[str, Any] = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
+    if size * 4 // 3 <= INLINE_BYTES:
+        texts = [base64.b64encode(one).decode() for one in packed]
+        order |= {"function": texts[0], "calls": texts[1:]}
+    else:
+        # Each task reads the function and what is its own, not all of it.
+        ends = list(itertools.accumulate(map(len, packed)))
+        order |= {"input": keep(b"".join(packed)), "ends": ends}
     return {
         "command": ["python3", "-c", _RUN],
         "files": {
-            "function.json": json.dumps({"python": version, "function": packed[0], "calls": packed[1:]}),
+            "function.json": json.dumps(order),
             "runner.py": importlib.resources.files("carme.client").joinpath("runner.py").read_text("utf-8"),
             "cloudpickle.py": Path(cloudpickle.cloudpickle.__file__ or "").read_text("utf-8"),
         },

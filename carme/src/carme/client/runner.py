@@ -11,6 +11,7 @@ import pickle
 import sys
 import traceback
 import types
+import typing
 from pathlib import Path
 
 
@@ -27,9 +28,12 @@ def main() -> int:
         return _leave(folder, error=said)
     pickler = _cloudpickle(folder / "files/cloudpickle.py")
     try:
-        function = pickle.loads(base64.b64decode(order["function"]))
-        call = order["calls"][int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(order["calls"]) > 1 else 0]
-        arguments, named = pickle.loads(base64.b64decode(call))
+        packed = _packed(order, int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
+    except OSError as error:
+        said = f"{order['input']}, in which function and arguments lay, cannot be read: {error.strerror}."
+        return _leave(folder, error=f"{said} Submit the job anew.")
+    try:
+        function, (arguments, named) = map(pickle.loads, packed)
         value = pickler.dumps(function(*arguments, **named))
     except BaseException as error:
         traceback.print_exc()
@@ -39,6 +43,20 @@ def main() -> int:
             raised = None
         return _leave(folder, error=traceback.format_exc(), raised=raised)
     return _leave(folder, value=value)
+
+
+def _packed(order: "dict[str, typing.Any]", task: int) -> "tuple[bytes, bytes]":
+    """The function and the arguments of this task; those of a single call belong to any task."""
+    if "calls" in order:
+        calls = order["calls"]
+        texts = order["function"], calls[task if len(calls) > 1 else 0]
+        return base64.b64decode(texts[0]), base64.b64decode(texts[1])
+    ends = order["ends"]
+    which = 1 + (task if len(ends) > 2 else 0)
+    with Path(order["input"]).open("rb") as file:
+        function = file.read(ends[0])
+        file.seek(ends[which - 1])
+        return function, file.read(ends[which] - ends[which - 1])
 
 
 def _cloudpickle(path: Path) -> types.ModuleType:

@@ -15,7 +15,7 @@ from carme.datasets import OWN
 from carme.errors import BrokerTimeout, BrokerUnavailable, CarmeError
 from carme.storage import Limits, Space
 
-__all__ = ["Entry", "FileError", "Files", "Listing", "Part", "Upload"]
+__all__ = ["Entry", "FileError", "Files", "Kept", "Listing", "Part", "Upload"]
 
 CHUNK = 1 << 20
 #: Seconds without a byte; a file system that hangs must not hold the portal.
@@ -70,6 +70,12 @@ class Upload(_Told):
     offset: int
     done: bool = False
     exists: bool = False
+
+
+class Kept(Upload):
+    """How far a job's input is, and where it lies."""
+
+    path: str
 
 
 class Part:
@@ -159,8 +165,19 @@ class Files:
             size: All of the file's bytes.
             replace: Whether a file of that name may be replaced.
         """
-        values = {"offset": offset, "length": length, "size": size, "replace": replace}
+        values = {"offset": offset, "size": size, "replace": replace}
+        return Upload.model_validate(self._send("write", part, length, path=path, upload=upload, **values))
 
+    def keep(self, name: str, part: BinaryIO, *, offset: int, length: int, size: int) -> Kept:
+        """Add a part to what a job is to read; see `write`.
+
+        Args:
+            name: 32 hexadecimal digits.
+        """
+        values = {"offset": offset, "size": size}
+        return Kept.model_validate(self._send("keep", part, length, name=name, **values))
+
+    def _send(self, do: str, part: BinaryIO, length: int, **values: Any) -> dict[str, Any]:
         def send(connection: socket.socket) -> None:
             left = length
             while left:
@@ -170,10 +187,10 @@ class Files:
                 connection.sendall(data)
                 left -= len(data)
 
-        connection, stream, told = self._begin("write", send=send, path=path, upload=upload, **values)
+        connection, stream, told = self._begin(do, send=send, length=length, **values)
         stream.close()
         connection.close()
-        return Upload.model_validate(told)
+        return told
 
     def make(self, path: str) -> None:
         """A new folder."""

@@ -23,6 +23,8 @@ MOST_SPACES = 20
 MOST_DATASETS = 200
 MOST_TEXT = 1 << 18  # bytes of a file that is read whole
 CHUNK = 1 << 20
+INPUTS = ".local/share/carme/inputs"
+INPUTS_KEPT = 90 * 86400.0  # seconds
 PARTIAL = ".carme-upload-"
 SIGN_OF_LIFE = 5.0  # seconds between two blanks before an answer that takes long
 
@@ -205,6 +207,33 @@ def write(
     return {"offset": offset + length, "done": done}
 
 
+def keep(source: BinaryIO, sink: BinaryIO, name: str, offset: int, length: int, size: int) -> dict[str, Any]:
+    """Take a part of what a job is to read, in a folder that its owner alone can open.
+
+    What lies there for so long that no job can want it any more is removed.
+    """
+    if not re.fullmatch("[0-9a-f]{32}", name):
+        raise ValueError("the input's name")
+    os.umask(0o077)
+    folder = os.path.join(os.environ["HOME"], INPUTS)
+    os.makedirs(folder, exist_ok=True)
+    if offset == 0:
+        _remove_old(folder)
+    path = os.path.join(folder, name)
+    return {"path": path, **write(source, sink, path, name, offset, length, size, replace=True)}
+
+
+def _remove_old(folder: str) -> None:
+    oldest = time.time() - INPUTS_KEPT
+    with os.scandir(folder) as found:
+        for entry in found:
+            try:
+                if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    os.unlink(entry.path)
+            except OSError:
+                continue  # gone by now, or no file of ours
+
+
 def make(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
     """A new folder."""
     os.mkdir(path)
@@ -259,7 +288,7 @@ def remove(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
 
 ACTIONS = {
     "show": show, "home": home, "read": read, "begun": begun, "write": write, "make": make, "move": move,
-    "copy": copy, "remove": remove, "space": space, "datasets": datasets,
+    "keep": keep, "copy": copy, "remove": remove, "space": space, "datasets": datasets,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from carme.errors import CarmeError
 from carme.staging import tree
 from carme.staging.attributes import Keeper
 from carme.staging.digests import algorithm
-from carme.staging.native import Entries, Native, chosen, library
+from carme.staging.native import Entries, Native, chosen, hasher, library
 from carme.staging.options import (
     BATCH,
     KEPT_PROBLEMS,
@@ -269,8 +269,9 @@ class _Run:
         self._told = 0.0
         self.total: Total | None = None
         self.journal: Journal | None = None
-        self.result.hash, self.digest = algorithm(options.hash)
         self.result.engine = chosen(options.engine)
+        hash, self.digest = algorithm(options.hash)
+        self.result.hash = "" if options.verify == "none" else hash
         self.result.workers = 1 if single else worker_count(options, source, destination)
         if single and os.stat(os.path.join(source, single[0])).st_size >= PART:
             self.result.workers = worker_count(options, source, destination)
@@ -339,6 +340,8 @@ class _Run:
         from carme.staging.work import Copier
 
         options = self.options
+        if self.result.hash and self.result.engine == "native" and not options.hash:
+            self.result.hash = "xxh3" if hasher() else "bytes"
         journal = None
         first = ""
         if not dry:

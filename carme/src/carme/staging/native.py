@@ -8,6 +8,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, addressof, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Literal
 
 from carme.errors import InvalidRequest
@@ -16,10 +17,10 @@ from carme.staging.options import Counts, Options
 if TYPE_CHECKING:
     from carme.staging.attributes import Keeper
 
-__all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "library"]
+__all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "hasher", "library"]
 
 #: What both sides tell each other; raised with every change of it.
-INTERFACE = 4
+INTERFACE = 5
 #: The library lies beside this file. It needs nothing of Python, so one serves all its versions.
 FILE_NAME = f"copying-{os.uname().machine}.so"
 
@@ -58,6 +59,7 @@ class _Manner(ctypes.Structure):
     """How to copy: `struct manner`."""
 
     _fields_ = (
+        ("hash", c_void_p),
         ("verify", c_int32),
         ("attributes", c_int32),
         ("unit", c_int64),
@@ -95,12 +97,25 @@ def library() -> ctypes.CDLL | None:
         ("carme_walk_end", None, [c_void_p]),
         ("carme_room", c_int64, []),
         ("carme_reserve", None, [c_int, c_int64]),
-        ("carme_transfer", c_int, [c_int, c_int, c_int64, c_int64, c_int, c_int, c_void_p]),
+        ("carme_transfer", c_int, [c_int, c_int, c_int64, c_int64, c_int, c_void_p, c_int, c_void_p]),
         ("carme_same", c_int, [c_int, c_int, c_int64, c_int64]),
     ):
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     return loaded
+
+
+def hasher() -> int | None:
+    """Where the function XXH3_128bits is, in the package xxhash or in the system's library; None: nowhere."""
+    candidates = ["libxxhash.so.0"]
+    if package := PathFinder.find_spec("xxhash"):
+        # The package's own library has its functions, and is compiled for this processor's kind at least.
+        inner = PathFinder.find_spec("xxhash._xxhash", package.submodule_search_locations)
+        candidates[:0] = [inner.origin] if inner and inner.origin else []
+    for candidate in candidates:
+        with contextlib.suppress(OSError, AttributeError):
+            return ctypes.cast(ctypes.CDLL(candidate).XXH3_128bits, c_void_p).value
+    return None
 
 
 #: An entry of a folder: `f` for a file, `d` for a folder, `o` for anything else, `?` for what the folder does
@@ -183,6 +198,7 @@ class Native:
         user: This process' user.
         group: Its group.
         groups: Those that it may give files to.
+        hash: Hash contents with xxh3, and compare what is read back with that; else byte by byte.
     """
 
     @classmethod
@@ -196,6 +212,7 @@ class Native:
             user=keeper.user,
             group=keeper.group,
             groups=keeper.groups,
+            hash=options.hash in ("", "xxh3"),
         )
 
     def __init__(
@@ -208,15 +225,23 @@ class Native:
         user: int,
         group: int,
         groups: set[int],
+        hash: bool,
     ) -> None:
         self._loaded = loaded
         given = sorted(groups)[:_GROUPS]
         self._room: mmap.mmap | None = None
+        self._hash = hash
         #: Whether it can copy for this process.
         self.copies = len(given) == len(groups)
         self._manner = _Manner(
-            _VERIFY[verify], attributes, unit, user, group, 0, len(given), (c_uint32 * _GROUPS)(*given)
+            None, _VERIFY[verify], attributes, unit, user, group, 0, len(given), (c_uint32 * _GROUPS)(*given)
         )
+
+    def _hashing(self) -> int | None:
+        """What hashes, found when it is first wanted."""
+        if self._hash:
+            self._hash, self._manner.hash = False, hasher()
+        return self._manner.hash
 
     @contextlib.contextmanager
     def entries(self, folder: int) -> Iterator[Callable[[int], Entries]]:
@@ -324,6 +349,7 @@ class Native:
             OSError: There is no memory.
         """
         self._manner.plain = plain
+        self._hashing()
         rest, records = [], entries.records
         while records:
             room, counts = ctypes.create_string_buffer(records, len(records)), _Counts()
@@ -359,7 +385,7 @@ class Native:
             other: The copy.
             start: Where the range begins; in bytes.
             end: Where it ends.
-            compare: Read back and compare what was written.
+            compare: Read back what was written, and compare.
             way: `direct` goes past this host's memory to the device and back where the file system lets that
                 be; `early`, and `direct` where it cannot be, have the device begin to write it.
 
@@ -373,7 +399,9 @@ class Native:
             # Begins on a page, as direct transfers want it.
             self._room = mmap.mmap(-1, self._loaded.carme_room())
         place = addressof(c_char.from_buffer(self._room))
-        outcome = self._loaded.carme_transfer(one, other, start, end, compare, _WAYS[way], place)
+        outcome = self._loaded.carme_transfer(
+            one, other, start, end, compare, self._hashing(), _WAYS[way], place
+        )
         if outcome > 0:
             raise _error(outcome)
         return {0: True, _CHANGED: None, _CORRUPT: False}[outcome]

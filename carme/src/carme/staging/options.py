@@ -50,11 +50,12 @@ class Options:
 
     Args:
         workers: Processes that copy; 0: as many as cores, four times that over a network file system.
-        verify: `read` reads every copied byte back from the destination and compares; `device` first has it
-            written to the device and dropped from this host's memory, so that it is read from the device;
-            `none` does not read it back.
-        hash: Digest for large files and manifests: `xxh3` (fast), `blake3` (strong), or `blake2b` (strong,
-            slower, always there); empty: the first of these that is installed.
+        verify: `read` reads every copied byte back from the destination, which must have the digest that was
+            made while the source was read; `device` first has it written to the device and dropped from this
+            host's memory, so that it is read from the device; `none` neither hashes nor reads back.
+        hash: Digest of contents and for manifests: `xxh3` (fast, the only one that the compiled part knows),
+            `blake3` (strong), or `blake2b` (strong, slower, always there); empty: the first of these that is
+            installed.
         contents: Compare contents instead of size and time to find what has changed.
         bandwidth: Bytes a second that are read and written at most; 0: no limit.
         operations: Files and parts a second at most; 0: no limit.
@@ -172,8 +173,10 @@ class Result:
     """What a run did.
 
     `problems` are what could not be copied or, when verifying, what differs (the first 10,000 of them;
-    `counts.problems` and `counts.different` count all). `warnings` say what was not kept and why. `engine` is
-    what copied or compared: `native` or `python`; `hosts` are those that did, where there were several.
+    `counts.problems` and `counts.different` count all). `warnings` say what was not kept and why. `hash`
+    is the digest by which contents were verified; `bytes`: the compiled part compared byte by byte, as no
+    library with xxh3 was there; empty: they were not. `engine` is what copied or compared: `native` or
+    `python`; `hosts` are those that did, where there were several.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from carme.staging import tree
 from carme.staging.attributes import DEFAULT, Keeper, extended
 from carme.staging.digests import Digest
 from carme.staging.limits import Pace
-from carme.staging.native import Entries, Entry, Native, library
+from carme.staging.native import Entries, Entry, Native, hasher, library
 from carme.staging.options import BATCH, PART, TRIES, Counts, Options, Problem
 
 __all__ = ["Batch", "Copier", "Report", "Stop", "Walker", "join", "statuses"]
@@ -213,6 +213,10 @@ class Copier(Walker):
         self.native = self.compiled(self.keeper, self.unit)
         self.top = os.fstat(self.destination)
         self.verify = self.options.verify
+        # The compiled part knows no digest but one. Where none is asked for, to compare bytes is as good.
+        self.hashes = (
+            self.verify == "none" or not self.options.hash or (self.options.hash == "xxh3" and bool(hasher()))
+        )
         # Until the file systems refuse it. What is cloned is neither read nor written, so no limit holds it.
         self.clone = True
         self.links = True
@@ -519,6 +523,7 @@ class Copier(Walker):
         if (
             not native
             or not native.copies
+            or not self.hashes
             or not isinstance(batch, Entries)
             or options.bandwidth
             or options.operations
@@ -784,9 +789,10 @@ class Copier(Walker):
             os.close(one)
 
     def _small(self, data: bytes, other: int) -> None:
-        """Write what is in memory, and compare it with what is read back."""
+        """Write what is in memory, and read it back: it must have the same digest."""
         size = len(data)
         self.bandwidth.take(size)
+        wanted = b"" if self.verify == "none" else self._hashed(data)
         written = os.write(other, data)
         while written < size:
             written += os.write(other, data[written:])
@@ -794,8 +800,13 @@ class Copier(Walker):
             return
         if self.verify == "device":
             _drop(other, 0, size)
-        if os.pread(other, size + 1, 0) != data:
+        if self._hashed(os.pread(other, size + 1, 0)) != wanted:
             raise _Corrupt
+
+    def _hashed(self, data: bytes | bytearray) -> bytes:
+        digest = self.digest()
+        digest.update(data)
+        return digest.digest()
 
     def _middling(self, one: int, other: int, size: int, sparse: bool) -> None:
         if sparse:
@@ -819,12 +830,11 @@ class Copier(Walker):
     def _transfer(self, one: int, other: int, start: int, end: int, sparse: bool) -> str:
         """Copy a range and verify it; its digest, where one was made.
 
-        Read back block by block, while it is near: faster than in a second go, and compared byte by byte.
-        From the device it takes that second go, and digests.
+        Read back block by block, while it is near: faster than in a second go. From the device it takes that.
         """
         ranges = _data(one, start, end) if sparse else [(start, end)]
         device, compare = self.verify == "device", self.verify == "read"
-        native = self.native and not device and not self.options.bandwidth
+        native = self.native and self.hashes and not device and not self.options.bandwidth
         direct = native and self.direct and self.told is not None
         if (
             self.verify == "none"
@@ -838,7 +848,7 @@ class Copier(Walker):
                 for place in range(begin, finish, STEP):
                     self._step(one, other, place, min(place + STEP, finish), compare)
             return ""
-        digest, block, back = self.digest(), *self.buffers
+        digest, again, block, back = self.digest(), self.digest(), *self.buffers
         ranges = list(ranges) if device else ranges
         for begin, finish in ranges:
             place = begin
@@ -849,20 +859,22 @@ class Copier(Walker):
                 self.bandwidth.take(want)
                 if _fill(one, block, place) != want:
                     raise _Changed
-                _write(other, block, place)
-                if compare and (_fill(other, back, place) != want or block != back):
-                    raise _Corrupt
-                if device:
+                if compare or device:
                     digest.update(block)
+                _write(other, block, place)
+                if compare:
+                    if _fill(other, back, place) != want:
+                        raise _Corrupt
+                    again.update(back)
                 place += want
                 self._progress(want)
             block, back = self.buffers
         if device:
             _drop(other, start, end - start)
-            if self._digest_of(other, list(ranges)) != digest.hexdigest():
-                raise _Corrupt
-            return digest.hexdigest()
-        return ""
+            again = self._digest_of(other, list(ranges))
+        if (compare or device) and again.digest() != digest.digest():
+            raise _Corrupt
+        return digest.hexdigest() if compare or device else ""
 
     def _step(self, one: int, other: int, start: int, end: int, compare: bool) -> None:
         """Copy a range by the compiled part."""
@@ -897,7 +909,7 @@ class Copier(Walker):
             return False
         return True
 
-    def _digest_of(self, descriptor: int, ranges: list[tuple[int, int]]) -> str:
+    def _digest_of(self, descriptor: int, ranges: list[tuple[int, int]]) -> Digest:
         digest = self.digest()
         block = memoryview(self.buffers[1])
         for place, finish in ranges:
@@ -907,7 +919,7 @@ class Copier(Walker):
                     break
                 digest.update(block[:got])
                 place += got
-        return digest.hexdigest()
+        return digest
 
     def _equal(self, source: int, name: str, target: int, goal: str) -> bool:
         """Whether two files of one size have the same contents."""

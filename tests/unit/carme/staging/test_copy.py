@@ -147,10 +147,9 @@ def test_sparse_files_stay_sparse(place: Path) -> None:
         assert (target / name).stat().st_blocks <= (source / name).stat().st_blocks + 16
 
 
-# Only what is read from the device is known by its digest.
 @pytest.mark.parametrize(
     ("verify", "hash"),
-    [("read", "blake2b"), ("none", "blake2b"), *(("device", each) for each in ALGORITHMS)],
+    [("none", "blake2b"), *((way, each) for way in ("read", "device") for each in ALGORITHMS)],
 )
 def test_large_files_in_parts(tmp_path: Path, verify: str, hash: str) -> None:
     if hash != "blake2b":

@@ -19,18 +19,18 @@ from carme_webui.files import desk
 from carme_webui.files.places import asked_path, key_of, places_of, shown, within
 from carme_webui.files.room import rooms
 
-__all__ = ["router"]
+__all__ = ["BYTES", "UploadName", "router"]
 
 router = Router(tags=["files"])
 
 # It is read from the address itself: names are bytes, and not all of them are UTF-8.
 PathValue = QueryValue(..., min_length=1, max_length=20_000, description="an absolute path of the cluster")
 UploadName = QueryValue(..., alias="id", pattern=r"^[0-9a-f]{32}$", description="32 hexadecimal digits")
-_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _CONTENT = {
     "responses": {
-        200: {"description": "all of it", "content": _BYTES},
-        206: {"description": "the part that 'Range' asked for", "content": _BYTES},
+        200: {"description": "all of it", "content": BYTES},
+        206: {"description": "the part that 'Range' asked for", "content": BYTES},
     }
 }
 
@@ -120,7 +120,7 @@ def show_upload(request: HttpRequest, path: str = PathValue, name: str = UploadN
 @router.put(
     "/upload",
     response=answers(Upload, *REFUSED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra={"requestBody": {"required": True, "content": _BYTES}},
+    openapi_extra={"requestBody": {"required": True, "content": BYTES}},
 )
 def send_part(
     request: HttpRequest,

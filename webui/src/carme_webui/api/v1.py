@@ -1,7 +1,7 @@
 """The addresses of `/api/v1/`. Nobody sees or changes here what their pages would not show them."""
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
@@ -23,6 +23,7 @@ from carme.bookings import NAME_PATTERN as BOOKING_NAME
 from carme.bookings import BookingState, Wish
 from carme.broker.protocol import JobFacts, Recipe
 from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.files.client import Files, Kept
 from carme.jobs import JobState, SessionOptions, StartEstimate, arrays, refusal
 from carme.jobs.arrays import MAXIMUM_TASK
 from carme.wording import place
@@ -38,6 +39,7 @@ from carme_webui.bookings import desk
 from carme_webui.bookings.forms import kinds
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, images, picture, supplies
+from carme_webui.files.desk import numbers_of
 from carme_webui.images import desk as image_desk
 from carme_webui.images.catalogue import images_of
 from carme_webui.images.models import OwnImage
@@ -242,6 +244,27 @@ def check_job(request: HttpRequest, asked: JobSubmission) -> Any:
     user = require(request, "jobs")
     site = broker()
     return submissions.estimate(submissions.to_request(asked, user, site), user, site).model_dump()
+
+
+@jobs.put(
+    "/inputs",
+    response=answers(Kept, *REFUSED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={"requestBody": {"required": True, "content": files.BYTES}},
+)
+def keep_input(
+    request: HttpRequest,
+    name: str = files.UploadName,
+    offset: int = QueryValue(..., ge=0, lt=submissions.MOST_INPUT, description="where the part belongs"),
+    size: int = QueryValue(..., ge=1, le=submissions.MOST_INPUT, description="all of its bytes"),
+) -> Any:
+    """A part, of 8 MiB at most, of what a job is to read: a private file of my home, removed 90 days later.
+
+    The answer says its `path`, which the job's command can be told.
+    """
+    user = require(request, "jobs")
+    asked = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}
+    part = cast(BinaryIO, request)  # a request can be read
+    return Files(broker(), user.username).keep(name, part, **numbers_of(asked)).model_dump()
 
 
 @jobs.get("/{job_id}", response=answers(wire.JobOut, *GONE))

@@ -15,7 +15,10 @@ from carme.errors import CarmeError, InvalidRequest
 from carme.files.client import FileError, Files, Part, Upload
 from carme_webui.files.places import Place, places_of, shown, within
 
-__all__ = ["MOST_BYTES", "PART", "add_part", "content", "delete", "make", "parent_of", "rename", "status_of"]
+__all__ = [
+    *("MOST_BYTES", "PART", "add_part", "content", "delete", "make", "numbers_of", "parent_of", "rename"),
+    "status_of",
+]
 
 #: Bytes that are sent at once; nginx takes 10 MiB.
 PART = 8 << 20
@@ -81,9 +84,13 @@ def add_part(
         CarmeError: It does not fit, or may not be.
     """
     path = within(path, places_of(files))
+    return files.write(path, upload, part, replace=replace, **numbers_of(asked))
+
+
+def numbers_of(asked: Mapping[str, str | None]) -> dict[str, int]:
+    """Where a part belongs, its length, and that of the whole. Raises InvalidRequest."""
     limits = {"offset": MOST_BYTES, "length": PART, "size": MOST_BYTES}
-    numbers = {name: _number(asked[name], most) for name, most in limits.items()}
-    return files.write(path, upload, part, replace=replace, **numbers)
+    return {name: _number(asked[name], most) for name, most in limits.items()}
 
 
 def make(files: Files, parent: str, name: str) -> str:

@@ -18,7 +18,10 @@ from carme_webui.datasets import datasets_of
 from carme_webui.images.catalogue import resolved
 from carme_webui.news import news
 
-__all__ = ["JobSubmission", "Staged", "estimate", "stages_of", "submit", "to_request"]
+__all__ = ["MOST_INPUT", "JobSubmission", "Staged", "estimate", "stages_of", "submit", "to_request"]
+
+#: Bytes that a job may find in a private file of its owner's home.
+MOST_INPUT = 256 << 20
 
 Text = Annotated[str, Field(max_length=4096)]
 
