@@ -1,6 +1,8 @@
 """Open pages learn of changes at once; the keeper follows the broker by itself."""
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import MutableMapping
 from typing import Any
@@ -17,7 +19,7 @@ from carme_webui.keeper import Keeper
 from carme_webui.news import News, news
 from carme_webui.sessions.models import Session
 
-from .conftest import PASSWORD, Browser
+from .conftest import PASSWORD, Browser, Never
 from .fake_broker import FakeBroker, make_session
 from .fake_hub import FakeHub
 
@@ -83,6 +85,27 @@ def test_errands_of_one_key_never_overlap_and_a_failure_ends_only_itself() -> No
     while not errands.run("a", again.set):
         pass
     assert again.wait(LONG)
+
+
+def test_errands_of_one_key_never_overlap_in_two_processes() -> None:
+    mine, its = os.pipe()
+    if (other := os.fork()) == 0:
+        try:
+            os.write(its, b"1" if Errands(Never()).run("c", print) else b"0")
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(mine, 1) == b"1"
+        assert not Errands().run("c", print)
+        done = threading.Event()
+        assert Errands().run("d", done.set) and done.wait(LONG)
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+        os.close(mine)
+        os.close(its)
+    assert Errands().run("c", print), "the dead hold nothing"
 
 
 def sign_in() -> str:

@@ -1,5 +1,6 @@
 """Django's settings, all taken from the site's `carme.toml` and its secrets."""
 
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -9,6 +10,15 @@ from carme.errors import ConfigError
 
 SITE = config.load()
 """The site's configuration; the portal's code reads it as `django.conf.settings.SITE`."""
+
+
+PROCESSES = SITE.portal.processes or min(4, len(os.sched_getaffinity(0)))
+"""So many processes serve the portal; unless the site says otherwise, some cores are left to the head's other
+services."""
+PAGE_THREADS = max(8, 32 // PROCESSES)
+"""So many pages are made at once in one process; who comes then waits for a moment."""
+# For what a process does beside pages: it follows the broker, tends to sessions, and says who may enter.
+_OTHER_CONNECTIONS = 4
 
 
 def _database(url: str) -> dict[str, Any]:
@@ -34,10 +44,10 @@ def _database(url: str) -> dict[str, Any]:
             "PASSWORD": unquote(parts.password or ""),
             "HOST": unquote(parts.hostname or ""),
             "PORT": str(parts.port or ""),
-            # Each request has a thread of its own under ASGI, so no thread could keep a connection.
+            # PostgreSQL allows 100 connections in all unless it is told otherwise.
             "OPTIONS": {
                 **dict(parse_qsl(parts.query)),
-                "pool": {"min_size": 1, "max_size": 20, "timeout": 10},
+                "pool": {"min_size": 1, "max_size": PAGE_THREADS + _OTHER_CONNECTIONS, "timeout": 10},
             },
         }
     raise ConfigError(

@@ -245,7 +245,8 @@ class PortalSettings(_Table):
     """`[portal]`: the Django portal.
 
     `history_days`: how far back the history of jobs is read from Slurm's accounting. `requests_per_minute`:
-    what one token, or who shows none that is valid, may ask of the API.
+    what one token, or who shows none that is valid, may ask of the API. `processes`: how many serve its
+    pages; 0: one for each core, but at most four.
     """
 
     listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8100"
@@ -254,6 +255,7 @@ class PortalSettings(_Table):
     state_directory: AbsolutePath = Path("/var/lib/carme/portal")
     history_days: int = Field(default=1095, ge=1, le=36_500)
     requests_per_minute: int = Field(default=600, ge=1)
+    processes: int = Field(default=0, ge=0, le=64)
 
 
 class PolicySettings(_Table):

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
@@ -224,9 +223,9 @@ def resubmit(request: HttpRequest, job_id: int) -> HttpResponse:
 
 
 @require_safe
-async def log_stream(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
+def log_stream(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
     """What a job of mine writes, as server-sent events: an event's id is where the next begins."""
-    found = await sync_to_async(_mine)(request, job_id)
+    found = _mine(request, job_id)
     given = request.headers.get("Last-Event-ID") or request.GET.get("offset", "")
     offset = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else 0
     answer = StreamingHttpResponse(_follow(found.id, found.user, offset), content_type="text/event-stream")

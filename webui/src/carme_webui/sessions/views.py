@@ -258,7 +258,7 @@ def extend(request: HttpRequest, name: str) -> HttpResponse:
 
 
 @require_safe
-async def stream(request: HttpRequest) -> StreamingHttpResponse:
+def stream(request: HttpRequest) -> StreamingHttpResponse:
     """One server-sent event for each change; it holds the version only, the page then loads its live part.
 
     See https://html.spec.whatwg.org/multipage/server-sent-events.html.

@@ -7,6 +7,8 @@ import uvicorn
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
+from carme_webui import processes
+
 #: How long a thread may run while others wait.
 SWITCH_SECONDS = 0.001
 
@@ -19,10 +21,11 @@ class Command(BaseCommand):
         # making a page, in turns of this length; Python's 5 ms would add up to more than the page takes.
         sys.setswitchinterval(SWITCH_SECONDS)
         host, _, port = settings.SITE.portal.listen.rpartition(":")
-        uvicorn.run(
+        config = uvicorn.Config(
             "carme_webui.asgi:application",
             host=host,
             port=int(port),
+            backlog=processes.BACKLOG,
             # The reverse proxy on this host says who calls, and whether over TLS.
             proxy_headers=True,
             forwarded_allow_ips="127.0.0.1",
@@ -35,3 +38,4 @@ class Command(BaseCommand):
             timeout_graceful_shutdown=1,
             log_config=None,
         )
+        processes.serve(config, settings.PROCESSES)

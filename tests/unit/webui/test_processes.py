@@ -1,0 +1,209 @@
+"""The portal's own server, `carme-portal serve`, with several processes that live and die."""
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from django.db import connection
+from free_ports import free_port
+
+from carme_webui.accounts.models import User
+
+from .conftest import FOLDER, Browser
+from .fake_broker import FakeBroker, make_session
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LONG = 60.0
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until that is so; the whole is given up by the test's time."""
+    for _ in range(int(LONG / 0.02)):
+        if holds():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("It did not come to be in time.")
+
+
+def socket_of(connection: socket.socket) -> str:
+    """The kernel's number of the other end of a connection to this host."""
+    here, there = connection.getsockname()[1], connection.getpeername()[1]
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1].endswith(f":{there:04X}") and fields[2].endswith(f":{here:04X}"):
+            return fields[9]
+    return ""
+
+
+def holds_socket(process: int, number: str) -> bool:
+    """Whether a process has accepted that connection."""
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            if str(file.readlink()) == f"socket:[{number}]":
+                return True
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return False
+
+
+class Portal:
+    """A running portal of two processes, on the tests' database and broker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        name = connection.settings_dict["NAME"]
+        server = os.environ.get("CARME_TEST_DATABASE")
+        url = urlsplit(server)._replace(path=f"/{name}").geturl() if server else f"sqlite:///{name}"
+        text = (FOLDER / "carme.toml").read_text()
+        text = text.replace('listen = "127.0.0.1:8100"', f'listen = "127.0.0.1:{self.port}"\nprocesses = 2')
+        text = re.sub(r"(?m)^database = .*$", f'database = "{url}"', text)
+        (folder / "carme.toml").write_text(text)
+        self.environment = os.environ | {
+            "CARME_CONFIG": str(folder / "carme.toml"),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        self.command = [sys.executable, "-m", "carme_webui.main", "serve"]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.program = subprocess.Popen(self.command, env=self.environment, stdout=log, stderr=log)
+        until(lambda: self.keeper is not None or self.program.poll() is not None)
+        assert self.program.poll() is None, self.log.read_text()
+        until(self.answers)
+
+    def answers(self) -> bool:
+        """Whether every process answers."""
+        try:
+            found = [self.open(process, "/accounts/login/").status for process in self.processes]
+            return found == [200, 200]
+        except (OSError, AssertionError):
+            return False
+
+    @property
+    def processes(self) -> list[int]:
+        """Those that serve."""
+        file = Path(f"/proc/{self.program.pid}/task/{self.program.pid}/children")
+        return [int(number) for number in file.read_text().split()]
+
+    @property
+    def keeper(self) -> int | None:
+        """The process that said last that it keeps the portal true."""
+        found = re.findall(r"Process (\d+) keeps", self.log.read_text())
+        return int(found[-1]) if found else None
+
+    def open(self, process: int, path: str, cookies: str = "") -> http.client.HTTPResponse:
+        """A page as this process makes it: connections are opened until one has led to it."""
+        for _ in range(100):
+            line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
+            line.connect()
+            accepted = line.sock  # the line forgets it when an answer is its last
+            headers = {"Host": "carme.example:8443", "X-Forwarded-Proto": "https", "Cookie": cookies}
+            line.request("GET", path, headers=headers)
+            answer = line.getresponse()
+            if holds_socket(process, socket_of(accepted)):
+                return answer
+            line.close()
+        raise AssertionError(f"No connection leads to process {process}.")
+
+    def end(self) -> None:
+        """As systemd ends it."""
+        self.program.terminate()
+        try:
+            self.program.wait(LONG)
+        finally:
+            self.program.kill()
+            self.program.wait()
+
+
+@pytest.fixture
+def portal(broker: FakeBroker, tmp_path: Path) -> Iterator[Portal]:
+    running = Portal(tmp_path)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def signed_in(user: User) -> str:
+    found = Browser()
+    found.force_login(user)
+    return "; ".join(f"{name}={cookie.value}" for name, cookie in found.cookies.items())
+
+
+def next_news(stream: http.client.HTTPResponse) -> str:
+    """The version of the next event."""
+    while line := stream.readline().decode():
+        if line.startswith("data: "):
+            return line.removeprefix("data: ").strip()
+    raise AssertionError("The stream has ended.")
+
+
+def version_of(answer: http.client.HTTPResponse) -> str:
+    """The version that a page shows."""
+    with closing(answer):
+        return re.findall(r'data-version="([^"]+)"', answer.read().decode())[0]
+
+
+def test_each_process_hears_what_another_was_told_and_a_dead_one_is_replaced(
+    portal: Portal, broker: FakeBroker, alice: User
+) -> None:
+    cookies = signed_in(alice)
+    keeper = portal.keeper
+    assert keeper in portal.processes and len(portal.processes) == 2
+    version = version_of(portal.open(keeper, "/", cookies))
+    streams = [portal.open(process, f"/news/?seen={version}", cookies) for process in portal.processes]
+    broker.tell(make_session("s0123abcd", "queued", owner="alice"))
+    heard = {next_news(stream) for stream in streams}
+    assert len(heard) == 1 and version not in heard, "they agree on what is new"
+    for process in portal.processes:
+        assert version_of(portal.open(process, "/", cookies)) in heard, "and so do their pages"
+
+    os.kill(keeper, signal.SIGKILL)
+    until(lambda: portal.keeper != keeper)
+    until(lambda: len(portal.processes) == 2 and keeper not in portal.processes)
+    until(portal.answers)
+    version = heard.pop()
+    streams = [portal.open(process, f"/news/?seen={version}", cookies) for process in portal.processes]
+    broker.tell(make_session("s0123abce", "queued", owner="alice"))
+    after = {next_news(stream) for stream in streams}
+    assert len(after) == 1 and version not in after, "also the one that took the place of the dead one"
+
+
+def test_open_pages_hold_no_connection_to_the_database(portal: Portal, alice: User) -> None:
+    cookies = signed_in(alice)
+    one = portal.processes[0]
+    streams = [portal.open(one, "/news/", cookies) for _ in range(30)]
+    assert portal.open(one, "/", cookies).status == 200
+    assert all(next_news(stream) for stream in streams)
+
+
+def test_it_ends_in_order_and_with_the_one_that_watches(portal: Portal) -> None:
+    processes = portal.processes
+    again = subprocess.run(
+        portal.command, env=portal.environment, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{portal.port}" in again.stderr and "Traceback" not in again.stderr
+    portal.program.kill()
+    portal.program.wait()
+    until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
+
+
+def test_it_ends_when_it_is_told_to(portal: Portal) -> None:
+    processes = portal.processes
+    portal.program.terminate()
+    assert portal.program.wait(LONG) == 0
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", portal.port))
+    assert "Traceback" not in portal.log.read_text()
