@@ -13,6 +13,7 @@ from carme.broker.protocol import Failure
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
 from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, partition_of
+from carme.jobs.nodes import expand
 
 __all__ = ["Picture", "Supply", "broker", "entry_points", "fitted", "images", "picture", "supplies"]
 
@@ -55,6 +56,7 @@ class Picture:
         self.seconds: float | None = None
         # Until when it is new, what was said, and what was refused.
         self._known: dict[str, tuple[float, Any, Failure | None]] = {}
+        self._running: tuple[list[Job], list[tuple[Job, list[str]]]] = [], []
         self._asking = {name: threading.Lock() for name in ("cluster", "forecast", "jobs", "reservations")}
 
     def cluster(self) -> Cluster:
@@ -68,6 +70,13 @@ class Picture:
     def jobs(self) -> list[Job]:
         """All that wait or run; not to be changed. They may be thousands: they are asked for less often."""
         return self._seen("jobs", lambda: broker().jobs(), least=JOBS_SECONDS)
+
+    def running(self) -> list[tuple[Job, list[str]]]:
+        """Those of the jobs that run, with their nodes' names, which are read once for many pages."""
+        jobs = self.jobs()
+        if self._running[0] is not jobs:
+            self._running = jobs, [(job, expand(job.node_list)) for job in jobs if job.is_running]
+        return self._running[1]
 
     def reservations(self) -> list[Reservation]:
         """Slurm's; not to be changed."""

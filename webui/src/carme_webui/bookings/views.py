@@ -25,7 +25,6 @@ from carme.bookings import YEARS, BookingState, Wish
 from carme.bookings.agreement import is_ours
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, parse_stages, stage_text
-from carme.jobs.nodes import expand
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings import data, desk
@@ -63,14 +62,14 @@ def calendar(request: HttpRequest) -> HttpResponse:
     view = view if view in VIEWS else "week"
     first = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
     days, length = VIEWS[view]
-    cluster, jobs, reservations, banner = _look()
+    cluster, running, reservations, banner = _look()
     offered = kinds(cluster, settings.SITE)
     kind = _chosen(offered, request.GET.get("kind", ""))
     columns = slots_of(first, days, length, zone)
     page = Paginator(_nodes(cluster, kind), LANES).get_page(request.GET.get("page"))
     names = {name for name, _available in page}
     start, end = columns[0].slots[0].start, columns[-1].slots[-1].end
-    items = [item for item in _items(user, names, jobs, reservations, start, end) if item.node in names]
+    items = [item for item in _items(user, names, running, reservations, start, end) if item.node in names]
     rows = list(Booking.near_to(user))
     mine = [row for row in rows if row.may_be_used_by(user)]
     waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []
@@ -105,7 +104,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
 def new(request: HttpRequest) -> HttpResponse:
     """The form, and the booking that comes of it."""
     user = signed_in(request)
-    cluster, _jobs, _reservations, banner = _look()
+    cluster, _running, _reservations, banner = _look()
     offered = kinds(cluster, settings.SITE)
     if request.method != "POST":
         form = BookingForm(
@@ -165,7 +164,7 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
     found = _own(signed_in(request), name)
     if found.is_over:
         return redirect(found)
-    cluster, _jobs, _reservations, banner = _look()
+    cluster, _running, _reservations, banner = _look()
     offered = kinds(cluster, settings.SITE)
     if request.method != "POST":
         return _form_page(request, BookingForm(offered=offered, booking=found), banner, found)
@@ -389,10 +388,10 @@ def _day(text: str) -> date | None:
     return day if day.year in YEARS else None
 
 
-def _look() -> tuple[Cluster | None, list[Job], list[Reservation], str]:
+def _look() -> tuple[Cluster | None, list[tuple[Job, list[str]]], list[Reservation], str]:
     """The cluster and who uses it, or why it cannot be seen."""
     try:
-        return picture.cluster(), picture.jobs(), picture.reservations(), ""
+        return picture.cluster(), picture.running(), picture.reservations(), ""
     except CarmeError as error:
         return None, [], [], str(error)
 
@@ -452,7 +451,7 @@ def _free_cells(
 def _items(
     user: User,
     names: set[str],
-    jobs: list[Job],
+    running: list[tuple[Job, list[str]]],
     reservations: list[Reservation],
     start: datetime,
     end: datetime,
@@ -482,8 +481,8 @@ def _items(
             label = _("Maintenance") if one.maintenance else _("Reserved")
             words = span_words(one.start, one.end)
             found += [Item(node, one.start, one.end, "blocked", label, words) for node in one.node_names]
-    for job in jobs:
-        if not job.is_running or names.isdisjoint(expand(job.node_list)):
+    for job, nodes in running:
+        if names.isdisjoint(nodes):
             continue
         if job.started is not None and not is_ours(job.reservation):
             until = (
@@ -492,9 +491,7 @@ def _items(
             label = _("My job %s") % job.id if job.user == user.username else _("In use")
             url = reverse("job", args=[job.id]) if job.user == user.username else ""
             words = span_words(job.started, until) if until else ""
-            found += [
-                Item(node, job.started, until, "job", label, words, url) for node in expand(job.node_list)
-            ]
+            found += [Item(node, job.started, until, "job", label, words, url) for node in nodes]
     return found
 
 

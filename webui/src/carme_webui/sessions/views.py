@@ -133,7 +133,8 @@ def own_sessions(user: User):
 def dashboard(request: HttpRequest) -> HttpResponse:
     """My sessions, the start form, and what is free."""
     cluster, banner = _look()
-    earlier = own_sessions(signed_in(request)).filter(name=request.GET.get("again", "")).first()
+    name = request.GET.get("again")
+    earlier = own_sessions(signed_in(request)).filter(name=name).first() if name else None
     form = _form(request, cluster, options=earlier.asked_for if earlier else None)
     context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
     return render(
