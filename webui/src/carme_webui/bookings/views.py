@@ -30,12 +30,12 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings import data, desk
 from carme_webui.bookings.forms import BookingForm, Kind, kinds, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
-from carme_webui.bookings.lanes import Day, Item, Slot, lay_out, slots_of
+from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking, site_zone, span_words
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
 from carme_webui.news import news
-from carme_webui.projects.models import Project
+from carme_webui.projects.models import own_projects
 from carme_webui.sessions.models import Session
 
 __all__ = [
@@ -70,6 +70,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
     names = {name for name, _available in page}
     start, end = columns[0].slots[0].start, columns[-1].slots[-1].end
     items = [item for item in _items(user, names, running, reservations, start, end) if item.node in names]
+    lanes = lay_out(page, items, columns, _free_cells(columns, kind, length, now))
     rows = list(Booking.near_to(user))
     mine = [row for row in rows if row.may_be_used_by(user)]
     waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []
@@ -80,7 +81,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
             "view": view,
             "day": first,
             "days": columns,
-            "lanes": lay_out(page, items, columns, _free_cells(columns, kind, length, now)),
+            "lanes": [(lane, _cells_of(lane)) for lane in lanes],
             "page": page,
             "now": now,
             "zone": zone,
@@ -109,12 +110,12 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         form = BookingForm(
             offered=offered,
-            projects=list(Project.of(user)),
+            projects=own_projects(user),
             start=_asked_start(request),
             initial=_asked(request, offered),
         )
         return _form_page(request, form, banner)
-    form = BookingForm(_with_slot(request), offered=offered, projects=list(Project.of(user)))
+    form = BookingForm(_with_slot(request), offered=offered, projects=own_projects(user))
     if form.is_valid() and form.wish is not None:
         try:
             made = desk.book(user, form.wish, settings.SITE, broker())
@@ -446,6 +447,25 @@ def _free_cells(
         return SafeString(made[run].replace(PLACEHOLDER, escape(node)))
 
     return free
+
+
+def _cells_of(lane: Lane) -> SafeString:
+    """The cells of a node: a template would take most of the calendar's time for them."""
+    # All parts are escaped.
+    return SafeString("".join(_taken_cell(cell) if cell.items else cell.free for cell in lane.cells))
+
+
+def _taken_cell(cell: Cell) -> str:
+    classes = " ".join(item.kind for item in cell.items)
+    entries = SafeString("".join(map(_entry, cell.items)))
+    return format_html('<td colspan="{}" class="{}">{}</td>', cell.span, classes, entries)
+
+
+def _entry(item: Item) -> str:
+    words = format_html('{}<span class="unseen">, {}</span>', item.label, item.words)
+    if item.url:
+        return format_html('<a class="item" href="{}" title="{}">{}</a>', item.url, item.words, words)
+    return format_html('<span class="item" title="{}">{}</span>', item.words, words)
 
 
 def _items(

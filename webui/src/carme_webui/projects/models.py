@@ -13,7 +13,7 @@ from carme.jobs import minutes_text
 from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
 
-__all__ = ["Invitation", "Membership", "Project", "projects_of"]
+__all__ = ["Invitation", "Membership", "Project", "own_projects", "projects_of"]
 
 
 class Project(models.Model):
@@ -132,13 +132,18 @@ class Project(models.Model):
         return reverse("project", args=[self.name])
 
 
-def projects_of(user: User) -> frozenset[int]:
-    """The numbers of the projects in which a user may run jobs; asked once for each user of a request."""
-    found: frozenset[int] | None = getattr(user, "_projects", None)
+def own_projects(user: User) -> list[Project]:
+    """The projects in which a user may run jobs; asked once for each user of a request."""
+    found: list[Project] | None = getattr(user, "_projects", None)
     if found is None:
-        found = frozenset(Project.of(user).values_list("pk", flat=True))
+        found = list(Project.of(user))
         user._projects = found  # type: ignore[attr-defined]
     return found
+
+
+def projects_of(user: User) -> frozenset[int]:
+    """Their numbers."""
+    return frozenset(project.pk for project in own_projects(user))
 
 
 class _WithUsers(models.Manager["Membership"]):

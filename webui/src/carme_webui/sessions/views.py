@@ -32,7 +32,7 @@ from carme_webui.jobs.models import Mirror
 from carme_webui.jobs.search import active_jobs
 from carme_webui.metrics.busy import has_metrics
 from carme_webui.news import news
-from carme_webui.projects.models import Project
+from carme_webui.projects.models import own_projects
 from carme_webui.sessions import actions
 from carme_webui.sessions.clock import Remaining, remaining
 from carme_webui.sessions.forms import StartForm
@@ -322,7 +322,7 @@ def _form(
         catalogue=images_of(signed_in(request)),
         site=settings.SITE,
         options=options,
-        projects=list(Project.of(signed_in(request))),
+        projects=own_projects(signed_in(request)),
         bookings=Booking.usable(signed_in(request), timezone.now()),
         booking=request.GET.get("booking", ""),
         asked=request.GET.dict(),
