@@ -67,8 +67,18 @@ def trained(kernel: NotebookKernel, backend: str, how: str) -> str:
     return found[1]
 
 
+EVERYWHERE = """%%carme_run -n 2 --devices-per-node 1
+import os, socket
+print("rank", os.environ["RANK"], "at", socket.gethostname())
+"""
+
+
 def test_unmodified_scripts_train_to_the_same_bits_as_on_gloo(demo: DemoSite) -> None:
     with session(demo, "torch", PROGRAMS / "data_parallel.py") as kernel:
+        # A cell as the program; the image has loaded the magic.
+        cell = kernel.run(EVERYWHERE, timeout=120)
+        assert cell.ok, cell.output
+        assert set(re.findall(r"rank \d at n\d", cell.output)) == {"rank 0 at n1", "rank 1 at n2"}
         for how in ("ddp", "fsdp"):
             # Of two summands the order does not matter, so not a bit may differ.
             assert trained(kernel, "carme", how) == trained(kernel, "gloo", how)
