@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from carme.errors import CarmeError
-from carme.storage import BeeGFS, Mount, Pattern, mounts, suited
-from carme.storage.beegfs import parse_pattern, parse_quota
+from carme.storage import BeeGFS, Mount, Pattern, Target, fit, mounts, suited
+from carme.storage import beegfs as module
+from carme.storage.beegfs import parse_pattern, parse_quota, parse_quota_8, parse_targets, parse_targets_8
 
 # doc.beegfs.io, "Deep Inspection" of 7.4.5 and of 8, "Striping" of 8
 FILE_7 = """\
@@ -47,6 +48,25 @@ Quota information for storage pool Default (ID: 1):
 --------------|------||------------|------------||---------|---------
           root|     0||  601.03 GiB| 1024.00 GiB|| 17688628|unlimited
 """  # noqa: W291
+# In the form in which `beegfs` 8.3 prints it, by its source (ctl/internal/cmd/quota of ThinkParQ/beegfs-go)
+QUOTA_8 = """\
+{"name":"ada","id":1001,"type":"user","pool":"storage_pool_default","space":"601030000/1099511627776","inode":"17688/∞"}
+{"name":"ada","id":1001,"type":"user","pool":"archive","space":"?/?","inode":"?/?"}
+{"name":"lab","id":1001,"type":"group","pool":"archive","space":"1/2","inode":"3/4"}
+{"name":"ada","id":1001,"type":"user","pool":"scratch","space":"5/9223372036854775807","inode":"6/100"}
+INFO: Quota usage information is fetched every 30s from the server nodes, thus the displayed values might be slightly out of date.
+"""  # noqa: E501
+# As it was printed on a cluster with --state and --mirrorgroups besides (from a script of its administrators)
+TARGETS_7 = """\
+MirrorGroupID MGMemberType TargetID     Reachability  Consistency        Total         Free    %      ITotal       IFree    %   NodeID
+============= ============ ========     ============  ===========        =====         ====    =      ======       =====    =   ======
+           11      primary       21          Offline         Good     662.9GiB     531.7GiB  80%     1327.4M     1064.3M  80%   beegfs-meta node [ID: 21]
+           11    secondary       11          Offline         Good     662.9GiB     531.8GiB  80%     1327.4M     1064.3M  80%   beegfs-meta node [ID: 11]
+"""  # noqa: E501
+TARGETS_8 = """\
+{"id":"s:101","alias":"target_1","on node":"n","pool":"p","space":"997409685504","sused":"38404694016 (3.85%)","sfree":"959004991488"}
+{"id":"s:201","alias":"target_2","on node":"n","pool":"p","space":"-","sused":"-","sfree":"-"}
+"""  # noqa: E501
 TABLE = r"""
 36 35 98:0 / / rw shared:1 - ext4 /dev/vda rw
 90 36 0:52 / /mnt/bee\040gfs rw,nosuid shared:2 - beegfs beegfs_nodev rw,cfgFile=/etc/beegfs/home/client.conf
@@ -68,6 +88,48 @@ def test_quota() -> None:
     assert (quota.files, quota.files_limit) == (17688628, None)
     assert 0.58 < quota.share < 0.59
     assert parse_quota("nothing of the kind") == []
+
+
+def test_quota_of_release_8() -> None:
+    first, second = parse_quota_8(QUOTA_8, 1001)
+    assert (first.pool, first.used, first.limit) == ("storage_pool_default", 601_030_000, 1 << 40)
+    assert (first.files, first.files_limit) == (17688, None)
+    assert (second.pool, second.limit, second.files_limit) == ("scratch", None, 100)
+    assert parse_quota_8(QUOTA_8, 1002) == [] == parse_quota_8("[]\nError: no such user", 1001)
+
+
+def test_free_space_of_targets() -> None:
+    gib = 1 << 30
+    assert parse_targets(TARGETS_7) == [
+        Target("21", int(662.9 * gib), int(531.7 * gib)),
+        Target("11", int(662.9 * gib), int(531.8 * gib)),
+    ]
+    plain = "TargetID        Total         Free    %      ITotal       IFree    %   NodeID\n"
+    plain += "     101    1.5TiB     512.0GiB  33%     10M   9M  90%   1\n"
+    assert parse_targets(plain) == [Target("101", 1536 * gib, 512 * gib)]
+    assert parse_targets("Error") == []
+    assert parse_targets_8(TARGETS_8) == [Target("101", 997_409_685_504, 959_004_991_488)]
+
+
+def test_a_folder_is_striped_by_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`beegfs` is a stand-in, which writes down what it is called with."""
+    (tmp_path / "beegfs").write_text(
+        f"#!{sys.executable}\nimport json, sys\nwords = ' '.join(sys.argv)\n"
+        f"open({str(tmp_path / 'calls')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        f"print({FOLDER_8!r} if 'info' in words else {TARGETS_8!r} if 'target list' in words else '')\n"
+    )
+    (tmp_path / "beegfs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not fit(str(tmp_path), 10, 10)  # not on a BeeGFS
+    monkeypatch.setattr(module, "mounts", lambda: [Mount("/"), Mount(str(tmp_path))])
+    (tmp_path / "data").mkdir()
+    assert fit(str(tmp_path / "data"), 200_000, 200_000 * 4096)
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    words = ["--num-targets=1", "--chunk-size=65536", "--pool=storage:1"]
+    assert calls[-1] == ["entry", "set", *words, str(tmp_path / "data")]
+    # One of the two targets tells its space, so one is what can be used; that is no reason to fail.
+    (tmp_path / "beegfs").write_text("#!/bin/sh\nexit 1\n")
+    assert not fit(str(tmp_path / "data"), 1, 1)
 
 
 def test_mounts() -> None:

@@ -23,7 +23,7 @@ from carme.staging import tree
 from carme.staging.engine import Tell, copy, sync
 from carme.staging.options import Options
 from carme.staging.progress import size
-from carme.storage import space_of
+from carme.storage import fit, space_of
 
 __all__ = ["Cache", "Known", "measure"]
 
@@ -236,9 +236,10 @@ class Cache:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self.folder}/{key}/about.json")
         before = measure(data) if os.path.isdir(data) else 0
-        wanted = measure(source)
+        wanted, files = usage(source)
         self.make_room(max(0, wanted - before), keep=key)
         os.makedirs(data, 0o700, exist_ok=True)
+        fit(data, files, wanted)
         if os.path.isdir(source):
             result = sync(source, data, Options(estimate=True), tell=tell)
         else:
@@ -266,9 +267,14 @@ def free(folder: str) -> int:
 
 def measure(path: str) -> int:
     """The bytes that files at or below a path take; what cannot be read counts nothing."""
+    return usage(path)[0]
+
+
+def usage(path: str) -> tuple[int, int]:
+    """Those bytes, and how many files they are."""
     if not os.path.isdir(path):
-        return os.stat(path).st_size
-    total = 0
+        return os.stat(path).st_size, 1
+    total = files = 0
     waiting = [path]
     while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
@@ -278,4 +284,5 @@ def measure(path: str) -> int:
                 else:
                     with contextlib.suppress(OSError):
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
-    return total
+                        files += 1
+    return total, files

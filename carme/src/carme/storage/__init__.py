@@ -1,6 +1,6 @@
 """What is known about the file systems that the site's data lies on."""
 
-from carme.storage.beegfs import BeeGFS, Mount, Pattern, Quota, mounts, suited
+from carme.storage.beegfs import BeeGFS, Mount, Pattern, Quota, Target, fit, mounts, suited
 from carme.storage.readers import readers
 from carme.storage.space import Limits, Space, space_of
 
@@ -11,6 +11,8 @@ __all__ = [
     "Pattern",
     "Quota",
     "Space",
+    "Target",
+    "fit",
     "mounts",
     "readers",
     "space_of",

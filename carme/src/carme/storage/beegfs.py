@@ -1,22 +1,39 @@
 """BeeGFS 7 (`beegfs-ctl`) and 8 (`beegfs`): its mounts, how folders are striped, quotas, free space.
 
 Everything runs as the caller; changing stripe patterns takes root, or a folder whose owner BeeGFS lets do it.
-Source of the programs' outputs and options: the documentation of BeeGFS 7.4 and 8.
+Source of the programs' outputs and options: the documentation of BeeGFS 7.4 and 8; of quotas and targets in
+release 8 the columns that its program `beegfs` has (github.com/ThinkParQ/beegfs-go).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from carme.errors import CarmeError
 
-__all__ = ["BeeGFS", "Mount", "Pattern", "Quota", "mounts", "parse_pattern", "parse_quota", "suited"]
+__all__ = [
+    "BeeGFS",
+    "Mount",
+    "Pattern",
+    "Quota",
+    "Target",
+    "fit",
+    "mounts",
+    "parse_pattern",
+    "parse_quota",
+    "parse_quota_8",
+    "parse_targets",
+    "parse_targets_8",
+    "suited",
+]
 
 _SECONDS = 30
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
@@ -60,6 +77,15 @@ class Quota:
         parts = [self.used / self.limit if self.limit else 0.0]
         parts.append(self.files / self.files_limit if self.files_limit else 0.0)
         return max(parts)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A storage target's number, size and free space in bytes."""
+
+    number: str
+    size: int
+    free: int
 
 
 def mounts(table: str | None = None) -> list[Mount]:
@@ -147,17 +173,25 @@ class BeeGFS:
         self._run(*words, folder)
 
     def quota(self, uid: int) -> list[Quota]:
-        """A user's quotas, one for each storage pool. Raises CarmeError; so does BeeGFS 8, always."""
+        """A user's quotas, one for each pool; all but root may ask for their own alone. Raises CarmeError."""
         if self.version == 8:
-            raise CarmeError(
-                "Quotas of BeeGFS 8 cannot be read by Carme.", "Ask: beegfs quota list-usage --uids YOUR_ID"
-            )
+            whose = "current" if uid == os.getuid() else str(uid)
+            words = ["quota", "list-usage", f"--uids={whose}", "--raw", "--output=ndjson"]
+            return parse_quota_8(self._run("beegfs", f"--mount={self.mount.path}", *words), uid)
         return parse_quota(self._run("beegfs-ctl", *self._where(), "--getquota", "--uid", str(uid)))
 
     def space(self) -> tuple[int, int]:
         """Bytes in all, and bytes that are free."""
         status = os.statvfs(self.mount.path)
         return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+    def targets(self) -> list[Target]:
+        """The storage targets with their free space. Raises CarmeError."""
+        if self.version == 8:
+            words = ["target", "list", "--node-type=storage", "--capacity", "--raw", "--output=ndjson"]
+            return parse_targets_8(self._run("beegfs", f"--mount={self.mount.path}", *words))
+        words = ["--listtargets", "--nodetype=storage", "--spaceinfo"]
+        return parse_targets(self._run("beegfs-ctl", *self._where(), *words))
 
     def _where(self) -> list[str]:
         if self.mount.configuration:
@@ -174,6 +208,34 @@ class BeeGFS:
             why = said[-1][:200] if said else "it says nothing"
             raise CarmeError(f"{words[0]} failed: {why}.", "Tell an administrator.")
         return done.stdout
+
+
+def fit(folder: str, files: int, size: int) -> bool:
+    """Have a folder's new files spread as suits what is to come, where it is on a BeeGFS that allows that.
+
+    Args:
+        folder: The folder, which is there.
+        files, size: How many files will come, and their bytes in all.
+
+    Returns:
+        Whether it was done. What keeps it from being done is no error: data can be read in any pattern.
+    """
+    path = os.path.realpath(folder)
+    around = [
+        mount for mount in mounts() if path == mount.path or path.startswith(f"{mount.path.rstrip('/')}/")
+    ]
+    if not around:
+        return False
+    try:
+        system = BeeGFS(max(around, key=lambda mount: len(mount.path)))
+        now = system.pattern(path)
+        wanted = suited(files, size, len(system.targets()), now.pool)
+        if (wanted.chunk, wanted.targets) == (now.chunk, now.targets):
+            return False
+        system.set_pattern(path, replace(wanted, kind=now.kind))
+    except CarmeError:
+        return False
+    return True
 
 
 def parse_pattern(output: str) -> Pattern:
@@ -207,6 +269,61 @@ def parse_quota(output: str) -> list[Quota]:
                 Quota(pool, _size(cells[2]) or 0, _size(cells[3]), int(_size(cells[4]) or 0), _size(cells[5]))
             )
     return found
+
+
+def parse_quota_8(output: str, uid: int) -> list[Quota]:
+    """`beegfs quota list-usage --raw --output=ndjson`: a line for each user and storage pool."""
+    found = []
+    for values in _lines(output):
+        used, _, most = str(values.get("space", "")).partition("/")
+        files, _, files_most = str(values.get("inode", "")).partition("/")
+        if values.get("type") == "user" and str(values.get("id")) == str(uid) and _number(used) is not None:
+            pool = str(values.get("pool", ""))
+            found.append(
+                Quota(pool, _number(used) or 0, _number(most), _number(files) or 0, _number(files_most))
+            )
+    return found
+
+
+def parse_targets(output: str) -> list[Target]:
+    """`beegfs-ctl --listtargets --spaceinfo`: a table, whose columns depend on the other options."""
+    found, columns = [], list[str]()
+    for line in output.splitlines():
+        words = line.split()
+        if "TargetID" in words:
+            columns = words
+        elif columns and len(words) >= len(columns) and words[columns.index("TargetID")].isdecimal():
+            size, free = (_size(words[columns.index(name)]) for name in ("Total", "Free"))
+            if size is not None and free is not None:
+                found.append(Target(words[columns.index("TargetID")], size, free))
+    return found
+
+
+def parse_targets_8(output: str) -> list[Target]:
+    """`beegfs target list --capacity --raw --output=ndjson`."""
+    found = []
+    for values in _lines(output):
+        size, free = _number(values.get("space")), _number(values.get("sfree"))
+        if size is not None and free is not None:
+            found.append(Target(str(values.get("id", "")).rpartition(":")[2], size, free))
+    return found
+
+
+def _lines(output: str) -> list[dict[str, Any]]:
+    """The objects of a program that prints one a line, and a remark here and there."""
+    found = []
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):
+            values = json.loads(line)
+            if isinstance(values, dict):
+                found.append(values)
+    return found
+
+
+def _number(value: Any) -> int | None:
+    """A number of BeeGFS 8; None for what is unlimited or not known: words, -1, and the largest there is."""
+    text = str(value)
+    return int(text) if text.isdecimal() and int(text) < (1 << 63) - 1 else None
 
 
 def _size(text: str) -> int | None:
