@@ -64,7 +64,9 @@ def site() -> Iterator[DemoSite]:
             for name in ("prolog.sh", "epilog.sh"):
                 demo.run(node, "mv", f"/etc/slurm/{name}.kept", f"/etc/slurm/{name}")
             demo.run(node, "rm", "-rf", "/usr/local/sbin/beeond", f"{CACHE}/beeond", "/run/beeond-fails")
-            demo.run("head", "scontrol", "update", f"NodeName={node}", "AvailableFeatures=")
+            demo.run(
+                "head", "scontrol", "update", f"NodeName={node}", "AvailableFeatures=", "ActiveFeatures="
+            )
         for host in HOSTS:
             demo.run(host, "mv", f"{TOML}.kept", TOML)
         demo.run("head", "systemctl", "restart", "carme-broker")

@@ -38,6 +38,7 @@ _OURS = re.compile(r"carme_[0-9]+_[0-9a-f]{24}")
 #: So many copies on a node are told to Slurm, the ones that were used last.
 _TOLD = 64
 _SECONDS = 60
+_NOBODY = 65534  # the group of nobody in particular
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -283,11 +284,17 @@ def become(uid: int, do: Callable[[], str]) -> str:
         try:
             os.close(reading)
             if os.geteuid() == 0:
-                account = pwd.getpwuid(uid)
-                os.initgroups(account.pw_name, account.pw_gid)
-                os.setgid(account.pw_gid)
+                try:
+                    account = pwd.getpwuid(uid)
+                except KeyError:  # an account that is gone has left something
+                    os.setgroups([])
+                    os.setgid(_NOBODY)
+                    os.environ["HOME"] = "/"
+                else:
+                    os.initgroups(account.pw_name, account.pw_gid)
+                    os.setgid(account.pw_gid)
+                    os.environ["HOME"] = account.pw_dir
                 os.setuid(uid)
-                os.environ["HOME"] = account.pw_dir
             os.chdir("/")
             os.umask(0o077)
             with os.fdopen(writing, "w") as pipe:

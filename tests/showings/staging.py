@@ -1,0 +1,139 @@
+"""Data in one journey: uploaded, a dataset, on the node before a session begins, found by the next one."""
+
+import io
+import json
+import random
+import re
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from browser.conftest import log_in
+from playwright.sync_api import Page, expect
+
+from demo_site import DemoSite, wait_until
+
+CACHE = "/var/cache/carme/data"
+RESULTS = "/home/user1/showing-results"
+NAME = "showing-points"
+#: So many files, and so many random bytes beside, that the progress of copying can be seen.
+FILES, EXTRA = 400, 3 << 30
+# A line through the points, found by steps down the slope, from the node's own disk.
+TRAIN = """
+import glob, json, os
+data, results = os.environ["CARME_DATA"] + "/showing-points", os.environ["CARME_RESULTS"]
+points = [tuple(map(float, line.split())) for name in glob.glob(data + "/part*") for line in open(name)]
+a = b = 0.0
+for _ in range(300):
+    da = sum((a * x + b - y) * x for x, y in points) / len(points)
+    db = sum((a * x + b - y) for x, y in points) / len(points)
+    a, b = a - da, b - db
+json.dump([round(a, 1), round(b, 1)], open(results + "/line.json", "w"))
+print(json.dumps([len(points), os.path.realpath(data), round(a, 1), round(b, 1)]))
+"""
+
+
+def archive(folder: Path) -> Path:
+    """What a user has on their computer."""
+    chance = random.Random(1)
+    path = folder / f"{NAME}.tar.gz"
+    with tarfile.open(path, "w:gz") as packed:
+        for number in range(FILES):
+            values = [chance.random() for _ in range(10)]
+            text = "".join(f"{x} {3 * x + 1}\n" for x in values).encode()
+            member = tarfile.TarInfo(f"{NAME}/part{number}")
+            member.size = len(text)
+            packed.addfile(member, io.BytesIO(text))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(demo: DemoSite) -> Iterator[None]:
+    def tidy() -> None:
+        demo.end_all_jobs()
+        catalogue = "/home/user1/.local/share/carme/datasets"
+        demo.run("head", "sh", "-c", f"rm -rf {RESULTS} /home/user1/{NAME}* {catalogue}/{NAME}.json")
+        for node in ("n1", "n2"):
+            demo.run(node, "sh", "-c", f"rm -rf {CACHE}/users/* && /opt/carme/venv/bin/carme-janitor")
+
+    tidy()
+    yield
+    tidy()
+
+
+def fill_in(page: Page, title: str) -> None:
+    """The start form of a session with the dataset, as the catalogue's link opens it."""
+    page.goto(f"/?stage={NAME}#start-heading")
+    expect(page.locator("#id_stage")).to_have_value(NAME)
+    page.get_by_label("Title").fill(title)
+    page.locator("#id_image").select_option("base")
+    page.locator("#id_gpus_per_node").fill("0")
+    page.locator("#id_minutes").fill("20")
+    page.locator("#id_results").fill(RESULTS)
+
+
+def test_from_an_upload_to_results_and_the_cache(
+    page: Page, demo: DemoSite, keep: Callable[[str], None], tmp_path: Path
+) -> None:
+    log_in(page, demo)
+    page.goto("/files/")
+    page.locator("#upload-files").set_input_files(archive(tmp_path))
+    expect(page.locator("#uploads")).to_contain_text("Sent", timeout=60_000)
+    page.goto("/files/")
+    row = page.locator("tr", has_text=f"{NAME}.tar.gz")
+    row.locator("summary").click()
+    row.get_by_role("link", name="Make it a dataset").click()
+    page.get_by_label("What it is").fill("Points near a line")
+    page.get_by_label("Licence").fill("CC0")
+    keep("staging-1-an-upload-becomes-a-dataset")
+    page.get_by_role("button", name="Add", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/"))
+    catalogue = f"/home/user1/.local/share/carme/datasets/{NAME}.json"
+    entered = ("cat", catalogue)
+    wait_until("it is entered", lambda: demo.run("head", *entered, check=False).stdout, timeout=90)
+    page.goto("/datasets/")
+    expect(page.locator("tr", has_text=NAME)).to_contain_text("CC0")
+    keep("staging-2-the-catalogue")
+
+    # A version never changes: what makes copying last is a second one, with random bytes beside.
+    extra = f"head -c {EXTRA} /dev/urandom >/home/user1/{NAME}/bytes"
+    demo.run("head", "sh", "-c", extra, user="user1", timeout=300)
+    demo.carme("datasets", "add", NAME, f"/home/user1/{NAME}", timeout=300)
+
+    fill_in(page, "Trains from the node's disk")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_role("heading", name="Trains from the node's disk")).to_be_visible()
+    expect(page.locator("#live")).to_contain_text(re.compile(r"\d+ %"), timeout=60_000)
+    keep("staging-3-data-comes-before-the-session")
+    expect(page.locator(".status .state").first).to_have_text("Ready", timeout=180_000)
+    first = re.findall(r"/sessions/(s[a-z0-9]{8})/", page.url)[0]
+    with demo.visitor("user1") as visitor, visitor.kernel(visitor.open(first)) as kernel:
+        cell = kernel.run(TRAIN, timeout=60)
+        assert cell.ok, cell.output
+        points, path, slope, offset = json.loads(cell.output)
+    assert (points, slope, offset) == (FILES * 10, 3, 1) and path.startswith(f"{CACHE}/users/")
+    keep("staging-4-it-runs")
+    begun = time.monotonic()
+    page.locator("#stop").click()
+    page.get_by_role("button", name="Stop the session").click()
+    expect(page.get_by_role("button", name="Stop the session")).to_have_count(0)
+    page.goto(f"/sessions/{first}/")
+    expect(page.locator(".status .state").first).to_have_text("Ended", timeout=90_000)
+    found = ("cat", f"{RESULTS}/line.json")
+    wait_until("the results are out", lambda: demo.run("head", *found, check=False).stdout == "[3.0, 1.0]")
+    print(f"results were out after {time.monotonic() - begun:.0f} s")
+    page.goto("/datasets/")
+    expect(page.locator("tr", has_text=NAME)).to_contain_text(re.compile("n[12]"), timeout=30_000)
+    keep("staging-5-where-the-copies-are")
+
+    fill_in(page, "Finds the copy")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.locator(".status .state").first).to_have_text("Ready", timeout=90_000)
+    second = re.findall(r"/sessions/(s[a-z0-9]{8})/", page.url)[0]
+    (job,) = [job for job in demo.carme_json("jobs") if job["name"] == f"session-{second}"]
+    log = demo.carme("logs", str(job["id"])).stdout
+    assert f"{NAME}: it was there already" in log
+    print(re.search(rf"{NAME}: it was there already[^\n]*", log))
+    keep("staging-6-the-next-one-starts-at-once")
