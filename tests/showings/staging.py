@@ -80,9 +80,8 @@ def test_from_an_upload_to_results_and_the_cache(
     log_in(page, demo)
     page.goto("/files/")
     page.locator("#upload-files").set_input_files(archive(tmp_path))
-    expect(page.locator("#uploads")).to_contain_text("Sent", timeout=60_000)
-    page.goto("/files/")
     row = page.locator("tr", has_text=f"{NAME}.tar.gz")
+    expect(row).to_be_visible(timeout=60_000)  # the page shows the folder anew when all has arrived
     row.locator("summary").click()
     row.get_by_role("link", name="Make it a dataset").click()
     page.get_by_label("What it is").fill("Points near a line")
