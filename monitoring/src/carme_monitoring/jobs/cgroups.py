@@ -33,7 +33,6 @@ _MOST_REMEMBERED = 1 << 14
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
 #: By major: NVIDIA's GPUs (from 254 on are control devices, which every job may open), others' render nodes.
 _GPU_MINORS = {"195": range(254), "226": range(128, 1 << 20)}
-_V1_IO = "blkio.throttle.io_service_bytes_recursive"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -174,7 +173,13 @@ class Cgroups:
         for controller in _V1:
             for slurm in self._folders.names(f"{self._root}/{controller}") if controller in mounted else ():
                 if slurm.startswith("slurm"):
-                    self._add(jobs, f"{controller}/{slurm}", [other for other in _V1 if other in mounted])
+                    used = [
+                        other
+                        for other in _V1
+                        # Slurm makes groups of those alone that it is configured for.
+                        if other in mounted and os.path.exists(f"{self._root}/{other}/{slurm}")  # noqa: PTH110
+                    ]
+                    self._add(jobs, f"{controller}/{slurm}", used)
             if jobs:
                 break  # the others have the same folders: looking through each would cost most of a scrape
         return list(jobs.values())
@@ -302,12 +307,12 @@ class Cgroups:
         memory = job.by_controller.get("memory", "")
         cpu = job.by_controller.get("cpuacct", "")
         cpu_times = _table(says(f"{cpu}/cpuacct.stat"))
-        io, pids = job.by_controller.get("blkio", ""), job.by_controller.get("pids", "")
-        read, written = _blkio(says(f"{io}/{_V1_IO}"))
+        io, pids = job.by_controller.get("blkio"), job.by_controller.get("pids")
+        read, written = _blkio(says(f"{io}/blkio.throttle.io_service_bytes_recursive") if io else "")
         steps: dict[str, StepUsage] = {}
         for step in self._folders.names(memory):
             if found := _STEP.match(step):
-                of_step = _blkio(says(f"{io}/{step}/{_V1_IO}"))
+                # Of version 1 Slurm makes groups with I/O and threads for jobs at most.
                 steps[found[1]] = StepUsage(
                     _scaled(_number(says(f"{cpu}/{step}/cpuacct.usage")), 1e-9),
                     _minus(
@@ -316,8 +321,6 @@ class Cgroups:
                     ),
                     _number(says(f"{memory}/{step}/memory.max_usage_in_bytes")),
                     self._kills_beneath(job.job_id, f"{memory}/{step}"),
-                    *of_step,
-                    _number(says(f"{pids}/{step}/pids.current")),
                 )
         return Usage(
             job_id=job.job_id,
@@ -333,7 +336,7 @@ class Cgroups:
             oom_kills=self._kills_of(job.job_id, memory),
             read_bytes=read,
             written_bytes=written,
-            threads=_number(says(f"{pids}/pids.current")),
+            threads=_number(says(f"{pids}/pids.current")) if pids else None,
             devices=_devices(says(f"{job.by_controller.get('devices', '')}/devices.list"))
             if devices
             else None,

@@ -160,9 +160,10 @@ class NodeCollector(Collector):
                 job_id = next((number for number in jobs.values() if number), None)
             place = (_name(reading), gpu.uuid)
             if not reading.lost:
-                others = [pid for pid, number in jobs.items() if number is None or number != job_id]
                 # What has ended since the library listed it is nobody's any more.
-                foreign.add_metric(place, sum(map(self._cgroups.is_there, others)))
+                nobody = [pid for pid, number in jobs.items() if number is None]
+                others = sum(number is not None and number != job_id for number in jobs.values())
+                foreign.add_metric(place, others + sum(map(self._cgroups.is_there, nobody)))
             for process in _largest(reading.processes):
                 if (owner := jobs[process.pid]) is not None:
                     named_so = (*_whose(owner, users, allocations), *place, str(process.pid))
