@@ -1,5 +1,7 @@
 """The errors of the platform: what was wrong, what was expected, what to do."""
 
+from carme.translation import translated
+
 __all__ = [
     "BrokerTimeout",
     "BrokerUnavailable",
@@ -33,7 +35,8 @@ class CarmeError(Exception):
         self.field = field
 
     def __str__(self) -> str:
-        return f"{self.message} {self.remedy}".strip()
+        """Message and remedy, in the reader's language where one is followed."""
+        return f"{translated(self.message)} {translated(self.remedy)}".strip()
 
     def __reduce__(self) -> tuple[type["CarmeError"], tuple[str, str, str, str | None]]:
         return type(self), (self.message, self.remedy, self.code, self.field)

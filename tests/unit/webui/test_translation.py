@@ -2,6 +2,7 @@
 
 import gettext
 import importlib.util
+import json
 import re
 from datetime import UTC, datetime
 from io import BytesIO
@@ -16,11 +17,13 @@ from django.utils import translation
 import carme_webui
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import span_words
+from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import tell
 
-from .conftest import Browser
-from .fake_broker import FakeBroker
+from .conftest import Browser, Program
+from .fake_broker import FakeBroker, make_job
+from .test_sessions import FORM
 
 LOCALE = Path(carme_webui.__file__).parent / "locale/de/LC_MESSAGES"
 PLACES = re.compile(r"%\(\w+\)(?:\.\d+)?[sdrf]|%[sdr]")
@@ -119,3 +122,25 @@ def test_times_in_words() -> None:
     with translation.override("de"):
         assert span_words(start, end) == "Mo 2. Nov, 13:30 bis 15:30"
         assert span_words(start, end.replace(day=3)) == "Mo 2. Nov, 13:30 bis Di 3. Nov, 15:30"
+
+
+def test_what_carme_refuses_is_german_on_pages_and_in_the_api(
+    browser: Browser, program: Program, broker: FakeBroker
+) -> None:
+    german = {"accept-language": "de"}
+    form = {**FORM, "csrfmiddlewaretoken": browser.token("/"), "minutes": "601"}
+    page = browser.post("/sessions/start/", form, headers={"origin": "https://carme.example:8443", **german})
+    assert page.status_code == 422 and "dauert höchstens 10 Stunden, nicht" in page.content.decode()
+    sent = json.dumps({"image": "torch", "minutes": 60, "nodes": 9})
+    answer = program.post("/api/v1/sessions", sent, content_type="application/json", headers=german)
+    assert answer.json()["detail"].endswith("Verlangen Sie 1 bis 2.")
+    english = program.post("/api/v1/sessions", sent, content_type="application/json")
+    assert english.json()["detail"].endswith("Ask for 1 to 2.")
+
+
+def test_why_a_job_waits_is_german_on_its_page(browser: Browser, broker: FakeBroker) -> None:
+    Job.store([broker.put(make_job(7, state="PENDING", reason="Priority", kind="batch"))])
+    for page in ("/jobs/", "/jobs/7/"):
+        german = browser.get(page, headers={"accept-language": "de"}).content.decode()
+        assert "Andere Jobs mit höherem Rang warten vor diesem" in german
+        assert "Other jobs with a higher priority" in browser.get(page).content.decode()

@@ -7,6 +7,7 @@ import sys
 
 from carme import __version__
 from carme.errors import CarmeError
+from carme.translation import follow, language_of_terminal
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -32,6 +33,7 @@ ALONE = ("data",)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
+    follow(language_of_terminal)
     arguments = sys.argv[1:] if arguments is None else arguments
     first = arguments[0] if arguments else ""
     options = _parser((first,) if first in ALONE else COMMANDS).parse_args(arguments)

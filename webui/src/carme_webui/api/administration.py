@@ -17,6 +17,7 @@ from carme import api as wire
 from carme.bookings import YEARS, BookingState
 from carme.errors import InvalidRequest
 from carme.jobs import Job, Node
+from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.administration import desk
 from carme_webui.administration.people import take_in
@@ -197,7 +198,7 @@ def list_all_jobs(request: HttpRequest, search: Query[Found]) -> Any:
 def _job(job: Job) -> wire.OthersJob:
     same = set(wire.OthersJob.model_fields) - {"active", "explanation"}
     values = {name: getattr(job, name) for name in same}
-    return wire.OthersJob(**values, active=job.is_active, explanation=job.explanation)
+    return wire.OthersJob(**values, active=job.is_active, explanation=translated(job.explanation))
 
 
 @router.post("/jobs/{number}/stop", response=answers(wire.OthersJob, *REFUSED))

@@ -6,15 +6,17 @@ from typing import Annotated, Any, Literal
 from django.db.models import Model, QuerySet
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from carme.api import App, BookingOut, ImageBuild, Overview, ProjectOut, SessionOut, SupplyOut
+from carme.api import App, BookingOut, ImageBuild, JobOut, Overview, ProjectOut, SessionOut, SupplyOut
 from carme.bookings import YEARS, BookingState, Wish
 from carme.jobs import Cluster, SessionOptions
 from carme.sessions import SessionState
+from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.bookings.data import stages_of
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import Supply
 from carme_webui.images.models import OwnImage
+from carme_webui.jobs.models import Job
 from carme_webui.jobs.submissions import Staged
 from carme_webui.projects.models import Project
 from carme_webui.sessions import models as sessions
@@ -37,6 +39,7 @@ __all__ = [
     "Words",
     "booking_out",
     "image_out",
+    "job_out",
     "overview_of",
     "page_of",
     "project_out",
@@ -182,9 +185,10 @@ class Decision(_Said):
 def session_out(row: "sessions.Session", apps: list[App] | None = None) -> SessionOut:
     """What is sent of a session."""
     told = row.last_told
-    same = ("name", "title", "ending", "label", "explanation", "job_id", "created", "changed")
+    same = ("name", "title", "ending", "label", "job_id", "created", "changed")
     return SessionOut(
         **{name: getattr(row, name) for name in same},
+        explanation=translated(row.explanation),
         state=SessionState(row.state),
         options=row.asked_for,
         node_list=told.node_list if told else "",
@@ -192,6 +196,11 @@ def session_out(row: "sessions.Session", apps: list[App] | None = None) -> Sessi
         stops_idle=told.stops_idle if told and not row.is_over else None,
         apps=apps or [],
     )
+
+
+def job_out(row: Job) -> JobOut:
+    """What is sent of a job."""
+    return JobOut.model_validate(row).model_copy(update={"explanation": translated(row.explanation)})
 
 
 def booking_out(row: Booking, reader: User | None = None) -> BookingOut:

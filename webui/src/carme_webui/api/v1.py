@@ -226,7 +226,7 @@ def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
     states = FILTERS[search.state][1] if search.state else ()
     asked = search.model_dump(include={"kind", "partition", "since", "until", "array"})
     rows = Search(text=search.q.strip(), states=states, **asked).within(own_jobs(asker(request)))
-    return page_of(rows, search, wire.JobOut.model_validate)
+    return page_of(rows, search, schemas.job_out)
 
 
 @jobs.post("", response=answers(wire.Submitted, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
@@ -282,7 +282,7 @@ def show_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task)
             return _never_begun(user, job_id, task)
         Job.store([known])
         row = _my_job(user, known.id)
-    return row
+    return schemas.job_out(row)
 
 
 def _never_begun(user: User, array_id: int, task: int) -> wire.JobOut:

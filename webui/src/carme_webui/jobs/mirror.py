@@ -14,6 +14,7 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError, NotFound
 from carme.jobs import Job as Told
 from carme.jobs import JobState
+from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job, Mirror
 from carme_webui.news import news
@@ -119,7 +120,12 @@ def _tell_ended(ended: Iterable[Told]) -> None:
                 owner,
                 lambda row=row: (
                     _("Your job %(number)s (%(name)s) has ended: %(state)s. %(why)s")
-                    % {"number": row.id, "name": row.name, "state": row.state_label, "why": row.explanation}
+                    % {
+                        "number": row.id,
+                        "name": row.name,
+                        "state": row.state_label,
+                        "why": translated(row.explanation),
+                    }
                 ),
                 Kind.JOB_OVER,
                 key=f"job:{job.id}:{job.submitted}",

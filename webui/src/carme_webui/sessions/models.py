@@ -17,6 +17,7 @@ from carme.images import app_path
 from carme.jobs import LOG_FOLLOWS, SessionOptions
 from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, SessionState, Step
 from carme.sessions import Session as Told
+from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.profile.kinds import Kind
@@ -179,7 +180,7 @@ class Session(models.Model):
                 self.owner,
                 lambda: (
                     _("Your session “%(title)s” is over: %(how)s. %(why)s")
-                    % {"title": self.title, "how": self.label, "why": self.explanation}
+                    % {"title": self.title, "how": self.label, "why": translated(self.explanation)}
                 ),
                 Kind.SESSION_OVER,
                 key=f"over:{self.name}",
