@@ -4,8 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.contrib import messages
@@ -18,6 +20,7 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -30,7 +33,7 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings import data, desk
 from carme_webui.bookings.forms import BookingForm, Kind, kinds, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
-from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
+from carme_webui.bookings.lanes import Cell, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking, site_zone, span_words
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
@@ -51,6 +54,7 @@ VIEWS = {"day": (1, timedelta(minutes=30)), "week": (7, timedelta(hours=3))}
 LANES = 40
 #: Stands for a node's name, in which it cannot be.
 PLACEHOLDER = "\0"
+PAST_CELL = SafeString('<td class="past"></td>')
 FEED_DAYS = 60  # of the past that a feed still shows
 
 
@@ -70,7 +74,9 @@ def calendar(request: HttpRequest) -> HttpResponse:
     names = {name for name, _available in page}
     start, end = columns[0].slots[0].start, columns[-1].slots[-1].end
     items = [item for item in _items(user, names, running, reservations, start, end) if item.node in names]
-    lanes = lay_out(page, items, columns, _free_cells(columns, kind, length, now))
+    past = sum(slot.end <= now for one in columns for slot in one.slots)
+    free = _free_columns(first, view, past, kind.key if kind else "", get_language(), zone)
+    lanes = lay_out(page, items, columns, _free_cells(free))
     rows = list(Booking.near_to(user))
     mine = [row for row in rows if row.may_be_used_by(user)]
     waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []
@@ -408,38 +414,42 @@ def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]
     ]
 
 
-def _free_cells(
-    columns: list[Day], kind: Kind | None, length: timedelta, now: datetime
-) -> Callable[[str, bool, Sequence[Slot]], SafeString]:
-    """What makes the cells of free times; what all nodes have in common is made once."""
-    pattern: dict[datetime, str] = {}
-    zone, address = site_zone(), reverse("booking-new")
-    past = SafeString('<td class="past"></td>')
-    for column in (slot for day in columns for slot in day.slots):
-        if column.end <= now:
-            pattern[column.start] = past
-            continue
+@lru_cache(maxsize=64)
+def _free_columns(
+    first: date, view: str, past: int, kind: str, language: str | None, zone: ZoneInfo
+) -> dict[datetime, str]:
+    """The cell of each column where a node is free, by the column's beginning; the same for all readers.
+
+    Args:
+        past: How many of the columns are over.
+        language: That of the words; they are made in the one that is active.
+    """
+    days, length = VIEWS[view]
+    columns = [slot for day in slots_of(first, days, length, zone) for slot in day.slots]
+    pattern: dict[datetime, str] = {column.start: PAST_CELL for column in columns[:past]}
+    for column in columns[past:]:
         start = column.start.astimezone(zone)
         query = urlencode(
-            {
-                "kind": kind.key if kind else "",
-                "start": start.isoformat(),
-                "minutes": length // timedelta(minutes=1),
-            }
+            {"kind": kind, "start": start.isoformat(), "minutes": length // timedelta(minutes=1)}
         )
         pattern[column.start] = format_html(
             '<td><a class="free" href="{}?{}" data-start="{}"><span class="unseen">{}</span></a></td>',
-            address,
+            reverse("booking-new"),
             query,
             start.isoformat(),
             _("Book %(node)s from %(when)s")
             % {"node": PLACEHOLDER, "when": date_format(start, _("D j M, H:i"))},
         )
+    return pattern
+
+
+def _free_cells(pattern: dict[datetime, str]) -> Callable[[str, bool, Sequence[Slot]], SafeString]:
+    """What makes the cells of free times; what all nodes have in common is made once."""
     made: dict[tuple[datetime, int], str] = {}
 
     def free(node: str, available: bool, slots: Sequence[Slot]) -> SafeString:
         if not available:
-            return SafeString(past * len(slots))
+            return SafeString(PAST_CELL * len(slots))
         run = slots[0].start, len(slots)
         if run not in made:
             made[run] = "".join(pattern[slot.start] for slot in slots)
