@@ -9,9 +9,10 @@ import pytest
 import simulated_quota
 from django.conf import settings as django_settings
 
-from .conftest import Browser
+from .conftest import Browser, Program
 from .fake_broker import FakeBroker
 from .fake_hub import FakeHub
+from .test_jobs import FIELDS
 from .test_sessions import start
 
 pytestmark = pytest.mark.usefixtures("at_once")
@@ -91,3 +92,23 @@ def test_the_site_s_other_folders_are_told_where_they_are_there(
     found = text(browser.get("/files/room/"))  # the simulated kernel has the same quota everywhere
     assert "Home 976.6 MB" in found and "scratch 976.6 MB" in found and "none" not in found
     assert start(browser).status_code == 302
+
+
+def test_programs_and_batch_jobs_are_refused_as_well(
+    browser: Browser, program: Program, quota: FakeBroker, hub: FakeHub
+) -> None:
+    uses(quota, 2_000_000)
+    browser.get("/files/room/")
+    sentence = "Home is full"
+    for path, asked in (
+        ("jobs", {"command": ["true"]}),
+        ("jobs/check", {"command": ["true"]}),
+        ("sessions", {"image": "torch", "minutes": 5}),
+    ):
+        answer = program.ask("post", path, asked)
+        assert answer.status_code == 422 and sentence in answer.json()["detail"], (path, answer.content)
+    answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **FIELDS)
+    assert answer.status_code == 422 and sentence in answer.content.decode()
+    assert not hub.servers and not quota.asked_for("submit")
+    uses(quota, 1_000_000)
+    assert program.ask("post", "jobs", {"command": ["true"]}).status_code == 201

@@ -40,6 +40,7 @@ from carme_webui.bookings.forms import kinds
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, images, picture, supplies
 from carme_webui.files.desk import numbers_of
+from carme_webui.files.room import check_room
 from carme_webui.images import desk as image_desk
 from carme_webui.images.catalogue import images_of
 from carme_webui.images.models import OwnImage
@@ -186,6 +187,7 @@ def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
     usable = Booking.usable(user, timezone.now())
     projects = list(Project.of(user))
     actions.check_options(options, broker().cluster(), images_of(user), settings.SITE, usable, projects)
+    check_room(user)
     found, created = actions.start(user, options, asked.name or new_name())
     return Status(HTTPStatus.CREATED if created else HTTPStatus.OK, _session(found))
 

@@ -6,7 +6,7 @@ from django.core.cache import cache
 from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 
-from carme.errors import CarmeError
+from carme.errors import CarmeError, InvalidRequest
 from carme.files.client import Files
 from carme.storage import Space
 from carme.storage.space import FEW
@@ -14,7 +14,7 @@ from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
 from carme_webui.files.places import Place, places_of
 
-__all__ = ["Room", "refusal", "rooms"]
+__all__ = ["Room", "check_room", "refusal", "rooms"]
 
 #: Seconds for which a file system may be silent: one that hangs must not hold up the page for longer.
 PATIENCE = 5.0
@@ -101,6 +101,12 @@ def refusal(user: User) -> str:
         return ""
     full = cache.get(_key(user))
     return found[0].warning if full and found else ""
+
+
+def check_room(user: User) -> None:
+    """Refuse to start what would die of a full home. Raises InvalidRequest."""
+    if full := refusal(user):
+        raise InvalidRequest(full)
 
 
 def _key(user: User) -> str:

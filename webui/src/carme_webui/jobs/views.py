@@ -26,7 +26,6 @@ from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
-from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
 from carme_webui.jobs.arrays import tasks_of, tell_summaries
@@ -153,8 +152,6 @@ def submit(request: HttpRequest) -> HttpResponse:
         form = _form(user, cluster, initial=_begin(request))
         return _form_page(request, form, banner)
     form = _form(user, cluster, data=request.POST)
-    if full := refusal(user):
-        form.add_error(None, full)
     if form.is_valid() and form.asked is not None:
         site = broker()
         try:
