@@ -8,14 +8,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from carme_monitoring.exposition import text
+from carme_monitoring.gpus import GpuWatch
 from carme_monitoring.jobs import Allocations, Cgroups, StepUsage
+from carme_monitoring.node.collector import NodeCollector
 
 
 def write(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content)
 
 
 @pytest.fixture
@@ -274,3 +278,26 @@ def test_records_of_the_prolog(tmp_path: Path):
 
 def test_no_folder_of_records(tmp_path: Path):
     assert Allocations(tmp_path / "none").all() == {}
+
+
+def test_a_job_s_series_are_few_and_vanish_with_it(root: Path, tmp_path: Path):
+    records = tmp_path / "allocations"
+    records.mkdir()
+    write(root, cgroup__controllers="cpu memory io pids\n")
+    registry = CollectorRegistry()
+    cgroups = Cgroups(root, tmp_path / "proc")
+    registry.register(NodeCollector(GpuWatch([]), cgroups, Allocations(records)))
+
+    def series() -> int:
+        return sum(1 for line in text(registry.collect()).splitlines() if not line.startswith(b"#"))
+
+    before = series()
+    for number in range(1, 101):
+        version_two(root, name=f"job_{number}")
+        (records / f"{number}.json").write_text(f'{{"user": "user{number}", "gpus": "", "cpus": 2}}')
+    # What it is, two of its processor time, five levels and three counters; two of each of its steps.
+    assert series() - before == 100 * (11 + 2 * 2)
+    for number in range(1, 101):
+        shutil.rmtree(root / f"system.slice/slurmstepd.scope/job_{number}")
+        (records / f"{number}.json").unlink()
+    assert series() == before
