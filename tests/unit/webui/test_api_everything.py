@@ -9,6 +9,8 @@ from urllib.parse import quote
 import pytest
 from auditlog.models import LogEntry
 from django.conf import settings as django_settings
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from carme.errors import SlurmError
@@ -422,3 +424,48 @@ def test_the_start_of_maintenance_that_has_begun_stays(root: Program, broker: Fa
 def test_policies_are_told(root: Program) -> None:
     told = {part["title"]: part["values"] for part in root.ask("get", "admin/policies").json()}
     assert told["Sessions"]["maximum_minutes"] == 600
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "admin/users",
+        "admin/record",
+        "admin/jobs",
+        "admin/approvals",
+        "news/all",
+        "maintenance",
+        "projects",
+        "notices",
+    ],
+)
+def test_questions_to_the_database_do_not_grow_with_rows(
+    root: Program, admin: User, broker: FakeBroker, path: str
+) -> None:
+    def add(number: int) -> None:
+        user = User.objects.create_user(f"user{number}")
+        project = Project.objects.create(name=f"project{number}", title="x")
+        for one in (user, admin):
+            project.memberships.create(user=one)
+        project.invitations.create(user=User.objects.create_user(f"guest{number}"))
+        times = {"start": timezone.now() + timedelta(hours=1), "end": timezone.now() + timedelta(hours=2)}
+        Booking.objects.create(
+            name=f"carme-{number:012}", owner=user, project=project, title="x", partition="gpu",
+            gpu_type="a100", gpus_per_node=4, node_names=["n1"], state="requested", **times,
+        )  # fmt: skip
+        Maintenance.objects.create(title="x", node_names=["n1"], **times)
+        News.objects.create(title="x")
+        tell(admin, "x")
+        broker.put(make_job(number, user=user.username))
+
+    def asked() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            assert root.ask("get", path).status_code == 200
+        return len(queries)
+
+    add(1)
+    asked()  # notes that the token was used
+    before = asked()
+    for number in range(2, 8):
+        add(number)
+    assert asked() == before

@@ -123,7 +123,7 @@ def test_markup_of_a_build_is_shown_as_text(browser: Browser, broker: FakeBroker
     end(broker, OwnImage.objects.get(), packages={"<b>bold": "1"}, description="<i>it")
     page = text(browser.get(PAGE))
     assert "<script>x" not in page and "<b>bold" not in page and "<i>it" not in page
-    assert "&lt;b&gt;bold" in page
+    assert "&lt;b&gt;bold" in page and DIGEST in page
 
 
 @pytest.mark.parametrize(
