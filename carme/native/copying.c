@@ -220,8 +220,8 @@ static int verified(hasher hash, struct digest wanted, const char *block, const 
 /* The contents of a small file, and their verification. */
 static int fill(const struct manner *manner, int one, int other, size_t size, char *block, char *back)
 {
-    /* One more than there should be: it may have grown. */
-    if (read_all(one, block, size + 1, 0) != (ssize_t)size)
+    /* Whether it has grown meanwhile is seen by its status. */
+    if (read_all(one, block, size, 0) != (ssize_t)size)
         return -1;
     if (!size)
         return 0;
@@ -234,7 +234,7 @@ static int fill(const struct manner *manner, int one, int other, size_t size, ch
     if (manner->verify == VERIFY_DEVICE
         && (fdatasync(other) || posix_fadvise(other, 0, 0, POSIX_FADV_DONTNEED)))
         return -1;
-    return read_all(other, back, size + 1, 0) == (ssize_t)size && verified(hash, wanted, block, back, size) ? 0 : -1;
+    return read_all(other, back, size, 0) == (ssize_t)size && verified(hash, wanted, block, back, size) ? 0 : -1;
 }
 
 /* Copy one file, if it is a plain small one; else, and if anything fails, nothing is left of it. */
