@@ -109,9 +109,7 @@ def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
     (source / "large").write_bytes(os.urandom(1 << 20) * 640)
     # Ten parts; a limit makes it last about six seconds.
     slow = subprocess.Popen(
-        command(
-            "copy", str(source), str(target), "--bandwidth", "128M", "--workers", "1", "--verify", "none"
-        ),
+        command("copy", str(source), str(target), "--bandwidth", "128M", "--workers", "1"),
         stdout=subprocess.DEVNULL,
     )
     journal = target / STATE / "journal.sqlite"
