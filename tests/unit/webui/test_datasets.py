@@ -100,7 +100,8 @@ def test_copies_and_versions_are_told(
     browser: Browser, broker: FakeBroker, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = entered("ab", "/data/x")
-    told = f'{{"title": "X", "licence": "", "versions": [{json.dumps(version)}]}}'
+    older = entered("ef", "/data/<b>")
+    told = f'{{"title": "X", "licence": "", "versions": [{json.dumps(older)}, {json.dumps(version)}]}}'
     (home / OWN / "x.json").write_text(told)
     for name, wrong in (("broken", "{"), ("list", "[]"), ("none", '{"versions": []}'), ("a b", told)):
         (home / OWN / f"{name}.json").write_text(wrong)
@@ -116,7 +117,9 @@ def test_copies_and_versions_are_told(
     ]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
     words = text(browser.get("/datasets/"))
-    assert "x X abababababab" in words and "not there" in words and "yours n2 /data/x" in words
+    assert "All 2 versions x efefefefefef 3 files, 5 B, added 1 Jan 2026 /data/&lt;b&gt;" in words
+    assert 'href="/?stage=x@efefefefefef"' in browser.get("/datasets/").content.decode()
+    assert "abababababab" in words and "not there" in words and "yours n2 /data/x" in words
     assert "broken" not in words and "pipe" not in words
 
 

@@ -73,7 +73,11 @@ def _uid(user: User) -> int | None:
 def _shown(one: Dataset, known: UserDatasets, user: User, nodes: list[Node]) -> dict[str, Any]:
     newest = one.version()
     uid = _uid(user)
-    places = copies(one, nodes, uid)[newest.digest] if uid is not None else []
+    places = copies(one, nodes, uid) if uid is not None else {}
+    older = [
+        {"version": each, "size": size(each.size), "copies": places.get(each.digest, [])}
+        for each in reversed(one.versions[:-1])
+    ]
     return {
         "name": one.name,
         "title": one.title,
@@ -81,7 +85,8 @@ def _shown(one: Dataset, known: UserDatasets, user: User, nodes: list[Node]) -> 
         "newest": newest,
         "size": size(newest.size),
         "readers": known.readers(one),
-        "versions": one.versions,
+        "versions": len(one.versions),
+        "older": older,
         "site": one.site,
-        "copies": places,
+        "copies": places.get(newest.digest, []),
     }
