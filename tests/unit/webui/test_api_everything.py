@@ -382,7 +382,9 @@ def test_bookings_are_approved_where_they_wait(
     name = program.ask("post", "bookings", wish).json()["name"]
     (waiting,) = root.ask("get", "admin/approvals").json()["items"]
     assert (waiting["name"], waiting["owner"]) == (name, "alice")
-    assert root.ask("post", f"bookings/{name}/decision", {"approve": True}).json()["state"] == "approved"
+    answer = {"approve": True, "reason": "Good  luck."}
+    assert root.ask("post", f"bookings/{name}/decision", answer).json()["state"] == "approved"
+    assert "Good luck." in Notice.objects.filter(user=alice, kind="booking-decided").get().text
     assert root.ask("get", "admin/approvals").json()["items"] == [] and Booking.objects.get().kept
 
 

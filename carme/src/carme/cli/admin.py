@@ -44,8 +44,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     stop.add_argument("job", metavar="JOB", type=int)
     stop.add_argument("--message", default="", help="what the owner is told")
     command("approvals", "list bookings that wait for an answer", _approvals)
-    command("approve", "approve a booking", _approve, "booking")
-    command("refuse", "refuse a booking", _refuse, "booking")
+    for one in (
+        command("approve", "approve a booking", _approve, "booking"),
+        command("refuse", "refuse a booking", _refuse, "booking"),
+    ):
+        one.add_argument("--reason", default="", help="what its owner is told")
     record = command("record", "search the record of changes: who, when, what, before, after", _record)
     record.add_argument("search", metavar="WORDS", nargs="?", default="")
     record.add_argument("--who", default="", metavar="USER")
@@ -208,13 +211,13 @@ def _approvals(options: argparse.Namespace) -> int:
 
 def _approve(options: argparse.Namespace) -> int:
     with client() as portal:
-        found = portal.admin.decide(options.booking, True)
+        found = portal.admin.decide(options.booking, True, options.reason)
     return _said(options, found, f"Booking {found.name}: {found.label}.")
 
 
 def _refuse(options: argparse.Namespace) -> int:
     with client() as portal:
-        found = portal.admin.decide(options.booking, False)
+        found = portal.admin.decide(options.booking, False, options.reason)
     return _said(options, found, f"Booking {found.name}: {found.label}.")
 
 

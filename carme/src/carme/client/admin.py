@@ -83,9 +83,10 @@ class Admin:
         found = self._items("approvals", limit)
         return [Booking(self._connection, api.BookingOut.model_validate(one)) for one in found]
 
-    def decide(self, booking: str, approve: bool) -> api.BookingOut:
-        """Approve or refuse a booking that waits for that."""
-        found = self._connection.ask("POST", f"bookings/{booking}/decision", {"approve": approve})
+    def decide(self, booking: str, approve: bool, reason: str = "") -> api.BookingOut:
+        """Approve or refuse a booking that waits for that; its owner is told the reason."""
+        asked = {"approve": approve, "reason": reason}
+        found = self._connection.ask("POST", f"bookings/{booking}/decision", asked)
         return api.BookingOut.model_validate(found)
 
     def record(

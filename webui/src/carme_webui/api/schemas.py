@@ -177,9 +177,10 @@ class OfferAnswer(_Said):
 
 
 class Decision(_Said):
-    """A manager's answer to a booking that waits for approval."""
+    """An administrator's answer to a booking that waits for approval; its owner is told the `reason`."""
 
     approve: bool
+    reason: Words = ""
 
 
 def session_out(row: "sessions.Session", apps: list[App] | None = None) -> SessionOut:

@@ -507,10 +507,11 @@ def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = Bo
     """Approve or refuse a booking that waits for that; for administrators."""
     user = require_admin(request)
     found = get_object_or_404(_bookings(), name=name)
+    reason = " ".join(asked.reason.split())
     if asked.approve:
-        desk.approve(found, broker())
+        desk.approve(found, broker(), reason)
     else:
-        desk.deny(found)
+        desk.deny(found, reason)
     _tell(found)
     return schemas.booking_out(found, user)
 
