@@ -271,7 +271,15 @@ def test_sessions_and_bookings(
 ) -> None:
     rules = settings.SITE.bookings.model_copy(update={"enabled": True, "share_percent": 100})
     settings.SITE = settings.SITE.model_copy(update={"bookings": rules})
-    session = client.sessions.start("torch", minutes=30, title="from a program")
+    session = client.sessions.start(
+        "torch", minutes=30, title="from a program", stage=["ram:/data/x"], results="/scratch/r"
+    )
+    options = session.info().options
+    assert [(one.source, one.target) for one in options.stage] == [("/data/x", "ram")]
+    assert options.results == "/scratch/r"
+    with pytest.raises(InvalidRequest, match="no dataset 'nothing'") as caught:
+        client.sessions.start("torch", minutes=30, stage=["nothing"])
+    assert caught.value.field == "stage"
     assert [one.name for one in client.sessions.list()] == [session.name]
     session.stop()
     assert session.state in ("stopping", "ended")

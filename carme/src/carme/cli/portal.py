@@ -68,6 +68,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_size(start)
     start.add_argument("--title", default="", help="a title")
     start.add_argument("--reservation", metavar="NAME", help="booking to run in")
+    start.add_argument("--account", help="Slurm's account that pays; see 'carme projects show'")
+    start.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="[TARGET:]WHAT",
+        help="bring a dataset, or a folder of the cluster, to its nodes before it begins",
+    )
+    start.add_argument("--results", metavar="FOLDER", help="where what the session leaves is copied")
     start.add_argument("--wait", action="store_true", help="wait until it is ready")
     start.set_defaults(run=_start)
     extend = actions.add_parser("extend", help="give a session more time")
@@ -186,6 +195,9 @@ def _start(options: argparse.Namespace) -> int:
             partition=options.partition,
             reservation=options.reservation,
             title=options.title,
+            account=options.account,
+            stage=_words(options),
+            results=options.results,
         )
         known = session.wait() if options.wait else session.info()
     if options.json:

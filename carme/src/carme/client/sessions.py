@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from carme import api
 from carme.client.connection import Connection
@@ -87,6 +88,9 @@ class Sessions:
         reservation: str | None = None,
         title: str = "",
         app: str = "lab",
+        account: str | None = None,
+        stage: Sequence[str] = (),
+        results: str | None = None,
     ) -> Session:
         """Start a session.
 
@@ -96,12 +100,17 @@ class Sessions:
             gpus: On each node.
             reservation: The name of the booking to run in.
             app: What to open in it.
+            account: Slurm's account that pays; a project's is its `account`.
+            stage: What is brought to its nodes before it begins: datasets, or absolute paths of the cluster,
+                with `local:` (default), `scratch:` or `ram:` in front.
+            results: The folder of the cluster to which what it leaves in `CARME_RESULTS` is copied.
 
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
         asked = {"image": image, "minutes": minutes, "gpus_per_node": gpus, "nodes": nodes, "title": title}
         asked |= {"gpu_type": gpu_type, "partition": partition, "reservation": reservation, "app": app}
+        asked |= {"account": account, "stage": list(stage), "results": results}
         return self._made(self._connection.ask("POST", "sessions", asked))
 
     def get(self, name: str) -> Session:

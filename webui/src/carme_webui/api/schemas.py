@@ -110,6 +110,7 @@ class SessionStart(SessionOptions):
     """What to start. With a `name` of your own making (`s` and 8 letters or digits) it may be sent twice."""
 
     name: str | None = Field(default=None, pattern=rf"^{sessions.NAME_PATTERN}$")
+    stage: Staged = Field(default=[])  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class Extension(_Said):

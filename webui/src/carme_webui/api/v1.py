@@ -182,7 +182,8 @@ def list_sessions(request: HttpRequest, search: Query[schemas.SessionSearch]) ->
 def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
     """Start a session. 200 instead of 201: there was one of this name already."""
     user = require(request, "sessions")
-    values = asked.model_dump(exclude={"name"}) | {"title": tidy(asked.title)}
+    stages = [stage.model_dump() for stage in submissions.stages_of(asked.stage, user)]
+    values = asked.model_dump(exclude={"name"}) | {"title": tidy(asked.title), "stage": stages}
     options = SessionOptions.read(values)
     usable = Booking.usable(user, timezone.now())
     projects = list(Project.of(user))
