@@ -1,7 +1,6 @@
 """From a job's load to what people read: exporters, Prometheus, alerts, the report, the accounting."""
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -100,8 +99,8 @@ def test_a_job_s_report_from_metrics_and_from_the_accounting(
     job = idle_job()
     query = f'count(carme_job_gpu_utilization_ratio{{jobid="{job}",user="user1"}})'
     wait_until("Prometheus knows the job's GPUs", lambda: value(demo, query) == 2)
-    time.sleep(LONG_ENOUGH)  # the job itself
-    wait_until("the job is over", lambda: demo.job_state(job) == "COMPLETED", timeout=120)
+    # Slurm forgets a job seconds after its end, so that nobody may look away until then.
+    wait_until("the job is over", lambda: demo.job_state(job) == "COMPLETED", timeout=LONG_ENOUGH + 120)
 
     report = demo.carme_json("report", str(job))
     assert report["source"] == "live"
