@@ -210,6 +210,22 @@ def test_version_one_counts_kills_where_they_happened_and_forgets_none(root: Pat
     assert (usage.oom_kills, usage.steps.keys()) == (3, {"batch"})
 
 
+def test_version_one_lists_threads_in_each_group(root: Path, tmp_path: Path):
+    version_one(root, 7, 101)
+    job = root / "freezer/slurm_n1/uid_2001/job_7"
+    cgroups = Cgroups(root, tmp_path / "proc")
+    (usage,) = cgroups.usage()
+    assert (usage.threads, usage.steps["batch"].threads) == (None, None)  # nobody says
+    write(job, tasks="")
+    write(job / "step_batch", tasks="101\n102\n")
+    write(job / "step_batch/task_0", tasks="".join(f"{number}\n" for number in range(1000, 6000)))
+    (usage,) = cgroups.usage()
+    assert (usage.threads, usage.steps["batch"].threads) == (5002, 5002)
+    write(job / "step_batch/task_0", tasks="1000\n")
+    (usage,) = cgroups.usage()
+    assert usage.threads == 3
+
+
 def test_no_limit_is_no_number(root: Path, tmp_path: Path):
     job = version_two(root)
     write(job, memory__max="max\n")

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from carme_monitoring.jobs.files import KeptFiles, KeptFolders, text_of
+from carme_monitoring.jobs.files import KeptFiles, KeptFolders, text_of, whole_text_of
 
 __all__ = ["Cgroups", "StepUsage", "Usage"]
 
@@ -27,7 +27,7 @@ _JOB_OF_PROCESS = re.compile(
 _STEP = re.compile(r"step_(\w+)\Z", re.ASCII)
 _TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 #: Controllers of version 1, the first that all jobs are in (proctrack/cgroup freezes them) before the others.
-_V1 = ("freezer", "memory", "devices", "cpuacct", "cpu,cpuacct", "cpuacct,cpu", "blkio", "pids")
+_V1 = ("freezer", "memory", "devices", "cpuacct", "cpu,cpuacct", "cpuacct,cpu", "blkio")
 #: Processes whose job is remembered, until there are more.
 _MOST_REMEMBERED = 1 << 14
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
@@ -250,7 +250,7 @@ class Cgroups:
         for parent, _, files in os.walk(folder):
             if "cgroup.procs" not in files:
                 continue
-            for pid in text_of(f"{parent}/cgroup.procs").split():
+            for pid in whole_text_of(f"{parent}/cgroup.procs").split():
                 if owner is None or _owner_of(f"{self._processes}/{pid}") != owner:
                     continue
                 with contextlib.suppress(OSError):
@@ -307,12 +307,13 @@ class Cgroups:
         memory = job.by_controller.get("memory", "")
         cpu = job.by_controller.get("cpuacct", "")
         cpu_times = _table(says(f"{cpu}/cpuacct.stat"))
-        io, pids = job.by_controller.get("blkio"), job.by_controller.get("pids")
+        # Slurm makes no group of this controller itself; a site may.
+        io = job.by_controller.get("blkio")
         read, written = _blkio(says(f"{io}/blkio.throttle.io_service_bytes_recursive") if io else "")
+        threads = next(iter(job.by_controller.values()))
         steps: dict[str, StepUsage] = {}
         for step in self._folders.names(memory):
             if found := _STEP.match(step):
-                # Of version 1 Slurm makes groups with I/O and threads for jobs at most.
                 steps[found[1]] = StepUsage(
                     _scaled(_number(says(f"{cpu}/{step}/cpuacct.usage")), 1e-9),
                     _minus(
@@ -321,6 +322,7 @@ class Cgroups:
                     ),
                     _number(says(f"{memory}/{step}/memory.max_usage_in_bytes")),
                     self._kills_beneath(job.job_id, f"{memory}/{step}"),
+                    threads=self._tasks_beneath(f"{threads}/{step}"),
                 )
         return Usage(
             job_id=job.job_id,
@@ -336,12 +338,19 @@ class Cgroups:
             oom_kills=self._kills_of(job.job_id, memory),
             read_bytes=read,
             written_bytes=written,
-            threads=_number(says(f"{pids}/pids.current")) if pids else None,
+            threads=self._tasks_beneath(threads),
             devices=_devices(says(f"{job.by_controller.get('devices', '')}/devices.list"))
             if devices
             else None,
             steps=steps,
         )
+
+    def _tasks_beneath(self, folder: str) -> int | None:
+        """Threads in a group and those beneath it, of version 1, which lists them in each controller."""
+        own = self._files.lines(f"{folder}/tasks")
+        if own is None:
+            return None
+        return own + sum(self._tasks_beneath(f"{folder}/{name}") or 0 for name in self._folders.names(folder))
 
     def _kills_beneath(self, job_id: int, folder: str) -> int | None:
         """Version 1 counts in the group of the process that was ended, and in none above it."""
@@ -381,7 +390,8 @@ def _processes(folder: str) -> Iterator[int]:
     """The processes of a job's group, without slurmstepd where it has a group of its own."""
     for parent, _, files in os.walk(folder):
         if "cgroup.procs" in files and not parent.endswith("/slurm"):
-            yield from (int(pid) for pid in text_of(f"{parent}/cgroup.procs").split() if pid.isdecimal())
+            pids = whole_text_of(f"{parent}/cgroup.procs").split()
+            yield from (int(pid) for pid in pids if pid.isdecimal())
 
 
 def _owner_of(path: str) -> int | None:

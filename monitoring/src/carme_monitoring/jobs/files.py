@@ -3,9 +3,11 @@
 import os
 import resource
 
-__all__ = ["KeptFiles", "KeptFolders", "text_of"]
+__all__ = ["KeptFiles", "KeptFolders", "text_of", "whole_text_of"]
 
 MOST_BYTES = 1 << 16
+#: A longer part of a list of processes may not be its end: the kernel tells less than a page at a time.
+SURELY_ALL = 3072
 SPARE = 512  # descriptors that are left for everything else
 
 
@@ -47,6 +49,21 @@ class KeptFiles:
         self._open[path] = descriptor
         self._used.add(path)
         return text
+
+    def lines(self, path: str) -> int | None:
+        """How many lines the file has; None when it is not there. The kernel may tell a part at a time."""
+        text = part = self.text(path)
+        descriptor = self._open.get(path)
+        if not text and descriptor is None:
+            return None
+        lines, offset = text.count("\n"), len(text)
+        try:
+            while descriptor is not None and len(part) > SURELY_ALL:
+                part = os.pread(descriptor, MOST_BYTES, offset)
+                lines, offset = lines + part.count(b"\n"), offset + len(part)
+        except OSError:
+            pass  # the group went meanwhile
+        return lines
 
     def close_unused(self) -> None:
         """Close what has not been read since the last call."""
@@ -122,3 +139,12 @@ def text_of(path: str) -> str:
         return ""
     finally:
         os.close(descriptor)
+
+
+def whole_text_of(path: str) -> str:
+    """The same of a file of any length, such as a list of processes."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  many calls in one scrape
+            return file.read().decode("ascii", "replace")
+    except OSError:
+        return ""
