@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import jwt
 import pytest
+from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
 
 from carme_webui.accounts.identity import register_hub
@@ -48,6 +49,26 @@ def test_a_wrong_password_gives_a_sentence_and_no_login(anonymous: Browser, alic
     assert answer.status_code == 200
     assert "not correct" in answer.content.decode()
     assert anonymous.get("/").status_code == 302
+
+
+def test_a_session_that_somebody_else_began_is_not_the_one_of_the_login(
+    anonymous: Browser, alice: User
+) -> None:
+    """Session fixation: a cookie that was planted before the login opens nothing after it."""
+    planted = anonymous.session
+    planted["planted"] = "x"
+    planted.save()
+    name = django_settings.SESSION_COOKIE_NAME
+    known = anonymous.cookies[name].value
+    invented = Browser()
+    invented.cookies[name] = "0" * 32
+    for browser, before in ((anonymous, known), (invented, "0" * 32)):
+        assert sign_in(browser).status_code == 302
+        assert browser.get("/jobs/").status_code == 200
+        assert browser.cookies[name].value != before
+        attacker = Browser()
+        attacker.cookies[name] = before
+        assert attacker.get("/jobs/").status_code == 302
 
 
 def test_guessing_is_stopped(anonymous: Browser, alice: User) -> None:
