@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,13 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, libr
         monkeypatch.setattr(native, "library", lambda: None)
         monkeypatch.setattr(work, "library", lambda: None)
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def only_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that tests of other parts have left here would have each copy made in another process."""
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    monkeypatch.setattr(threading, "active_count", lambda: len(set(threading.enumerate()) - others))
 
 
 @pytest.fixture
