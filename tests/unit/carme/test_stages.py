@@ -165,13 +165,26 @@ def test_archives_that_lead_outside_or_are_none(tmp_path: Path) -> None:
     cut = tmp_path / "cut.tar.xz"
     cut.write_bytes(Path(whole).read_bytes()[:-40])
     (tmp_path / "text.tar").write_text("no archive")
+    with zipfile.ZipFile(tmp_path / "plain.zip", "w") as zipped:
+        zipped.writestr("one", "1")
+    plain = (tmp_path / "plain.zip").read_bytes()
+    local, central = 0, plain.index(b"PK\x01\x02")
+    for name, offset, value in (("password.zip", 6, 1), ("unknown.zip", 8, 97)):
+        # The same two bytes stand before the file and in the list at the end (APPNOTE, 4.3.7 and 4.3.12).
+        strange = bytearray(plain)
+        for place in (local + offset, central + offset + 2):
+            strange[place : place + 2] = value.to_bytes(2, "little")
+        (tmp_path / name).write_bytes(strange)
     for archive in (
         _tar(tmp_path / "up.tar", tarfile.TarInfo("../up")),
         _tar(tmp_path / "link.tar", link, tarfile.TarInfo("link/x")),
         str(cut),
         str(tmp_path / "text.tar"),
+        str(tmp_path / "password.zip"),
+        str(tmp_path / "unknown.zip"),
     ):
         with pytest.raises(CarmeError, match="cannot be unpacked"):
             unpack(archive)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"whole.tar.xz", "cut.tar.xz", "text.tar", "up.tar", "link.tar"}
+    zips = {"plain.zip", "password.zip", "unknown.zip"}
+    assert left == {"whole.tar.xz", "cut.tar.xz", "text.tar", "up.tar", "link.tar"} | zips

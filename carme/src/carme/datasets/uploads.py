@@ -1,5 +1,6 @@
 """Datasets that come as one file: an archive that somebody has uploaded becomes a folder."""
 
+import lzma
 import os
 import re
 import shutil
@@ -13,7 +14,9 @@ from carme.errors import CarmeError, InvalidRequest
 __all__ = ["folder_of", "unpack"]
 
 _ENDINGS = re.compile(r"\.(tar|tgz|tbz2?|txz|zip|tar\.(gz|bz2|xz))$", re.IGNORECASE)
-_BROKEN = (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError)
+#: What unpacking says of archives it cannot read; a RuntimeError is of those with a password, or packed in a
+#: way that is unknown here.
+_BROKEN = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
 
 
 def folder_of(archive: str) -> str:
@@ -58,7 +61,7 @@ def unpack(archive: str, into: str = "") -> str:
     except _BROKEN as error:
         raise CarmeError(
             f"{archive} cannot be unpacked: {error or type(error).__name__}.",
-            "Upload it again; tar archives (also with gzip, bzip2, xz) and zip archives can be used.",
+            "Pack it anew as tar (also with gzip, bzip2, xz) or zip, without a password, and upload that.",
         ) from None
     except OSError as error:
         raise CarmeError(
