@@ -47,6 +47,13 @@ async def test_a_job_of_its_own_brings_the_data_first(site: Any, with_data: JobR
     assert '"stage": ["local:/data/imagenet", "ram:/data/labels"]' in audit
 
 
+async def test_what_brings_the_data_of_an_array_is_no_task_of_it(site: Any, with_data: JobRequest) -> None:
+    await site.client.submit(with_data.model_copy(update={"array": "0-3"}))
+    first, second = site.slurm.calls("sbatch")
+    assert "array" not in options(first) and not spec(first)["array"]
+    assert options(second)["array"] == "0-3" and spec(second)["array"]
+
+
 async def test_a_job_s_own_file_system_needs_nodes_that_can_have_it(
     settings: Settings,
     slurm: FakeSlurm,

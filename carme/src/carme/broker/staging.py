@@ -122,6 +122,7 @@ def _only_data(
             "gpu_type": None,
             "stage": [stage.model_dump() | {"key": stage.key} for stage in stages],
             "results": None,
+            "array": False,
         },
     )
 
