@@ -78,25 +78,48 @@ static int not_later(const struct statx_timestamp *one, const struct statx_times
 
 /* Records of entries: a letter for the kind (f file, d folder, o other, ? unknown, n file to be copied), the name, a zero. */
 
+/* A folder whose entries are read. */
+struct reader {
+    int folder;
+    char *next, *end;
+    char room[32 << 10];
+};
+
+/* As the kernel has it: see getdents64(2). */
+struct entry {
+    uint64_t inode;
+    int64_t place;
+    uint16_t length;
+    uint8_t kind;
+    char name[];
+};
+
+static void read_from(struct reader *reader, int folder)
+{
+    reader->folder = folder;
+    reader->next = reader->end = reader->room;
+}
+
 /* Read at most `most` entries of a folder; returns the records' bytes, or minus an errno. `room` is at least
    `most` times 258. A folder that is read to its end gives 0. */
-int64_t carme_entries(DIR *folder, char *records, int64_t room, int64_t most)
+int64_t carme_entries(struct reader *reader, char *records, int64_t room, int64_t most)
 {
     char *end = records;
-    while (most-- > 0 && end + 258 <= records + room) {
-        errno = 0;
-        struct dirent *entry = readdir(folder);
-        if (!entry) {
-            if (errno)
+    while (most > 0 && end + 258 <= records + room) {
+        if (reader->next == reader->end) {
+            long got = syscall(SYS_getdents64, reader->folder, reader->room, sizeof reader->room);
+            if (got < 0)
                 return -errno;
-            break;
+            if (!got)
+                break;
+            reader->next = reader->room, reader->end = reader->room + got;
         }
-        const char *name = entry->d_name;
-        if (name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2]))) {
-            most++;
+        const struct entry *entry = (const struct entry *)reader->next;
+        reader->next += entry->length;
+        const char *name = entry->name;
+        if (name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2])))
             continue;
-        }
-        switch (entry->d_type) {
+        switch (entry->kind) {
         case DT_REG: *end = 'f'; break;
         case DT_DIR: *end = 'd'; break;
         case DT_UNKNOWN: *end = '?'; break;
@@ -105,23 +128,30 @@ int64_t carme_entries(DIR *folder, char *records, int64_t room, int64_t most)
         size_t length = strlen(name) + 1;
         memcpy(end + 1, name, length);
         end += 1 + length;
+        most--;
     }
     return end - records;
 }
 
 /* A folder to read the entries of, by a descriptor of its own; NULL: errno says why. */
-DIR *carme_open(int folder)
+struct reader *carme_open(int folder)
 {
-    int descriptor = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor < 0)
+    struct reader *reader = malloc(sizeof *reader);
+    if (!reader)
         return NULL;
-    DIR *opened = fdopendir(descriptor);
-    if (!opened)
-        close(descriptor);
-    return opened;
+    read_from(reader, openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (reader->folder < 0) {
+        free(reader);
+        return NULL;
+    }
+    return reader;
 }
 
-void carme_close(DIR *folder) { closedir(folder); }
+void carme_close(struct reader *reader)
+{
+    close(reader->folder);
+    free(reader);
+}
 
 /* Whether a file has extended attributes that are to be kept. SELinux' labels belong to the place. */
 static int has_attributes(int file)
@@ -335,15 +365,44 @@ int64_t carme_copy(const struct manner *manner, int source, int target, char *re
     return here - records;
 }
 
-/* Whether a file is at the destination as it was copied. */
-static int unchanged(const struct manner *manner, const struct statx *its, const struct statx *own)
+/* Less than statx gives is enough here, and a little sooner had. Directly, as its name in the C library is newer
+   than 2.28. */
+static int simple_status_of(int folder, const char *name, struct stat *status)
 {
-    return its->stx_mode == own->stx_mode && its->stx_nlink == 1 && not_later(&its->stx_ctime, &own->stx_ctime)
-           && ((its->stx_uid == own->stx_uid && its->stx_gid == own->stx_gid)
-               || (manner->user && own->stx_uid == manner->user && own->stx_gid == manner->group));
+    return (int)syscall(SYS_newfstatat, folder, name, status, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT);
 }
 
-/* Of the entries, count the files that have not changed since they were copied. The records of all others are
+static int same_owner(const struct manner *manner, const struct stat *its, const struct stat *own)
+{
+    return (its->st_uid == own->st_uid && its->st_gid == own->st_gid)
+           || (manner->user && own->st_uid == manner->user && own->st_gid == manner->group);
+}
+
+/* Whether a file is at the destination as it was copied. */
+static int unchanged(const struct manner *manner, const struct stat *its, const struct stat *own)
+{
+    return its->st_mode == own->st_mode && its->st_nlink == 1
+           && (its->st_ctim.tv_sec < own->st_ctim.tv_sec
+               || (its->st_ctim.tv_sec == own->st_ctim.tv_sec && its->st_ctim.tv_nsec <= own->st_ctim.tv_nsec))
+           && same_owner(manner, its, own);
+}
+
+static int same_time(const struct manner *manner, const struct stat *its, const struct stat *own)
+{
+    return its->st_mtim.tv_sec == own->st_mtim.tv_sec
+           && its->st_mtim.tv_nsec / manner->unit == own->st_mtim.tv_nsec / manner->unit;
+}
+
+/* Whether two symlinks lead to the same. */
+static int same_way(int source, int target, const char *name)
+{
+    char its[4096], own[4096];
+    ssize_t length = readlinkat(source, name, its, sizeof its);
+    return length >= 0 && length < (ssize_t)sizeof its && readlinkat(target, name, own, sizeof own) == length
+           && !memcmp(its, own, (size_t)length);
+}
+
+/* Of the entries, count the files and symlinks that have not changed since they were copied. The records of all others are
    moved to the front of `records`, those whose contents have to be copied with the letter n; `left` of the
    counts says how many bytes they have. */
 void carme_compare(const struct manner *manner, int source, int target, char *records, int64_t length,
@@ -353,23 +412,26 @@ void carme_compare(const struct manner *manner, int source, int target, char *re
     for (char *here = records; here < records + length;) {
         size_t size = strlen(here) + 1;
         const char *name = here + 1;
-        struct statx its, own;
-        if ((*here == 'f' || *here == '?') && !status_of(source, name, AT_SYMLINK_NOFOLLOW, &its)
-            && S_ISREG(its.stx_mode)) {
-            if (status_of(target, name, AT_SYMLINK_NOFOLLOW, &own)) {
-                if (errno == ENOENT)
+        struct stat its, own;
+        int same = 0;
+        if (*here != 'd' && !simple_status_of(source, name, &its) && (S_ISREG(its.st_mode) || S_ISLNK(its.st_mode))) {
+            if (simple_status_of(target, name, &own)) {
+                if (errno == ENOENT && S_ISREG(its.st_mode))
                     *here = 'n';
-            } else if (S_ISREG(own.stx_mode)) {
-                if (its.stx_size != own.stx_size || its.stx_mtime.tv_sec != own.stx_mtime.tv_sec
-                    || its.stx_mtime.tv_nsec / manner->unit != own.stx_mtime.tv_nsec / manner->unit)
+            } else if (S_ISREG(its.st_mode) && S_ISREG(own.st_mode)) {
+                if (its.st_size != own.st_size || !same_time(manner, &its, &own))
                     *here = 'n';
-                else if (unchanged(manner, &its, &own)) {
-                    counts->files++;
-                    counts->bytes += (int64_t)its.stx_size;
-                    here += size;
-                    continue;
-                }
-            }
+                else
+                    same = unchanged(manner, &its, &own);
+            } else if (S_ISLNK(its.st_mode) && S_ISLNK(own.st_mode))
+                same = same_owner(manner, &its, &own) && same_time(manner, &its, &own)
+                       && same_way(source, target, name);
+        }
+        if (same) {
+            counts->files++;
+            counts->bytes += S_ISREG(its.st_mode) ? (int64_t)its.st_size : 0;
+            here += size;
+            continue;
         }
         memmove(kept, here, size);
         kept += size;
@@ -429,6 +491,7 @@ static int open_below(int root, const char *path)
 
 /* What a thread knows of the folder at hand. */
 struct look {
+    struct reader reader;
     char *records;          /* Its entries; of them, those that are to be looked at. */
     size_t room;
     int64_t length, entries;
@@ -460,13 +523,11 @@ static int grown(char **place, size_t *room, size_t wanted)
 static int read_entries(const struct walk *walk, struct look *look, int folder)
 {
     const int64_t step = 512;
-    DIR *opened = carme_open(folder);
-    if (!opened)
-        return 0;
     int64_t got = -1;
+    read_from(&look->reader, folder);
     look->length = look->entries = 0;
     while (look->entries <= walk->most && grown(&look->records, &look->room, (size_t)look->length + step * 258)) {
-        got = carme_entries(opened, look->records + look->length, step * 258, step);
+        got = carme_entries(&look->reader, look->records + look->length, step * 258, step);
         if (got <= 0)
             break;
         for (const char *record = look->records + look->length; record < look->records + look->length + got;
@@ -474,7 +535,6 @@ static int read_entries(const struct walk *walk, struct look *look, int folder)
             look->entries++;
         look->length += got;
     }
-    carme_close(opened);
     return !got;
 }
 
@@ -509,12 +569,10 @@ static int has_surplus(struct look *look, int target)
             place = (place + 1) & (places - 1);
         look->names[place] = here + 1;
     }
-    DIR *opened = carme_open(target);
-    if (!opened)
-        return -1;
+    read_from(&look->reader, target);
     int64_t got;
     int surplus = 0;
-    while (!surplus && (got = carme_entries(opened, look->theirs, step * 258, step))) {
+    while (!surplus && (got = carme_entries(&look->reader, look->theirs, step * 258, step))) {
         if (got < 0)
             surplus = -1;
         for (const char *here = look->theirs; !surplus && here < look->theirs + got; here += strlen(here) + 1) {
@@ -524,7 +582,6 @@ static int has_surplus(struct look *look, int target)
             surplus = !look->names[place];
         }
     }
-    carme_close(opened);
     return surplus;
 }
 

@@ -14,11 +14,15 @@ from carme.staging.progress import Outlook, duration, progress_text, size
 from carme.wording import number
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], only: str = "") -> None:
+    """Add the commands; with the name of one, that one alone, as nothing else is then asked for."""
     parser = commands.add_parser("data", help="copy data quickly, verified, and compare copies")
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=parser.prog)
+    for name in [only] if only in _COMMANDS else _COMMANDS:
+        _COMMANDS[name](parts)
 
+
+def _add_copy(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = parts.add_parser(
         "copy",
         help="copy a folder or file; run it again to go on, or to copy what has changed",
@@ -30,6 +34,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _nodes(command)
     command.set_defaults(run=_copy)
 
+
+def _add_work(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = parts.add_parser(
         "work",
         help="do a share of a copy by several nodes; its jobs run this",
@@ -38,6 +44,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("plan", metavar="PLAN", help="the plan's folder, at the copy's top")
     command.set_defaults(run=_work)
 
+
+def _add_sync(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = parts.add_parser(
         "sync",
         help="copy, and remove from DST what SRC does not have",
@@ -50,6 +58,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _how(command)
     command.set_defaults(run=_sync)
 
+
+def _add_verify(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = parts.add_parser(
         "verify",
         help="compare a copy with its source, byte by byte",
@@ -65,6 +75,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _pace(command)
     command.set_defaults(run=_verify)
 
+
+def _add_pack(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = parts.add_parser(
         "pack",
         help="pack a folder into one image that jobs mount",
@@ -83,6 +95,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--hash", choices=ALGORITHMS, default="", help="digest (default: blake3)")
     command.set_defaults(run=_pack)
+
+
+_COMMANDS = {
+    "copy": _add_copy,
+    "work": _add_work,
+    "sync": _add_sync,
+    "verify": _add_verify,
+    "pack": _add_pack,
+}
 
 
 def _nodes(parser: argparse.ArgumentParser) -> None:

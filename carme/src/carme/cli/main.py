@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import sys
+from typing import Any
 
 from carme import __version__
 from carme.errors import CarmeError
@@ -35,8 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
     follow(language_of_terminal)
     arguments = sys.argv[1:] if arguments is None else arguments
-    first = arguments[0] if arguments else ""
-    options = _parser((first,) if first in ALONE else COMMANDS).parse_args(arguments)
+    options = _parser(arguments).parse_args(arguments)
     try:
         return options.run(options)
     except CarmeError as error:
@@ -50,8 +50,34 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
 
 
-def _parser(parts: tuple[str, ...]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Help(argparse.HelpFormatter):
+    """Knows the terminal's width without the modules that the usual one imports for each parser."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    """As shutil.get_terminal_size finds them."""
+    try:
+        return int(os.environ["COLUMNS"]) or 80
+    except (KeyError, ValueError):
+        try:
+            return os.get_terminal_size(1).columns or 80
+        except OSError:
+            return 80
+
+
+class _Parser(argparse.ArgumentParser):
+    """Those of the commands are of this class, too."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{"formatter_class": _Help, **given})
+
+
+def _parser(arguments: list[str]) -> argparse.ArgumentParser:
+    """What understands these arguments, and all others unless they begin with a command that is alone."""
+    parser = _Parser(
         prog="carme",
         description="Jobs and sessions on this cluster.",
         epilog="Each command explains itself: carme submit --help",
@@ -59,6 +85,10 @@ def _parser(parts: tuple[str, ...]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"carme {__version__}")
     # Named, so that nothing is imported just to find it out.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=parser.prog)
-    for part in parts:
+    if arguments and arguments[0] in ALONE:
+        part = importlib.import_module(f"carme.cli.{arguments[0]}")
+        part.add(commands, only=arguments[1] if len(arguments) > 1 else "")
+        return parser
+    for part in COMMANDS:
         importlib.import_module(f"carme.cli.{part}").add(commands)
     return parser

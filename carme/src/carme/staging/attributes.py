@@ -8,7 +8,7 @@ import os
 import stat
 import struct
 
-__all__ = ["ACCESS", "DEFAULT", "Keeper", "extended"]
+__all__ = ["ACCESS", "DEFAULT", "Keeper", "attribute_names", "extended"]
 
 ACCESS = "system.posix_acl_access"
 DEFAULT = "system.posix_acl_default"
@@ -31,6 +31,14 @@ def extended(descriptor: int) -> dict[str, bytes]:
             with contextlib.suppress(OSError):
                 found[name] = os.getxattr(descriptor, name)
     return found
+
+
+def attribute_names(descriptor: int) -> list[str]:
+    """Their names alone; none where they cannot be asked for."""
+    try:
+        return os.listxattr(descriptor)
+    except OSError:
+        return []
 
 
 class Keeper:
@@ -86,6 +94,25 @@ class Keeper:
             os.fchmod(target, mode)
         if times:
             os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def settle(self, source: int, target: int, status: os.stat_result, unit: int = 1) -> None:
+        """Give a folder in which nothing changes any more its attributes.
+
+        Args:
+            source: Its source's descriptor.
+            target: Its descriptor.
+            status: The source's status when it was begun to be read.
+            unit: Times count in so many nanoseconds.
+        """
+        now = os.fstat(target)
+        same = (
+            now.st_mode == status.st_mode
+            and now.st_mtime_ns // unit == status.st_mtime_ns // unit
+            and (now.st_uid, now.st_gid) == self.owner(status)
+            and now.st_ctime_ns >= status.st_ctime_ns
+        )
+        if not same:
+            self.apply(target, status, extended(source) if self.attributes else {}, now=now)
 
     def _extended(self, target: int, mode: int, wanted: dict[str, bytes]) -> int:
         """Set them, remove others; the mode that may be set besides."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from carme.errors import CarmeError
-from carme.staging import tree
+from carme.staging import few, tree
 from carme.staging.attributes import Keeper
 from carme.staging.digests import algorithm
-from carme.staging.native import Entries, Native, chosen, hasher, library
+from carme.staging.native import Entries, Found, Native, chosen, hasher, library
 from carme.staging.options import (
     BATCH,
     KEPT_PROBLEMS,
@@ -194,7 +194,9 @@ def run_names(
 
 def start(name: str, *arguments: Any, tell: Tell | None) -> Any:
     """Call a function of this module, in a process with no other threads."""
-    if threading.active_count() > 1:
+    # Where nobody has imported it there are no others, and to import it takes as long as a thousand files.
+    threading = sys.modules.get("threading")
+    if threading and threading.active_count() > 1:
         from carme.staging import alone
 
         return alone.run(name, *arguments, tell=tell)
@@ -280,7 +282,7 @@ class _Run:
             opened.callback(os.close, one)
             other = os.open(destination, tree.FOLDER)
             opened.callback(os.close, other)
-            if single or names or not self._look(one, other, replace):
+            if single or names or not self._look(one, other, destination, replace, dry):
                 self._copy(source, destination, one, other, replace, dry, single)
             if options.durable and not dry:
                 _write_out(other)
@@ -289,12 +291,13 @@ class _Run:
         if tell:
             tell(self._progress())
 
-    def _look(self, source: int, destination: int, replace: bool) -> bool:
-        """Find what has changed since it was copied; whether nothing has.
+    def _look(self, source: int, destination: int, path: str, replace: bool, dry: bool) -> bool:
+        """Find what has changed since it was copied; whether there is nothing more to do.
 
         What has not is counted, the rest waits in the queue. Nothing is written, so that no record is needed,
-        nor workers as long as there is nothing to do. It is left out where it is of no use: for the first
-        copy, and after one that was interrupted.
+        nor workers as long as there is nothing to do. Where a few files
+        have changed they are copied here, too.
+        It is left out where it is of no use: for the first copy, and after one that was interrupted.
         """
         options = self.options
         with os.scandir(destination) as entries:
@@ -304,23 +307,55 @@ class _Run:
             os.stat(tree.STATE, dir_fd=destination, follow_symlinks=False)
             names = []
         loaded = library() if names and not options.contents and self.result.engine == "native" else None
-        native = loaded and Native.make(loaded, options, Keeper(options.attributes), 1)
+        keeper = Keeper(options.attributes)
+        native = loaded and Native.make(loaded, options, keeper, 1)
         if not native or not native.copies:
             self.queue.folders([("", False)])
             return False
+        changed: list[Found] | None = [] if not dry and few.suits(options) else None
+        files = 0
         same = True
         for counts, found in native.walk(source, destination, self.result.workers, BATCH, ENOUGH, replace):
             self.result.counts.add(counts)
-            for each in found:
-                same = False
-                if each.surplus:
-                    self.queue.batches.append(("surplus", each.path))
-                elif each.entries is None:
-                    self.queue.folders([(each.path, False)])
-                else:
-                    self.queue.batches.append(("rest", each.path, each.entries, each.parts))
             self._tick()
-        return same
+            if changed is not None:
+                changed += found
+                files += sum(len(each.entries) if each.entries else 1 for each in found)
+                if files <= few.FEW:
+                    continue
+                found, changed = changed, None
+            same = same and not found
+            self._wait(found)
+        if not changed:
+            return same
+        rest = few.copy_few(native, keeper, source, destination, path, changed, self._copied)
+        if options.verify != "none" and self.result.counts.copied:
+            self._name_hash()
+        if rest:
+            self._wait(rest)
+        else:
+            self._settle_top(keeper, source, destination)
+        return not rest
+
+    def _wait(self, found: list[Found]) -> None:
+        """Have that done by the workers."""
+        for each in found:
+            if each.surplus:
+                self.queue.batches.append(("surplus", each.path))
+            elif each.entries is None:
+                self.queue.folders([(each.path, False)])
+            else:
+                self.queue.batches.append(("rest", each.path, each.entries, each.parts))
+
+    def _copied(self, files: int, size: int) -> None:
+        self.result.counts.copied += files
+        self.result.counts.bytes_copied += size
+        self._tick()
+
+    def _name_hash(self) -> None:
+        """Which digest the compiled part verifies by: what it finds decides."""
+        if self.result.hash and self.result.engine == "native" and not self.options.hash:
+            self.result.hash = "xxh3" if hasher() else "bytes"
 
     def _copy(
         self,
@@ -340,8 +375,7 @@ class _Run:
         from carme.staging.work import Copier
 
         options = self.options
-        if self.result.hash and self.result.engine == "native" and not options.hash:
-            self.result.hash = "xxh3" if hasher() else "bytes"
+        self._name_hash()
         journal = None
         first = ""
         if not dry:
@@ -394,7 +428,8 @@ class _Run:
             if journal is not None:
                 journal.close(finished=finished)
         if not single and not self.names and not dry:
-            self._top(make(lambda: False), one, other)
+            unit = 10**9 if seconds else 1
+            self._settle_top(Keeper(options.attributes), one, other, unit)
 
     def _work(self, crew: Crew, single: tuple[str, str] | None) -> None:
         if single:
@@ -525,13 +560,13 @@ class _Run:
         total = self.total.known() if self.total else None
         return Progress(self.result.counts, time.monotonic() - self.begun, *(total or (None, None)))
 
-    def _top(self, copier: Copier, source: int, destination: int) -> None:
-        """The top folder comes last: until now the journal was in it."""
+    def _settle_top(self, keeper: Keeper, source: int, destination: int, unit: int = 1) -> None:
+        """The top folder comes last: until now the record was in it."""
         try:
-            copier._settle(source, destination, os.fstat(source))
+            keeper.settle(source, destination, os.fstat(source), unit)
         except OSError as error:
             self._problem(Problem(".", tree.reason(error)))
-        self.result.warnings = list({*self.result.warnings, *copier.keeper.lost})
+        self.result.warnings = list({*self.result.warnings, *keeper.lost})
 
 
 def _write_out(descriptor: int) -> None:

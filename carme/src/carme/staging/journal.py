@@ -7,10 +7,8 @@ parts of large files, files with several names, and folders whose times are set 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 from carme.errors import CarmeError
 from carme.staging.options import shown
+from carme.staging.state import JOURNAL, State
 from carme.staging.tree import reason
 
 __all__ = ["Journal", "told"]
@@ -62,18 +61,10 @@ class Journal:
     def __init__(self, folder: str, about: str, hash: str) -> None:
         self.folder = Path(folder)
         with told(self.folder), contextlib.ExitStack() as failing:
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            # Whoever may write to the destination could have put something else there.
-            status = self.folder.lstat()
-            if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
-                raise CarmeError(
-                    f"{shown(str(self.folder))} is not a folder of yours.",
-                    "Look what it is, and remove it before you copy.",
-                )
-            self.lock = self._take()
-            failing.callback(os.close, self.lock)
-            file = self.folder / "journal.sqlite"
-            self.resumed = file.exists()
+            self.state = State(folder)
+            failing.callback(self.state.close, finished=False)
+            self.resumed = self.state.resumed
+            file = self.folder / JOURNAL
             try:
                 before = self._open(file)
             except sqlite3.OperationalError:
@@ -81,10 +72,9 @@ class Journal:
             except sqlite3.DatabaseError:
                 # The host went down while it was written.
                 file.unlink()
-                before = {"boot": "lost", **self._open(file)}
+                before = {"lost": "yes", **self._open(file)}
             failing.callback(self._base.close)
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            down = self.resumed and before.get("boot", boot) != boot
+            down = self.state.down or "lost" in before
             #: Whether a host went down since this copy was begun, with data perhaps not yet on its device.
             self.doubtful = down or "doubtful" in before
             if down or before.get("about") != about or before.get("hash") != hash:
@@ -92,11 +82,12 @@ class Journal:
                 self._base.execute("DELETE FROM part")
             self._base.execute("DELETE FROM link")
             # Folders that still wait for their times stay: that run may have changed theirs.
-            values = {"boot": boot, "about": about, "hash": hash}
+            values = {"about": about, "hash": hash}
             if self.doubtful:
                 values["doubtful"] = "yes"
             self._base.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", values.items())
             self._base.commit()
+            self.state.begin()
             failing.pop_all()
         self._committed = time.monotonic()
 
@@ -109,28 +100,9 @@ class Journal:
         )
         return dict(self._base.execute("SELECT name, value FROM run"))
 
-    def _take(self) -> int:
-        """The lock, held until it is closed, also by workers that have it from us."""
-        # The workers of a run that was killed may need a moment to end.
-        for _ in range(50):
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # A run that has just ended takes the file away.
-                if os.fstat(lock).st_nlink:
-                    return lock
-            os.close(lock)
-            time.sleep(0.1)
-        raise CarmeError(
-            f"Another copy to {shown(str(self.folder.parent))} is under way.",
-            "Wait for it, or end it; then run the same command again.",
-        )
-
     def whole_seconds(self) -> bool:
         """Whether the file system keeps times in whole seconds only."""
-        os.utime(self.lock, ns=(123_456_789, 123_456_789))
-        return os.fstat(self.lock).st_mtime_ns % 10**9 == 0
+        return self.state.whole_seconds()
 
     def large(self, path: str, identity: str) -> dict[int, str]:
         """The verified parts of a large file with their digests; none if it is another file than then."""
@@ -193,9 +165,4 @@ class Journal:
         with contextlib.suppress(sqlite3.Error):
             self._base.commit()
         self._base.close()
-        if finished:
-            for name in ("journal.sqlite", "journal.sqlite-journal", "lock"):
-                (self.folder / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self.folder.rmdir()
-        os.close(self.lock)
+        self.state.close(finished=finished)

@@ -32,9 +32,13 @@ _NETWORK = {
 
 def partial_name(name: str) -> str:
     """What `name` is called until it is complete: always short, and the same in the next run."""
-    import hashlib
+    try:
+        # The same function, without the library that hashlib loads for all the others.
+        from _blake2 import blake2b
+    except ImportError:
+        from hashlib import blake2b
 
-    return PARTIAL + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
+    return PARTIAL + blake2b(os.fsencode(name), digest_size=16).hexdigest()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from carme.staging import tree
-from carme.staging.attributes import DEFAULT, Keeper, extended
+from carme.staging.attributes import DEFAULT, Keeper, attribute_names, extended
 from carme.staging.digests import Digest
 from carme.staging.limits import Pace
 from carme.staging.native import Entries, Entry, Native, hasher, library
@@ -309,7 +309,7 @@ class Copier(Walker):
                     and made.st_uid == self.keeper.user
                     and made.st_gid == self.keeper.group
                     and not made.st_mode & stat.S_ISGID
-                    and DEFAULT not in _attribute_names(target)
+                    and DEFAULT not in attribute_names(target)
                 )
                 yield target, empty
                 if building:
@@ -331,16 +331,8 @@ class Copier(Walker):
         return target, empty
 
     def _settle(self, source: int, target: int, status: os.stat_result) -> None:
-        """Give a folder in which nothing changes any more its attributes."""
-        now = os.fstat(target)
-        same = (
-            now.st_mode == status.st_mode
-            and now.st_mtime_ns // self.unit == status.st_mtime_ns // self.unit
-            and (now.st_uid, now.st_gid) == self.keeper.owner(status)
-            and now.st_ctime_ns >= status.st_ctime_ns
-        )
-        if not same and not self.dry:
-            self.keeper.apply(target, status, self._attributes(source), now=now)
+        if not self.dry:
+            self.keeper.settle(source, target, status, self.unit)
 
     def do_settle(self, paths: list[str]) -> None:
         """Set the times and modes of folders in which nothing changes any more."""
@@ -527,7 +519,7 @@ class Copier(Walker):
             or not isinstance(batch, Entries)
             or options.bandwidth
             or options.operations
-            or DEFAULT in _attribute_names(target)
+            or DEFAULT in attribute_names(target)
         ):
             return batch
 
@@ -1137,13 +1129,6 @@ def _status(name: str) -> os.stat_result | None:
         return os.lstat(name)
     except FileNotFoundError:
         return None
-
-
-def _attribute_names(descriptor: int) -> list[str]:
-    try:
-        return os.listxattr(descriptor)
-    except OSError:
-        return []
 
 
 def _create(name: str, mode: int, folder: int) -> int:

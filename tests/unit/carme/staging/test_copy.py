@@ -276,6 +276,31 @@ def test_a_sync_with_nothing_to_do_starts_no_worker(memory: Path, monkeypatch: p
         sync(str(source), str(target))
 
 
+def test_a_few_changed_files_need_no_worker(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native.library():
+        pytest.skip("there is no C compiler")
+    source, target = memory / "source", memory / "target"
+    many(source, 20, 20)
+    (source / "link").symlink_to("d0")
+    assert copy(str(source), str(target)).ok
+    for number in range(0, 20, 2):
+        (source / f"d{number}/f3").write_bytes(b"changed")
+        (source / f"d{number}/new").write_bytes(b"new")
+    monkeypatch.setattr(crew, "Crew", None)
+    result = copy(str(source), str(target))
+    assert result.ok and not result.resumed
+    assert (result.counts.copied, result.counts.unchanged) == (20, 391)
+    assert walk(target) == walk(source)
+    # One that leads elsewhere is none of those.
+    (source / "link").unlink()
+    (source / "link").symlink_to("d1")
+    with pytest.raises(TypeError):
+        copy(str(source), str(target))
+    monkeypatch.undo()
+    assert copy(str(source), str(target)).ok
+    assert walk(target) == walk(source)
+
+
 def test_contents_are_compared_on_request(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     many(source, 1, 3)

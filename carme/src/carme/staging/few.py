@@ -1,0 +1,99 @@
+"""A few changed files, copied at once: to start workers and a journal would take longer than that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from carme.staging import tree
+from carme.staging.attributes import DEFAULT, Keeper, attribute_names
+from carme.staging.native import Found, Native
+from carme.staging.options import Options
+from carme.staging.state import State
+
+__all__ = ["FEW", "copy_few", "suits"]
+
+#: So many files at most are copied so.
+FEW = 1000
+
+
+def suits(options: Options) -> bool:
+    """Whether the compiled part alone can copy as is asked."""
+    return not options.bandwidth and not options.operations and options.hash in ("", "xxh3")
+
+
+def copy_few(
+    native: Native,
+    keeper: Keeper,
+    source: int,
+    destination: int,
+    path: str,
+    found: list[Found],
+    tell: Callable[[int, int], None],
+) -> list[Found]:
+    """Copy what has changed in folders, where that is only the contents of plain small files.
+
+    Args:
+        native: The compiled part.
+        keeper: For the folders' own attributes.
+        source: Descriptor of the source's top.
+        destination: Descriptor of the destination's top.
+        path: The destination.
+        found: What has changed.
+        tell: Called with how many files were copied and their bytes.
+
+    Returns:
+        What is left to those who know all cases.
+
+    Raises:
+        CarmeError: Another run copies to this destination.
+    """
+    try:
+        state = State(os.path.join(path, tree.STATE))
+    except OSError:
+        # Told when it fails there, too.
+        return found
+    finished = False
+    try:
+        if state.resumed:
+            return found
+        if state.whole_seconds():
+            finished = True
+            return found
+        rest: list[Found] = []
+        for each in found:
+            rest += _copy(native, keeper, source, destination, each, tell)
+        finished = True
+        return rest
+    finally:
+        state.close(finished=finished)
+
+
+def _copy(
+    native: Native,
+    keeper: Keeper,
+    source: int,
+    destination: int,
+    found: Found,
+    tell: Callable[[int, int], None],
+) -> list[Found]:
+    entries = found.entries
+    if entries is None or found.parts or found.surplus:
+        return [found]
+    new = entries.of("n")
+    if len(new) < len(entries):
+        return [found]
+    try:
+        with tree.folder(source, found.path) as one, tree.folder(destination, found.path) as other:
+            if DEFAULT in attribute_names(other):
+                return [found]
+            status = os.fstat(one)
+            writing = "".join(f"{tree.partial_name(name)}\0" for _, name in new).encode()
+            if left := native.copy(one, other, new, writing, False, tell):
+                return [Found(found.path, left)]
+            # The top comes last: until then the record is in it.
+            if found.path:
+                keeper.settle(one, other, status)
+    except OSError:
+        return [found]
+    return []
