@@ -133,15 +133,6 @@ def test_a_kernel_that_runs_out_of_memory_does_not_end_its_session(demo: DemoSit
     assert ended(demo, "e3").ending is Ending.STOPPED
 
 
-def test_the_time_limit_is_told(demo: DemoSite) -> None:
-    job_id = start(demo, "e4", minutes=1)
-    running(demo, job_id)
-    over = ended(demo, "e4", timeout=150)
-    assert over.ending is Ending.TIME_LIMIT
-    assert "reached its time limit of 1 minute" in over.sentence
-    assert "more time" in over.sentence
-
-
 def test_a_node_that_fails_is_named(demo: DemoSite) -> None:
     job_id = start(demo, "e5")
     node = running(demo, job_id).node_list
@@ -446,20 +437,33 @@ def test_extending(demo: DemoSite) -> None:
 SLOW = "trap 'sleep 8; echo saved; exit 0' TERM; echo up; while :; do sleep 0.2; done"
 
 
-@pytest.mark.parametrize("how", ["scancel", "time limit"])
-def test_a_server_that_takes_eight_seconds_to_save_is_not_killed_before(demo: DemoSite, how: str) -> None:
-    job_id = start(demo, "s1" if how == "scancel" else "s2", command=["bash", "-c", SLOW], minutes=1)
+def test_a_server_that_takes_eight_seconds_to_save_is_not_killed_before(demo: DemoSite) -> None:
+    job_id = start(demo, "s1", command=["bash", "-c", SLOW], minutes=1)
+    wait_until("the server is up", lambda: "up" in log(demo, job_id))
+    ask(demo, "cancel", job_id=job_id, user="user1")
+    saved(demo, job_id)
 
-    def log() -> str:
-        return ask(demo, "log", job_id=job_id, user="user1")["text"]
 
-    wait_until("the server is up", lambda: "up" in log())
-    if how == "scancel":
-        ask(demo, "cancel", job_id=job_id, user="user1")
+def test_the_time_limit_is_told_and_leaves_time_to_save(demo: DemoSite) -> None:
+    saves = start(demo, "s2", command=["bash", "-c", SLOW], minutes=1)
+    running(demo, start(demo, "e4", minutes=1))
+    over = ended(demo, "e4", timeout=150)
+    assert over.ending is Ending.TIME_LIMIT
+    assert "reached its time limit of 1 minute" in over.sentence
+    assert "more time" in over.sentence
+    saved(demo, saves)
+
+
+def log(demo: DemoSite, job_id: int) -> str:
+    return ask(demo, "log", job_id=job_id, user="user1")["text"]
+
+
+def saved(demo: DemoSite, job_id: int) -> None:
+    """The job ends, and had the time to save."""
     over = wait_until(
         "the job has ended",
         lambda: (job := Job.model_validate(ask(demo, "job", job_id=job_id))).is_over and job,
         timeout=150,
     )
-    assert "saved" in log()
+    assert "saved" in log(demo, job_id)
     assert over.started is not None and over.ended is not None

@@ -1,20 +1,13 @@
 """Signing in at an outside OpenID Connect provider, which is a small real one on loopback."""
 
-import base64
-import hashlib
-import json
 import pwd
-import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import urlencode
 
 import pytest
 from django.conf import settings as django_settings
-from joserfc import jwt
-from joserfc.jwk import RSAKey
+from simulated_provider import CLIENT, SECRET, Provider
 
 from carme.config.settings import OidcSettings
 from carme_webui.accounts.models import User
@@ -23,99 +16,20 @@ from .conftest import Browser
 
 BEGIN = "/accounts/outside/"
 BACK = "https://carme.example:8443/accounts/outside/back/"
-SECRET = "secret-of-the-portal"
-
-
-class Provider:
-    """A provider. `claims`: what its next token says; `change`: what it then does wrong.
-
-    As a provider must, it takes a code once, with the verifier of the challenge that the code was given for.
-    """
-
-    def __init__(self) -> None:
-        self.keys = {name: RSAKey.generate_key(2048, {"kid": "1"}) for name in ("own", "foreign")}
-        self.claims: dict[str, Any] = {"sub": "u-1", "preferred_username": "alice"}
-        self.change: dict[str, Any] = {}
-        self.key = "own"
-        self.codes: dict[str, dict[str, str]] = {}
-        self.down = False
-        provider = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.reply(*provider.get(urlsplit(self.path).path))
-
-            def do_POST(self) -> None:
-                sent = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                form = {key: values[0] for key, values in parse_qs(sent).items()}
-                self.reply(*provider.token(form, self.headers.get("Authorization", "")))
-
-            def reply(self, status: int, answer: Any) -> None:
-                body = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *_: Any) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.issuer = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def get(self, path: str) -> tuple[int, Any]:
-        if self.down:
-            return 503, {}
-        if path == "/keys":
-            return 200, {"keys": [self.keys["own"].as_dict(private=False)]}
-        return 200, {
-            "issuer": self.issuer,
-            "authorization_endpoint": f"{self.issuer}/authorize",
-            "token_endpoint": f"{self.issuer}/token",
-            "jwks_uri": f"{self.issuer}/keys",
-            "id_token_signing_alg_values_supported": ["RS256"],
-        }
-
-    def authorize(self, address: str) -> dict[str, str]:
-        """Somebody has signed in here: the query with which the browser is sent back."""
-        asked = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
-        assert address.startswith(f"{self.issuer}/authorize?")
-        assert (asked["response_type"], asked["redirect_uri"]) == ("code", BACK)
-        assert asked["code_challenge_method"] == "S256" and asked["code_challenge"] and asked["nonce"]
-        code = f"code-{len(self.codes)}"
-        self.codes[code] = asked
-        return {"code": code, "state": asked["state"]}
-
-    def token(self, form: dict[str, str], authorization: str) -> tuple[int, Any]:
-        known = base64.b64decode(authorization.removeprefix("Basic ")).decode()
-        asked = self.codes.pop(form.get("code", ""), None)
-        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
-        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        if known != f"portal:{SECRET}" or asked is None or asked["code_challenge"] != challenge:
-            return 400, {"error": "invalid_grant"}
-        now = int(time.time())
-        claims = {"iss": self.issuer, "aud": "portal", "iat": now, "exp": now + 60, "nonce": asked["nonce"]}
-        claims |= self.claims | self.change
-        claims = {name: value for name, value in claims.items() if value is not None}
-        signed = jwt.encode({"alg": "RS256", "kid": "1"}, claims, self.keys[self.key])
-        return 200, {"access_token": "a", "token_type": "Bearer", "id_token": signed}
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Provider]:
-    found = Provider()
+    found = Provider(BACK)
     yield found
-    found.server.shutdown()
-    found.server.server_close()
+    found.stop()
 
 
 @pytest.fixture
 def provider(running: Provider, settings, folder) -> Provider:
     (folder / "secrets/oidc-provider-secret").write_text(SECRET)
     site = django_settings.SITE
-    told = OidcSettings(issuer=running.issuer, client_id="portal", name="Example University")
+    told = OidcSettings(issuer=running.issuer, client_id=CLIENT, name="Example University")
     settings.SITE = site.model_copy(update={"oidc": told})
     running.claims = {"sub": "u-1", "preferred_username": "alice"}
     running.change, running.key, running.down = {}, "own", False
