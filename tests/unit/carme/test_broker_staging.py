@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from carme.broker import service
+from carme.broker import service, watch
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest
 from carme.jobs import JobRequest, Stage
@@ -20,6 +20,12 @@ from .test_broker import until
 def with_data(request_: JobRequest) -> JobRequest:
     stages = [Stage(source="/data/imagenet"), Stage(source="/data/labels", target="ram")]
     return request_.model_copy(update={"stage": stages, "gpus_per_node": 1, "results": "/home/ada/out"})
+
+
+@pytest.fixture
+def nodes_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changes about nodes is seen soon."""
+    monkeypatch.setattr(watch, "CLUSTER_EVERY", 1.0)
 
 
 def options(call: dict[str, Any]) -> dict[str, str]:
@@ -78,7 +84,9 @@ async def test_a_job_s_own_file_system_needs_nodes_that_can_have_it(
     assert spec(second)["staging"]["beeond"] == "/mnt/beeond"
 
 
-async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRequest) -> None:
+async def test_data_is_brought_to_booked_nodes_ahead(
+    nodes_often: None, site: Any, with_data: JobRequest
+) -> None:
     asked = {"name": "stage-0123-ab", "stage": with_data.stage, "partition": "gpu", "minutes": 50}
     site.act("hub", trusted=True)
     number = await site.client.bring(node_names=["n1", "n2"], user="ada", **asked)
@@ -116,7 +124,7 @@ async def test_who_cancels_the_job_cancels_what_brings_its_data(site: Any, with_
 
 
 async def test_nodes_that_have_the_data_are_preferred_and_nothing_is_brought(
-    site: Any, with_data: JobRequest
+    nodes_often: None, site: Any, with_data: JobRequest
 ) -> None:
     feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
     nodes = site.slurm.state / "nodes"
