@@ -111,6 +111,7 @@ from carme_webui.api import limits  # noqa: E402
 from carme_webui.api.models import SCOPES, Token  # noqa: E402
 from carme_webui.cluster import picture  # noqa: E402
 from carme_webui.errands import Errands  # noqa: E402
+from carme_webui.kept import Kept  # noqa: E402
 from carme_webui.sessions import lifecycle  # noqa: E402
 
 from .fake_broker import NOW, FakeBroker  # noqa: E402
@@ -126,6 +127,8 @@ def _static() -> None:
 def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests' broker changes between two questions.
     monkeypatch.setattr(picture, "seconds", 0.0)
+    # So do the tests themselves, to the database, without telling anybody.
+    monkeypatch.setattr(Kept, "seconds", 0.0)
     translation.deactivate()  # a page of an earlier test may have been German
     cache.clear()
     limits._counter.cache_clear()

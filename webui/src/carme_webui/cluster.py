@@ -14,6 +14,7 @@ from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
 from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, partition_of
 from carme.jobs.nodes import expand
+from carme_webui.kept import of_same
 
 __all__ = ["Picture", "Supply", "broker", "entry_points", "fitted", "images", "picture", "supplies"]
 
@@ -123,6 +124,7 @@ def images() -> ImageCatalogue:
     return ImageCatalogue(settings.SITE.images.directory)
 
 
+@of_same
 def supplies(cluster: Cluster) -> list[Supply]:
     """The GPUs of the cluster by type. Those of nodes that take no jobs are not free."""
     kinds = sorted({kind for node in cluster.nodes for kind in node.gpus})

@@ -68,6 +68,10 @@ class News:
         place = _place(user)
         return f"{self._epoch}-{sum(row[_ALL] for row in self._rows)}-{sum(row[place] for row in self._rows)}"
 
+    def common_version(self) -> str:
+        """What all pages show alike when they are made now."""
+        return f"{self._epoch}-{sum(row[_ALL] for row in self._rows)}"
+
     def tell(self, users: Iterable[str]) -> None:
         """Something of these users has changed. Any thread may say so."""
         self._tell({_place(user) for user in users})

@@ -1,5 +1,6 @@
 """What all pages share, and the pages for errors."""
 
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -8,12 +9,13 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
-from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
+from django.utils.safestring import SafeString
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from carme_webui.accounts.models import User
-from carme_webui.announcements.models import Maintenance
+from carme_webui.announcements.models import maintenance_near
 from carme_webui.profile.notices import unread
 
 __all__ = ["bad_request", "csrf_failure", "forbidden", "not_found", "server_error", "site", "wanted_words"]
@@ -24,14 +26,29 @@ def site(request: HttpRequest) -> dict[str, Any]:
     user = getattr(request, "user", None)
     count = SimpleLazyObject(lambda: unread(user) if isinstance(user, User) else 0)
     theme = user.theme if isinstance(user, User) else ""
-    near = SimpleLazyObject(lambda: list(Maintenance.near(timezone.now())) if isinstance(user, User) else [])
+    near = SimpleLazyObject(lambda: maintenance_near() if isinstance(user, User) else [])
     return {
         "site_name": settings.SITE.site.name,
         "unread": count,
         "theme": theme,
         "maintenance_near": near,
+        "navigation": SimpleLazyObject(
+            lambda: _navigation(_here(request), bool(user and user.is_staff), get_language())
+        ),
         "outside": settings.SITE.oidc.name if settings.SITE.oidc.issuer else "",
     }
+
+
+def _here(request: HttpRequest) -> str:
+    """The first part of the page's address; empty for the dashboard, and for what is no page."""
+    match = request.resolver_match
+    return match.route.partition("/")[0] if match else ""
+
+
+@lru_cache(maxsize=256)
+def _navigation(here: str, staff: bool, language: str | None) -> SafeString:
+    """The links to the main pages, one of them marked; the same for all readers of a language."""
+    return render_to_string("parts/navigation.html", {"here": here, "staff": staff})
 
 
 def wanted_words(request: HttpRequest, name: str, most: int) -> str:

@@ -10,8 +10,9 @@ from django.utils import timezone
 from carme.bookings import Window
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import site_zone, span_words
+from carme_webui.kept import Kept
 
-__all__ = ["Maintenance", "News"]
+__all__ = ["Maintenance", "News", "latest_news", "maintenance_near"]
 
 #: How long before its start a maintenance is on every page.
 AHEAD = timedelta(days=7)
@@ -99,3 +100,10 @@ class Maintenance(models.Model):
 
     def get_absolute_url(self) -> str:
         return f"{reverse('maintenance')}#{self.name}"
+
+
+latest_news = Kept(lambda: list(News.latest()))
+"""What the dashboard shows of the news."""
+
+maintenance_near = Kept(lambda: list(Maintenance.near(timezone.now())))
+"""The maintenance that every page tells of."""

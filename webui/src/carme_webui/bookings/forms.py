@@ -16,6 +16,7 @@ from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Cluster, minutes_text, parse_minutes
 from carme.jobs.requests import refusal
 from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.kept import of_same
 from carme_webui.projects.models import Project
 from carme_webui.titles import tidy
 
@@ -41,6 +42,7 @@ class Kind(NamedTuple):
         return f"{self.gpus} x {self.gpu_type} ({self.partition})"
 
 
+@of_same
 def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
     """What can be booked at this site."""
     if cluster is None:

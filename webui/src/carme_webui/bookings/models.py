@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.db import models, transaction
-from django.db.models.functions import Cast
+from django.db.models.functions import Cast, StrIndex
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -18,7 +18,8 @@ from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingState, Cause, Hol
 from carme.bookings.clock import moment_text, span_text
 from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
-from carme_webui.projects.models import Project, projects_of
+from carme_webui.projects.models import Project, own_projects, projects_of
+from carme_webui.statements import Given, Statement
 
 __all__ = ["Booking", "Calendar", "Feed", "moment_words", "new_name", "site_zone", "span_words"]
 
@@ -132,24 +133,22 @@ class Booking(models.Model):
     @classmethod
     def usable(cls, user: User, now: datetime) -> "list[Booking]":
         """Those in which this user may run jobs, the next one first."""
-        rows = cls.near_to(user).filter(state__in=[BookingState.APPROVED, BookingState.ACTIVE], end__gt=now)
+        states = (BookingState.APPROVED, BookingState.ACTIVE)
+        rows = [row for row in cls.near_to(user) if row.state in states and row.end > now]
         return [row for row in rows if row.may_be_used_by(user)]
 
     @classmethod
-    def near_to(cls, user: User) -> "models.QuerySet[Booking]":
+    def near_to(cls, user: User) -> "list[Booking]":
         """Those that are not over and that a user owns, may use or may take over; or maybe a few more."""
-        # Databases search in JSON in different ways; all can search its text.
-        named = Cast("users", models.TextField())
-        return (
-            cls.open()
-            .annotate(named=named)
-            .filter(
-                models.Q(owner=user)
-                | models.Q(offered_to=user)
-                | models.Q(project__in=projects_of(user))
-                | models.Q(named__contains=f'"{user.username}"')
-            )
-        )
+        rows = _near.rows(user=user.pk, named=f'"{user.username}"')
+        projects = {project.pk: project for project in own_projects(user)}
+        for row in rows:
+            if row.owner_id == user.pk:
+                row.owner = user
+            if row.project_id in projects:
+                row.project = projects[row.project_id]
+        models.prefetch_related_objects(rows, "owner", "offered_to", "project")  # of those that have others
+        return rows
 
     def may_be_used_by(self, user: User) -> bool:
         """Whether this user may run jobs in it."""
@@ -287,6 +286,23 @@ class Booking(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("booking", args=[self.name])
+
+
+@Statement
+def _near() -> "models.QuerySet[Booking]":
+    user = Given("user", models.BigIntegerField())
+    # Databases search in JSON in different ways; all can search its text.
+    named = StrIndex(Cast("users", models.TextField()), Given("named", models.TextField()))
+    return (
+        Booking.objects.exclude(state=BookingState.ENDED)
+        .alias(named=named)
+        .filter(
+            models.Q(owner_id=user)
+            | models.Q(offered_to_id=user)
+            | models.Q(project__in=Project.of(user))
+            | models.Q(named__gt=0)
+        )
+    )
 
 
 class Feed(models.Model):

@@ -77,7 +77,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
     past = sum(slot.end <= now for one in columns for slot in one.slots)
     free = _free_columns(first, view, past, kind.key if kind else "", get_language(), zone)
     lanes = lay_out(page, items, columns, _free_cells(free))
-    rows = list(Booking.near_to(user))
+    rows = Booking.near_to(user)
     mine = [row for row in rows if row.may_be_used_by(user)]
     waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []
     return render(

@@ -10,7 +10,7 @@ from carme.errors import InvalidRequest
 from carme.images import Image, ImageCatalogue, is_own
 from carme.jobs import JobRequest, SessionOptions
 from carme_webui.accounts.models import User
-from carme_webui.images.models import ImageState, OwnImage
+from carme_webui.images.models import OwnImage
 
 __all__ = ["UserImages", "images_of", "resolved"]
 
@@ -22,9 +22,8 @@ class UserImages(ImageCatalogue):
 
     def __init__(self, directory: Path, user: User) -> None:
         super().__init__(directory)
-        rows = OwnImage.visible(user).filter(state=ImageState.READY)
         #: By the names that requests use.
-        self.own = {row.reference: row for row in rows}
+        self.own = {row.reference: row for row in OwnImage.ready(user)}
 
     def names(self) -> list[str]:
         return [*super().names(), *self.own]

@@ -10,7 +10,8 @@ from django.utils.translation import gettext_lazy as _
 
 from carme.images import OWN_NAME, ImageFile, reference
 from carme_webui.accounts.models import User
-from carme_webui.projects.models import Project
+from carme_webui.projects.models import Project, projects_of
+from carme_webui.statements import Given, Statement
 
 __all__ = ["ImageState", "OwnImage"]
 
@@ -61,8 +62,18 @@ class OwnImage(models.Model):
     @classmethod
     def visible(cls, user: User) -> "models.QuerySet[OwnImage]":
         """A user's own, and what others share with a project in which that user is."""
-        shared = Q(project__in=Project.of(user), state=ImageState.READY)
+        shared = Q(project__in=projects_of(user), state=ImageState.READY)
         return cls.objects.filter(Q(owner=user) | shared).select_related("owner", "project")
+
+    @classmethod
+    def ready(cls, user: User) -> "list[OwnImage]":
+        """Those of the visible ones in which something can be started."""
+        if projects_of(user):
+            return list(cls.visible(user).filter(state=ImageState.READY))
+        found = _own.rows(user=user.pk)
+        for row in found:
+            row.owner = user
+        return found
 
     @classmethod
     def named(cls, user: User, name: str) -> "OwnImage | None":
@@ -89,3 +100,8 @@ class OwnImage(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("image", args=[self.reference])
+
+
+@Statement
+def _own() -> "models.QuerySet[OwnImage]":
+    return OwnImage.objects.filter(owner_id=Given("user", models.BigIntegerField()), state=ImageState.READY)

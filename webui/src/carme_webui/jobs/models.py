@@ -12,9 +12,10 @@ from django.utils.translation import gettext_lazy as _
 
 from carme import jobs
 from carme.jobs import arrays
+from carme_webui.kept import Kept
 from carme_webui.sessions.clock import Remaining
 
-__all__ = ["Job", "Mirror"]
+__all__ = ["Job", "Mirror", "silence"]
 
 
 class Job(models.Model):
@@ -60,7 +61,8 @@ class Job(models.Model):
             models.Index(fields=["user", "state", "-id"]),
             models.Index(fields=["user", "kind", "-id"]),
             models.Index(fields=["user", "submitted"]),
-            # Few jobs are tasks.
+            # Few jobs are active, and few are tasks.
+            models.Index(fields=["user"], name="active_jobs_of_user", condition=Q(active=True)),
             models.Index(fields=["array_id"], name="jobs_of_array", condition=Q(array_id__isnull=False)),
         )
 
@@ -151,3 +153,7 @@ class Mirror(models.Model):
     def load(cls) -> "Mirror":
         """The row."""
         return cls.objects.get_or_create(pk=1)[0]
+
+
+silence = Kept(lambda: Mirror.load().failure)
+"""Why the last round of the mirror failed; empty if it did not."""

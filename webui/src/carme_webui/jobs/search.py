@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, TextField
+from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from carme.jobs import JobState, Phase
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
+from carme_webui.statements import Given, Statement
 
-__all__ = ["FILTERS", "KINDS", "Search", "active_jobs", "own_jobs"]
+__all__ = ["FILTERS", "KINDS", "MOST_ACTIVE", "Search", "active_jobs", "own_jobs"]
 
 KINDS = {"batch": _("Batch jobs"), "session": _("Sessions"), "other": _("Others")}
 
@@ -39,6 +41,8 @@ FILTERS = {
         ],
     ),
 }
+#: Jobs that the dashboard shows; all are on a page of their own.
+MOST_ACTIVE = 8
 # At most as many digits as every database can hold.
 _DIGITS = 18
 
@@ -48,11 +52,22 @@ def own_jobs(user: User) -> "QuerySet[Job]":
     return Job.objects.filter(user=user.username)
 
 
-def active_jobs(user: User) -> "QuerySet[Job]":
-    """Those of my jobs that wait or run and serve no session, newest first; an array is one of them."""
-    active = own_jobs(user).filter(active=True).exclude(kind="session").order_by()
-    whole = Q(id__in=active.filter(array_id=None).values("id"))
-    return own_jobs(user).filter(whole | Q(id__in=active.exclude(array_id=None).values("array_id")))
+def active_jobs(user: User) -> list[Job]:
+    """Those of my jobs that wait or run and serve no session; an array is one of them.
+
+    Returns:
+        The newest MOST_ACTIVE, newest first, and one more if there are more.
+    """
+    return _active.rows(user=user.username)
+
+
+@Statement
+def _active() -> "QuerySet[Job]":
+    mine = Job.objects.filter(user=Given("user", TextField()))
+    heads = mine.filter(active=True).exclude(kind="session").annotate(head=Coalesce("array_id", "id"))
+    # Few are found first: years of a user's jobs are not gone through for them.
+    newest = heads.order_by("-head").values("head").distinct()[: MOST_ACTIVE + 1]
+    return mine.filter(id__in=newest)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from carme_webui.jobs import submissions
 from carme_webui.jobs.arrays import tasks_of, tell_summaries
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
-from carme_webui.jobs.models import Job, Mirror
+from carme_webui.jobs.models import Job, silence
 from carme_webui.jobs.patterns import PATTERNS
 from carme_webui.jobs.search import FILTERS, own_jobs
 from carme_webui.news import news
@@ -84,7 +84,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
             "states": [
                 (label, urlencode(asked | {"state": key}), key) for key, (label, _states) in FILTERS.items()
             ],
-            "banner": Mirror.load().failure,
+            "banner": silence(),
         },
     )
 
@@ -310,7 +310,7 @@ def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[st
     user = signed_in(request)
     version = news.version(user.username)  # first: what comes meanwhile is news
     found = get_object_or_404(own_jobs(user), id=job_id)
-    context: dict[str, object] = {"job": found, "banner": Mirror.load().failure, "version": version}
+    context: dict[str, object] = {"job": found, "banner": silence(), "version": version}
     if found.is_array:
         tell_summaries([found])
         context["tasks"] = tasks_of(found, request.GET.get("page"))

@@ -12,6 +12,7 @@ from carme.bookings import BookingState
 from carme.jobs import minutes_text
 from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
+from carme_webui.statements import Given, Statement
 
 __all__ = ["Invitation", "Membership", "Project", "own_projects", "projects_of"]
 
@@ -66,7 +67,7 @@ class Project(models.Model):
         return self.name
 
     @classmethod
-    def of(cls, user: User) -> "models.QuerySet[Project]":
+    def of(cls, user: User | Given) -> "models.QuerySet[Project]":
         """Those in which a user may run jobs."""
         return cls.objects.filter(closed=None, memberships__user=user)
 
@@ -136,9 +137,12 @@ def own_projects(user: User) -> list[Project]:
     """The projects in which a user may run jobs; asked once for each user of a request."""
     found: list[Project] | None = getattr(user, "_projects", None)
     if found is None:
-        found = list(Project.of(user))
+        found = _projects.rows(user=user.pk)
         user._projects = found  # type: ignore[attr-defined]
     return found
+
+
+_projects = Statement(lambda: Project.of(Given("user", models.BigIntegerField())))
 
 
 def projects_of(user: User) -> frozenset[int]:

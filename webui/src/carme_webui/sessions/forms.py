@@ -1,10 +1,14 @@
 """The form that starts a session."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from django import forms
+from django.forms.boundfield import BoundField
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
+from django.utils.translation import get_language
 from django.utils.translation import gettext_lazy as _
 
 from carme.config import Settings
@@ -20,6 +24,10 @@ from carme_webui.sessions.models import NAME_PATTERN, new_name
 from carme_webui.titles import tidy
 
 __all__ = ["StartForm"]
+
+#: So many different forms are remembered.
+MOST_SHOWN = 256
+_shown: dict[Hashable, SafeString] = {}
 
 _MAY_BE_EMPTY = ("gpu_type", "partition", "account", "reservation")
 
@@ -165,6 +173,24 @@ class StartForm(forms.Form):
         self.fields["results"].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
         self.fields["title"].widget.attrs |= {"placeholder": _("Optional"), "autocomplete": "off"}
 
+    @property
+    def shown(self) -> SafeString:
+        """Its visible fields as HTML.
+
+        Most readers are shown the same fields: what says all the same is made once.
+        """
+        if self.is_bound:
+            return self._made()
+        says = get_language(), *(_said(field) for field in self.visible_fields())
+        if says not in _shown:
+            if len(_shown) >= MOST_SHOWN:
+                _shown.clear()
+            _shown[says] = self._made()
+        return _shown[says]
+
+    def _made(self) -> SafeString:
+        return render_to_string("sessions/start_fields.html", {"form": self})
+
     def _choices(self, name: str, choices: list[tuple[Any, Any]]) -> None:
         widget = self.fields[name].widget
         assert isinstance(widget, forms.Select)
@@ -212,3 +238,15 @@ class StartForm(forms.Form):
         else:
             self.options = options
         return cleaned
+
+
+def _said(field: BoundField) -> Hashable:
+    """All that a field of an unbound form says, and the browser is told of it."""
+    inner = field.field
+    choices = inner.widget.choices if isinstance(inner.widget, forms.Select) else ()
+    return (
+        *(field.name, str(field.value()), str(field.label), str(field.help_text)),
+        *(inner.required, inner.disabled),
+        tuple((name, str(value)) for name, value in inner.widget.attrs.items()),
+        tuple((str(value), str(label)) for value, label in choices),
+    )

@@ -2,6 +2,7 @@
 
 import secrets
 import string
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -22,8 +23,12 @@ from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
+from carme_webui.statements import Given, Statement
 
 __all__ = ["NAME_PATTERN", "Preset", "Session", "new_name", "query_of"]
+
+#: So many of those that have ended are shown.
+RECENT_COUNT = 5
 
 NAME_PATTERN = r"s[a-z0-9]{8}"
 
@@ -73,6 +78,11 @@ class Preset(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @classmethod
+    def of(cls, user: User) -> "list[Preset]":
+        """A user's."""
+        return _presets.rows(user=user.pk)
+
     @property
     def query(self) -> str:
         """The query of the address that fills the form in."""
@@ -113,6 +123,14 @@ class Session(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @classmethod
+    def of_late(cls, user: User, since: datetime) -> "list[Session]":
+        """A user's that are not over, and a few of those that ended since then; the newest first."""
+        found = _of_late.rows(user=user.pk, since=since)
+        for row in found:
+            row.owner = user
+        return found
 
     @classmethod
     def request(cls, owner: User, options: SessionOptions, name: str) -> tuple["Session", bool]:
@@ -265,3 +283,16 @@ class Session(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("session", args=[self.name])
+
+
+_presets = Statement(lambda: Preset.objects.filter(owner_id=Given("user", models.BigIntegerField())))
+
+
+@Statement
+def _of_late() -> "models.QuerySet[Session]":
+    rows = Session.objects.filter(owner_id=Given("user", models.BigIntegerField()))
+    over = models.Q(state=SessionState.ENDED)
+    since = Given("since", models.DateTimeField())
+    return rows.filter(
+        ~over | models.Q(pk__in=rows.filter(over, changed__gt=since).values("pk")[:RECENT_COUNT])
+    )

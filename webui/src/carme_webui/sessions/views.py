@@ -20,7 +20,7 @@ from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, stage_te
 from carme.sessions import SessionState
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
-from carme_webui.announcements.models import News
+from carme_webui.announcements.models import latest_news
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, picture, supplies
 from carme_webui.datasets import datasets_of
@@ -28,8 +28,8 @@ from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
 from carme_webui.jobs.arrays import tell_summaries
 from carme_webui.jobs.log import Tail, tail
-from carme_webui.jobs.models import Mirror
-from carme_webui.jobs.search import active_jobs
+from carme_webui.jobs.models import Mirror, silence
+from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
 from carme_webui.metrics.busy import has_metrics
 from carme_webui.news import news
 from carme_webui.projects.models import own_projects
@@ -61,9 +61,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 RECENT = timedelta(days=2)
-RECENT_COUNT = 5
-# Jobs that the dashboard shows; all are on a page of their own.
-MOST_JOBS = 8
 # Minutes that the page offers to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
 # A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
@@ -138,7 +135,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     form = _form(request, cluster, options=earlier.asked_for if earlier else None)
     context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
     return render(
-        request, "sessions/dashboard.html", context | {"announced": News.latest(), "busy": has_metrics()}
+        request, "sessions/dashboard.html", context | {"announced": latest_news(), "busy": has_metrics()}
     )
 
 
@@ -331,7 +328,7 @@ def _form(
 
 
 def _presets(user: User) -> dict[str, Any]:
-    return {"presets": Preset.objects.filter(owner=user)}
+    return {"presets": Preset.of(user)}
 
 
 def _show(row: Session, banner: str) -> Shown:
@@ -361,21 +358,15 @@ def _titles(image: str, owner: User) -> dict[str, str]:
 def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[str, Any]:
     user = signed_in(request)
     version = news.version(user.username)
-    mine = own_sessions(user)
-    failure = Mirror.load().failure
-    banner = failure or banner
-    running = list(active_jobs(user)[: MOST_JOBS + 1])
-    tell_summaries(running[:MOST_JOBS])
+    rows = Session.of_late(user, timezone.now() - RECENT)
+    banner = silence() or banner
+    running = active_jobs(user)
+    tell_summaries(running[:MOST_ACTIVE])
     return {
-        "active": [_show(row, banner) for row in mine.exclude(state=SessionState.ENDED)],
-        "jobs": running[:MOST_JOBS],
-        "more_jobs": len(running) > MOST_JOBS,
-        "recent": [
-            (row, new_name())
-            for row in mine.filter(state=SessionState.ENDED, changed__gt=timezone.now() - RECENT)[
-                :RECENT_COUNT
-            ]
-        ],
+        "active": [_show(row, banner) for row in rows if not row.is_over],
+        "jobs": running[:MOST_ACTIVE],
+        "more_jobs": len(running) > MOST_ACTIVE,
+        "recent": [(row, new_name()) for row in rows if row.is_over],
         "cluster": cluster,
         "supplies": shown(supplies(cluster), _plan()) if cluster else [],
         "banner": banner,

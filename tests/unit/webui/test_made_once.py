@@ -1,0 +1,214 @@
+"""What is made once for many pages: it is renewed when something is new, and nobody gets another's."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone, translation
+
+from carme_webui.accounts.models import User
+from carme_webui.announcements.models import Maintenance, News
+from carme_webui.bookings.models import Booking
+from carme_webui.cluster import picture
+from carme_webui.images.models import ImageState, OwnImage
+from carme_webui.jobs.models import Mirror
+from carme_webui.kept import Kept, of_same
+from carme_webui.news import news
+from carme_webui.projects.models import Membership, Project
+from carme_webui.sessions import forms
+from carme_webui.sessions.models import Preset, Session
+
+from .conftest import Browser
+from .fake_broker import FakeBroker
+
+
+@pytest.fixture
+def remembering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All is remembered until something is new, as on a site; nothing of another test is."""
+    monkeypatch.setattr(Kept, "seconds", 3600.0)
+    monkeypatch.setattr(picture, "seconds", 3600.0)
+    monkeypatch.setattr(picture, "_known", {})
+    news.tell_all()
+    yield
+    news.tell_all()
+
+
+@pytest.fixture
+def root(db: None) -> Browser:
+    found = Browser()
+    found.force_login(User.objects.create_user("root", is_staff=True))
+    return found
+
+
+def page(browser: Browser, path: str = "/") -> str:
+    answer = browser.get(path)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_it_is_asked_again_after_news_and_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    kept = Kept(lambda: asked.append(1) or len(asked))
+    monkeypatch.setattr(Kept, "seconds", 3600.0)
+    assert [kept(), kept()] == [1, 1]
+    news.tell(["alice"])  # is nothing that all see
+    assert kept() == 1
+    news.tell_all()
+    assert [kept(), kept()] == [2, 2]
+    monkeypatch.setattr(Kept, "seconds", 0.0)
+    news.tell_all()
+    assert [kept(), kept()] == [3, 4]
+
+
+def test_what_is_told_while_it_is_asked_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kept, "seconds", 3600.0)
+    asked: list[int] = []
+
+    def ask() -> int:
+        asked.append(1)
+        if len(asked) == 1:
+            news.tell_all()  # after the look, before the answer
+        return len(asked)
+
+    kept = Kept(ask)
+    assert [kept(), kept(), kept()] == [1, 2, 2]
+
+
+def test_results_are_those_of_the_same_things_in_the_same_language() -> None:
+    made: list[object] = []
+
+    @of_same
+    def made_of(one: list[int], other: list[int]) -> str:
+        made.append(one)
+        return f"{one}{other}{translation.get_language()}"
+
+    a, b = [1], [1]  # equal, yet not the same
+    assert made_of(a, b) == made_of(a, b) == "[1][1]en" and len(made) == 1
+    made_of(b, a)
+    assert len(made) == 2
+    with translation.override("de"):
+        assert made_of(b, a) == "[1][1]de"
+    assert len(made) == 3 and made_of(b, a) == "[1][1]en" and len(made) == 3
+
+
+def test_news_and_maintenance_are_on_pages_at_once_and_go_at_once(
+    root: Browser, browser: Browser, broker: FakeBroker, remembering: None
+) -> None:
+    assert "New GPUs" not in page(browser) and "cables" not in page(browser, "/jobs/")
+    form = "/announcements/new/"
+    root.send(form, form, title="New GPUs", text="Eight")
+    assert "New GPUs" in page(browser)
+    root.send("/announcements/", f"/announcements/{News.objects.get().pk}/delete/")
+    assert "New GPUs" not in page(browser)
+    Maintenance.objects.create(
+        title="New cables", node_names=["n1"], start=timezone.now(), end=timezone.now() + timedelta(hours=1)
+    )
+    news.tell_all()
+    assert "New cables" in page(browser, "/jobs/")
+
+
+def test_why_the_mirror_is_silent_is_said_at_once(
+    browser: Browser, broker: FakeBroker, remembering: None
+) -> None:
+    Mirror.load()
+    assert "is away" not in page(browser)
+    Mirror.objects.update(failure="Slurm is away.")
+    news.tell_all()
+    assert "Slurm is away." in page(browser) and "Slurm is away." in page(browser, "/jobs/")
+
+
+def test_links_for_administrators_are_theirs_alone(
+    root: Browser, browser: Browser, broker: FakeBroker, remembering: None
+) -> None:
+    for path, here in (("/", "/"), ("/jobs/", "/jobs/"), ("/images/", "/images/")):
+        for who, staff in ((root, True), (browser, False), (root, True)):
+            text = page(who, path)
+            assert ('href="/admin/"' in text) is staff
+            assert text.count('aria-current="page"') == 1 and f'href="{here}" aria-current="page"' in text
+
+
+def test_what_only_one_may_start_in_is_in_no_other_form(
+    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+) -> None:
+    now = timezone.now()
+    project = Project.objects.create(name="secret", title="The secret one", kept=now)
+    Membership.objects.create(project=project, user=alice)
+    OwnImage.objects.create(
+        owner=alice, name="mine", title="Hers alone", kind="requirements", text="", file="/home/alice/x.sif",
+        state=ImageState.READY,
+    )  # fmt: skip
+    Booking.objects.create(
+        owner=alice, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"],
+        start=now + timedelta(hours=1), end=now + timedelta(hours=2), state="approved", kept=now,
+        title="Her booking",
+    )  # fmt: skip
+    Preset.objects.create(
+        owner=alice, name="Her preset", options={"image": "torch", "minutes": 60, "title": ""}
+    )
+    hers = ("The secret one", "Hers alone", "Her booking", "Her preset")
+    for _ in range(2):
+        shown, others = page(browser), page(other)
+        assert all(words in shown for words in hers)
+        assert not [words for words in hers if words in others]
+    # What an address fills in is in that page alone.
+    assert 'value="Only &lt;mine&gt;"' in page(browser, "/?title=Only+<mine>&nodes=2")
+    assert "Only" not in page(other) and "Only" not in page(browser)
+
+
+def test_one_form_is_made_for_all_of_whom_it_is_true(
+    browser: Browser, other: Browser, broker: FakeBroker, remembering: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "_shown", {})
+    first = page(browser)
+    page(other)
+    assert len(forms._shown) == 1
+    german = browser.get("/", headers={"accept-language": "de"}).content.decode()
+    assert len(forms._shown) == 2 and "Zeit in Minuten" in german and "Time in minutes" in first
+    # Each has a name of its own, or the second of two sessions would be the first.
+    names = {page(browser).split('name="name" value="')[1].split('"')[0] for _ in range(3)}
+    assert len(names) == 3
+    refused = browser.send("/", "/sessions/start/", image="torch", gpus_per_node=1, nodes=99, minutes=60)
+    assert refused.status_code == 422 and 'value="99"' in refused.content.decode()
+    assert 'value="99"' not in page(browser) and len(forms._shown) == 2
+
+
+def test_statements_find_what_is_asked_for_now(alice: User, bob: User) -> None:
+    now = timezone.now()
+    options = {"image": "torch", "minutes": 60, "title": ""}
+
+    def make(number: int, owner: User, state: str, hours: int) -> None:
+        when = now - timedelta(hours=hours)
+        Session.objects.create(
+            name=f"s{number:08}", owner=owner, state=state, options=options, created=when, changed=when
+        )
+
+    for number in range(8):
+        make(number, alice, "ended", number)
+    make(20, alice, "ready", 100)
+    make(21, bob, "ready", 1)
+    since = now - timedelta(hours=2, minutes=30)
+    names = [row.name for row in Session.of_late(alice, since)]
+    assert names == ["s00000000", "s00000001", "s00000002", "s00000020"]
+    assert len(Session.of_late(alice, now - timedelta(days=1))) == 6  # five that ended, and the other
+    assert [row.name for row in Session.of_late(bob, since)] == ["s00000021"]
+    with CaptureQueriesContext(connection) as asked:
+        assert all(row.owner.username == "alice" for row in Session.of_late(alice, since))
+    assert len(asked) == 1
+
+
+def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
+    now = timezone.now()
+    ali = User.objects.create_user("ali")
+    row = Booking.objects.create(
+        owner=bob, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"], users=["alice"],
+        start=now, end=now + timedelta(hours=2), state="approved", kept=now,
+    )  # fmt: skip
+    assert Booking.usable(alice, now) == [row] == Booking.usable(bob, now)
+    assert Booking.usable(ali, now) == [] == Booking.near_to(ali)  # a part of a name is none
+    Booking.objects.update(offered_to=ali)
+    assert Booking.near_to(ali) == [row] and Booking.usable(ali, now) == []
+    Booking.objects.update(state="ended")
+    assert Booking.near_to(ali) == [] == Booking.usable(alice, now)
