@@ -69,7 +69,7 @@ _V2_FILES = {
     "memory.stat": _STAT,
     "memory.events": "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 0\n",
     "io.stat": "8:0 rbytes=100 wbytes=20 rios=1 wios=1 dbytes=0 dios=0\n",
-    "pids.current": "32\n",
+    "cgroup.threads": "",
 }
 
 
@@ -166,7 +166,8 @@ class Node:
         if len(pids) != count:
             raise RuntimeError(f"Only {len(pids)} of {count} processes could be started.")
         if self.layout == "v2 files":
-            (groups[0] / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+            for name in ("cgroup.procs", "cgroup.threads"):
+                (groups[0] / name).write_text("".join(f"{pid}\n" for pid in pids))
         return pids
 
     def _group(self, root: Path, path: str) -> Path:

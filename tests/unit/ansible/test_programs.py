@@ -155,7 +155,7 @@ def node(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         text = templates.get_template(f"{name}.j2").render(
             values, carme_minimum_uid=minimum_uid, carme_beeond=beeond
         )
-        script.write_text(text)
+        script.write_text(text.replace("/sys/fs/cgroup", str(tmp_path / "cgroup")))
         return subprocess.run(
             ["sh", str(script)], env=environment, capture_output=True, text=True, check=False
         )
@@ -185,6 +185,31 @@ def test_what_the_prolog_writes_is_what_the_exporter_reads(
     assert [path.name for path in (tmp_path / "allocations").iterdir()] == ["7.json"]
     assert node("epilog.sh", **JOB).returncode == 0
     assert records.all() == {}
+
+
+def test_the_prolog_has_io_counted_where_control_groups_are_of_version_two(
+    node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    scope = tmp_path / "cgroup/system.slice/n1_slurmstepd.scope"
+    scope.mkdir(parents=True)
+    assert node("prolog.sh", **JOB).returncode == 0
+    assert (scope / "cgroup.subtree_control").read_text() == "+io\n"
+    job = scope / "job_7"
+    assert (job / "cgroup.subtree_control").read_text() == "+io\n"
+    assert job.stat().st_mode & 0o777 == 0o755  # the exporter is not root
+    (job / "cgroup.subtree_control").unlink()  # the kernel's own files do not keep a group from going
+    assert node("epilog.sh", **JOB).returncode == 0
+    assert not job.exists()
+
+
+def test_a_kernel_that_counts_no_io_keeps_no_job_back(
+    node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    refused = tmp_path / "cgroup/system.slice/slurmstepd.scope/cgroup.subtree_control"
+    refused.mkdir(parents=True)  # writing it is an error for everybody, root included
+    done = node("prolog.sh", **JOB)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not (refused.parent / "job_7").exists()
 
 
 @pytest.mark.parametrize(

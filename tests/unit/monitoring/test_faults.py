@@ -47,12 +47,14 @@ def test_control_groups_that_cannot_be_read_leave_gaps_and_hide_no_other_job(
     start: Starts, tmp_path: Path, groups: Path
 ):
     bad = version_two(groups, name="job_8")
-    for name in ("cpu.stat", "memory.current", "memory.stat", "pids.current"):
+    for name in ("cpu.stat", "memory.current", "memory.stat"):
         (bad / name).unlink()
     (bad / "cpu.stat").mkdir()  # reading it is an error for everybody, root included
     (bad / "memory.current").symlink_to("nowhere")
     (bad / "memory.stat").write_bytes(b"\xff\xfe anon 7\ninactive_file many\n")
-    (bad / "pids.current").write_text("-3\n")
+    for step in ("step_batch", "step_0"):
+        (bad / step / "user/cgroup.threads").unlink()
+        (bad / step / "user/cgroup.threads").mkdir()
     (bad / "step_0/cpu.stat").chmod(0)
     exporter = start(arguments=["--cgroups", str(groups)])
     assert exporter.values("carme_job_info") == [1, 1]

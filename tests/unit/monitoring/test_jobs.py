@@ -39,7 +39,6 @@ def version_two(root: Path, name: str = "job_7", scope: str = "slurmstepd.scope"
         memory__stat="anon 94371840\ninactive_file 4857600\n",
         memory__events="low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n",
         io__stat="8:0 rbytes=100 wbytes=20 rios=1 dios=0\n8:16 rbytes=1 wbytes=2 wios=1\n",
-        pids__current="12\n",
         cgroup__procs="",
     )
     for step, pid in (("step_batch", "101"), ("step_0", "102")):
@@ -49,8 +48,10 @@ def version_two(root: Path, name: str = "job_7", scope: str = "slurmstepd.scope"
             memory__current="50\n",
             memory__stat="inactive_file 10\n",
         )
-        write(job / step / "slurm", cgroup__procs="100\n")
-        write(job / step / "user/task_0", cgroup__procs=f"{pid}\n")
+        write(job / step / "slurm", cgroup__procs="100\n", cgroup__threads="100\n103\n104\n")
+        write(job / step / "user", cgroup__procs="", cgroup__threads="")
+        task = job / step / "user/task_0"
+        write(task, cgroup__procs=f"{pid}\n", cgroup__threads=f"{pid}\n" + 5 * "900\n")
     write(root / "system.slice" / scope / "system", cgroup__procs="1\n")
     return job
 
@@ -74,6 +75,30 @@ def test_version_two(root: Path, tmp_path: Path):
     assert usage.threads == 12
     assert usage.steps.keys() == {"batch", "0"}
     assert usage.steps["0"].memory_bytes == 40
+    assert usage.steps["0"].threads == 6
+
+
+def test_io_that_is_counted_begins_with_nothing(root: Path, tmp_path: Path):
+    write(version_two(root), io__stat="")
+    (usage,) = Cgroups(root, tmp_path / "proc").usage()
+    assert (usage.read_bytes, usage.written_bytes) == (0, 0)
+    assert (usage.steps["0"].read_bytes, usage.steps["0"].written_bytes) == (None, None)
+
+
+@pytest.mark.parametrize("made_first", [True, False])
+def test_the_group_that_the_prolog_made_does_not_hide_the_job_s_own(
+    root: Path, tmp_path: Path, made_first: bool
+):
+    def own() -> None:
+        write(version_two(root, name="s4CJ2X0QF0000"), cgroup__events="populated 1\n")
+
+    def empty() -> None:
+        write(root / "system.slice/slurmstepd.scope/job_7", cgroup__events="populated 0\nfrozen 0\n")
+
+    for make in (empty, own) if made_first else (own, empty):
+        make()
+    process(tmp_path / "proc", 100, "slurmstepd: [7.batch]", "/x")
+    assert [usage.threads for usage in Cgroups(root, tmp_path / "proc").usage(owned={7})] == [12]
 
 
 def test_version_two_with_a_scope_for_each_slurmd(root: Path, tmp_path: Path):
@@ -109,9 +134,10 @@ def test_files_that_stay_open_tell_what_is_new_and_close_with_the_job(root: Path
     job = version_two(root)
     cgroups = Cgroups(root, tmp_path / "proc")
     assert [usage.threads for usage in cgroups.usage()] == [12]
-    write(job, pids__current="13\n")
+    threads = job / "step_0/user/task_0/cgroup.threads"
+    threads.write_text(threads.read_text() + "905\n")
     assert [usage.threads for usage in cgroups.usage()] == [13]
-    assert str(job / "pids.current") in descriptors()
+    assert str(threads) in descriptors()
     shutil.rmtree(job)
     assert cgroups.usage() == []
     assert not [name for name in descriptors() if str(job) in name]
@@ -188,11 +214,15 @@ def test_a_number_that_another_process_has_got_is_another_process(tmp_path: Path
 
 def test_what_a_step_uses(root: Path, tmp_path: Path):
     step = version_two(root) / "step_0"
-    write(step, memory__peak="90\n", memory__events="oom 1\noom_kill 3\n", pids__current="5\n")
+    write(
+        step,
+        memory__peak="90\n",
+        memory__events="oom 1\noom_kill 3\n",
+    )
     write(step, io__stat="8:0 rbytes=7 wbytes=9\n")
     (usage,) = Cgroups(root, tmp_path / "proc").usage()
-    assert usage.steps["0"] == StepUsage(1.0, 40, 90, 3, 7, 9, 5)
-    assert usage.steps["batch"] == StepUsage(1.0, 40)
+    assert usage.steps["0"] == StepUsage(1.0, 40, 90, 3, 7, 9, 6)
+    assert usage.steps["batch"] == StepUsage(1.0, 40, threads=6)
 
 
 def test_version_one_counts_kills_where_they_happened_and_forgets_none(root: Path, tmp_path: Path):
@@ -257,8 +287,10 @@ def test_version_one(root: Path, tmp_path: Path):
 
 def test_a_job_that_ends_while_it_is_read_leaves_gaps(root: Path, tmp_path: Path):
     job = version_two(root)
-    for name in ("cpu.stat", "memory.current", "memory.peak", "pids.current", "io.stat"):
+    for name in ("cpu.stat", "memory.current", "memory.peak", "io.stat"):
         (job / name).unlink()
+    for step in ("step_batch", "step_0"):
+        shutil.rmtree(job / step / "user")
     (usage,) = Cgroups(root, tmp_path / "proc").usage()
     assert usage.cpu_user_seconds is None
     assert usage.memory_bytes is None
@@ -311,8 +343,8 @@ def test_a_job_s_series_are_few_and_vanish_with_it(root: Path, tmp_path: Path):
     for number in range(1, 101):
         version_two(root, name=f"job_{number}")
         (records / f"{number}.json").write_text(f'{{"user": "user{number}", "gpus": "", "cpus": 2}}')
-    # What it is, two of its processor time, five levels and three counters; two of each of its steps.
-    assert series() - before == 100 * (11 + 2 * 2)
+    # What it is, two of its processor time, five levels and three counters; three of each of its steps.
+    assert series() - before == 100 * (11 + 2 * 3)
     for number in range(1, 101):
         shutil.rmtree(root / f"system.slice/slurmstepd.scope/job_{number}")
         (records / f"{number}.json").unlink()

@@ -2,6 +2,7 @@
 
 from carme_monitoring.jobs.allocations import Allocation, Allocations
 from carme_monitoring.jobs.cgroups import Cgroups, StepUsage, Usage
+from carme_monitoring.jobs.moved import MovedBytes, MovedRecords
 from carme_monitoring.jobs.network import Network, Traffic
 from carme_monitoring.jobs.training import RankProgress, Training
 
@@ -9,6 +10,8 @@ __all__ = [
     "Allocation",
     "Allocations",
     "Cgroups",
+    "MovedBytes",
+    "MovedRecords",
     "Network",
     "RankProgress",
     "StepUsage",

@@ -27,7 +27,7 @@ _JOB_OF_PROCESS = re.compile(
 _STEP = re.compile(r"step_(\w+)\Z", re.ASCII)
 _TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 #: Controllers of version 1, the first that all jobs are in (proctrack/cgroup freezes them) before the others.
-_V1 = ("freezer", "memory", "devices", "cpuacct", "cpu,cpuacct", "cpuacct,cpu", "blkio")
+_V1 = ("freezer", "memory", "devices", "cpuacct", "cpu,cpuacct", "cpuacct,cpu")
 #: Processes whose job is remembered, until there are more.
 _MOST_REMEMBERED = 1 << 14
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
@@ -58,7 +58,7 @@ class Usage:
         memory_bytes: What cannot be given back: without the page cache that is not in use.
         memory_peak_bytes, memory_limit_bytes: The highest ever, page cache included, and what it may have.
         oom_kills: Processes that the kernel ended for want of memory.
-        read_bytes, written_bytes: Block devices.
+        read_bytes, written_bytes: Of disks. Version 1 does not tell: see `MovedRecords`.
         threads: At this moment.
         devices: Device files of GPUs (minors) that it may open; None if the kernel does not say, or was not
             asked.
@@ -138,6 +138,19 @@ class Cgroups:
         place = self._places.get(job_id)
         return _processes(place) if place else iter(())
 
+    def processes_by_step(self) -> dict[int, dict[str, list[int]]]:
+        """The processes of each job's steps now."""
+        with self._lock:
+            found = {
+                job.job_id: self._by_step(next(iter(job.by_controller.values()))) for job in self._jobs()
+            }
+            self._folders.forget_unused()
+        return found
+
+    def _by_step(self, job: str) -> dict[str, list[int]]:
+        names = ((_STEP.match(name), name) for name in self._folders.names(job))
+        return {step[1]: list(_processes(f"{job}/{name}")) for step, name in names if step}
+
     def job_of(self, pid: int) -> int | None:
         """The job that a process belongs to."""
         # A process stays in its job, and each has an inode of its own: the same inode is the same process.
@@ -197,12 +210,15 @@ class Cgroups:
                     jobs.setdefault(job_id, job)
 
     def _unified(self) -> list[_Folders]:
-        return [
-            _Folders(job_id, None, {"": f"{scope}/{name}"})
-            for scope in self._scopes(self._root, 3)
-            for name in self._folders.names(scope)
-            if (job_id := self._number(scope, name))
-        ]
+        jobs: dict[int, _Folders] = {}
+        for scope in self._scopes(self._root, 3):
+            for name in self._folders.names(scope):
+                if job_id := self._number(scope, name):
+                    job = _Folders(job_id, None, {"": f"{scope}/{name}"})
+                    # The prolog makes `job_N`; where Slurm has another name for the job, that stays empty.
+                    if job_id not in jobs or self._is_left_over(jobs[job_id]):
+                        jobs[job_id] = job
+        return list(jobs.values())
 
     def _scopes(self, folder: str, depth: int) -> Iterator[str]:
         """Slurm's own folders: `slurmstepd.scope`, or one for each slurmd (`NODE_slurmstepd.scope`)."""
@@ -264,7 +280,13 @@ class Cgroups:
         says = self._files.text
         folder = job.by_controller[""]
         cpu = _table(says(f"{folder}/cpu.stat"))
-        read, written = _io(says(f"{folder}/io.stat"))
+        read, written = self._io(f"{folder}/io.stat")
+        steps = {
+            found[1]: self._step_of_version_two(f"{folder}/{step}")
+            for step in self._folders.names(folder)
+            if (found := _STEP.match(step))
+        }
+        threads = [step.threads for step in steps.values() if step.threads is not None]
         return Usage(
             job_id=job.job_id,
             uid=uid,
@@ -279,17 +301,18 @@ class Cgroups:
             oom_kills=_field(says(f"{folder}/memory.events"), "oom_kill"),
             read_bytes=read,
             written_bytes=written,
-            threads=_number(says(f"{folder}/pids.current")),
-            steps={
-                found[1]: self._step_of_version_two(f"{folder}/{step}")
-                for step in self._folders.names(folder)
-                if (found := _STEP.match(step))
-            },
+            threads=sum(threads) if threads else None,
+            steps=steps,
         )
 
     def _step_of_version_two(self, step: str) -> StepUsage:
         says = self._files.text
-        read, written = _io(says(f"{step}/io.stat"))
+        read, written = self._io(f"{step}/io.stat")
+        # Slurm enables no controller that counts them; lists there are without any.
+        tasks = [
+            self._tasks_beneath(f"{step}/{name}") for name in self._folders.names(step) if name != "slurm"
+        ]
+        threads = [count for count in tasks if count is not None]
         return StepUsage(
             _scaled(_field(says(f"{step}/cpu.stat"), "usage_usec"), 1e-6),
             _minus(
@@ -299,17 +322,19 @@ class Cgroups:
             _field(says(f"{step}/memory.events"), "oom_kill"),
             read,
             written,
-            _number(says(f"{step}/pids.current")),
+            sum(threads) if threads else None,
         )
+
+    def _io(self, path: str) -> tuple[int | None, int | None]:
+        """Bytes read and written, of an `io.stat`, which is empty until there are any."""
+        text = self._files.text(path)
+        return (0, 0) if not text and self._files.lines(path) is not None else _io(text)
 
     def _version_one(self, job: _Folders, *, devices: bool) -> Usage:
         says = self._files.text
         memory = job.by_controller.get("memory", "")
         cpu = job.by_controller.get("cpuacct", "")
         cpu_times = _table(says(f"{cpu}/cpuacct.stat"))
-        # Slurm makes no group of this controller itself; a site may.
-        io = job.by_controller.get("blkio")
-        read, written = _blkio(says(f"{io}/blkio.throttle.io_service_bytes_recursive") if io else "")
         threads = next(iter(job.by_controller.values()))
         steps: dict[str, StepUsage] = {}
         for step in self._folders.names(memory):
@@ -322,7 +347,7 @@ class Cgroups:
                     ),
                     _number(says(f"{memory}/{step}/memory.max_usage_in_bytes")),
                     self._kills_beneath(job.job_id, f"{memory}/{step}"),
-                    threads=self._tasks_beneath(f"{threads}/{step}"),
+                    threads=self._tasks_beneath(f"{threads}/{step}", "tasks"),
                 )
         return Usage(
             job_id=job.job_id,
@@ -336,21 +361,20 @@ class Cgroups:
             memory_peak_bytes=_number(says(f"{memory}/memory.max_usage_in_bytes")),
             memory_limit_bytes=_limit(_number(says(f"{memory}/memory.limit_in_bytes"))),
             oom_kills=self._kills_of(job.job_id, memory),
-            read_bytes=read,
-            written_bytes=written,
-            threads=self._tasks_beneath(threads),
+            threads=self._tasks_beneath(threads, "tasks"),
             devices=_devices(says(f"{job.by_controller.get('devices', '')}/devices.list"))
             if devices
             else None,
             steps=steps,
         )
 
-    def _tasks_beneath(self, folder: str) -> int | None:
-        """Threads in a group and those beneath it, of version 1, which lists them in each controller."""
-        own = self._files.lines(f"{folder}/tasks")
+    def _tasks_beneath(self, folder: str, file: str = "cgroup.threads") -> int | None:
+        """Threads in a group and those beneath it; version 1 lists them in `tasks` of each controller."""
+        own = self._files.lines(f"{folder}/{file}")
         if own is None:
             return None
-        return own + sum(self._tasks_beneath(f"{folder}/{name}") or 0 for name in self._folders.names(folder))
+        beneath = self._folders.names(folder)
+        return own + sum(self._tasks_beneath(f"{folder}/{name}", file) or 0 for name in beneath)
 
     def _kills_beneath(self, job_id: int, folder: str) -> int | None:
         """Version 1 counts in the group of the process that was ended, and in none above it."""
@@ -439,16 +463,6 @@ def _io(text: str) -> tuple[int | None, int | None]:
         for kind in ("rbytes", "wbytes")
     }
     return (sums["rbytes"], sums["wbytes"]) if pairs else (None, None)
-
-
-def _blkio(text: str) -> tuple[int | None, int | None]:
-    """Bytes read and written over all devices: `8:0 Read 1`."""
-    words = [line.split() for line in text.splitlines()]
-    rows = [row for row in words if len(row) == 3 and row[2].isdecimal()]
-    if not words:
-        return None, None
-    read, written = (sum(int(row[2]) for row in rows if row[1] == kind) for kind in ("Read", "Write"))
-    return read, written
 
 
 def _devices(text: str) -> frozenset[int] | None:

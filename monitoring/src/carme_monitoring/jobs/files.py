@@ -55,7 +55,8 @@ class KeptFiles:
         text = part = self.text(path)
         descriptor = self._open.get(path)
         if not text and descriptor is None:
-            return None
+            # It may be empty, and not kept open.
+            return 0 if os.access(path, os.R_OK) and os.path.isfile(path) else None  # noqa: PTH113
         lines, offset = text.count("\n"), len(text)
         try:
             while descriptor is not None and len(part) > SURELY_ALL:

@@ -20,6 +20,7 @@ from carme_monitoring.jobs import (
     Allocation,
     Allocations,
     Cgroups,
+    MovedRecords,
     Network,
     RankProgress,
     Traffic,
@@ -44,6 +45,7 @@ class NodeCollector(Collector):
         allocations: What the prolog wrote about them.
         training: What ranks say; None where nobody listens.
         network: Where jobs' traffic is read; None: of this node.
+        moved: What jobs read and write where control groups do not tell; None: nobody says.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class NodeCollector(Collector):
         allocations: Allocations,
         training: Training | None = None,
         network: Network | None = None,
+        moved: MovedRecords | None = None,
     ) -> None:
         self._gpus, self._cgroups, self._allocations = gpus, cgroups, allocations
         self._training, self._network = training, network or Network()
+        self._moved = moved
         self._users: dict[int, str] = {}
 
     def describe(self) -> Iterable[Metric]:
@@ -68,6 +72,8 @@ class NodeCollector(Collector):
         looks = self._gpus.looks()
         allocations = self._allocations.all()
         usages = self._cgroups.usage(owned=allocations)
+        if self._moved:
+            self._moved.add_to(usages)
         users = {usage.job_id: self._user(usage, allocations.get(usage.job_id)) for usage in usages}
         readings = [reading for look in looks.values() for reading in look.readings]
         states = GaugeMetricFamily(
@@ -313,8 +319,8 @@ def _job_metrics(
         name: CounterMetricFamily(f"carme_job_{name}", text, labels=_JOB)
         for name, text in {
             "oom_kills": "Processes that the kernel ended for want of memory.",
-            "io_read_bytes": "Bytes read from block devices.",
-            "io_written_bytes": "Bytes written to block devices.",
+            "io_read_bytes": "Bytes read from disks.",
+            "io_written_bytes": "Bytes written to disks.",
         }.items()
     }
     step_cpu = CounterMetricFamily(
@@ -324,8 +330,8 @@ def _job_metrics(
         name: CounterMetricFamily(f"carme_step_{name}", text, labels=(*_JOB, "step"))
         for name, text in {
             "oom_kills": "Processes of a step that the kernel ended for want of memory.",
-            "io_read_bytes": "Bytes that a step read from block devices.",
-            "io_written_bytes": "Bytes that a step wrote to block devices.",
+            "io_read_bytes": "Bytes that a step read from disks.",
+            "io_written_bytes": "Bytes that a step wrote to disks.",
         }.items()
     }
     step_gauges = {

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from carme_monitoring.gpus import AmdLibrary, GpuWatch, NvidiaLibrary
-from carme_monitoring.jobs import Allocations, Cgroups, Training
+from carme_monitoring.jobs import Allocations, Cgroups, MovedRecords, Training
 from carme_monitoring.node.collector import NodeCollector
 from carme_monitoring.serving import add_options, serve
 
@@ -36,6 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
         help="time between two looks for a GPU that was lost (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--io", type=Path, default=Path("/run/carme/io/jobs.json"), metavar="FILE",
+        help="where carme-io-reader writes what jobs read and wrote (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--training", type=Path, metavar="SOCKET",
         help="socket to make, at which ranks of training runs tell how they go on (default: none)",
     )  # fmt: skip
@@ -51,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
             reason = f"The socket {options.training} cannot be made: {error.strerror or error}."
             parser.error(f"{reason} Name one in a folder that this program may write to.")
         training.listen()
-    collector = NodeCollector(gpus, cgroups, Allocations(options.allocations), training)
+    moved = MovedRecords(options.io)
+    collector = NodeCollector(gpus, cgroups, Allocations(options.allocations), training, moved=moved)
     return serve(parser.prog, options, collector)
 
 
