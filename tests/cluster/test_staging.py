@@ -8,6 +8,7 @@ import pytest
 
 from carme.jobs import Job
 from demo_site import DemoSite, wait_until
+from points import training
 
 CACHE = "/var/cache/carme/data"
 OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "stage": "lines"}
@@ -20,23 +21,6 @@ for number in range(200):
         for _ in range(20):
             x = chance.random()
             file.write(f"{x} {3 * x + 1}\\n")
-"""
-# A line through the points, found by steps down the slope; where the points came from is told besides.
-TRAIN = """
-import glob, json, os
-data, results = os.environ["CARME_DATA"] + "/lines", os.environ["CARME_RESULTS"]
-points = [tuple(map(float, line.split())) for name in glob.glob(data + "/part*") for line in open(name)]
-a = b = 0.0
-for _ in range(400):
-    da = sum((a * x + b - y) * x for x, y in points) / len(points)
-    db = sum((a * x + b - y) for x, y in points) / len(points)
-    a, b = a - da, b - db
-json.dump([round(a, 2), round(b, 2)], open(results + "/line.json", "w"))
-try:
-    open(data + "/part0", "a")
-except OSError as error:
-    changed = error.strerror
-print(json.dumps([len(points), os.path.realpath(data), round(a, 2), round(b, 2), changed]))
 """
 
 
@@ -73,7 +57,7 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
         log = demo.carme("logs", str(first.id)).stdout
         assert "lines: copied to local" in log
         with visitor.kernel(visitor.open(name)) as kernel:
-            cell = kernel.run(TRAIN, timeout=60)
+            cell = kernel.run(training("lines"), timeout=60)
         assert cell.ok, cell.output
         points, path, slope, offset, changed = json.loads(cell.output)
         assert points == 4000 and path.startswith(f"{CACHE}/users/") and changed == "Read-only file system"

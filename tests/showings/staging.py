@@ -14,25 +14,13 @@ from browser.conftest import log_in
 from playwright.sync_api import Page, expect
 
 from demo_site import DemoSite, wait_until
+from points import training
 
 CACHE = "/var/cache/carme/data"
 RESULTS = "/home/user1/showing-results"
 NAME = "showing-points"
 #: So many files, and so many random bytes beside, that the progress of copying can be seen.
 FILES, EXTRA = 400, 3 << 30
-# A line through the points, found by steps down the slope, from the node's own disk.
-TRAIN = """
-import glob, json, os
-data, results = os.environ["CARME_DATA"] + "/showing-points", os.environ["CARME_RESULTS"]
-points = [tuple(map(float, line.split())) for name in glob.glob(data + "/part*") for line in open(name)]
-a = b = 0.0
-for _ in range(300):
-    da = sum((a * x + b - y) * x for x, y in points) / len(points)
-    db = sum((a * x + b - y) for x, y in points) / len(points)
-    a, b = a - da, b - db
-json.dump([round(a, 1), round(b, 1)], open(results + "/line.json", "w"))
-print(json.dumps([len(points), os.path.realpath(data), round(a, 1), round(b, 1)]))
-"""
 
 
 def archive(folder: Path) -> Path:
@@ -109,9 +97,9 @@ def test_from_an_upload_to_results_and_the_cache(
     expect(page.locator(".status .state").first).to_have_text("Ready", timeout=180_000)
     first = re.findall(r"/sessions/(s[a-z0-9]{8})/", page.url)[0]
     with demo.visitor("user1") as visitor, visitor.kernel(visitor.open(first)) as kernel:
-        cell = kernel.run(TRAIN, timeout=60)
+        cell = kernel.run(training(NAME), timeout=60)
         assert cell.ok, cell.output
-        points, path, slope, offset = json.loads(cell.output)
+        points, path, slope, offset, _ = json.loads(cell.output)
     assert (points, slope, offset) == (FILES * 10, 3, 1) and path.startswith(f"{CACHE}/users/")
     keep("staging-4-it-runs")
     begun = time.monotonic()
