@@ -3,14 +3,26 @@
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from carme.errors import CarmeError
-from carme.storage import BeeGFS, Mount, Pattern, Target, fit, mounts, suited
+from carme.staging import Options
+from carme.staging.options import PART
+from carme.staging.spread import Spread
+from carme.storage import BeeGFS, Mount, Pattern, Target, balanced, first_targets, fit, mounts, suited
 from carme.storage import beegfs as module
-from carme.storage.beegfs import parse_pattern, parse_quota, parse_quota_8, parse_targets, parse_targets_8
+from carme.storage.beegfs import (
+    parse_first_target,
+    parse_first_target_8,
+    parse_pattern,
+    parse_quota,
+    parse_quota_8,
+    parse_targets,
+    parse_targets_8,
+)
 
 # doc.beegfs.io, "Deep Inspection" of 7.4.5 and of 8, "Striping" of 8
 FILE_7 = """\
@@ -27,6 +39,28 @@ Stripe pattern details:
 Chunk path: u0/0/r/root/0-5EC39809-1
 Dentry path: 38/51/root/
 """
+# The form that mirrored files have, by the source of ThinkParQ/beegfs
+FILE_7_MIRRORED = """\
+Entry type: file
+EntryID: 1-6725E8D9-BE
+Metadata buddy group: 2
+Current primary metadata node: node10 [ID: 1]
+Stripe pattern details:
++ Type: Buddy Mirror
++ Chunksize: 1M
++ Number of storage targets: desired: 3; actual: 3
++ Storage mirror buddy groups:
+  + 102
+  + 103
+  + 101
+"""
+# The columns of release 8, by its source
+FILE_8 = (
+    '{"path":"/data/file","entry id":"1-6705972F-1","type":"file","meta node":"node_meta_1 (1)",'
+    '"meta mirror":"(unmirrored)","storage pool":"storage_pool_default (1)",'
+    '"stripe pattern":"RAID0 (2x512K)","storage targets":"201,101","buddy groups":"(unmirrored)",'
+    '"remote targets":"(none)","cool down":"(n/a)"}\n'
+)
 FOLDER_8 = """\
 Entry type: directory
 EntryID: root
@@ -80,6 +114,67 @@ def test_patterns_of_both_versions() -> None:
     assert parse_pattern(FOLDER_8.replace("RAID0", "Buddy Mirror")).kind == "buddymirror"
     with pytest.raises(CarmeError, match="cannot be read"):
         parse_pattern("Unable to reach the metadata node")
+
+
+def test_the_target_that_a_file_begins_on() -> None:
+    assert parse_first_target(FILE_7) == "1"
+    assert parse_first_target(FILE_7_MIRRORED) == "102"
+    assert parse_first_target_8(FILE_8) == "201"
+    mirrored = FILE_8.replace("201,101", "(mirrored)").replace("(unmirrored)", "3,1")
+    assert parse_first_target_8(mirrored) == "3"
+    folder = FILE_8.replace("201,101", "(directory)").replace("(unmirrored)", "(directory)")
+    for told in (lambda: parse_first_target(FOLDER_8), lambda: parse_first_target_8(folder)):
+        with pytest.raises(CarmeError, match="cannot be read"):
+            told()
+
+
+def most_at_once(order: list[tuple[str, str]], readers: int) -> int:
+    """How many of so many readers, each taking the next one, read from one target at worst."""
+    windows = [order[begin : begin + readers] for begin in range(len(order) - readers + 1)]
+    return max(max(Counter(target for _, target in window).values()) for window in windows)
+
+
+def test_readers_are_spread_over_targets() -> None:
+    # As files come that were written one target after the other.
+    files = [(f"f{number}", str(100 + number // 16)) for number in range(64)]
+    order = balanced(files, lambda file: file[1])
+    assert sorted(order) == sorted(files) and most_at_once(files, 4) == 4 and most_at_once(order, 4) == 1
+    assert [name for name, target in order if target == "101"] == [f"f{number}" for number in range(16, 32)]
+    # Where one target has more, readers meet there only when there is nothing else left to read.
+    uneven = balanced([("x", "1")] * 6 + [("y", "2")] * 3 + [("z", "3")], lambda file: file[1])
+    assert "".join(name for name, _ in uneven) == "xyzxyxyxxx"
+    assert balanced([1, 2], lambda _: None) == [1, 2] and balanced([], str) == []
+
+
+@pytest.mark.parametrize("program", ["beegfs", "beegfs-ctl"])
+def test_nodes_that_copy_together_read_from_different_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """The program is a stand-in: a file's name says which target it begins on."""
+    (tmp_path / program).write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        f"answer = {FILE_8!r} if 'entry' in sys.argv else {FILE_7!r}\n"
+        "number = sys.argv[-1][-1]\n"
+        "print(answer.replace('201,', number + ',').replace('+ 1 @', '+ ' + number + ' @'))\n"
+    )
+    (tmp_path / program).chmod(0o755)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(12):
+        with (source / f"large{number:02}-{1 + number // 4}").open("wb") as file:
+            file.truncate(PART)
+    (source / "small").write_bytes(b"small")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(module, "mounts", lambda: [Mount(str(tmp_path))])
+    assert set(first_targets([str(source / "large00-1"), str(source / "large11-3")]).values()) == {"1", "3"}
+    plan = Spread(str(source), str(tmp_path / "target"), Options())
+    assert plan.plan(3) == 13
+    units = [json.loads(line) for line in (plan.folder / "units").read_text().splitlines()]
+    targets = [names[0][-1] for _, names, *_ in units if names[0] != "small"]
+    assert len(targets) == 12 and most_at_once([(each, each) for each in targets], 3) == 1
+    # What it does not tell keeps nothing from being copied.
+    (tmp_path / program).write_text("#!/bin/sh\nexit 1\n")
+    assert Spread(str(source), str(tmp_path / "target"), Options()).plan(3) == 13
 
 
 def test_quota() -> None:

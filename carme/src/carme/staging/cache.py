@@ -12,8 +12,10 @@ import fcntl
 import json
 import os
 import re
+import socket
 import stat
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -240,10 +242,12 @@ class Cache:
         self.make_room(max(0, wanted - before), keep=key)
         os.makedirs(data, 0o700, exist_ok=True)
         fit(data, files, wanted)
+        # The nodes of a job, or of many, often begin to read the same at the same moment.
+        turn = zlib.crc32(socket.gethostname().encode()) / 2**32
         if os.path.isdir(source):
-            result = sync(source, data, Options(estimate=True), tell=tell)
+            result = sync(source, data, Options(estimate=True, turn=turn), tell=tell)
         else:
-            result = copy(source, f"{data}/{os.path.basename(source)}", tell=tell)
+            result = copy(source, f"{data}/{os.path.basename(source)}", Options(turn=turn), tell=tell)
         if not result.ok:
             first = result.problems[0]
             more = f" and {len(result.problems) - 1} more" if len(result.problems) > 1 else ""

@@ -509,7 +509,8 @@ class _Run:
         self.result.counts.bytes_unchanged += size - sum(
             min(PART, size - number * PART) for number in missing
         )
-        for number in missing:
+        begin = int(self.options.turn * len(missing))
+        for number in missing[begin:] + missing[:begin]:
             self.queue.first.append(("part", path, identity, number, sparse))
         if not missing:
             self.queue.first.append(("complete", path, identity))

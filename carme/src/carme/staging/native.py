@@ -147,6 +147,11 @@ class Entries:
         first = ord(kind)
         return Entries(b"".join(record + b"\0" for record in records if record[0] == first))
 
+    def begun_at(self, number: int) -> Entries:
+        """The same ones, from that one on, and those before it at the end."""
+        records = self.records.split(b"\0")[:-1]
+        return Entries(b"".join(record + b"\0" for record in records[number:] + records[:number]))
+
 
 class Found:
     """A folder in which something has changed.

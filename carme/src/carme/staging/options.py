@@ -64,6 +64,8 @@ class Options:
         durable: Return only when the destination's file system has written everything to its device.
         engine: `native` uses the compiled part and is refused where that was not built; `python` does without
             it, slower; `auto` takes what is there.
+        turn: From 0 to 1: begin so far into each folder and each large file, and end with what lies before.
+            Several hosts that read the same at once, each with another one, read from different places.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Options:
         durable: bool = False,
         estimate: bool = False,
         engine: Literal["auto", "native", "python"] = "auto",
+        turn: float = 0.0,
     ) -> None:
         self.workers = workers
         self.verify: Literal["read", "device", "none"] = verify
@@ -89,6 +92,7 @@ class Options:
         self.durable = durable
         self.estimate = estimate
         self.engine: Literal["auto", "native", "python"] = engine
+        self.turn = turn
         if self.workers < 0 or self.workers > 256:
             raise InvalidRequest(
                 f"The number of workers must be 0 to 256, not {self.workers}.", field="workers"

@@ -25,6 +25,7 @@ from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.staging import tree
 from carme.staging.engine import Tell, copy, copy_names
 from carme.staging.options import PART, Counts, Options, Problem, Progress, Result, shown
+from carme.storage import balanced, first_targets
 
 __all__ = ["Spread", "work"]
 
@@ -43,10 +44,12 @@ class Unit:
     """What one worker copies in one go.
 
     `names` are entries of the folder `path` that are no folders; None: the folder with all that is below it.
+    `large`: it is one file that is read for a while.
     """
 
     path: str
     names: list[str] | None = None
+    large: bool = False
 
 
 class Spread:
@@ -104,7 +107,8 @@ class Spread:
                 (self.folder / name).mkdir(mode=0o700)
             count = 0
             with open(self.folder / "units", "w", encoding="utf-8") as file:
-                for unit in [] if dsync else _units(self.source, UNITS * workers):
+                units = [] if dsync else list(_units(self.source, UNITS * workers))
+                for unit in _balanced(self.source, units):
                     # Names may hold bytes that are no text, which JSON keeps.
                     file.write(json.dumps([unit.path, unit.names]) + "\n")
                     count += 1
@@ -286,7 +290,7 @@ def _units(source: str, wanted: int) -> Iterator[Unit]:
                         waiting.append(os.path.join(path, entry.name))
                     elif _is_large(entry):
                         made += 1
-                        yield Unit(path, [entry.name])
+                        yield Unit(path, [entry.name], large=True)
                     else:
                         names.append(entry.name)
                         if len(names) >= NAMES:
@@ -300,6 +304,18 @@ def _units(source: str, wanted: int) -> Iterator[Unit]:
             yield Unit(path, names)
     for path in waiting:
         yield Unit(path)
+
+
+def _balanced(source: str, units: list[Unit]) -> list[Unit]:
+    """Units in an order in which the workers, who take the next one each, do not all read from one target."""
+    large = {
+        os.path.join(source, unit.path, unit.names[0]): unit for unit in units if unit.large and unit.names
+    }
+    targets = first_targets(list(large))
+    if len(set(targets.values())) < 2:
+        return units
+    known = {id(large[path]): target for path, target in targets.items()}
+    return balanced(units, lambda unit: known.get(id(unit)))
 
 
 def _is_large(entry: os.DirEntry[str]) -> bool:

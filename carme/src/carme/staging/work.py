@@ -255,6 +255,8 @@ class Copier(Walker):
                     return
                 first = read(BATCH + 1)
                 whole = len(first) <= BATCH
+                if self.options.turn:
+                    first = _turned(first, self.options.turn)
                 with self._place(path, fresh, whole) as (target, empty):
                     self.report.counts.folders += 1
                     if self.leftovers and target is not None and not empty:
@@ -1129,6 +1131,14 @@ def _status(name: str) -> os.stat_result | None:
         return os.lstat(name)
     except FileNotFoundError:
         return None
+
+
+def _turned(batch: Batch, turn: float) -> Batch:
+    """The same entries, begun at another one."""
+    if isinstance(batch, Entries):
+        return batch.begun_at(int(turn * len(batch)))
+    begin = int(turn * len(batch))
+    return batch[begin:] + batch[:begin]
 
 
 def _create(name: str, mode: int, folder: int) -> int:

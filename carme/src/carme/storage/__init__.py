@@ -1,6 +1,17 @@
 """What is known about the file systems that the site's data lies on."""
 
-from carme.storage.beegfs import BeeGFS, Mount, Pattern, Quota, Target, fit, mounts, suited
+from carme.storage.beegfs import (
+    BeeGFS,
+    Mount,
+    Pattern,
+    Quota,
+    Target,
+    balanced,
+    first_targets,
+    fit,
+    mounts,
+    suited,
+)
 from carme.storage.readers import readers
 from carme.storage.space import Limits, Space, space_of
 
@@ -12,6 +23,8 @@ __all__ = [
     "Quota",
     "Space",
     "Target",
+    "balanced",
+    "first_targets",
     "fit",
     "mounts",
     "readers",

@@ -1,8 +1,8 @@
 """BeeGFS 7 (`beegfs-ctl`) and 8 (`beegfs`): its mounts, how folders are striped, quotas, free space.
 
 Everything runs as the caller; changing stripe patterns takes root, or a folder whose owner BeeGFS lets do it.
-Source of the programs' outputs and options: the documentation of BeeGFS 7.4 and 8; of quotas and targets in
-release 8 the columns that its program `beegfs` has (github.com/ThinkParQ/beegfs-go).
+Source of the programs' outputs and options: the documentation of BeeGFS 7.4 and 8; of quotas, targets
+and where files begin in release 8 the columns that its program `beegfs` has (github.com/ThinkParQ/beegfs-go).
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from carme.errors import CarmeError
 
@@ -25,15 +27,22 @@ __all__ = [
     "Pattern",
     "Quota",
     "Target",
+    "balanced",
+    "first_targets",
     "fit",
     "mounts",
+    "parse_first_target",
+    "parse_first_target_8",
     "parse_pattern",
     "parse_quota",
     "parse_quota_8",
     "parse_targets",
     "parse_targets_8",
     "suited",
+    "system_of",
 ]
+
+Item = TypeVar("Item")
 
 _SECONDS = 30
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
@@ -41,6 +50,8 @@ _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40,
 SMALL = 1 << 20
 #: From this mean size on (bytes), each file lies on all the targets that are useful for one reader.
 LARGE = 256 << 20
+#: Of so many files at most is asked where they begin: each time a program is run.
+ASKED = 128
 
 
 @dataclass(frozen=True)
@@ -148,11 +159,12 @@ class BeeGFS:
 
     def pattern(self, folder: str) -> Pattern:
         """How new files in a folder are spread. Raises CarmeError."""
+        return parse_pattern(self._entry(folder))
+
+    def _entry(self, path: str) -> str:
         if self.version == 8:
-            output = self._run("beegfs", "entry", "info", "--retro", "--verbose", folder)
-        else:
-            output = self._run("beegfs-ctl", *self._where(), "--getentryinfo", "--verbose", folder)
-        return parse_pattern(output)
+            return self._run("beegfs", "entry", "info", "--retro", "--verbose", path)
+        return self._run("beegfs-ctl", *self._where(), "--getentryinfo", "--verbose", path)
 
     def set_pattern(self, folder: str, pattern: Pattern) -> None:
         """Have new files in a folder spread so; files that are there stay as they are. Raises CarmeError."""
@@ -171,6 +183,14 @@ class BeeGFS:
             if pattern.kind == "buddymirror":
                 words.append("--pattern=buddymirror")
         self._run(*words, folder)
+
+    def first_target(self, file: str) -> str:
+        """The number of the target, or of the buddy group, that a file begins on. Raises CarmeError."""
+        if self.version == 8:
+            # What it prints in the style of release 7 has them in no order.
+            words = ["entry", "info", "--output=ndjson", file]
+            return parse_first_target_8(self._run("beegfs", f"--mount={self.mount.path}", *words))
+        return parse_first_target(self._entry(file))
 
     def quota(self, uid: int) -> list[Quota]:
         """A user's quotas, one for each pool; all but root may ask for their own alone. Raises CarmeError."""
@@ -210,6 +230,20 @@ class BeeGFS:
         return done.stdout
 
 
+def system_of(path: str) -> BeeGFS | None:
+    """The BeeGFS that a path lies on; None if on none, or if its programs are not here."""
+    path = os.path.realpath(path)
+    around = [
+        mount for mount in mounts() if path == mount.path or path.startswith(f"{mount.path.rstrip('/')}/")
+    ]
+    if not around:
+        return None
+    try:
+        return BeeGFS(max(around, key=lambda mount: len(mount.path)))
+    except CarmeError:
+        return None
+
+
 def fit(folder: str, files: int, size: int) -> bool:
     """Have a folder's new files spread as suits what is to come, where it is on a BeeGFS that allows that.
 
@@ -220,14 +254,11 @@ def fit(folder: str, files: int, size: int) -> bool:
     Returns:
         Whether it was done. What keeps it from being done is no error: data can be read in any pattern.
     """
-    path = os.path.realpath(folder)
-    around = [
-        mount for mount in mounts() if path == mount.path or path.startswith(f"{mount.path.rstrip('/')}/")
-    ]
-    if not around:
+    system = system_of(folder)
+    if system is None:
         return False
+    path = os.path.realpath(folder)
     try:
-        system = BeeGFS(max(around, key=lambda mount: len(mount.path)))
         now = system.pattern(path)
         wanted = suited(files, size, len(system.targets()), now.pool)
         if (wanted.chunk, wanted.targets) == (now.chunk, now.targets):
@@ -236,6 +267,43 @@ def fit(folder: str, files: int, size: int) -> bool:
     except CarmeError:
         return False
     return True
+
+
+def first_targets(files: Sequence[str], most: int = ASKED) -> dict[str, str]:
+    """The target that each file begins on, for the first so many of them that lie on a BeeGFS.
+
+    What BeeGFS does not tell is left out: files can be read in any order.
+    """
+    found: dict[str, str] = {}
+    system = system_of(files[0]) if files else None
+    if system is None:
+        return found
+    with contextlib.suppress(CarmeError):
+        for file in files[:most]:
+            found[file] = system.first_target(file)
+    return found
+
+
+def balanced(items: Sequence[Item], target: Callable[[Item], str | None]) -> list[Item]:
+    """An order in which readers who take one after the other read from as many targets as there are at once.
+
+    In turn one of each target, those with most that is left first; what is not known to lie on one comes in
+    its own turn.
+
+    Args:
+        items: What is to be read; the order among those of one target stays.
+        target: Where each begins; None: that is not known.
+    """
+    waiting: dict[str | None, deque[Item]] = {}
+    for item in items:
+        waiting.setdefault(target(item), deque()).append(item)
+    order: list[Item] = []
+    while waiting:
+        for key in sorted(waiting, key=lambda each: -len(waiting[each])):
+            order.append(waiting[key].popleft())
+            if not waiting[key]:
+                del waiting[key]
+    return order
 
 
 def parse_pattern(output: str) -> Pattern:
@@ -255,6 +323,38 @@ def parse_pattern(output: str) -> Pattern:
         targets=int(targets[1]),
         pool=int(pool[1]) if pool else None,
     )
+
+
+def parse_first_target(output: str) -> str:
+    """`beegfs-ctl --getentryinfo` of a file: the first target or, where they are mirrored, buddy group.
+
+    Raises:
+        CarmeError: It is not told; that of a folder is not.
+    """
+    found = re.search(r"\+ Storage (?:targets|mirror buddy groups):\s+\+ (\d+)", output)
+    return _known_target(found[1] if found else "")
+
+
+def parse_first_target_8(output: str) -> str:
+    """`beegfs entry info --output=ndjson` of a file: the same.
+
+    Raises:
+        CarmeError: It is not told; that of a folder is not.
+    """
+    for values in _lines(output):
+        for column in ("storage targets", "buddy groups"):
+            first = str(values.get(column, "")).partition(",")[0].strip()
+            if first.isdecimal():
+                return first
+    return _known_target("")
+
+
+def _known_target(number: str) -> str:
+    if not number:
+        raise CarmeError(
+            "The target cannot be read from what BeeGFS's program says.", "Tell an administrator."
+        )
+    return number
 
 
 def parse_quota(output: str) -> list[Quota]:

@@ -301,6 +301,23 @@ def test_a_few_changed_files_need_no_worker(memory: Path, monkeypatch: pytest.Mo
     assert walk(target) == walk(source)
 
 
+@both_engines
+def test_nodes_begin_at_different_places(memory: Path) -> None:
+    source = memory / "source"
+    many(source, 1, 40)
+    with (source / "large").open("wb") as file:
+        file.write(os.urandom(1 << 20) * 130)
+    begun: set[str] = set()
+    for turn in (0.0, 0.3, 0.6, 0.99):
+        target = memory / f"target{turn}"
+        assert copy(str(source), str(target), Options(workers=1, turn=turn)).ok
+        assert walk(target) == walk(source)
+        # Files were made in the order in which they were read.
+        begun.add(min((target / "d0").iterdir(), key=lambda path: path.stat().st_ino).name)
+        shutil.rmtree(target)
+    assert len(begun) == 4
+
+
 def test_contents_are_compared_on_request(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     many(source, 1, 3)
