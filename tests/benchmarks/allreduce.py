@@ -126,13 +126,19 @@ def main() -> None:
 
 @dataclass
 class Contestant:
-    """Ranks of one library that wait for their turn."""
+    """Ranks of one library that wait for their turn.
+
+    Those that do not rest meanwhile are stopped: a rank of Horovod asks the others without an end what they
+    have to reduce, with a quarter of a core, which it would take from all but itself.
+    """
 
     name: str
     ranks: int
     process: list[subprocess.Popen[bytes]]
+    rests: bool = True
     connections: dict[int, socket.socket] = field(default_factory=dict)
     networks: set[int] = field(default_factory=set)
+    pids: list[int] = field(default_factory=list)
 
     def turn(self, mode: str, size: int, repeats: int, check: bool = True) -> float:
         """Microseconds per operation: of the slowest rank."""
@@ -143,12 +149,22 @@ class Contestant:
 
     def order(self, what: dict[str, Any]) -> list[dict[str, Any]]:
         """Let all ranks do something at once; what they answer."""
+        self.let(signal.SIGCONT)
         for connection in self.connections.values():
             connection.settimeout(TURN_SECONDS)
             connection.sendall(json.dumps(what).encode() + b"\n")
-        return [json.loads(read_line(connection)) for connection in self.connections.values()]
+        answers = [json.loads(read_line(connection)) for connection in self.connections.values()]
+        self.let(signal.SIGSTOP)
+        return answers
+
+    def let(self, what: signal.Signals) -> None:
+        """Stop ranks that do not rest, or let them go on."""
+        for pid in () if self.rests else self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, what)
 
     def end(self) -> None:
+        self.let(signal.SIGCONT)
         for connection in self.connections.values():
             connection.close()
         for process in self.process:
@@ -392,7 +408,9 @@ def start_horovod(
 ) -> Contestant:
     """Start Horovod's ranks over MPI, by which it is faster than by Gloo."""
     own = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"} | (more or {})
-    return start_by_mpi(scene, "horovod", door, nodes, "openmpi", HOROVOD_MPI, sys.executable, own, program)
+    ranks = start_by_mpi(scene, "horovod", door, nodes, "openmpi", HOROVOD_MPI, sys.executable, own, program)
+    ranks.rests = False
+    return ranks
 
 
 def spawn(
@@ -425,6 +443,7 @@ def admit(contestants: dict[str, Contestant], listener: socket.socket) -> dict[s
             if hello["name"] in contestants:
                 contestants[hello["name"]].connections[hello["rank"]] = connection
                 contestants[hello["name"]].networks.add(hello["network"])
+                contestants[hello["name"]].pids.append(hello["pid"])
         for name, contestant in missing().items():
             if time.monotonic() > end or any(process.poll() is not None for process in contestant.process):
                 absent[name] = "its ranks did not start"
@@ -467,7 +486,8 @@ def come_in(name: str, rank: int, door: str) -> socket.socket:
     """The connection by which this rank is told what to do."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(door)
-    hello = {"name": name, "rank": rank, "network": Path("/proc/self/ns/net").stat().st_ino}
+    network = Path("/proc/self/ns/net").stat().st_ino
+    hello = {"name": name, "rank": rank, "network": network, "pid": os.getpid()}
     connection.sendall(json.dumps(hello).encode() + b"\n")
     return connection
 

@@ -13,7 +13,9 @@ with Keras' own loss and optimizer), the others in a loop of PyTorch's around th
 
 Rows step_ms_<model>_2_<rate> are of two nodes (see two_nodes.py) with a link of that rate. Rows hidden_* tell
 how much of the communication that could be hidden was: (computing alone + communicating alone - the step)
-over the shorter of communicating alone and backpropagation.
+over what can be hidden at most. That is the shorter of two times. The first: how long a rank that does
+nothing but communicate waits; what communication takes of its core cannot be hidden behind what computes on
+the same one. The second: from the first gradient to the end of backpropagation.
 """
 
 import argparse
@@ -49,6 +51,7 @@ KERAS_WAYS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
 QUICK = ("mlp", "keras_mlp")
 RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
 WARM_UP = 2  # steps
+UNTIMED = 1  # first step of a turn: what the others left in the caches, and sleepers that wake
 SAME_LOSS = 2e-3  # relative; the order of sums differs
 
 
@@ -64,15 +67,19 @@ def main() -> None:
     options.add_argument(
         "--models", nargs="+", choices=tuple(BATCH), help="(default all, quick mlp keras_mlp)"
     )
-    options.add_argument("--ranks", nargs="+", type=int, help="numbers of ranks (default 1 2 4, quick 2)")
+    options.add_argument("--ranks", nargs="*", type=int, help="numbers of ranks (default 1 2 4, quick 2)")
     options.add_argument("--rates", nargs="*", type=float, metavar="GBIT", help="links of two nodes (10 1)")
+    options.add_argument(
+        "--contestants", nargs="*", choices=sorted({*WAYS, *KERAS_WAYS}), help="with ours and gloo_ddp (all)"
+    )
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.worker:
         return work(*arguments.worker)
     tidy_up_when_ended()
     rounds = arguments.rounds or (3 if arguments.quick else 7)
-    scenes = [Scene("node", r) for r in arguments.ranks or ((2,) if arguments.quick else (1, 2, 4))]
+    ranks = arguments.ranks if arguments.ranks is not None else (2,) if arguments.quick else (1, 2, 4)
+    scenes = [Scene("node", count) for count in ranks]
     rates = arguments.rates if arguments.rates is not None else () if arguments.quick else RATES
     if can_be_made():
         scenes += [Scene(f"{rate:g}gbit", 2, gbit=rate) for rate in rates]
@@ -81,14 +88,16 @@ def main() -> None:
     rows = []
     for model in arguments.models or (QUICK if arguments.quick else BATCH):
         for scene in scenes:
-            rows += measure(model, scene, rounds, arguments.steps)
+            rows += measure(model, scene, rounds, arguments.steps, arguments.contestants)
     print_table(rows)
     if arguments.json:
         write_json(arguments.json, rows)
 
 
-def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """All contestants train `model`."""
+def measure(
+    model: str, scene: Scene, rounds: int, steps: int, chosen: list[str] | None
+) -> list[dict[str, Any]]:
+    """All contestants train `model`, or the chosen ones."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         nodes = stack.enter_context(TwoNodes(scene.gbit, folder)) if scene.linked else None
@@ -100,7 +109,9 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
         program, more = Path(__file__), {"CARME_BENCHMARK_MODEL": model}
         of_keras = model.startswith("keras")
         ways, own = (KERAS_WAYS, KERAS) if of_keras else (WAYS, OURS)
-        for name in (*ways, ALONE) if scene.linked and not of_keras else ways:
+        if chosen is not None:
+            ways = tuple(name for name in ways if name in {*chosen, own, "gloo_ddp"})
+        for name in ways if of_keras else (*ways, ALONE):
             if name != "horovod":
                 contestants[name] = start(scene, name, door, nodes, program, more)
             elif has_horovod():
@@ -117,7 +128,7 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
         times: dict[str, list[float]] = {}
         used: dict[str, list[float]] = {}
         backward: list[float] = []
-        communication: list[float] = []
+        communication: list[dict[str, float]] = []
         for turn in range(rounds + 1):
             losses = {}
             for name, contestant in contestants.items():
@@ -131,7 +142,8 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
                         backward.append(max(answer["backward_ms"] for answer in answers))
             if scene.linked and not of_keras:
                 answers = contestants[OURS].order({"communicate": steps})
-                communication += [max(answer["ms"] for answer in answers)] if turn else []
+                slowest = max(answers, key=lambda answer: answer["ms"])
+                communication += [slowest] if turn else []
             expected = losses["gloo_ddp"]
             for name, loss in losses.items():
                 if abs(loss - expected) > SAME_LOSS * abs(expected):
@@ -161,14 +173,16 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
             },
         )
     ]
-    if alone is not None:
-        alone_ms, back = statistics.median(communication), statistics.median(backward)
-        hideable = min(alone_ms, back)
+    if alone is not None and communication:
+        alone_ms = statistics.median(each["ms"] for each in communication)
+        waiting = statistics.median(each["ms"] - each["cpu_ms"] for each in communication)
+        back = statistics.median(backward)
+        hideable = min(waiting, back)
 
         def hidden(step: float) -> float:
             return 100 * (alone + alone_ms - step) / hideable
 
-        ways = {"carme_overlap_step": hidden(medians["carme_overlap_step"])}
+        ways = {name: hidden(medians[name]) for name in ("carme_overlap_step",) if name in medians}
         share = hidden(ours)
         rows.append(
             row(
@@ -180,6 +194,7 @@ def measure(model: str, scene: Scene, rounds: int, steps: int) -> list[dict[str,
                 holds=share >= 90,
                 computing_ms=alone,
                 communicating_ms=alone_ms,
+                waiting_ms=waiting,
                 backward_ms=back,
             )
         )
@@ -216,15 +231,17 @@ def work(name: str, door: str) -> None:
         except (EOFError, OSError):
             os._exit(0)
         if "communicate" in order:
-            answer = {"ms": communicate(model, order["communicate"])}
+            answer = communicate(model, order["communicate"])
             connection.sendall(json.dumps(answer).encode() + b"\n")
             continue
         batches = [
             tuple(torch.cat(parts) for parts in zip(*(batch(kind, each) for each in data), strict=True))
-            for _ in range(order["steps"])
+            for _ in range(UNTIMED + order["steps"])
         ]
+        for x, y in batches[:UNTIMED]:
+            step(model, x, y)
         begin, used, loss, back = time.perf_counter(), time.process_time(), torch.zeros(()), 0.0
-        for x, y in batches:
+        for x, y in batches[UNTIMED:]:
             loss, took = step(model, x, y)
             back += took
         took = (time.perf_counter() - begin) / order["steps"] * 1000
@@ -238,16 +255,20 @@ def work(name: str, door: str) -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def communicate(model: Any, times: int) -> float:
-    """Milliseconds of reducing all gradients of a parallelized model while nothing is computed."""
+def communicate(model: Any, times: int) -> dict[str, float]:
+    """Milliseconds of reducing all gradients of a parallelized model while nothing is computed.
+
+    `cpu_ms`: how long of it this rank's threads computed, the kernel's work for them included.
+    """
     buckets = next(hook._parallel._buckets for hook in model._forward_pre_hooks.values())
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), time.process_time()
     for _ in range(times):
         for bucket in buckets:
             bucket.start(None)
         for bucket in buckets:
             bucket.finish()
-    return (time.perf_counter() - begin) / times * 1000
+    passed, used = time.perf_counter() - begin, time.process_time() - used
+    return {"ms": passed / times * 1000, "cpu_ms": used / times * 1000}
 
 
 def build(kind: str) -> Any:
@@ -366,12 +387,17 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
+    first: list[float] = []  # when the first gradient of a step was there
+    if name == ALONE:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: first.append(time.perf_counter()))
+
     def step(model: Any, x: Any, y: Any) -> Any:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
-        begin = time.perf_counter()
+        first.clear()
         loss.backward()
-        back = time.perf_counter() - begin
+        back = time.perf_counter() - first[0] if first else 0.0
         optimizer.step()
         return loss.detach(), back
 

@@ -80,48 +80,91 @@ struct Product { template <class W> static W apply(W a, W b) { return multiply(a
 struct Minimum { template <class W> static W apply(W a, W b) { return b < a ? b : a; } };
 struct Maximum { template <class W> static W apply(W a, W b) { return a < b ? b : a; } };
 
+// Two sources at once: each element passes through registers alone.
+template <class T, class Op, bool Scaled>
+void run_two(const T* a, const T* b, T* d, T* e, size_t count, typename Traits<T>::Wide factor) {
+    using Tr = Traits<T>;
+    using Wide = typename Tr::Wide;
+    const auto one = [=](size_t i) {
+        const Wide v = Op::apply(Tr::load(a[i]), Tr::load(b[i]));
+        return Tr::store(Scaled ? Wide(v * factor) : v);
+    };
+    if (!e) {
+#pragma GCC ivdep
+        for (size_t i = 0; i < count; ++i) d[i] = one(i);
+        return;
+    }
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) {
+        const T v = one(i);
+        d[i] = v;
+        e[i] = v;
+    }
+}
+
+constexpr int at_once = 4;  // buffers that one pass reads or writes: each pass more takes as long as one of them
+
+// The next K sources, in their order, are combined with `total`, or begin it.
+template <class T, class Op, int K>
+void add_up(const void* const* sources, size_t start, size_t length, typename Traits<T>::Wide* total, bool first) {
+    using Tr = Traits<T>;
+    const T* from[K];
+    for (int k = 0; k < K; ++k) from[k] = static_cast<const T*>(sources[k]) + start;
+#pragma GCC ivdep
+    for (size_t i = 0; i < length; ++i) {
+        typename Tr::Wide v = first ? Tr::load(from[0][i]) : Op::apply(total[i], Tr::load(from[0][i]));
+        for (int k = 1; k < K; ++k) v = Op::apply(v, Tr::load(from[k][i]));
+        total[i] = v;
+    }
+}
+
+// The next K destinations get `total`.
+template <class T, int K>
+void hand_out(const typename Traits<T>::Wide* total, void* const* destinations, size_t start, size_t length) {
+    T* to[K];
+    for (int k = 0; k < K; ++k) to[k] = static_cast<T*>(destinations[k]) + start;
+#pragma GCC ivdep
+    for (size_t i = 0; i < length; ++i) {
+        const T v = Traits<T>::store(total[i]);
+        for (int k = 0; k < K; ++k) to[k][i] = v;
+    }
+}
+
 template <class T, class Op>
 void run(const void* const* sources, int n, void* const* destinations, int m, size_t count, double scale) {
     using Tr = Traits<T>;
     using Wide = typename Tr::Wide;
     const bool scaled = scale != 1.0;
     const Wide factor = Wide(scale);
-    if (n == 2 && !scaled) {
+    if (n == 2 && (m == 1 || m == 2)) {
         const T* a = static_cast<const T*>(sources[0]);
         const T* b = static_cast<const T*>(sources[1]);
-        if (m == 1) {
-            T* d = static_cast<T*>(destinations[0]);
-#pragma GCC ivdep
-            for (size_t i = 0; i < count; ++i) d[i] = Tr::store(Op::apply(Tr::load(a[i]), Tr::load(b[i])));
-            return;
-        }
-        if (m == 2) {
-            T* d = static_cast<T*>(destinations[0]);
-            T* e = static_cast<T*>(destinations[1]);
-#pragma GCC ivdep
-            for (size_t i = 0; i < count; ++i) {
-                T v = Tr::store(Op::apply(Tr::load(a[i]), Tr::load(b[i])));
-                d[i] = v;
-                e[i] = v;
-            }
-            return;
-        }
+        T* d = static_cast<T*>(destinations[0]);
+        T* e = m == 2 ? static_cast<T*>(destinations[1]) : nullptr;
+        if (scaled) return run_two<T, Op, true>(a, b, d, e, count, factor);
+        return run_two<T, Op, false>(a, b, d, e, count, factor);
     }
     constexpr size_t block = 4096 / sizeof(Wide);
     alignas(64) Wide total[block];
     for (size_t start = 0; start < count; start += block) {
         const size_t length = count - start < block ? count - start : block;
-        const T* first = static_cast<const T*>(sources[0]) + start;
-        for (size_t i = 0; i < length; ++i) total[i] = Tr::load(first[i]);
-        for (int s = 1; s < n; ++s) {
-            const T* next = static_cast<const T*>(sources[s]) + start;
-            for (size_t i = 0; i < length; ++i) total[i] = Op::apply(total[i], Tr::load(next[i]));
+        for (int s = 0; s < n; s += at_once) {
+            switch (n - s) {
+                case 1: add_up<T, Op, 1>(sources + s, start, length, total, s == 0); break;
+                case 2: add_up<T, Op, 2>(sources + s, start, length, total, s == 0); break;
+                case 3: add_up<T, Op, 3>(sources + s, start, length, total, s == 0); break;
+                default: add_up<T, Op, at_once>(sources + s, start, length, total, s == 0);
+            }
         }
         if (scaled)
             for (size_t i = 0; i < length; ++i) total[i] = Wide(total[i] * factor);
-        for (int d = 0; d < m; ++d) {
-            T* out = static_cast<T*>(destinations[d]) + start;
-            for (size_t i = 0; i < length; ++i) out[i] = Tr::store(total[i]);
+        for (int d = 0; d < m; d += at_once) {
+            switch (m - d) {
+                case 1: hand_out<T, 1>(total, destinations + d, start, length); break;
+                case 2: hand_out<T, 2>(total, destinations + d, start, length); break;
+                case 3: hand_out<T, 3>(total, destinations + d, start, length); break;
+                default: hand_out<T, at_once>(total, destinations + d, start, length);
+            }
         }
     }
 }

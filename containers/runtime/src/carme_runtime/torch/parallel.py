@@ -36,6 +36,9 @@ _FIRST_BYTES = _MIB
 # A count of samples is two digits, which sums of 32-bit floats hold exactly.
 _DIGIT, _EXTRA = 4096, 2
 _BROADCAST_BYTES = 250 * _MIB
+# Whose fused kernels PyTorch has for the host, and of which types their arithmetic is that of the others.
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_FUSIBLE = (torch.float32, torch.float64)
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -52,6 +55,9 @@ def parallelize(
     wire: str = "",
 ) -> tuple[Model, torch.optim.Optimizer]:
     """Train `model` over all ranks of the run; both objects stay what they are and are used as before.
+
+    The optimizer steps with PyTorch's fused kernel where it has one for parameters on the host (SGD, Adam,
+    AdamW) and was told neither `fused` nor `foreach`: a step then reads and writes its memory once.
 
     Every rank gives its own share of the global batch to the model; the gradients that the optimizer sees are
     those of the mean loss over the global batch, also where shares differ in length (the first dimension of
@@ -215,6 +221,8 @@ class Parallel:
             )
         self._agree()
         keep_freed_memory(self._parameters)
+        if optimizer:
+            _fuse(optimizer)
         # Where computing takes all cores of the only node, a thread that reduces beside it would only be in
         # its way.
         self._inline = self._group is not None and self._group.no_core_idles()
@@ -562,6 +570,17 @@ def _core_group() -> _CoreGroup | None:
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """The parameters of a model that have gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Let `optimizer` use its fused kernel on the host, if it was not told what to use."""
+    if type(optimizer) not in _FUSED:
+        return
+    for group in optimizer.param_groups:
+        told = any(group.get(name) for name in ("differentiable", "capturable"))
+        told = told or any(group.get(name) is not None for name in ("fused", "foreach"))
+        if not told and all(p.device.type == "cpu" and p.dtype in _FUSIBLE for p in group["params"]):
+            group["fused"] = True
 
 
 def _elements(parameters: list[nn.Parameter]) -> int:
