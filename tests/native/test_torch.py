@@ -34,6 +34,10 @@ def test_parallelize_trains_as_one_process_does(launcher, nodes, kind):
     launcher.run("parallel", nodes, kind)
 
 
+def test_optimizers_step_as_without_parallelize(launcher):
+    launcher.run("late_parameters", [0])
+
+
 @pytest.mark.parametrize("kind", ["wire bf16", "wire int8"])
 def test_few_bits_on_the_wire_train_nearly_alike(launcher, kind):
     launcher.run("parallel", [0, 1], kind)

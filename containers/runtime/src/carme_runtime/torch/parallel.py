@@ -180,7 +180,7 @@ class _Bucket:
         if self._work is not None:
             self._work.wait()
             self._work = None
-        if begun and self._unused:
+        if self._unused:  # also where there is one rank, and nothing to begin
             for index in self._unused:
                 if self._used[index] == 0:
                     self.parameters[index].grad = None
@@ -579,8 +579,20 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         told = any(group.get(name) for name in ("differentiable", "capturable"))
         told = told or any(group.get(name) is not None for name in ("fused", "foreach"))
-        if not told and all(p.device.type == "cpu" and p.dtype in _FUSIBLE for p in group["params"]):
-            group["fused"] = True
+        if told or not all(p.device.type == "cpu" and p.dtype in _FUSIBLE for p in group["params"]):
+            continue
+        if type(optimizer) is torch.optim.SGD:
+            if not group["momentum"] or group["dampening"]:
+                continue  # without momentum it reads and writes its memory once anyhow
+            # The fused kernel fails where a parameter gets its first gradient after others. A momentum of
+            # zero becomes the gradient, as none does.
+            for parameter in group["params"]:
+                state = optimizer.state[parameter]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(
+                        parameter, memory_format=torch.preserve_format
+                    )
+        group["fused"] = True
 
 
 def _elements(parameters: list[nn.Parameter]) -> int:

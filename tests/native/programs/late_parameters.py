@@ -1,0 +1,55 @@
+"""One process without a run: optimizers of `parallelize`, fused or not, with parameters that have no gradient at first."""
+
+import copy
+import os
+
+import torch
+from torch import nn
+
+from carme_runtime.torch import parallelize
+
+
+class Two(nn.Module):
+    """Its second layer takes part when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.both = nn.Linear(8, 8), nn.Linear(8, 8), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.second(x) if self.both else x
+
+
+os.environ.pop("WORLD_SIZE")
+sgd, adam, adamw = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+cases = (
+    (sgd, {"momentum": 0.9}, True),
+    (sgd, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, True),
+    (sgd, {"momentum": 0.9, "dampening": 0.5}, None),
+    (sgd, {"momentum": 0.9, "fused": False}, False),
+    (sgd, {"momentum": 0.9, "foreach": True}, None),
+    (sgd, {"weight_decay": 0.1}, None),
+    (adam, {"weight_decay": 0.1}, True),
+    (adamw, {"amsgrad": True}, True),
+)
+torch.manual_seed(0)
+for kind, options, fused in cases:
+    for overlap in (False, True):
+        ours = Two()
+        theirs = copy.deepcopy(ours)
+        other = kind(theirs.parameters(), lr=0.01, **options)
+        optimizer = kind(ours.parameters(), lr=0.01, **options)
+        ours, optimizer = parallelize(ours, optimizer, overlap_step=overlap, bucket_mb=1e-4)
+        assert optimizer.param_groups[0]["fused"] is fused, f"{kind.__name__} {options}"
+        for step in range(8):
+            x = torch.randn(4, 8)
+            ours.both = theirs.both = step > 2
+            for model, its in ((ours, optimizer), (theirs, other)):
+                its.zero_grad()
+                model(x).square().mean().backward()
+                its.step()
+            if step == 5:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
