@@ -1,4 +1,4 @@
-"""One process without a run: optimizers of `parallelize`, fused or not, with parameters that have no gradient at first."""
+"""One process without a run: optimizers of `parallelize`, and parameters without a gradient at first."""
 
 import copy
 import os
