@@ -18,7 +18,6 @@ from carme_runtime.horovod.operations import BUCKET, TORCH_OPS, Average, ReduceO
 from carme_runtime.horovod.world import world
 from carme_runtime.torch.parallel import Parallel
 
-_BUCKET_BYTES = 8 << 20
 # They treat each parameter by itself: some can be updated while the gradients of others are under way.
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam,
@@ -176,7 +175,7 @@ class _Gradients(Parallel):
         self.begin_step()
         self._number = len(world().optimizers)
         super().__init__(
-            _Holder(optimizer), optimizer, passes, None, _BUCKET_BYTES, type(optimizer) in _ELEMENTWISE, False
+            _Holder(optimizer), optimizer, passes, None, None, type(optimizer) in _ELEMENTWISE, False
         )
         world().optimizers.append(self)
 

@@ -30,9 +30,9 @@ _FIRST_SEGMENT = 224  # of 255; the numbers below are left to the program
 _ALIGNMENT = 64  # bytes of a cache line, where buckets begin
 _JOIN = timedelta(seconds=600)
 _MIB = 1 << 20
-BUCKET_BYTES = 8 * _MIB
-# The first gradients are ready long before the last: a small bucket sets the wire to work at once.
-_FIRST_BYTES = _MIB
+# Within a node a bucket costs a wait of all for all. A wire must have work from the first gradient on, and
+# as much as it can do until the last: there buckets are small. So is the first one anywhere.
+_BUCKET_BYTES, _SMALL_BUCKET_BYTES = 8 * _MIB, _MIB
 # A count of samples is two digits, which sums of 32-bit floats hold exactly.
 _DIGIT, _EXTRA = 4096, 2
 _BROADCAST_BYTES = 250 * _MIB
@@ -49,7 +49,7 @@ def parallelize(
     *,
     accumulate: int = 1,
     clip_norm: float | None = None,
-    bucket_mb: float = BUCKET_BYTES / _MIB,
+    bucket_mb: float | None = None,
     overlap_step: bool = False,
     broadcast_buffers: bool = True,
     wire: str = "",
@@ -68,7 +68,7 @@ def parallelize(
         optimizer: Over parameters of this model.
         accumulate: Backward passes to each step of the optimizer; gradients are reduced in the last of them.
         clip_norm: Clip the norm of all gradients to this before each step.
-        bucket_mb: Size of a bucket in MiB.
+        bucket_mb: Size of a bucket in MiB. Default: 8 on one node, 1 between nodes.
         overlap_step: Let `optimizer.step()` update each bucket's parameters as soon as that one is reduced.
             The gradients must then not be read between `backward` and `step`; not with `clip_norm`, and only
             for optimizers that treat each parameter by itself.
@@ -79,7 +79,7 @@ def parallelize(
     Raises:
         InvalidCall: An argument that cannot be, or ranks with different models.
     """
-    if accumulate < 1 or bucket_mb <= 0:
+    if accumulate < 1 or (bucket_mb is not None and bucket_mb <= 0):
         raise InvalidCall(
             f"parallelize got accumulate={accumulate} and bucket_mb={bucket_mb}.",
             "Give at least 1 and more than 0.",
@@ -91,7 +91,7 @@ def parallelize(
         )
     wire_type(wire)
     join_run()
-    bucket_bytes = int(bucket_mb * _MIB)
+    bucket_bytes = None if bucket_mb is None else int(bucket_mb * _MIB)
     Parallel(model, optimizer, accumulate, clip_norm, bucket_bytes, overlap_step, broadcast_buffers, wire)
     return model, optimizer
 
@@ -201,7 +201,7 @@ class Parallel:
         optimizer: torch.optim.Optimizer | None,
         accumulate: int = 1,
         clip_norm: float | None = None,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         overlap_step: bool = False,
         broadcast_buffers: bool = True,
         wire: str = "",
@@ -227,6 +227,9 @@ class Parallel:
         # its way.
         self._inline = self._group is not None and self._group.no_core_idles()
         self._wire = wire
+        if bucket_bytes is None:
+            near = self._group is None or self._group.on_one_node()
+            bucket_bytes = _BUCKET_BYTES if near else _SMALL_BUCKET_BYTES
         self._buckets = self._fill(bucket_bytes)
         self._place = {
             id(parameter): (number, index)
@@ -307,7 +310,7 @@ class Parallel:
             bucket = open_.setdefault(kind, [])
             bucket.append(parameter)
             size = sum(p.numel() * p.element_size() for p in bucket)
-            if size >= (limit if filled else min(limit, _FIRST_BYTES)):
+            if size >= (limit if filled else min(limit, _SMALL_BUCKET_BYTES)):
                 filled.append(open_.pop(kind))
         filled += open_.values()
         shared = [self._can_share(parameters) for parameters in filled]
@@ -537,14 +540,15 @@ class _CoreGroup:
 
     def no_core_idles(self) -> bool:
         """Whether all ranks are on this node, and their threads compute on all its cores."""
-        return self._on_one_node() and self._group.size * torch.get_num_threads() >= self._context.cores
+        return self.on_one_node() and self._group.size * torch.get_num_threads() >= self._context.cores
 
-    def _on_one_node(self) -> bool:
+    def on_one_node(self) -> bool:
+        """Whether all ranks are on one node."""
         return len({self._context.node_of(rank) for rank in self._group.ranks}) == 1
 
     def plan(self, memory: torch.Tensor, gradients: int, wire: str) -> "Plan | _SplitPlan":
         """The repeated mean of this memory over all ranks; its first elements are the gradients."""
-        if not wire or self._on_one_node() or memory.dtype != torch.float32:
+        if not wire or self.on_one_node() or memory.dtype != torch.float32:
             return self._group.plan_allreduce(memory, "mean")
         # What stands behind the gradients must arrive as it is.
         first = self._group.plan_allreduce(memory[:gradients], "mean", wire=wire)
