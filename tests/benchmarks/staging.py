@@ -40,7 +40,7 @@ from typing import Any
 from report import print_table, row, tidy_up_when_ended, write_json
 
 SOURCE = Path(__file__).resolve().parents[2] / "carme" / "src"
-CARME = "import sys; sys.path.insert(0, sys.argv.pop(1)); from carme.cli import main; sys.exit(main())"
+CARME = "import sys; sys.path.insert(0, sys.argv.pop(1)); from carme.cli import program; program()"
 
 
 def carme(*arguments: str) -> list[str]:

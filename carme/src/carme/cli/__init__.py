@@ -1,5 +1,5 @@
 """The command line, `carme`."""
 
-from carme.cli.main import main
+from carme.cli.main import main, program
 
-__all__ = ["main"]
+__all__ = ["main", "program"]

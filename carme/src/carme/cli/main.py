@@ -4,7 +4,7 @@ import argparse
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from carme import __version__
 from carme.errors import CarmeError
@@ -48,6 +48,22 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader of our output has gone (`carme jobs | head`): nothing to complain about.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+
+
+def program() -> NoReturn:
+    """Run the command as a program: `main`, and out."""
+    code = main()
+    if sys.argv[1:2] and sys.argv[1] in ALONE:
+        # These must be quick, and to take the interpreter apart takes as long as to look at a thousand files.
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            code = FAILED
+        except OSError as error:
+            print(f"carme: What was done cannot be printed: {error.strerror}.", file=sys.stderr)
+            code = FAILED
+        os._exit(code)
+    sys.exit(code)
 
 
 class _Help(argparse.HelpFormatter):

@@ -315,7 +315,9 @@ class _Run:
         changed: list[Found] | None = [] if not dry and few.suits(options) else None
         files = 0
         same = True
-        for counts, found in native.walk(source, destination, self.result.workers, BATCH, ENOUGH, replace):
+        # More than cores: while one waits for the device, another one looks.
+        threads = options.workers or 2 * self.result.workers
+        for counts, found in native.walk(source, destination, threads, BATCH, ENOUGH, replace):
             self.result.counts.add(counts)
             self._tick()
             if changed is not None:

@@ -71,8 +71,14 @@ class State:
 
     def begin(self) -> None:
         """Note during which of the host's starts this is; the journal knows of earlier ones."""
-        with open(self._path("boot"), "w", encoding="ascii") as file:
-            file.write(_boot())
+        try:
+            with open(self._path("boot"), "w", encoding="ascii") as file:
+                file.write(_boot())
+        except OSError:
+            # Half of it would be taken for an earlier start.
+            with contextlib.suppress(OSError):
+                os.unlink(self._path("boot"))
+            raise
 
     def _take(self) -> int:
         # The workers of a run that was killed may need a moment to end.

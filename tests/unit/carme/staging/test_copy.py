@@ -24,7 +24,7 @@ from carme.staging import Options, Problem, copy, crew, engine, native, parse_si
 from carme.staging.digests import ALGORITHMS
 from carme.staging.tree import PARTIAL, STATE
 
-from .trees import SOURCE, both_engines, carme_data, many, walk
+from .trees import SOURCE, both_engines, carme_data, command, from_and_to, many, walk
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -80,7 +80,7 @@ def every_kind(top: Path) -> None:
 
 @both_engines
 def test_everything_is_kept(place: Path) -> None:
-    source, target = place / "source", place / "target"
+    source, target = from_and_to(place)
     source.mkdir()
     every_kind(source)
     os.setxattr(source / "d0/f1", "user.origin", b"\0\xff")
@@ -111,7 +111,7 @@ ACL = acl((1, 6, NOBODY), (2, 4, 1234), (4, 0, NOBODY), (0x10, 4, NOBODY), (0x20
 
 @both_engines
 def test_acls_are_kept(place: Path) -> None:
-    source, target = place / "source", place / "target"
+    source, target = from_and_to(place)
     many(source, 2, 2)
     os.setxattr(source / "d0/f0", "system.posix_acl_access", ACL)
     os.setxattr(source / "d1", "system.posix_acl_default", ACL)
@@ -134,7 +134,7 @@ def test_an_acl_that_is_lost_widens_nothing() -> None:
 
 @both_engines
 def test_sparse_files_stay_sparse(place: Path) -> None:
-    source, target = place / "source", place / "target"
+    source, target = from_and_to(place)
     source.mkdir()
     for name, size in (("middling", 8 << 20), ("large", 200 << 20)):
         with open(source / name, "wb") as file:
@@ -154,7 +154,7 @@ def test_sparse_files_stay_sparse(place: Path) -> None:
 def test_large_files_in_parts(tmp_path: Path, verify: str, hash: str) -> None:
     if hash != "blake2b":
         pytest.importorskip({"xxh3": "xxhash"}.get(hash, hash))
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     source.mkdir()
     block = os.urandom(1 << 20)
     with open(source / "large", "wb") as file:
@@ -167,7 +167,7 @@ def test_large_files_in_parts(tmp_path: Path, verify: str, hash: str) -> None:
 
 @both_engines
 def test_only_what_changed_is_copied(place: Path) -> None:
-    source, target = place / "source", place / "target"
+    source, target = from_and_to(place)
     many(source, 4, 10)
     copy(str(source), str(target))
     (source / "d0/f0").write_text("longer than it was before")
@@ -191,7 +191,7 @@ def test_what_has_changed_is_found_everywhere(
     memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """Also where there is so much of it that the look through both trees is left to the workers."""
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 30, 20)
     many(source / "d7" / "below", 3, 50)
     (source / "d8" / "link").symlink_to("f1")
@@ -229,7 +229,7 @@ def test_what_has_changed_is_found_everywhere(
 def test_a_second_sync_finds_what_is_gone_wherever_it_is(
     memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 30, 20)
     many(source / "d7" / "below", 3, 50)
     (source / "d8" / "link").symlink_to("f1")
@@ -261,7 +261,7 @@ def test_a_second_sync_finds_what_is_gone_wherever_it_is(
 def test_a_sync_with_nothing_to_do_starts_no_worker(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native.library():
         pytest.skip("there is no C compiler")
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 5, 20)
     many(source / "d2", 2, 3)
     (source / "d4" / "empty").mkdir()
@@ -279,7 +279,7 @@ def test_a_sync_with_nothing_to_do_starts_no_worker(memory: Path, monkeypatch: p
 def test_a_few_changed_files_need_no_worker(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native.library():
         pytest.skip("there is no C compiler")
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 20, 20)
     (source / "link").symlink_to("d0")
     assert copy(str(source), str(target)).ok
@@ -319,7 +319,7 @@ def test_nodes_begin_at_different_places(memory: Path) -> None:
 
 
 def test_contents_are_compared_on_request(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     many(source, 1, 3)
     copy(str(source), str(target))
     status = (target / "d0/f1").stat()
@@ -332,7 +332,7 @@ def test_contents_are_compared_on_request(tmp_path: Path) -> None:
 
 
 def test_sync_removes_what_is_gone(place: Path) -> None:
-    source, target = place / "source", place / "target"
+    source, target = from_and_to(place)
     many(source, 3, 4)
     copy(str(source), str(target))
     shutil.rmtree(source / "d0")
@@ -360,7 +360,7 @@ def test_sync_removes_what_is_gone(place: Path) -> None:
 
 
 def test_copy_leaves_another_kind_in_the_way(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     many(source, 2, 2)
     target.mkdir()
     (target / "d0").write_text("a file")
@@ -382,7 +382,7 @@ def test_copy_leaves_another_kind_in_the_way(tmp_path: Path) -> None:
 
 @both_engines
 def test_a_folder_of_very_many_files(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 1, 7000, size=8)
     many(source / "d0" / "below", 1, 3)
     result = copy(str(source), str(target), Options(workers=3))
@@ -395,7 +395,7 @@ def test_a_folder_of_very_many_files(memory: Path) -> None:
 
 
 def test_deep_trees_and_long_names(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     source.mkdir()
     # Deeper than a path may be long.
     here = os.open(source, os.O_RDONLY)
@@ -457,7 +457,7 @@ def test_what_cannot_be_begun(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     many(source, 2, 3)
     ended = carme_data("copy", str(source), str(target))
     assert ended.returncode == 0, ended.stderr
@@ -475,6 +475,15 @@ def test_the_command(tmp_path: Path) -> None:
     ended = carme_data("copy", str(source), str(target), "--bandwidth", "fast")
     assert ended.returncode == 1 and "'fast' is not a size." in ended.stderr
     assert carme_data("copy", str(source)).returncode == 2
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            command("copy", str(source), str(target)),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1 and "cannot be printed: No space left on device." in ended.stderr
 
 
 def test_the_engine_is_said(tmp_path: Path, library: Path | None) -> None:
@@ -505,7 +514,7 @@ def test_the_engine_is_said(tmp_path: Path, library: Path | None) -> None:
 
 
 def test_names_that_are_no_text_are_told_safely(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     source.mkdir()
     name = b"a\xff\n\x1b[31m"
     os.mkdir(os.path.join(os.fsencode(source), name))
@@ -530,7 +539,7 @@ def test_limits_hold(tmp_path: Path) -> None:
 
 
 def test_from_a_program_with_threads(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     many(source, 1, 3)
     (target / "d0/f1").mkdir(parents=True)
     told: list[object] = []

@@ -15,9 +15,9 @@ import pytest
 
 from carme.staging.tree import PARTIAL, partial_name
 
-from .trees import carme_data, walk
+from .trees import carme_data, from_and_to, walk
 
-#: One fault on one file: FAULT is read, write or corrupt, FAULT_FILE the end of the file's path.
+#: One fault on one file: FAULT is read, write, quota or corrupt, FAULT_FILE the end of the file's path.
 DEVICE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -44,6 +44,7 @@ static int strikes(const char *fault, int file)
     { if (strikes("read", file)) { errno = EIO; return -1; } return REAL(name)(file, __VA_ARGS__); }
 #define WRITE(name, arguments, ...) ssize_t name arguments \
     { if (strikes("write", file)) { errno = EIO; return -1; } \
+      if (strikes("quota", file)) { errno = EDQUOT; return -1; } \
       if (strikes("corrupt", file) && size > 10) ((char *)block)[size - 1] ^= 1; \
       ssize_t done = REAL(name)(file, __VA_ARGS__); \
       if (strikes("corrupt", file) && size > 10) ((char *)block)[size - 1] ^= 1; \
@@ -86,7 +87,7 @@ def device(tmp_path_factory: pytest.TempPathFactory, library: Path | None) -> Pa
 def test_a_failing_device(
     tmp_path: Path, device: Path, engine: str, size: str, fault: str, reason: str
 ) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     source.mkdir()
     for name in ("bad", "good"):
         (source / name).write_bytes(os.urandom(SIZES[size]))
@@ -107,3 +108,23 @@ def test_a_failing_device(
     assert carme_data(*arguments).returncode == 0
     assert walk(target) == walk(source)
     assert not any(name.startswith(PARTIAL) for name in os.listdir(target))
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_quota_that_is_used_up(tmp_path: Path, device: Path, engine: str, size: str) -> None:
+    """A kernel with quotas is not everywhere: the same stand-in gives its answer."""
+    source, target = from_and_to(tmp_path)
+    source.mkdir()
+    (source / "good").write_bytes(b"good")
+    arguments = ["copy", "--engine", engine, "--workers", "2", str(source), str(target)]
+    assert carme_data(*arguments).returncode == 0
+    (source / "bad").write_bytes(os.urandom(SIZES[size]))
+    end = f"/target/{partial_name('bad')}"
+    faulty = {**os.environ, "LD_PRELOAD": str(device), "FAULT": "quota", "FAULT_FILE": end}
+    told = carme_data(*arguments, env=faulty)
+    assert told.returncode == 1 and "Traceback" not in told.stderr
+    assert "your quota is used up. See to that, then run the same command again" in told.stderr
+    assert not (target / "bad").exists() and (target / "good").read_bytes() == b"good"
+    assert carme_data(*arguments).returncode == 0
+    assert walk(target) == walk(source)

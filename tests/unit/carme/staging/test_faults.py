@@ -21,7 +21,7 @@ from carme.staging import Problem, copy, sync
 from carme.staging.state import State
 from carme.staging.tree import PARTIAL, STATE, partial_name
 
-from .trees import SOURCE, both_engines, carme_data, command, many, walk
+from .trees import SOURCE, both_engines, carme_data, command, from_and_to, many, walk
 
 #: How many copies are killed; for more: CARME_KILLS=200 ./test unit -- -k killed_at
 KILLS = int(os.environ.get("CARME_KILLS", "15"))
@@ -100,7 +100,7 @@ def test_killed_at_any_moment(memory: Path) -> None:
 
 
 def test_killed_while_a_few_changed_files_are_copied(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 3, 20)
     assert copy(str(source), str(target)).ok
     # What such a run leaves: its state, and a file that is not complete, of which the original is gone now.
@@ -116,7 +116,7 @@ def test_killed_while_a_few_changed_files_are_copied(memory: Path) -> None:
 
 @both_engines
 def test_leftovers_in_a_folder_of_many_files(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source / "huge", 1, 5000, size=16)
     (target / "huge/d0").mkdir(parents=True)
     for name in ("f7", "gone"):
@@ -128,7 +128,7 @@ def test_leftovers_in_a_folder_of_many_files(memory: Path) -> None:
 
 
 def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     source.mkdir()
     (source / "large").write_bytes(os.urandom(1 << 20) * 640)
     # Ten parts; a limit makes it last about six seconds.
@@ -157,7 +157,7 @@ def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
 
 
 def test_a_changed_source_is_not_taken_for_what_was_begun(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     source.mkdir()
     (source / "large").write_bytes(b"old" * (50 << 20))
     (source / "gone").write_bytes(b"gone" * (30 << 20))
@@ -170,7 +170,7 @@ def test_a_changed_source_is_not_taken_for_what_was_begun(memory: Path) -> None:
 
 
 def test_contents_are_compared_after_a_restart_of_the_host(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 2, 5)
     (source / "large").write_bytes(b"x" * (100 << 20))
     assert kill_at(source, target, 1.5, "--bandwidth", "20M", "--workers", "1")
@@ -184,7 +184,7 @@ def test_contents_are_compared_after_a_restart_of_the_host(memory: Path) -> None
 
 
 def test_only_one_copies_to_a_place(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     source.mkdir()
     (source / "large").write_bytes(bytes(100 << 20))
     first = subprocess.Popen(command("copy", str(source), str(target), "--bandwidth", "5M"))
@@ -199,7 +199,7 @@ def test_only_one_copies_to_a_place(memory: Path) -> None:
 
 
 def test_ctrl_c_ends_it_and_it_goes_on(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     source.mkdir()
     (source / "large").write_bytes(b"1" * (100 << 20))
     # Whatever the tests were started by: what runs in the background of a shell ignores the signal.
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_it_and_it_goes_on(memory: Path) -> None:
 
 @both_engines
 def test_a_file_that_never_stops_changing(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 1, 3)
     (source / "busy").write_bytes(bytes(40 << 20))
     (source / "busy large").write_bytes(bytes(100 << 20))
@@ -288,7 +288,7 @@ def test_a_destination_that_can_only_be_read(tmp_path: Path) -> None:
 @root
 def test_what_may_not_be_read_is_told(memory: Path) -> None:
     memory.chmod(0o755)
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 3, 3)
     (source / "d0/f1").chmod(0)
     (source / "d1").chmod(0)
@@ -297,7 +297,7 @@ def test_what_may_not_be_read_is_told(memory: Path) -> None:
     os.mknod(source / "device", 0o600 | 0o020000, os.makedev(1, 3))
     target.mkdir()
     os.chown(target, 65534, 65534)
-    program = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.cli import main; sys.exit(main())"
+    program = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.cli import program; program()"
     # The system's Python: the tests' own may lie where only root can look.
     ended = subprocess.run(
         ["/usr/bin/python3", "-I", "-c", program, "data", "copy", str(source), str(target)],
@@ -339,7 +339,7 @@ def test_a_symlink_on_the_way_is_not_followed(memory: Path) -> None:
 
 
 def test_a_vanished_worker_is_told(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     source.mkdir()
     (source / "large").write_bytes(b"1" * (100 << 20))
     told: list[object] = []

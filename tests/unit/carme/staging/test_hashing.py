@@ -14,7 +14,7 @@ from carme.staging.attributes import Keeper
 from carme.staging.digests import ALGORITHMS
 from carme.staging.native import Entries, Native
 
-from .trees import many, walk
+from .trees import from_and_to, many, walk
 
 #: A digest that is another one each time, so that nothing is what it was.
 NEVER_THE_SAME = """
@@ -40,7 +40,7 @@ def unlike(tmp_path: Path, library: Path | None, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("verify", ["read", "none"])
 def test_small_files_are_known_by_their_digests(tmp_path: Path, unlike: None, verify: str) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     many(source, 1, 5)
     target.mkdir()
     loaded = native.library()
@@ -59,7 +59,7 @@ def test_small_files_are_known_by_their_digests(tmp_path: Path, unlike: None, ve
 
 
 def test_large_files_are_known_by_their_digests(tmp_path: Path, unlike: None) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     source.mkdir()
     (source / "large").write_bytes(os.urandom(1 << 20) * 65)
     (source / "small").write_bytes(b"the rest of Carme copies this, with the real digest")
@@ -99,7 +99,7 @@ def test_the_digest_is_said(
     if not there:
         for module in (native, work, engine):
             monkeypatch.setattr(module, "hasher", lambda: None)
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     many(source, 2, 5)
     (source / "large").write_bytes(os.urandom(1 << 20) * 65)
     result = copy(str(source), str(target), Options(hash=hash))

@@ -15,7 +15,7 @@ from carme.staging import Options, spread
 from carme.staging.spread import Spread, work
 from carme.staging.tree import PARTIAL, STATE
 
-from .trees import carme_data, command, many, walk
+from .trees import carme_data, command, from_and_to, many, walk
 
 
 def tree(source: Path) -> None:
@@ -46,7 +46,7 @@ def tidy(target: Path) -> bool:
 
 
 def test_several_workers_make_one_copy(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     tree(source)
     monkeypatch.setattr(spread, "NAMES", 700)
     plan = Spread(str(source), str(target), Options(workers=1))
@@ -61,7 +61,7 @@ def test_several_workers_make_one_copy(memory: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_killed_workers_leave_nothing_undone(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     tree(source)
     chance = random.Random(3)
     for _ in range(4):
@@ -77,7 +77,7 @@ def test_killed_workers_leave_nothing_undone(memory: Path) -> None:
 
 
 def test_what_the_workers_cannot_copy_is_told_at_the_end(memory: Path) -> None:
-    source, target = memory / "source", memory / "target"
+    source, target = from_and_to(memory)
     many(source, 5, 3)
     plan = Spread(str(source), str(target), Options())
     plan.plan(2)

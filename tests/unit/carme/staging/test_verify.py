@@ -14,13 +14,13 @@ import pytest
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.staging import Options, copy, pack, verify
 
-from .trees import carme_data, many
+from .trees import carme_data, from_and_to, many
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """A folder and its copy."""
-    source, target = tmp_path / "source", tmp_path / "target"
+    source, target = from_and_to(tmp_path)
     many(source, 2, 4)
     (source / "link").symlink_to("d0")
     (source / "large").write_bytes(b"0123456789" * (7 << 20))

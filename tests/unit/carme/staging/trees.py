@@ -56,8 +56,13 @@ def carme_data(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]
 
 def command(*arguments: str) -> list[str]:
     """What runs `carme data`."""
-    program = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.cli import main; sys.exit(main())"
+    program = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from carme.cli import program; program()"
     return [sys.executable, "-I", "-c", program, "data", *map(str, arguments)]
+
+
+def from_and_to(place: Path) -> tuple[Path, Path]:
+    """A source and a destination; neither is there yet."""
+    return place / "source", place / "target"
 
 
 def many(top: Path, folders: int, files: int, size: int = 300) -> None:
