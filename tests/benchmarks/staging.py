@@ -127,6 +127,7 @@ def main() -> int:
     need = 1 << 30
     need += 2 * large * size if options.only != "small" else 0
     need += small * 8_000 * (len(tools) + 2) if options.only != "large" else 0
+    need += need // 10  # for the file system's own tables
     free = shutil.disk_usage(options.where).free
     if free < need:
         print(
