@@ -9,8 +9,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
+from carme.bookings import Cause
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
+from carme_webui.bookings import table
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import picture
 from carme_webui.images.models import ImageState, OwnImage
@@ -22,7 +24,7 @@ from carme_webui.sessions import forms
 from carme_webui.sessions.models import Preset, Session
 
 from .conftest import Browser
-from .fake_broker import FakeBroker
+from .fake_broker import FakeBroker, make_job
 
 
 @pytest.fixture
@@ -212,3 +214,78 @@ def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
     assert Booking.near_to(ali) == [row] and Booking.usable(ali, now) == []
     Booking.objects.update(state="ended")
     assert Booking.near_to(ali) == [] == Booking.usable(alice, now)
+
+
+# --- the calendar ----------------------------------------------------------------------------------------
+
+
+def booked(owner: User, node: str, title: str, **values: Any) -> Booking:
+    now = timezone.now()
+    given = {
+        "start": now + timedelta(hours=30),
+        "end": now + timedelta(hours=40),
+        "state": "approved",
+    } | values
+    return Booking.objects.create(
+        owner=owner, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=[node], title=title,
+        kept=now, **(given | values),
+    )  # fmt: skip
+
+
+def test_the_calendar_shows_nobody_what_is_anothers(
+    root: Browser, browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any,
+    remembering: None,
+) -> None:  # fmt: skip
+    hers = booked(alice, "n1", "Her <plan>")
+    broker.queue[7] = make_job(7, user="alice", state="RUNNING", started=timezone.now(), node_list="n2")
+    address = f'href="{hers.get_absolute_url()}"'
+    for _ in range(2):
+        for who, shown in ((other, False), (browser, True), (other, False), (root, True)):
+            table = page(who, "/bookings/").split("<tbody>")[1].split("</tbody>")[0]
+            assert ("Her &lt;plan&gt;" in table, address in table) == (shown, shown), who
+            assert ("My job 7" in table) is (who is browser)
+            assert ("(alice)" in table) is (who is root)
+            assert "<plan>" not in table and ("Booked" in table) is not shown
+            assert table.count("<tr>") == 2
+    hers.users = ["bob"]
+    hers.save()
+    assert "Her &lt;plan&gt;" in page(other, "/bookings/") and 'class="shared"' in page(other, "/bookings/")
+
+
+def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
+    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+) -> None:
+    def taken(who: Browser) -> int:
+        return page(who, "/bookings/").split("<tbody>")[1].count('class="item"')
+
+    assert (taken(browser), taken(other)) == (0, 0)
+    hers = booked(alice, "n1", "plan")
+    assert (taken(browser), taken(other)) == (1, 1)
+    asked = booked(alice, "n2", "asked", state="requested")
+    assert (taken(browser), taken(other)) == (2, 2) and 'class="asked"' in page(other, "/bookings/")
+    assert hers.move(Cause.CANCELLED) and (taken(browser), taken(other)) == (1, 1)
+    asked.delete()
+    assert (taken(browser), taken(other)) == (0, 0)
+
+
+def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
+    browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    made: list[str | None] = []
+    make = table._make
+    monkeypatch.setattr(table, "_kept", {})
+    monkeypatch.setattr(
+        table, "_make", lambda *given: made.append(translation.get_language()) or make(*given)
+    )
+    booked(alice, "n1", "plan")
+    for who in (browser, other, browser):
+        page(who, "/bookings/")
+    assert made == ["en"]
+    german = other.get("/bookings/", headers={"accept-language": "de"}).content.decode()
+    assert made == ["en", "de"] and "Gebucht" in german and "Gebucht" not in page(other, "/bookings/")
+    page(other, "/bookings/?view=day")
+    assert made == ["en", "de", "en"]
+    for day in range(20):  # only so many are remembered
+        page(other, f"/bookings/?day={timezone.now() + timedelta(days=day):%Y-%m-%d}")
+    assert len(table._kept) <= table.MOST_KEPT

@@ -14,6 +14,8 @@ __all__ = ["News", "news"]
 #: Users share this many counters. Two of one counter hear of each other's news, and find nothing new.
 COUNTERS = 65_536
 _ALL = COUNTERS  # the counter of what all see
+_BOOKINGS = COUNTERS + 1  # and of what bookings there are, of which no page is told
+_ROW = COUNTERS + 2
 
 
 @dataclass(eq=False)
@@ -49,8 +51,8 @@ class News:
         self._make_rows(1)
 
     def _make_rows(self, count: int) -> None:
-        memory = memoryview(mmap.mmap(-1, count * (COUNTERS + 1) * 8)).cast("Q")
-        self._rows = [memory[row * (COUNTERS + 1) : (row + 1) * (COUNTERS + 1)] for row in range(count)]
+        memory = memoryview(mmap.mmap(-1, count * _ROW * 8)).cast("Q")
+        self._rows = [memory[row * _ROW : (row + 1) * _ROW] for row in range(count)]
         self._own = self._rows[0]
 
     def share(self, processes: int) -> None:
@@ -71,6 +73,15 @@ class News:
     def common_version(self) -> str:
         """What all pages show alike when they are made now."""
         return f"{self._epoch}-{sum(row[_ALL] for row in self._rows)}"
+
+    def bookings_version(self) -> str:
+        """What bookings there are; it wakes nobody."""
+        return f"{self._epoch}-{sum(row[_BOOKINGS] for row in self._rows)}"
+
+    def count_booking(self) -> None:
+        """A booking was made, changed or removed."""
+        with self._lock:
+            self._own[_BOOKINGS] += 1
 
     def tell(self, users: Iterable[str]) -> None:
         """Something of these users has changed. Any thread may say so."""

@@ -115,6 +115,7 @@ class Booking(models.Model):
     staged = models.DateTimeField(null=True)
     stage_problem = models.TextField(blank=True)
     # Who may take it over.
+    offered_to_id: "int | None"
     offered_to = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     created = models.DateTimeField(default=timezone.now)
 

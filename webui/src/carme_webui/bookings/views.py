@@ -1,13 +1,10 @@
 """The calendar of bookings, and the pages of one booking."""
 
 import logging
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
-from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
-from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.contrib import messages
@@ -17,15 +14,10 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.formats import date_format
-from django.utils.html import escape, format_html
-from django.utils.safestring import SafeString
-from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.bookings import YEARS, BookingState, Wish
-from carme.bookings.agreement import is_ours
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, parse_stages, stage_text
 from carme_webui.accounts.login import signed_in
@@ -33,8 +25,8 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings import data, desk
 from carme_webui.bookings.forms import BookingForm, Kind, kinds, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
-from carme_webui.bookings.lanes import Cell, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking, site_zone, span_words
+from carme_webui.bookings.table import VIEWS, Shown, table_of
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
 from carme_webui.news import news
@@ -48,13 +40,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: Days and the length of a column in each view.
-VIEWS = {"day": (1, timedelta(minutes=30)), "week": (7, timedelta(hours=3))}
 #: Nodes on one page of the calendar.
 LANES = 40
-#: Stands for a node's name, in which it cannot be.
-PLACEHOLDER = "\0"
-PAST_CELL = SafeString('<td class="past"></td>')
 FEED_DAYS = 60  # of the past that a feed still shows
 
 
@@ -69,16 +56,11 @@ def calendar(request: HttpRequest) -> HttpResponse:
     cluster, running, reservations, banner = _look()
     offered = kinds(cluster, settings.SITE)
     kind = _chosen(offered, request.GET.get("kind", ""))
-    columns = slots_of(first, days, length, zone)
     page = Paginator(_nodes(cluster, kind), LANES).get_page(request.GET.get("page"))
-    names = {name for name, _available in page}
-    start, end = columns[0].slots[0].start, columns[-1].slots[-1].end
-    items = [item for item in _items(user, names, running, reservations, start, end) if item.node in names]
-    past = sum(slot.end <= now for one in columns for slot in one.slots)
-    free = _free_columns(first, view, past, kind.key if kind else "", get_language(), zone)
-    lanes = lay_out(page, items, columns, _free_cells(free))
-    rows = Booking.near_to(user)
-    mine = [row for row in rows if row.may_be_used_by(user)]
+    shown = Shown.at(now, view, first, kind.key if kind else "", zone)
+    near = Booking.near_to(user)
+    table = table_of(user, near, shown, list(page), running, reservations)
+    mine = [row for row in near if row.may_be_used_by(user)]
     waiting = list(Booking.open().filter(state=BookingState.REQUESTED)[:LANES]) if user.is_staff else []
     return render(
         request,
@@ -86,21 +68,18 @@ def calendar(request: HttpRequest) -> HttpResponse:
         {
             "view": view,
             "day": first,
-            "days": columns,
-            "lanes": [(lane, _cells_of(lane)) for lane in lanes],
+            "table": table,
             "page": page,
-            "now": now,
             "zone": zone,
             "kinds": offered,
             "kind": kind,
             "query": urlencode({"kind": kind.key if kind else ""}),
             "before": first - timedelta(days=days),
             "after": first + timedelta(days=days),
-            "today": now.astimezone(zone).date(),
             "slot_minutes": length // timedelta(minutes=1),
             "mine": mine,
             "waiting": waiting,
-            "offered": [row for row in rows if row.offered_to == user],
+            "offered": [row for row in near if row.offered_to_id == user.pk],
             "banner": banner,
             "feed": _feed_address(user),
         },
@@ -412,117 +391,6 @@ def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]
         for node in cluster.nodes
         if node.name in members and node.gpus.get(kind.gpu_type) == kind.gpus
     ]
-
-
-@lru_cache(maxsize=64)
-def _free_columns(
-    first: date, view: str, past: int, kind: str, language: str | None, zone: ZoneInfo
-) -> dict[datetime, str]:
-    """The cell of each column where a node is free, by the column's beginning; the same for all readers.
-
-    Args:
-        past: How many of the columns are over.
-        language: That of the words; they are made in the one that is active.
-    """
-    days, length = VIEWS[view]
-    columns = [slot for day in slots_of(first, days, length, zone) for slot in day.slots]
-    pattern: dict[datetime, str] = {column.start: PAST_CELL for column in columns[:past]}
-    for column in columns[past:]:
-        start = column.start.astimezone(zone)
-        query = urlencode(
-            {"kind": kind, "start": start.isoformat(), "minutes": length // timedelta(minutes=1)}
-        )
-        pattern[column.start] = format_html(
-            '<td><a class="free" href="{}?{}" data-start="{}"><span class="unseen">{}</span></a></td>',
-            reverse("booking-new"),
-            query,
-            start.isoformat(),
-            _("Book %(node)s from %(when)s")
-            % {"node": PLACEHOLDER, "when": date_format(start, _("D j M, H:i"))},
-        )
-    return pattern
-
-
-def _free_cells(pattern: dict[datetime, str]) -> Callable[[str, bool, Sequence[Slot]], SafeString]:
-    """What makes the cells of free times; what all nodes have in common is made once."""
-    made: dict[tuple[datetime, int], str] = {}
-
-    def free(node: str, available: bool, slots: Sequence[Slot]) -> SafeString:
-        if not available:
-            return SafeString(PAST_CELL * len(slots))
-        run = slots[0].start, len(slots)
-        if run not in made:
-            made[run] = "".join(pattern[slot.start] for slot in slots)
-        # All parts are escaped.
-        return SafeString(made[run].replace(PLACEHOLDER, escape(node)))
-
-    return free
-
-
-def _cells_of(lane: Lane) -> SafeString:
-    """The cells of a node: a template would take most of the calendar's time for them."""
-    # All parts are escaped.
-    return SafeString("".join(_taken_cell(cell) if cell.items else cell.free for cell in lane.cells))
-
-
-def _taken_cell(cell: Cell) -> str:
-    classes = " ".join(item.kind for item in cell.items)
-    entries = SafeString("".join(map(_entry, cell.items)))
-    return format_html('<td colspan="{}" class="{}">{}</td>', cell.span, classes, entries)
-
-
-def _entry(item: Item) -> str:
-    words = format_html('{}<span class="unseen">, {}</span>', item.label, item.words)
-    if item.url:
-        return format_html('<a class="item" href="{}" title="{}">{}</a>', item.url, item.words, words)
-    return format_html('<span class="item" title="{}">{}</span>', item.words, words)
-
-
-def _items(
-    user: User,
-    names: set[str],
-    running: list[tuple[Job, list[str]]],
-    reservations: list[Reservation],
-    start: datetime,
-    end: datetime,
-) -> list[Item]:
-    """What is shown of bookings, of the administrators' reservations, and of running jobs.
-
-    Args:
-        names: The nodes that are shown; what is of others may be left out.
-    """
-    found = []
-    within = Booking.open().filter(start__lt=end, end__gt=start)
-    here = [number for number, nodes in within.values_list("pk", "node_names") if not names.isdisjoint(nodes)]
-    rows = Booking.open().filter(pk__in=here)
-    # Only managers read whose they are.
-    for row in rows if user.is_staff else rows.select_related(None):
-        usable = row.may_be_used_by(user)
-        own = row.owner_id == user.pk
-        kind = "asked" if row.state == BookingState.REQUESTED else "mine" if own else "shared"
-        kind = kind if usable or kind == "asked" else "other"
-        label = row.heading if usable or user.is_staff else _("Booked")
-        url = row.get_absolute_url() if usable or user.is_staff else ""
-        if user.is_staff and not usable:
-            label = f"{label} ({row.owner.username})"
-        found += [Item(node, row.start, row.end, kind, label, row.span, url) for node in row.node_names]
-    for one in reservations:
-        if not is_ours(one.name):
-            label = _("Maintenance") if one.maintenance else _("Reserved")
-            words = span_words(one.start, one.end)
-            found += [Item(node, one.start, one.end, "blocked", label, words) for node in one.node_names]
-    for job, nodes in running:
-        if names.isdisjoint(nodes):
-            continue
-        if job.started is not None and not is_ours(job.reservation):
-            until = (
-                job.started + timedelta(minutes=job.minutes_limit) if job.minutes_limit is not None else None
-            )
-            label = _("My job %s") % job.id if job.user == user.username else _("In use")
-            url = reverse("job", args=[job.id]) if job.user == user.username else ""
-            words = span_words(job.started, until) if until else ""
-            found += [Item(node, job.started, until, "job", label, words, url) for node in nodes]
-    return found
 
 
 def _feed_address(user: User) -> str:
