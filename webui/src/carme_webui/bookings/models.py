@@ -148,7 +148,13 @@ class Booking(models.Model):
                 row.owner = user
             if row.project_id in projects:
                 row.project = projects[row.project_id]
-        models.prefetch_related_objects(rows, "owner", "offered_to", "project")  # of those that have others
+        # Rarely others have to do with it.
+        strangers = [
+            row
+            for row in rows
+            if row.owner_id != user.pk or row.offered_to_id or row.project_id not in {None, *projects}
+        ]
+        models.prefetch_related_objects(strangers, "owner", "offered_to", "project")
         return rows
 
     def may_be_used_by(self, user: User) -> bool:
