@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     # Not all who want a plural want to wait for it.
     from pydantic_core import ErrorDetails
 
-__all__ = ["listing", "nearest", "number", "place", "problem"]
+__all__ = ["listing", "nearest", "number", "place", "problem", "size"]
 
 
 def listing(words: Iterable[str]) -> str:
@@ -23,6 +23,15 @@ def listing(words: Iterable[str]) -> str:
 def number(count: int, singular: str, plural: str = "") -> str:
     """`1 node`, `2 nodes`."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
+def size(count: float) -> str:
+    """A number of bytes for people, in units of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -139,13 +139,14 @@ def test_gpus_are_counted_per_node() -> None:
 
 
 def test_a_record_says_what_was_used_and_is_short() -> None:
-    used = usage((0.91234, 0.5), cpus_used=1.23456)
+    used = usage((0.91234, 0.5), cpus_used=1.23456, read_bytes=1_234_567, written_bytes=0)
     text = write_record(used)
     assert len(text) < 250 and text.isascii() and "\n" not in text
     again = read_record(text)
     assert again is not None
     assert again.gpus[0].busy == 0.912
     assert again.nodes[0].cpus_used == 1.23
+    assert (again.nodes[0].read_bytes, again.nodes[0].written_bytes) == (1_230_000, 0)
     assert again.model_copy(update={"nodes": [], "gpus": []}) == used.model_copy(
         update={"nodes": [], "gpus": []}
     )
@@ -205,6 +206,7 @@ def packed(body: object) -> str:
         packed({"t": "long", "x": 0, "n": [], "g": []}),
         packed({"t": 1, "x": 0, "n": [["n1"]], "g": []}),
         packed({"t": 1, "x": 0, "n": [["n1", [], [], [], []]], "g": []}),
+        packed({"t": 1, "x": 0, "n": [["n1", 1, 1, 1, 1]], "g": [], "m": [[1, 1], [2, 2]]}),
         PREFIX + base64.b64encode(zlib.compress(b"[" * 100_000)).decode(),
         PREFIX + base64.b64encode(zlib.compress(bytes(50 << 20))).decode(),
     ],
@@ -237,6 +239,8 @@ def samples() -> str:
             (f"carme_job_memory_used_bytes{{{whose}}}", 2 * GIB),
             (f"carme_job_memory_peak_bytes{{{whose}}}", 3 * GIB),
             (f"carme_job_memory_limit_bytes{{{whose}}}", 32 * GIB),
+            (f"carme_job_io_read_bytes_total{{{whose}}}", second << 20),
+            (f"carme_job_io_written_bytes_total{{{whose}}}", second << 10),
             # Another job, which must not be counted.
             ('carme_job_cpus{jobid="77",user="bob",node="n1"}', 64),
         ):
@@ -279,6 +283,7 @@ async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None
     assert (node.node, node.cpus, node.memory_limit_bytes) == ("n1", 4, 32 * GIB)
     assert node.cpus_used == pytest.approx(3.0, rel=0.02)
     assert node.memory_bytes == 3 * GIB
+    assert (node.read_bytes, node.written_bytes) == (3600 << 20, 3600 << 10)
     first, second = used.gpus
     assert first.busy == pytest.approx(0.8) and first.active == 1
     assert second.busy == pytest.approx(0.3, abs=0.01) and second.active == pytest.approx(0.5, abs=0.01)

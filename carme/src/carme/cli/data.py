@@ -10,8 +10,8 @@ from carme.errors import InvalidRequest
 from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack, parse_size, sync, verify
 from carme.staging.digests import ALGORITHMS
 from carme.staging.options import COMPRESSIONS, ENGINES, shown
-from carme.staging.progress import Outlook, duration, progress_text, size
-from carme.wording import number
+from carme.staging.progress import Outlook, duration, progress_text
+from carme.wording import number, size
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], only: str = "") -> None:

@@ -10,7 +10,7 @@ from carme.cli.output import add_json, moment, print_json, print_table
 from carme.config import load
 from carme.datasets import OWN, Dataset, Datasets, copies, readers, unpack
 from carme.errors import CarmeError, InvalidRequest
-from carme.staging.progress import size
+from carme.wording import size
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -15,8 +15,8 @@ from carme.images.own import is_own
 from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_text
 from carme.jobs.scripts import interpreter, name_of
 from carme.projects import account_of
-from carme.staging.progress import size
 from carme.storage import space_of
+from carme.wording import size
 
 _EPILOG = """\
 examples:

@@ -27,6 +27,8 @@ _QUERIES = {
     "memory": "carme_job_memory_used_bytes{%s}",
     "peak": "carme_job_memory_peak_bytes{%s}",
     "limit": "carme_job_memory_limit_bytes{%s}",
+    "read": "carme_job_io_read_bytes_total{%s}",
+    "written": "carme_job_io_written_bytes_total{%s}",
     # Of all ranks: they are one run. Shares of the time in which they trained.
     "ranks": "count(carme_training_seconds_total{%s})",
     "steps": "avg(rate(carme_training_steps_total{%s}[%ds]))",
@@ -78,6 +80,8 @@ class Metrics:
                     cpus_used=_mean(found["cpu"].get((node, ""))),
                     memory_bytes=_most(found["peak"].get((node, "")) or found["memory"].get((node, ""))),
                     memory_limit_bytes=_last(found["limit"].get((node, ""))),
+                    read_bytes=_most(found["read"].get((node, ""))),
+                    written_bytes=_most(found["written"].get((node, ""))),
                 )
                 for node in nodes
             ],

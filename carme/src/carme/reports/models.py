@@ -50,6 +50,7 @@ class NodeUse(_Told):
         cpus: Processors that it was given there; None if not known.
         cpus_used: The mean of those that worked.
         memory_bytes: The most that it held at once, page cache included; `memory_limit_bytes`: what it might.
+        read_bytes, written_bytes: From disks and to them, over all its time.
     """
 
     node: str
@@ -57,6 +58,8 @@ class NodeUse(_Told):
     cpus_used: float | None = None
     memory_bytes: float | None = None
     memory_limit_bytes: float | None = None
+    read_bytes: float | None = None
+    written_bytes: float | None = None
 
 
 class RankUse(_Told):

@@ -47,6 +47,9 @@ def write_record(usage: Usage) -> str:
             if gpu.node in known
         ],
     }
+    moved = [[_short(node.read_bytes), _short(node.written_bytes)] for node in usage.nodes[:MOST_NODES]]
+    if any(value is not None for values in moved for value in values):
+        body["m"] = moved
     if told := usage.training:
         body["r"] = [told.ranks, *(_short(getattr(told, name)) for name in _TRAINING)]
         body["e"] = [
@@ -72,8 +75,13 @@ def read_record(text: str) -> Usage | None:
             nodes_left_out=body["x"],
             training=_training(body.get("r"), body.get("e", [])),
             nodes=[
-                NodeUse(node=node, cpus=cpus, cpus_used=used, memory_bytes=memory, memory_limit_bytes=limit)
-                for node, cpus, used, memory, limit in body["n"]
+                NodeUse(
+                    node=node, cpus=cpus, cpus_used=used, memory_bytes=memory, memory_limit_bytes=limit,
+                    read_bytes=read, written_bytes=written,
+                )
+                for (node, cpus, used, memory, limit), (read, written) in zip(
+                    body["n"], body.get("m") or [[None, None]] * len(body["n"]), strict=True
+                )
             ],
             gpus=[
                 GpuUse(

@@ -5,7 +5,7 @@ from html import escape
 
 from carme.jobs import minutes_text
 from carme.reports.models import Curve, RankUse, Report, TrainingUse
-from carme.wording import number
+from carme.wording import number, size
 
 __all__ = ["as_fragment", "as_html", "as_text"]
 
@@ -84,8 +84,13 @@ def facts(report: Report) -> list[tuple[str, str]]:
             if node.memory_bytes is not None and node.memory_limit_bytes
             else ""
         )
-        if cpu or memory:
-            found.append((f"  {node.node}", ", ".join(filter(None, (cpu, memory)))))
+        moved = (
+            f"{size(node.read_bytes)} read from disks, {size(node.written_bytes)} written"
+            if node.read_bytes is not None and node.written_bytes is not None
+            else ""
+        )
+        if cpu or memory or moved:
+            found.append((f"  {node.node}", ", ".join(filter(None, (cpu, memory, moved)))))
     if usage.training:
         each = usage.training.each
         found.append(("Training", training_text(usage.training)))

@@ -24,8 +24,8 @@ from carme.errors import CarmeError
 from carme.staging import tree
 from carme.staging.engine import Tell, copy, sync
 from carme.staging.options import Options
-from carme.staging.progress import size
 from carme.storage import fit, space_of
+from carme.wording import size
 
 __all__ = ["Cache", "Known", "measure"]
 

@@ -28,8 +28,8 @@ from carme.config import load
 from carme.errors import CarmeError
 from carme.staging import copy, tree
 from carme.staging.cache import ENTRY, RESERVE, Cache, Known, measure
-from carme.staging.progress import size
 from carme.storage.beeond import BeeOND
+from carme.wording import size
 
 __all__ = ["main"]
 

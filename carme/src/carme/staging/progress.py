@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from carme.staging.options import Progress
+from carme.wording import size
 
-__all__ = ["Outlook", "duration", "progress_text", "size"]
+__all__ = ["Outlook", "duration", "progress_text"]
 
 
 class Outlook:
@@ -51,15 +52,6 @@ def progress_text(progress: Progress, outlook: dict[str, Any]) -> str:
         if outlook["seconds_left"] is not None:
             text += f", {duration(outlook['seconds_left'])} left"
     return text
-
-
-def size(count: float) -> str:
-    """A number of bytes for people, in units of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def duration(seconds: float) -> str:

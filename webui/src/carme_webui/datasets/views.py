@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from carme.datasets import Dataset, copies
 from carme.errors import CarmeError
 from carme.jobs import Node
-from carme.staging.progress import size
+from carme.wording import size
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker, picture
