@@ -521,6 +521,12 @@ def test_a_plot_says_which_times_and_heights_it_shows() -> None:
     assert lines == ["48.0,10.0", "528.0,70.0", "288.0,118.0 528.0,10.0"]
 
 
+def test_what_was_read_and_written_is_told_where_it_is_known() -> None:
+    moved = Report(job=job(), usage=usage(read_bytes=3 * GIB, written_bytes=0))
+    assert "GiB at most, 3.0 GiB read from disks, 0 B written" in as_text(moved)
+    assert "disks" not in as_text(Report(job=job(), usage=usage()))
+
+
 def test_a_job_that_waits_has_a_report_too() -> None:
     text = as_text(Report(job=job(state=JobState.PENDING, started=None, ended=None), waited_seconds=100))
     assert "not known: it has not run yet" in text

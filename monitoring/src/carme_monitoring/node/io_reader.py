@@ -1,7 +1,7 @@
 """`carme-io-reader`: writes down what the jobs of this node read and write, for `carme-node-exporter`.
 
-It needs CAP_SYS_PTRACE, which the exporter is not to have: that one answers to the network, this one to
-nobody.
+It needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, which the exporter is not to have: that one answers to the
+network, this one to nobody.
 """
 
 import argparse
