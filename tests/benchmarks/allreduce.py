@@ -49,6 +49,7 @@ TUNED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLO
 HOROVOD_MPI = Path("/usr/bin")  # of the system's Open MPI, against which the wheel of Horovod is built
 TURN_SECONDS, START_SECONDS = 120, 180
 FEWEST_ROUNDS = 3
+SETTLING_SECONDS = 1.5  # of ranks that were stopped: their first second is slow
 ROOT_MAY_RUN = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -149,7 +150,9 @@ class Contestant:
 
     def order(self, what: dict[str, Any]) -> list[dict[str, Any]]:
         """Let all ranks do something at once; what they answer."""
-        self.let(signal.SIGCONT)
+        if not self.rests:
+            self.let(signal.SIGCONT)
+            time.sleep(SETTLING_SECONDS)
         for connection in self.connections.values():
             connection.settimeout(TURN_SECONDS)
             connection.sendall(json.dumps(what).encode() + b"\n")
