@@ -73,6 +73,11 @@ class ReadyHandler(ReportHandler):
         for address in addresses:
             if address in allowed:
                 return address
+        if job is None or not job.is_running:
+            # A hub that has just started may learn only a moment later where the job runs.
+            raise web.HTTPError(
+                503, "It is not known yet on which nodes the session's job runs. Report again in a moment."
+            )
         raise web.HTTPError(
             400,
             f"The host of a server must be a node of its job, and {host} is not. "

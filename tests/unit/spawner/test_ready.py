@@ -1,10 +1,12 @@
 """What a server may tell the hub, and what it may not."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from carme.jobs import JobState
 from carme_spawner.ready import node_names
 
 from .conftest import TOKEN, Site, eventually
@@ -55,6 +57,21 @@ async def test_a_server_that_is_ahead_of_the_broker_is_told_to_try_again(site: S
     await eventually(lambda: spawner(site).job_id, "the hub knows the job")
     response = await site.report(100, "ready", json=REPORT)
     assert response.status_code == 204
+
+
+async def test_a_server_that_is_ahead_of_the_news_of_its_job_is_told_to_try_again(site: Site) -> None:
+    site.broker.command = None
+    await site.start()
+    await eventually(lambda: spawner(site).job_id, "the hub knows the job")
+    response = await site.report(100, "ready", json=REPORT)
+    assert response.status_code == 503 and "which nodes" in response.json()["message"]
+    now = datetime.now(UTC)
+    await site.broker.change(100, state=JobState.RUNNING, reason="", node_list="localhost", started=now)
+
+    async def taken() -> bool:
+        return (await site.report(100, "ready", json=REPORT)).status_code == 204
+
+    await eventually(taken, "the report is taken")
 
 
 CHANGES: list[dict[str, Any]] = [
