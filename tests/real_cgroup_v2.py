@@ -69,7 +69,6 @@ _SETTINGS = {
     "slurm_common_memory_mb_per_cpu": 200,
     "slurm_common_settings": {
         "AccountingStorageType": "accounting_storage/none",
-        "JobContainerType": "job_container/none",  # 22.05 cannot give a job a /dev/shm of its own
         "MpiDefault": "none",
         "SelectTypeParameters": "CR_CPU_Memory",
         "MessageTimeout": 60,  # an emulated processor is slow
