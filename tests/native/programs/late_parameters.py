@@ -2,6 +2,8 @@
 
 import copy
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +25,7 @@ class Two(nn.Module):
 
 os.environ.pop("WORLD_SIZE")
 sgd, adam, adamw = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
-cases = (
+cases: tuple[tuple[Callable[..., torch.optim.Optimizer], dict[str, Any], bool | None], ...] = (
     (sgd, {"momentum": 0.9}, True),
     (sgd, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, True),
     (sgd, {"momentum": 0.9, "dampening": 0.5}, None),
@@ -41,7 +43,7 @@ for kind, options, fused in cases:
         other = kind(theirs.parameters(), lr=0.01, **options)
         optimizer = kind(ours.parameters(), lr=0.01, **options)
         ours, optimizer = parallelize(ours, optimizer, overlap_step=overlap, bucket_mb=1e-4)
-        assert optimizer.param_groups[0]["fused"] is fused, f"{kind.__name__} {options}"
+        assert optimizer.param_groups[0]["fused"] is fused, f"{kind} {options}"
         for step in range(8):
             x = torch.randn(4, 8)
             ours.both = theirs.both = step > 2
