@@ -179,6 +179,8 @@ def site(demo: DemoSite, provider: Provider) -> Iterator[DemoSite]:
         play(demo, {**source, "carme_ldap": ldap, "carme_oidc": oidc})
         yield demo
     finally:
+        for name, _, _ in PEOPLE:
+            demo.run("head", "scancel", f"--user={name}", check=False)
         demo.end_all_jobs()
         for name, _, _ in PEOPLE:
             demo.run("head", "sacctmgr", "--immediate", "delete", "user", name, check=False)
@@ -229,7 +231,10 @@ def test_a_user_of_the_directory_signs_in_and_works(
     inside = ("squeue", "--noheader", f"--jobs={job['id']}", "--format=%u %N")
     assert site.run("head", *inside).stdout.split()[0] == "carol"
     keep("ldap-2-her-session")
-    page.get_by_role("button", name="Stop").first.click()
+    page.get_by_role("link", name="Stop").click()
+    page.get_by_role("button", name="Stop the session").click()
+    queued = ("squeue", "--noheader", f"--jobs={job['id']}", "--states=running")
+    wait_until("it is over", lambda: not site.run("head", *queued, check=False).stdout.strip())
 
 
 def test_an_administrator_of_the_directory_is_one_here(page: Page, site: DemoSite) -> None:
