@@ -1,6 +1,6 @@
 /* Quotas where the kernel keeps none: preloaded, quotactl(2) and quotactl_fd answer what $SIMULATED_QUOTA says:
  * `UID HARD SOFT USED FILES_HARD FILES_SOFT FILES`, in blocks of 1 KiB but USED, which is in bytes. Other users have none.
- * With $SIMULATED_OLD the kernel has no quotactl_fd. */
+ * What is set is appended to the file $SIMULATED_QUOTA_SET: `UID HARD SOFT FILES_HARD`. With $SIMULATED_OLD the kernel has no quotactl_fd. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -9,7 +9,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static int set(int user, const uint64_t *limits) {
+  FILE *file = fopen(getenv("SIMULATED_QUOTA_SET"), "a");
+  if (!file) return -1;
+  /* struct if_dqblk: hard, soft, used, files hard, soft, used */
+  fprintf(file, "%d %llu %llu %llu\n", user, (unsigned long long)limits[0], (unsigned long long)limits[1], (unsigned long long)limits[3]);
+  return fclose(file);
+}
+
 static int answer(unsigned command, int user, void *to) {
+  if (command == 0x80000800u && getenv("SIMULATED_QUOTA_SET")) return set(user, to);
   int owner;
   unsigned long long found[6];
   const char *told = getenv("SIMULATED_QUOTA");

@@ -1,4 +1,4 @@
-"""Build the compiled part of copying: compile.py [OUTPUT]. Exits with 3 where there is no C compiler.
+"""Build what is compiled of this part; compile.py [OUTPUT]: the library. Exits with 3 without a C compiler.
 
 Needs nothing but Python, so that hosts, the machine that installs them and the tests build it alike.
 """
@@ -11,24 +11,30 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent / "copying.c"
-#: Where it belongs, seen from the part's folder: beside the module that loads it.
+FOLDER = Path(__file__).resolve().parent
+#: What copies. Where it belongs, seen from the part's folder: beside the module that loads it.
 LIBRARY = f"src/carme/staging/copying-{platform.machine()}.so"
-#: It may be run on other hosts than this one, so it is made for the architecture's oldest processors.
-FLAGS = ("-O2", "-std=gnu17", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread", "-Wl,--build-id=none", "-s")
+#: The command `carme`, which is installed among the scripts; it is here only in sources packed for hosts.
+PROGRAM = f"native/carme-{platform.machine()}"
+#: They may be run on other hosts than this one, so they are made for the architecture's oldest processors.
+FLAGS = ("-O2", "-std=gnu17", "-Wall", "-Wextra", "-pthread", "-Wl,--build-id=none", "-s")
+#: The program brings the C library along, as that of a host may be older: Python has to be started there too.
+WAYS = {LIBRARY: ("-fPIC", "-shared", "copying.c"), PROGRAM: ("-static", "carme.c", "copying.c")}
 
 
 def digest() -> str:
-    """What tells a library that was built of this source from others."""
-    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), platform.machine().encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    """What tells what was built of this source from others."""
+    parts = [source.read_bytes() for source in sorted(FOLDER.glob("*.[ch]"))]
+    flags = (*FLAGS, *WAYS[LIBRARY], *WAYS[PROGRAM], platform.machine())
+    return hashlib.sha256(b"\0".join([*parts, " ".join(flags).encode()])).hexdigest()[:16]
 
 
-def build(output: Path, *more: str) -> bool:
-    """Make the library, completely or not at all.
+def build(what: str, output: Path, *more: str) -> bool:
+    """Make the library or the program, completely or not at all.
 
     Args:
-        output: The library's file.
+        what: LIBRARY or PROGRAM.
+        output: Its file.
         more: Further arguments for the compiler.
 
     Returns:
@@ -44,9 +50,9 @@ def build(output: Path, *more: str) -> bool:
     # A library by its name, too, so that whoever packs the tree meanwhile leaves it out.
     building = output.with_name(f".{os.getpid()}-{output.name}")
     try:
-        # By its name alone: nothing of this machine's paths is to be in the library.
-        command = [*compiler.split(), *FLAGS, *more, "-o", str(building), SOURCE.name]
-        subprocess.run(command, check=True, cwd=SOURCE.parent)
+        # By their names alone: nothing of this machine's paths is to be in the library.
+        command = [*compiler.split(), *FLAGS, *more, "-o", str(building), *WAYS[what]]
+        subprocess.run(command, check=True, cwd=FOLDER)
         building.replace(output)
     finally:
         building.unlink(missing_ok=True)
@@ -54,5 +60,5 @@ def build(output: Path, *more: str) -> bool:
 
 
 if __name__ == "__main__":
-    output = Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE.parents[1] / LIBRARY
-    sys.exit(0 if build(output.resolve()) else 3)
+    output = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER.parent / LIBRARY
+    sys.exit(0 if build(LIBRARY, output.resolve()) else 3)

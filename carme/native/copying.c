@@ -20,6 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "copying.h"
+
 /* Raised with every change of what the two sides tell each other. */
 #define INTERFACE 5
 
@@ -29,35 +31,11 @@
 #define CHUNK (2 << 20)
 #define THREADS 2
 #define ALIGNED 4096
-#define GROUPS 1024
 #define PERMISSIONS 0777
 
 enum verify { VERIFY_NONE, VERIFY_READ, VERIFY_DEVICE };
 enum way { WAY_PLAIN, WAY_EARLY, WAY_DIRECT };
 enum outcome { DONE = 0, CHANGED = -1, CORRUPT = -2 };
-
-/* A digest of 128 bits, and what makes it of some bytes: XXH3_128bits of the xxHash library has this form. */
-struct digest {
-    uint64_t low, high;
-};
-typedef struct digest (*hasher)(const void *bytes, size_t size);
-
-/* How to copy. The same in carme.staging.native.Manner. */
-struct manner {
-    hasher hash;            /* NULL: what is read back is compared byte by byte. */
-    int32_t verify;
-    int32_t attributes;     /* Files with extended attributes are left to the caller. */
-    int64_t unit;           /* Times count in so many nanoseconds. */
-    uint32_t user, group;   /* Of this process. */
-    int32_t plain;          /* New files belong to that user and that group. */
-    int32_t group_count;
-    uint32_t groups[GROUPS]; /* Those that this process may give files to. */
-};
-
-/* What was done; and of what was given, how many bytes are left to the caller, and how many names were used. */
-struct counts {
-    int64_t files, bytes, left, names;
-};
 
 int carme_interface(void) { return INTERFACE; }
 

@@ -9,7 +9,8 @@ are the medians. Times are those of the whole command from its start, for large 
 system has written everything to its device. Large files are compared with the time that fio takes to write as
 much in the same rounds: through the page cache (fio), past it (fio_direct), and past it with all of it read
 back from the device (fio_verified), which is what ours does. Then the second run: nothing has changed, and
-1 % of the files have.
+1 % of the files have. At last the small files are packed into one image, and all are opened and read: in the
+image as jobs mount it (ours), as the kernel mounts it, and in their folder.
 
 As root the trees lie in a new ext4 file system in a file below --where, so that what was there before has no
 influence; else in a plain folder there. That file is used past the host's page cache, so that the device is
@@ -40,12 +41,29 @@ from typing import Any
 from report import print_table, row, tidy_up_when_ended, write_json
 
 SOURCE = Path(__file__).resolve().parents[2] / "carme" / "src"
-CARME = "import sys; sys.path.insert(0, sys.argv.pop(1)); from carme.cli import program; program()"
+NATIVE = runpy.run_path(str(SOURCE.parent / "native/compile.py"))
+INTERPRETED = "import sys; sys.path.insert(0, sys.argv.pop(1)); from carme.cli import program; program()"
+#: The command that is measured; `compiled` finds it.
+CARME = [sys.executable, "-I", "-c", INTERPRETED, str(SOURCE)]
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[None]:
+    """Build what a wheel has: the library, and the command with a Python beside it."""
+    with tempfile.TemporaryDirectory(prefix="carme-bench-") as folder:
+        python, program = Path(folder, "python"), Path(folder, "carme")
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE} exec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        if not NATIVE["build"](NATIVE["LIBRARY"], SOURCE.parent / NATIVE["LIBRARY"]):
+            print("staging: no C compiler, so ours is measured without what is compiled", file=sys.stderr)
+        elif NATIVE["build"](NATIVE["PROGRAM"], program):
+            CARME[:] = [str(program)]
+        yield
 
 
 def carme(*arguments: str) -> list[str]:
-    """The command that is measured."""
-    return [sys.executable, "-I", "-c", CARME, str(SOURCE), "data", *arguments]
+    """What is measured."""
+    return [*CARME, "data", *arguments]
 
 
 def ours(source: Path, target: Path) -> list[list[str]]:
@@ -102,7 +120,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default: 3)")
     parser.add_argument("--files", type=int, metavar="N", help="so many small files")
     parser.add_argument("--large", type=int, metavar="N", help="so many large files")
-    parser.add_argument("--only", choices=("small", "large", "mixed"), help="one of the trees")
+    parser.add_argument("--only", choices=("small", "large", "mixed", "packed"), help="one of them")
     parser.add_argument("--tools", nargs="+", choices=tuple(TOOLS), default=tuple(TOOLS), metavar="TOOL")
     parser.add_argument("--cold", action="store_true", help="drop the host's caches before each command")
     parser.add_argument("--plain", action="store_true", help="a plain folder, no file system of its own")
@@ -118,14 +136,9 @@ def main() -> int:
         print(f"staging: not installed, so left out: {', '.join(sorted(missing))}", file=sys.stderr)
     small, large, size = (10_000, 4, 64 << 20) if options.quick else (200_000, 20, 1 << 30)
     small, large = options.files or small, options.large or large
-    program = runpy.run_path(str(SOURCE.parent / "native/compile.py"))
-    if not program["build"](SOURCE.parent / program["LIBRARY"]):
-        print(
-            "staging: there is no C compiler, so ours is measured without its compiled part", file=sys.stderr
-        )
     # Twice the largest tree, or a copy of the small files for each tool.
     need = 1 << 30
-    need += 2 * large * size if options.only != "small" else 0
+    need += 2 * large * size if options.only not in ("small", "packed") else 0
     need += small * 8_000 * (len(tools) + 2) if options.only != "large" else 0
     need += need // 10  # for the file system's own tables
     free = shutil.disk_usage(options.where).free
@@ -136,7 +149,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    with place(options.where, need, options.plain) as folder:
+    with compiled(), place(options.where, need, options.plain) as folder:
         bench = Bench(folder, tools, options.rounds, options.cold)
         rows: list[dict[str, Any]] = []
         if options.only in (None, "small"):
@@ -148,6 +161,9 @@ def main() -> int:
         if options.only in (None, "mixed"):
             with tree(folder, small // 2, large // 2, size) as source:
                 rows += bench.mixed(source)
+        if options.only in (None, "packed"):
+            with tree(folder, small, 0, size) as source:
+                rows += bench.packed(source)
     print_table(rows)
     print("\nProcessor seconds, which say more where others use the machine as well:")
     print_table(
@@ -219,6 +235,28 @@ def tree(folder: Path, small: int, large: int, size: int) -> Iterator[Path]:
                 file.write(noise)
     yield top
     shutil.rmtree(top)
+
+
+#: Opens and reads all files below a folder.
+READ = """
+import os, sys
+for top, _, names in os.walk(sys.argv[1]):
+    for name in names:
+        with open(os.path.join(top, name), "rb", buffering=0) as file:
+            file.read()
+"""
+
+
+@contextlib.contextmanager
+def _mounted(mount: list[str | Path], place: Path) -> Iterator[None]:
+    """An image at a place that is made for it."""
+    place.mkdir()
+    subprocess.run([*mount, place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*(["fusermount", "-u"] if os.geteuid() else ["umount"]), place], check=True)
+        place.rmdir()
 
 
 #: For each tool and each time: seconds, and processor seconds.
@@ -296,6 +334,34 @@ class Bench:
         """Both, with the time until they are on the device."""
         return [self._row("mixed_s", self._times(source, written=True), "", None)]
 
+    def packed(self, source: Path) -> list[dict[str, Any]]:
+        """All small files opened and read: from one image, as jobs mount it, and from their folder."""
+        program = shutil.which("squashfuse_ll") or shutil.which("squashfuse")
+        if not program or not shutil.which("mksquashfs"):
+            print("staging: squashfuse or mksquashfs is not installed: nothing is packed", file=sys.stderr)
+            return []
+        image = self.folder / "packed.sqsh"
+        packing: Times = {"ours": [self._timed([carme("pack", "--quiet", str(source), str(image))], False)]}
+        places = {
+            "ours": self.folder / "by-squashfuse",
+            "folder": source,
+            "kernel": self.folder / "by-kernel",
+        }
+        times: Times = {}
+        with contextlib.ExitStack() as mounts:
+            mounts.callback(image.unlink)
+            mounts.enter_context(_mounted([program, image], places["ours"]))
+            if os.geteuid():
+                del places["kernel"]
+            else:
+                way = ["mount", "-t", "squashfs", "-o", "loop,ro", image]
+                mounts.enter_context(_mounted(way, places["kernel"]))
+            for _ in range(self.rounds):
+                for name, place in places.items():
+                    command = [sys.executable, "-I", "-S", "-c", READ, str(place)]
+                    times.setdefault(name, []).append(self._timed([command], False))
+        return [self._row("pack_s", packing, "", None), self._row("image_read_s", times, "", None)]
+
     def _times(
         self,
         source: Path,
@@ -338,18 +404,21 @@ class Bench:
         return names[number % len(names) :] + names[: number % len(names)]
 
     def _run(self, name: str, source: Path, target: Path, written: bool) -> tuple[float, float]:
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        libc = ctypes.CDLL(None)
-        libc.syncfs(descriptor)
-        if self.cold:
-            Path("/proc/sys/vm/drop_caches").write_text("3\n")
-        else:
+        if not self.cold:
             # Hosts that give memory they have not used for some seconds to others have lost it.
             for large in source.glob("large*"):
                 with large.open("rb", buffering=0) as file:
                     while file.read(8 << 20):
                         pass
-        commands = self.tools[name](source, target)
+        return self._timed(self.tools[name](source, target), written)
+
+    def _timed(self, commands: list[list[str]], written: bool) -> tuple[float, float]:
+        """Seconds, and processor seconds, of commands with pipes between."""
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        libc = ctypes.CDLL(None)
+        libc.syncfs(descriptor)
+        if self.cold:
+            Path("/proc/sys/vm/drop_caches").write_text("3\n")
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         begun = time.monotonic()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from carme.jobs import Job
+from carme.jobs import Job, JobState
 from demo_site import DemoSite, wait_until
 from faults.plan import boot, heal, kill
 
@@ -30,7 +30,7 @@ DIGEST = "cd -P {} && find . -type f | LC_ALL=C sort | xargs cat | md5sum | cut 
 def nothing_left(demo: DemoSite) -> Iterator[None]:
     yield
     heal(demo)
-    demo.run("head", "rm", "-rf", TO, SOURCE)
+    demo.run("head", "sh", "-c", f"rm -rf {TO} {SOURCE} /scratch/carme-*")
     for node in ("n1", "n2"):
         demo.run(
             node, "sh", "-c", f"rm -rf {CACHE}/users/* && /opt/carme/venv/bin/carme-janitor", timeout=200
@@ -74,6 +74,22 @@ def test_results_on_a_node_that_went_down(demo: DemoSite) -> None:
         "the results are out", lambda: demo.run("head", "cat", f"{TO}/state", check=False).stdout == "half\n"
     )
     wait_until("nothing is left on the node", lambda: not demo.run(node, "ls", JOBS).stdout.strip())
+
+
+def test_results_of_a_job_that_reaches_its_time_limit(demo: DemoSite) -> None:
+    """Its data lies on the scratch that all nodes share."""
+    demo.run("head", "sh", "-c", f"mkdir -p {SOURCE} && seq 100 >{SOURCE}/numbers")
+    script = (
+        "cp $CARME_DATA/staging-faults/numbers $CARME_RESULTS/state; "
+        "readlink -f $CARME_DATA/staging-faults >$CARME_RESULTS/place; exec sleep 600"
+    )
+    options = ["--time", "1m", "--stage", f"scratch:{SOURCE}", "--results", TO]
+    job_id = _submit(demo, *options, "--", "sh", "-c", script)
+    wait_until("its time is over", lambda: not _active(demo, job_id), timeout=300)
+    assert demo.job_state(job_id) is JobState.TIMEOUT
+    wait_until("the results are out", lambda: demo.run("head", "cat", f"{TO}/place", check=False).stdout)
+    assert demo.run("head", "cat", f"{TO}/place").stdout.startswith("/scratch/carme-")
+    assert demo.run("head", "cat", f"{TO}/state").stdout == "".join(f"{number}\n" for number in range(1, 101))
 
 
 def test_a_node_that_is_killed_while_data_comes(demo: DemoSite, source: str) -> None:

@@ -188,6 +188,13 @@ def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
         assert "Rank 1 was lost" in ranks.outputs[rank] and "went on" in ranks.outputs[rank], ranks.said()
 
 
+@pick_all("three ranks, one node", "nodes that differ")
+def test_a_rank_that_another_one_ends_is_gone_for_all(over, nodes):
+    elsewhere = [str(rank) for rank, node in enumerate(nodes) if node != nodes[0]]
+    ranks = over.start("killing", nodes, *elsewhere)
+    assert ranks.finish(60) == [0, -signal.SIGKILL, 0], ranks.said()
+
+
 @over_gpi2
 def test_torch_trains_over_gpi2_as_over_the_native_transport(over):
     ours = over.run("data_parallel", [0, 0], "carme", "ddp")

@@ -17,6 +17,7 @@ def test_all_collectives(launcher, nodes):
     launcher.run("torch_collectives", nodes)
 
 
+@pytest.mark.timeout(480)  # ranks are started three times, and may take 150 seconds each time
 @pytest.mark.parametrize("how", ["ddp", "join", "zero", "fsdp", "fully_shard"])
 def test_unmodified_scripts_train_as_on_gloo(launcher, how):
     launcher.preload = "carme_runtime.torch"

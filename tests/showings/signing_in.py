@@ -8,13 +8,10 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from browser.conftest import start
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from certificates import self_signed
 from playwright.sync_api import Page, expect
 from simulated_provider import CLIENT, SECRET, Provider
 
@@ -27,6 +24,16 @@ BIND_SECRET = "the portal's own secret"
 PACKAGES = ("slapd", "sssd-ldap", "libnss-sss", "libpam-sss")
 #: Name, number and full name of who is in the directory; the second is an administrator there.
 PEOPLE = (("carol", 3101, "Carol Müller"), ("dora", 3102, "Dora Schmidt"))
+
+AS_PORTAL = (
+    *("runuser", "--user", "carme-portal", "--", "env", "CARME_CONFIG=/etc/carme/carme.toml"),
+    "/opt/carme/venv/bin/carme-portal",
+)
+#: Else the portal would not give them what jobs need again: it does so once.
+FORGET = (
+    "from carme_webui.accounts.models import User; "
+    f"User.objects.filter(username__in={[name for name, _number, _full_name in PEOPLE]}).delete()"
+)
 
 SLAPD_CONF = f"""\
 include /etc/ldap/schema/core.schema
@@ -87,28 +94,6 @@ gidNumber: {number}
 """
 
 
-def certificate(host: str) -> tuple[bytes, bytes]:
-    """One for a host, which is its own authority, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    return made.public_bytes(serialization.Encoding.PEM), pem
-
-
 def files(demo: DemoSite, host: str, contents: dict[str, bytes]) -> None:
     """Write files on a host, for root alone."""
     buffer = io.BytesIO()
@@ -150,7 +135,7 @@ def provider(demo: DemoSite) -> Iterator[Provider]:
 def site(demo: DemoSite, provider: Provider) -> Iterator[DemoSite]:
     """The demo, with slapd on its head, whose accounts its hosts and its portal know."""
     hosts = [machine.name for machine in demo.settings.machines()]
-    public, key = certificate("head")
+    public, key = self_signed("head")
     people = "".join(PERSON.format(name=n, number=i, full_name=f, base=BASE) for n, i, f in PEOPLE)
     written = {"slapd.conf": SLAPD_CONF, "all.ldif": TOP + people}
     demo.run("head", "sh", "-c", "DEBIAN_FRONTEND=noninteractive apt-get install -qq -y slapd", timeout=300)
@@ -185,6 +170,7 @@ def site(demo: DemoSite, provider: Provider) -> Iterator[DemoSite]:
         for name, _, _ in PEOPLE:
             demo.run("head", "sacctmgr", "--immediate", "delete", "user", name, check=False)
             demo.run("head", "rm", "-rf", f"/home/{name}")
+        demo.run("head", *AS_PORTAL, "shell", "--command", FORGET)
         for host in hosts:
             demo.run(host, "sh", "-c", f"rm -f {CERTIFICATE} && update-ca-certificates --fresh")
             demo.run(

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from browser.conftest import log_in
+from cluster.test_bookings import book, confirm, session_of
 from playwright.sync_api import Page, expect
 
+from carme.jobs import Job, JobState
 from demo_site import DemoSite, wait_until
 from points import training
 
@@ -128,3 +130,35 @@ def test_from_an_upload_to_results_and_the_cache(
     assert f"{NAME}: it was there already" in log
     print(re.search(rf"{NAME}: it was there already[^\n]*", log))
     keep("staging-6-the-next-one-starts-at-once")
+
+
+def test_a_booking_finds_its_data_when_it_begins(demo: DemoSite) -> None:
+    folder = f"/scratch/{NAME}"
+    demo.run("head", "sh", "-c", f"mkdir -p {folder} && seq 1000 >{folder}/numbers")
+    begins = (int(demo.run("head", "date", "+%s").stdout) // 60 + 4) * 60
+    day, clock = demo.run("head", "date", "--utc", f"--date=@{begins}", "+%Y-%m-%d %H:%M").stdout.split()
+    with demo.visitor("user1") as owner:
+        name = book(owner, date=day, time=clock)
+        try:
+            page = owner.fetch(f"{owner.url}bookings/{name}/")
+            owner.send(page, owner.form(page, "image"), {"image": "base", "stage": folder})
+
+            def brought() -> Job | None:
+                """The job that brings its data, when it is over."""
+                for one in map(Job.model_validate, demo.carme_json("jobs", "--history")):
+                    if one.name.startswith(f"stage-{name.removeprefix('carme-')}-") and one.is_over:
+                        return one
+                return None
+
+            job = wait_until("its data is there", brought, timeout=200)
+            assert job.state is JobState.COMPLETED
+            assert int(demo.run("head", "date", "+%s").stdout) < begins
+            session = wait_until("its session is there", lambda: session_of(owner, name), timeout=300)
+            owner.wait(session, "ready", timeout=90)
+            (running,) = [one for one in demo.carme_json("jobs") if one["name"] == f"session-{session}"]
+            assert running["node_list"] == job.node_list
+            assert f"{NAME}: it was there already" in demo.carme("logs", str(running["id"])).stdout
+        finally:
+            demo.end_all_jobs()
+            confirm(owner, f"bookings/{name}/delete/")
+            demo.run("head", "rm", "-rf", folder)

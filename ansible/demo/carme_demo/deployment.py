@@ -104,15 +104,20 @@ def source_archive(root: Path) -> tuple[bytes, str]:
         # The head has no C compiler.
         for program in sorted(root.glob("*/native/compile.py")):
             built = runpy.run_path(str(program))
-            with tempfile.TemporaryDirectory() as folder:
-                output = Path(folder) / "library"
-                if built["build"](output):
-                    place = program.parent.relative_to(root) / "built" / built["digest"]()
-                    member = tarfile.TarInfo(str(place / Path(built["LIBRARY"]).name))
+            place = program.parent.relative_to(root) / "built" / built["digest"]()
+            for what in built["WAYS"]:
+                with tempfile.TemporaryDirectory() as folder:
+                    output = Path(folder) / Path(what).name
+                    try:
+                        if not built["build"](what, output):
+                            continue
+                    except subprocess.CalledProcessError:
+                        continue  # it has said why; the demo does without
                     content = output.read_bytes()
-                    member.size, member.mode = len(content), 0o644
-                    digest.update(content)
-                    archive.addfile(member, io.BytesIO(content))
+                member = tarfile.TarInfo(str(place / output.name))
+                member.size, member.mode = len(content), 0o755
+                digest.update(content)
+                archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue(), digest.hexdigest()
 
 

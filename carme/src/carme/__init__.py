@@ -1,8 +1,11 @@
 """Carme: interactive machine learning on Slurm clusters."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from carme.client import Client
 
 __version__ = "0.1.0"

@@ -83,6 +83,8 @@ def test_what_is_compiled_is_brought_to_hosts_without_a_compiler(tmp_path: Path)
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     with zipfile.ZipFile(wheel) as unpacked:
         assert unpacked.read(f"carme/staging/{names}") == library.read_bytes()
+        (script,) = (name for name in unpacked.namelist() if name.endswith(".data/scripts/carme"))
+        assert unpacked.read(script) == (tmp_path / f"carme/native/carme-{platform.machine()}").read_bytes()
 
 
 def test_a_missing_part_is_named(source: Path, tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
 """What admins do through the portal: nodes and new users, on the broker's real socket."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carme.config import QuotaSettings
 from carme.errors import CarmeError, Denied, InvalidRequest
 
 
 @pytest.fixture
-def settings(settings: Any) -> Any:
-    return settings.model_copy(
-        update={"slurm": settings.slurm.model_copy(update={"default_account": "carme"})}
-    )
+def quotas() -> dict[Path, QuotaSettings]:
+    return {}
+
+
+@pytest.fixture
+def settings(settings: Any, quotas: Any) -> Any:
+    slurm = settings.slurm.model_copy(update={"default_account": "carme"})
+    return settings.model_copy(update={"slurm": slurm, "quotas": quotas})
 
 
 @pytest.fixture
@@ -92,3 +98,44 @@ async def test_a_home_that_cannot_be_made_is_said(portal: Any, default: None) ->
     # bob's home is in a place that there is not.
     with pytest.raises(CarmeError, match=r"/nonexistent|systemctl"):
         await portal.client.enrol("bob", user="root1")
+
+
+class Systemd:
+    """Stands in for systemd, which tests do not have: notes what is started, and fails when it is told to."""
+
+    def __init__(self, programs: Path) -> None:
+        self._log, self._failure = programs / "state/units", programs / "state/unit-failure"
+        self._log.touch()
+        self._log.chmod(0o666)
+        program = programs / "systemctl"
+        fail = f"if [ -e {self._failure} ]; then cat {self._failure} >&2; exit 1; fi"
+        program.write_text(f'#!/bin/sh\necho "$*" >> {self._log}\n{fail}\n')
+        program.chmod(0o755)
+
+    def asked(self) -> list[str]:
+        return self._log.read_text().splitlines()
+
+    def fail(self, words: str) -> None:
+        self._failure.write_text(words)
+
+
+@pytest.fixture
+def systemd(slurm: Any) -> Systemd:
+    return Systemd(slurm.folder)
+
+
+GIVEN = {Path("/home"): QuotaSettings(limit_gb=100), Path("/scratch"): QuotaSettings(limit_gb=500)}
+
+
+@pytest.mark.parametrize("quotas", [{}, GIVEN])
+async def test_quotas_are_seen_to_each_time(
+    portal: Any, systemd: Systemd, default: None, quotas: Any
+) -> None:
+    said = ["saw to the quotas on /home and /scratch"] if quotas else []
+    for expected in (["added to the account carme in Slurm"], []):
+        assert await portal.client.enrol("ada", user="root1") == expected + said
+    assert systemd.asked() == (["start carme-quota@ada.service"] * 2 if quotas else [])
+    systemd.fail("Job for carme-quota@ada.service failed.")
+    if quotas:
+        with pytest.raises(CarmeError, match=r"quotas on /home and /scratch cannot be set.*journalctl"):
+            await portal.client.enrol("ada", user="root1")

@@ -101,6 +101,8 @@ TARGETS_8 = """\
 {"id":"s:101","alias":"target_1","on node":"n","pool":"p","space":"997409685504","sused":"38404694016 (3.85%)","sfree":"959004991488"}
 {"id":"s:201","alias":"target_2","on node":"n","pool":"p","space":"-","sused":"-","sfree":"-"}
 """  # noqa: E501
+SET_8 = ["--mount=/scratch", "quota", "set-limits", "--uid=1001"]
+SET_7 = ["--mount=/scratch", "--setquota", "--uid", "1001"]
 TABLE = r"""
 36 35 98:0 / / rw shared:1 - ext4 /dev/vda rw
 90 36 0:52 / /mnt/bee\040gfs rw,nosuid shared:2 - beegfs beegfs_nodev rw,cfgFile=/etc/beegfs/home/client.conf
@@ -263,6 +265,40 @@ def test_the_programs_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     else:
         words = ["--numtargets=2", "--chunksize=1048576", "--storagepoolid=3", "--pattern=buddymirror"]
         assert call == ["--cfgFile=/etc/beegfs/client.conf", "--setpattern", *words, "/scratch/a; x"]
+
+
+@pytest.mark.parametrize(
+    ("program", "told", "calls"),
+    [
+        (
+            "beegfs",
+            QUOTA_8.replace("?/?", "0/∞"),
+            [[*SET_8, "--space=107374182400", "--inode=500", "archive"]],
+        ),
+        ("beegfs", "WARNING: No information found\n", [[*SET_8, "--space=107374182400", "--inode=500", "1"]]),
+        ("beegfs-ctl", QUOTA_7.replace("     0||", "  1001||"), []),
+        (
+            "beegfs-ctl",
+            QUOTA_7.replace("ID: 1", "ID: 4").replace("1024.00 GiB", "unlimited"),
+            [[*SET_7, "--sizelimit=104857600K", "--inodelimit=500", "--storagepoolid=4"]],
+        ),
+    ],
+)
+def test_a_limit_is_set_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, told: str, calls: list[list[str]]
+) -> None:
+    """A stand-in says what a user has, and writes down what is to be set."""
+    (tmp_path / program).write_text(
+        f"#!{sys.executable}\nimport json, sys\n"
+        "setting = {'set-limits', '--setquota'} & set(sys.argv)\n"
+        f"print({told!r}) if not setting else None\n"
+        f"setting and open({str(tmp_path / 'calls')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+    )
+    (tmp_path / program).chmod(0o755)
+    (tmp_path / "calls").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert BeeGFS(Mount("/scratch")).limit(1001, 100 << 30, 500) == bool(calls)
+    assert [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()] == calls
 
 
 def test_without_its_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

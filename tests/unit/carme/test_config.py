@@ -21,11 +21,12 @@ def test_the_example_is_right_and_names_every_key() -> None:
     assert settings.site.name == "Carme demo"
     assert settings.broker.services == ["carme-hub", "carme-portal"]
     assert settings.sessions.bind == [Path("/scratch")]
-    for table in set(type(settings).model_fields) - {"partitions", "projects"}:
+    for table in set(type(settings).model_fields) - {"partitions", "projects", "quotas"}:
         model = getattr(settings, table)
         assert model.model_fields_set == set(type(model).model_fields), table
-    for partition in [*settings.partitions.values(), *settings.projects.values()]:
-        assert partition.model_fields_set == set(type(partition).model_fields)
+    for named in (settings.partitions, settings.projects, settings.quotas):
+        for model in named.values():
+            assert model.model_fields_set == set(type(model).model_fields)
 
 
 def test_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

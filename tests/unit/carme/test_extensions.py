@@ -1,5 +1,6 @@
 """Whether a job may run longer, how much, and why not more."""
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carme.cli import main
 from carme.config import SessionSettings
 from carme.errors import InvalidRequest, NotFound, SlurmError
 from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
@@ -290,3 +292,21 @@ async def test_the_booking_that_has_not_begun_is_told(site: Any) -> None:
             break
     begins = datetime.fromtimestamp(start, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     assert f"(course begins {begins}" in batch.jobs[-1].explanation
+
+
+async def test_a_batch_job_is_extended_by_command(
+    site: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = RUNNING | {"A": 8, "j": "train", "k": f"carme/1 kind=batch image= key={'1' * 32}"}
+    site.slurm.jobs = [batch]
+    site.slurm.account({"JobIDRaw": 8, "User": "ada", "State": "RUNNING", "ExitCode": "0:0"})
+    file = folder / "carme.toml"
+    settings = f'[slurm]\ncluster = "c"\n[broker]\nsocket = "{site.settings.broker.socket}"\n'
+    await asyncio.to_thread(file.write_text, f'[site]\nurl = "https://carme.example.org"\n{settings}')
+    monkeypatch.setenv("CARME_CONFIG", str(file))
+    assert await asyncio.to_thread(main, ["extend", "8", "1h", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["minutes_limit"] == 120
+    assert await asyncio.to_thread(main, ["extend", "8", "soon"]) == 1
+    assert "'soon' is not a length of time" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, ["extend", "9", "1h"]) == 1
+    assert "no job 9 of ada" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carme.errors import NotFound, SlurmError
-from carme.jobs import JobState
+from carme.jobs import JobState, Partition
 from carme.slurm import Label, parsing
 from carme.slurm.refusals import refusal
 
@@ -185,11 +185,23 @@ def test_cluster() -> None:
     gpu, long, cpu = cluster.partitions
     assert (gpu.default, gpu.max_minutes, gpu.node_names) == (True, 1440, ["n1", "n2"])
     assert (long.default, long.max_minutes, cpu.state) == (False, None, "DOWN")
+    assert (gpu.groups, gpu.accounts, gpu.refused_accounts) == ([], [], [])
+    assert (cpu.groups, cpu.accounts, cpu.refused_accounts) == (["staff", "physics"], ["vision"], [])
     n1, n2, n3 = cluster.nodes
     assert (n1.cpus, n1.cpus_used, n1.memory_mb, n1.memory_used_mb) == (8, 2, 16000, 1000)
     assert (n1.gpus, n1.gpus_used, n1.available, n1.reason) == ({"a100": 4}, {"a100": 1}, True, "")
     assert (n2.gpus, n2.gpus_used, n2.available, n2.reason) == ({"a100": 2, "v100": 2}, {}, False, "bad fan")
     assert (n3.gpus, n3.available, n3.reason) == ({}, False, "Not responding")
+
+
+def test_whose_jobs_a_partition_takes() -> None:
+    assert Partition(name="all").takes((), ()) and Partition(name="all").takes(("users",), ("carme",))
+    limited = Partition(name="p", groups=["staff"], accounts=["vision"])
+    assert limited.takes(("users", "staff"), ("carme", "vision"))
+    assert not limited.takes(("users",), ("vision",)) and not limited.takes(("staff",), ("carme",))
+    assert limited.takes(("staff",), ())  # who pays is not known
+    refusing = Partition(name="p", refused_accounts=["guests"])
+    assert refusing.takes((), ("guests", "carme")) and not refusing.takes((), ("guests",))
 
 
 @pytest.mark.parametrize(

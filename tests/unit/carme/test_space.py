@@ -108,6 +108,43 @@ def test_the_kernel_s_account(tmp_path: Path) -> None:
     assert found.size > 0
 
 
+def give(tmp_path: Path, quota: str, *places: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """What `carme-quota` does for root where quotactl answers so."""
+    site = tmp_path / "carme.toml"
+    tables = [f'[quotas."{place}"]\nlimit_gb = 100\nsoft_gb = 90\nfiles = 5\n' for place in places]
+    site.write_text(
+        '[site]\nname = "x"\nurl = "https://x.example"\n[slurm]\ncluster = "x"\n' + "".join(tables)
+    )
+    variables = {"LD_PRELOAD": str(simulated_quota.build(tmp_path)), "SIMULATED_QUOTA": quota, **more}
+    variables |= {"SIMULATED_QUOTA_SET": str(tmp_path / "set"), "PYTHONPATH": str(ROOT / "carme/src")}
+    program = "import sys; from carme.storage.quotas import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", program, "--config", str(site), "root"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_new_user_gets_quotas_and_those_that_are_there_stay(tmp_path: Path) -> None:
+    made = give(tmp_path, "0 0 0 700 0 0 3", str(tmp_path))
+    assert (made.returncode, made.stdout, made.stderr) == (0, f"{tmp_path}: 100 GiB\n", "")
+    assert (tmp_path / "set").read_text() == f"0 {100 << 20} {90 << 20} 5\n"  # blocks of 1 KiB
+    again = give(tmp_path, "0 2000 0 700 0 0 3", str(tmp_path))
+    assert again.stdout == f"{tmp_path}: the limits that were there stay\n"
+    assert len((tmp_path / "set").read_text().splitlines()) == 1
+
+
+def test_a_file_system_without_quotas_keeps_no_other_from_them(tmp_path: Path) -> None:
+    done = give(tmp_path, "0 0 0 0 0 0 0", "/nothing-there", str(tmp_path))
+    assert done.returncode == 1 and f"{tmp_path}: 100 GiB" in done.stdout
+    assert "/nothing-there" in done.stderr and len(done.stderr.splitlines()) == 1
+    none = give(tmp_path, "1 0 0 0 0 0 0", str(tmp_path))  # the kernel knows of no such account
+    assert none.returncode == 1 and "keeps no quotas here" in none.stderr and "usrquota" in none.stderr
+    assert len((tmp_path / "set").read_text().splitlines()) == 1
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         space_of(str(tmp_path / "none"))

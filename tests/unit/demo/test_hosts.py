@@ -2,6 +2,7 @@
 
 import io
 import json
+import runpy
 import signal
 import socket
 import subprocess
@@ -17,6 +18,9 @@ from carme_demo.nodes import Nodes, files_archive, hosts_file, network_descripti
 from carme_demo.podman import Podman, choose_runtime, engine_configuration, process_exists
 from carme_demo.registries import Registries
 from carme_demo.settings import Places, Settings
+
+NODE = Path(image.__file__).parent / "node"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nYW4gYXV0aG9yaXR5\n-----END CERTIFICATE-----\n"
 
 
 @pytest.fixture
@@ -214,3 +218,24 @@ def test_a_process_left_working_in_our_folder_is_ended_and_no_other(tmp_path: Pa
         for process in (inside, outside):
             process.kill()
             process.wait()
+
+
+def test_a_node_stopped_while_it_learnt_whom_to_trust_learns_it_at_its_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = runpy.run_path(str(NODE / "usr/local/sbin/carme-demo-node"), run_name="node")["authorities"]
+    bundle, own = tmp_path / "ca-certificates.crt", tmp_path / "own"
+    own.mkdir()
+    bundle.write_text("")
+    (tmp_path / "host-ca.pem").write_text(CERTIFICATE)
+    places = {"SETTINGS": tmp_path, "OWN_AUTHORITIES": own, "BUNDLE": bundle}
+    for name, place in places.items():
+        monkeypatch.setitem(known.__globals__, name, place)
+    asked: list[object] = []
+    monkeypatch.setattr("subprocess.run", lambda command, **how: asked.append(command))
+    known()  # and stopped before the bundle was written
+    known()
+    assert len(asked) == 2 and (own / "demo-host-0.crt").read_text() == CERTIFICATE
+    bundle.write_text(CERTIFICATE)
+    known()
+    assert len(asked) == 2

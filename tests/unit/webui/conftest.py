@@ -6,6 +6,7 @@ Its database is a file of SQLite, or on the PostgreSQL server that CARME_TEST_DA
 import atexit
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -118,6 +119,16 @@ from .fake_broker import NOW, FakeBroker  # noqa: E402
 from .fake_hub import FakeHub  # noqa: E402
 
 
+def text(answer: Any) -> str:
+    """The page that the test client got."""
+    return answer.content.decode()
+
+
+def words(answer: Any) -> str:
+    """What that page says, without its markup, with single spaces."""
+    return " ".join(re.sub(r"<[^>]+>", " ", text(answer)).split())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _static() -> None:
     call_command("collectstatic", interactive=False, verbosity=0)
@@ -203,6 +214,11 @@ def bob(db: None) -> User:
     return _account("bob")
 
 
+@pytest.fixture
+def admin(db: None) -> User:
+    return User.objects.create_user("root1", password=PASSWORD, is_staff=True)
+
+
 class Browser(Client):
     """A browser that comes through the reverse proxy and checks CSRF tokens as a real one must."""
 
@@ -240,6 +256,14 @@ def browser(alice: User) -> Browser:
     """Alice's browser, signed in."""
     found = Browser()
     found.force_login(alice)
+    return found
+
+
+@pytest.fixture
+def root(admin: User) -> Browser:
+    """An admin's browser."""
+    found = Browser()
+    found.force_login(admin)
     return found
 
 

@@ -154,7 +154,9 @@ class FakeBroker:
                 if name not in self.told:
                     raise NotFound(f"There is no session {name}.", "Check the name.")
                 return self.told[name]
-            case protocol.Extend(minutes=minutes):
+            case protocol.Extend(job_id=job_id, user=user, minutes=minutes):
+                if job_id in self.queue:
+                    self._known(job_id, user, None)
                 if self.refusal is not None:
                     raise self.refusal
                 return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)

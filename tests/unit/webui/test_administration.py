@@ -1,7 +1,7 @@
 """What administrators see and do, that it is on record, and that nobody else can."""
 
 import json
-from typing import Any
+import re
 
 import pytest
 from auditlog.models import LogEntry
@@ -17,27 +17,10 @@ from carme_webui.profile.models import Notice
 from carme_webui.projects import desk
 from carme_webui.projects.models import Membership, Project
 
-from .conftest import PASSWORD, Browser
+from .conftest import PASSWORD, Browser, text
 from .fake_broker import FakeBroker, make_job
 
 PAGES = ["", "record/", "nodes/", "jobs/", "users/", "users/new/", "users/at/alice/", "jobs/7/stop/"]
-
-
-@pytest.fixture
-def admin(db: None) -> User:
-    return User.objects.create_user("root1", password=PASSWORD, is_staff=True)
-
-
-@pytest.fixture
-def root(admin: User) -> Browser:
-    """An admin's browser."""
-    found = Browser()
-    found.force_login(admin)
-    return found
-
-
-def text(answer: Any) -> str:
-    return answer.content.decode()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -130,6 +113,14 @@ def test_a_user_is_sent_a_message(root: Browser, browser: Browser, alice: User, 
     assert Deed.objects.get().text == "told alice: Please use <b> /scratch."
     root.send(page, page, do="message", message=" ")
     assert Notice.objects.count() == 1
+
+
+def test_a_message_about_a_job_begins_with_its_number(root: Browser, alice: User, broker: FakeBroker) -> None:
+    broker.put(make_job(7))
+    link = re.findall(r'href="([^"]+)#message"', root.get("/admin/jobs/").content.decode())
+    assert link == ["/admin/users/at/alice/?job=7"]
+    assert 'value="Your job 7: "' in root.get(link[0]).content.decode()
+    assert 'value=""' in root.get("/admin/users/at/alice/?job=<b>").content.decode()
 
 
 def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, broker: FakeBroker) -> None:

@@ -21,25 +21,9 @@ from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.models import Notice
 
-from .conftest import PASSWORD, Browser, Program
+from .conftest import Browser, Program, text
 from .fake_broker import FakeBroker, make_job
 from .test_bookings import book, make
-
-
-@pytest.fixture
-def admin(db: None) -> User:
-    return User.objects.create_user("root1", password=PASSWORD, is_staff=True)
-
-
-@pytest.fixture
-def root(admin: User) -> Browser:
-    found = Browser()
-    found.force_login(admin)
-    return found
-
-
-def text(answer: Any) -> str:
-    return answer.content.decode()
 
 
 def times(first: int, last: int) -> dict[str, str]:

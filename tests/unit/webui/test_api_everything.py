@@ -44,11 +44,6 @@ def home(broker: FakeBroker, settings: Any) -> Path:
 
 
 @pytest.fixture
-def admin(db: None) -> User:
-    return User.objects.create_user("root1", is_staff=True)
-
-
-@pytest.fixture
 def root(admin: User) -> Program:
     """An administrator's program."""
     return program_of(admin)

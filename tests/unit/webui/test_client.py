@@ -382,6 +382,25 @@ def test_the_commands_work_from_elsewhere(
     assert "not yours" in capsys.readouterr().err
 
 
+def test_more_time_and_more_processors(
+    elsewhere: Any, client: carme.Client, broker: FakeBroker, hub: Any, at_once: None
+) -> None:
+    job, tasks = client.submit(["sleep", "60"]), client.array(["sleep", "60"], "0-1")
+    Job.store([broker.put(broker.queue[job.id].model_copy(update={"state": JobState.RUNNING}))])
+    broker.put(make_job(99, kind="batch", array_id=tasks.id, task=1))
+    assert job.extend(30).minutes_limit == 30
+    assert tasks[1].extend(45).minutes_limit == 45
+    assert elsewhere("extend", str(job.id), "1h")["minutes_limit"] == 60
+    asked = [(one.job_id, one.minutes, one.user) for one in broker.asked_for("extend")]
+    assert asked == [(job.id, 30, "alice"), (99, 45, "alice"), (job.id, 60, "alice")]
+    sizes = ["--cpus", "3", "--memory", "5000"]
+    options = elsewhere("sessions", "start", "--image", "torch", "--time", "30", *sizes)["options"]
+    assert (options["cpus_per_node"], options["memory_mb_per_node"]) == (3, 5000)
+    with pytest.raises(InvalidRequest, match="at most 16 processors") as caught:
+        client.sessions.start("torch", minutes=30, cpus=17)
+    assert caught.value.field == "cpus_per_node"
+
+
 def test_arrays_from_elsewhere(elsewhere: Any, broker: FakeBroker, run: Any, capsys: Any) -> None:
     words = ["submit", "--json", "--array", "0-1%1", "--", "sh", "-c", "echo task $SLURM_ARRAY_TASK_ID"]
     assert main(words) == 0

@@ -16,15 +16,11 @@ from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.sessions.models import Session
 
-from .conftest import Browser
+from .conftest import Browser, words
 from .fake_broker import make_job
 
 #: Of each GPU: its job, whose that is, and the share of time in which it worked.
 GPUS = {("n1", 0): (7, "alice", 0.9), ("n1", 1): (7, "alice", 0.0), ("n1", 2): (8, "bob", 0.5)}
-
-
-def text(answer: Any) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", answer.content.decode()).split())
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, a
         ]
     )
     page = browser.get("/").content.decode()
-    told = text(browser.get("/live/"))
+    told = words(browser.get("/live/"))
     assert "Running train &lt;b&gt; 7 2 nodes · 8 GPUs 16 minutes left" in told
     assert '<progress class="row-bar " max="100" value="2' in page
     assert re.search("Pending next 8 1 node · 1 GPU .*higher priority", told)
@@ -93,14 +89,14 @@ def test_how_busy_my_gpus_are(browser: Browser, alice: User, site: None) -> None
     Session.objects.filter(pk=row.pk).update(job_id=7)
     assert 'hx-get="/metrics/busy/"' in browser.get("/").content.decode()
     answer = browser.get("/metrics/busy/")
-    assert "Mine 2 GPUs, 45 % busy: 1 did nothing In the last ten minutes." in text(answer)
+    assert "Mine 2 GPUs, 45 % busy: 1 did nothing In the last ten minutes." in words(answer)
     assert f'href="{row.get_absolute_url()}"' in answer.content.decode()
-    assert "job 8" not in text(answer)  # another user's
+    assert "job 8" not in words(answer)  # another user's
 
 
 def test_nothing_is_told_while_no_job_of_mine_has_gpus(browser: Browser, alice: User, site: None) -> None:
     Job.store([make_job(8, user="bob")])
-    assert text(browser.get("/metrics/busy/")) == ""
+    assert words(browser.get("/metrics/busy/")) == ""
 
 
 def test_a_prometheus_that_is_away_is_named(
@@ -111,4 +107,4 @@ def test_a_prometheus_that_is_away_is_named(
         update={"prometheus": "https://127.0.0.1:1", "portal_certificates": tmp_path}
     )
     settings.SITE = django_settings.SITE.model_copy(update={"monitoring": place})
-    assert "metrics cannot be read" in text(browser.get("/metrics/busy/"))
+    assert "metrics cannot be read" in words(browser.get("/metrics/busy/"))

@@ -17,10 +17,10 @@ from carme.datasets import OWN
 from carme.jobs import Stage
 from carme_webui.sessions.models import Session
 
-from .conftest import FOLDER, Browser, Program
+from .conftest import FOLDER, Browser, Program, words
 from .fake_broker import FakeBroker
 from .fake_hub import FakeHub
-from .test_files import key, put, text
+from .test_files import key, put
 from .test_sessions import start
 
 pytestmark = pytest.mark.usefixtures("at_once")
@@ -85,8 +85,8 @@ def test_an_upload_becomes_a_dataset_that_sessions_start_with(
 
     html = browser.get("/datasets/").content.decode()
     assert "digits" in html and "CC0 &lt;b&gt;" in html and f"<code>{home}/digits</code>" in html
-    words = text(browser.get("/datasets/"))
-    assert "yours" in words and "--site" in words and " 2 " in words
+    said = words(browser.get("/datasets/"))
+    assert "yours" in said and "--site" in said and " 2 " in said
 
     assert 'value="digits"' in browser.get("/?stage=digits").content.decode()
     assert start(browser, stage="digits").status_code == 302
@@ -116,11 +116,11 @@ def test_copies_and_versions_are_told(
         for node in broker.cluster.nodes
     ]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
-    words = text(browser.get("/datasets/"))
-    assert "All 2 versions x efefefefefef 3 files, 5 B, added 1 Jan 2026 /data/&lt;b&gt;" in words
+    said = words(browser.get("/datasets/"))
+    assert "All 2 versions x efefefefefef 3 files, 5 B, added 1 Jan 2026 /data/&lt;b&gt;" in said
     assert 'href="/?stage=x@efefefefefef"' in browser.get("/datasets/").content.decode()
-    assert "abababababab" in words and "not there" in words and "yours n2 /data/x" in words
-    assert "broken" not in words and "pipe" not in words
+    assert "abababababab" in said and "not there" in said and "yours n2 /data/x" in said
+    assert "broken" not in said and "pipe" not in said
 
 
 @pytest.mark.parametrize(

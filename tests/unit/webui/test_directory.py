@@ -5,16 +5,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from certificates import self_signed
 from ldap3.core.exceptions import LDAPException
 
 from carme.config.settings import LdapSettings
+from carme.errors import SlurmError
 from carme_webui.accounts import directory
 from carme_webui.accounts.directory import Entry, look_up
 from carme_webui.accounts.models import User
@@ -65,30 +63,6 @@ member: uid=dora,ou=people,dc=example,dc=org
 """
 
 
-def _certificate(folder: Path) -> None:
-    """One that holds for localhost, and is its own authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "ldap.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "ldap.key").write_bytes(pem)
-
-
 def _free_port() -> int:
     """A port below those that the system gives away by itself, tried from a number of our own process."""
     first = 20_000 + os.getpid() % 10_000
@@ -103,7 +77,8 @@ def _free_port() -> int:
 def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
     """A directory with the users carol, dora (an administrator), and two who are called eve."""
     folder = tmp_path_factory.mktemp("ldap")
-    _certificate(folder)
+    for ending, content in zip(("crt", "key"), self_signed("localhost"), strict=True):
+        (folder / f"ldap.{ending}").write_bytes(content)
     (folder / "data").mkdir()
     schemas = "".join(
         f"include {ROOT}/etc/ldap/schema/{name}.schema\n" for name in ("core", "cosine", "inetorgperson")
@@ -207,6 +182,17 @@ def test_a_user_of_the_directory_signs_in_and_is_taken_in(
     second = Browser()
     assert sign_in(second, "carol", "pw of carol").status_code == 302
     assert len(broker.asked_for("enrol")) == 1 and User.objects.count() == 1
+
+
+def test_who_could_not_be_enrolled_is_at_the_next_sign_in(
+    anonymous: Browser, site: LdapSettings, broker: FakeBroker
+) -> None:
+    broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
+    assert sign_in(anonymous, "carol", "pw of carol").status_code == 302
+    broker.refusal = None
+    for _again in range(2):
+        assert sign_in(Browser(), "carol", "pw of carol").status_code == 302
+    assert [asked.name for asked in broker.asked_for("enrol")] == ["carol", "carol"]
 
 
 def test_who_is_an_administrator_follows_the_group(

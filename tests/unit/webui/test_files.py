@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from django.conf import settings as django_settings
 
-from .conftest import Browser
+from .conftest import Browser, words
 from .fake_broker import FakeBroker
 
 UPLOAD = "0123456789abcdef" * 2
@@ -26,10 +26,6 @@ def home(broker: FakeBroker, settings) -> Path:
 
 def key(path: Path) -> str:
     return quote(os.fsencode(path))
-
-
-def text(answer: Any) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", answer.content.decode()).split())
 
 
 def body(answer: Any) -> bytes:
@@ -60,7 +56,7 @@ def test_a_folder_is_shown_and_walked(browser: Browser, home: Path) -> None:
     assert "&lt;b&gt;.txt" in page and "2.0\xa0KB" in page and "caf\N{REPLACEMENT CHARACTER}" in page
     folder = re.findall(r'href="(\?path=[^"]+more)"', page)[0]
     inside = browser.get(f"/files/{folder}")
-    assert "This folder is empty." in text(inside) and "data &amp; more" in inside.content.decode()
+    assert "This folder is empty." in words(inside) and "data &amp; more" in inside.content.decode()
     latin = re.findall(r'href="(/files/download/[^"]+E9)"', page)[0]
     assert body(browser.get(latin)) == b"latin"
 
@@ -79,7 +75,7 @@ def test_what_is_hidden_is_shown_when_it_is_asked_for(browser: Browser, home: Pa
     page = browser.get(f"/files/{inside}").content.decode()
     assert "inside/</a>" in page and ".deep/</a>" in page
     (home / "seen.txt").unlink()
-    assert "This folder is empty." not in text(browser.get("/files/"))
+    assert "This folder is empty." not in words(browser.get("/files/"))
 
 
 def test_a_file_is_downloaded_whole_and_in_parts(browser: Browser, home: Path) -> None:
@@ -111,7 +107,7 @@ def test_a_file_is_sent_in_parts(browser: Browser, home: Path) -> None:
     path = home / "new.bin"
     first = put(browser, path, b"abc", size=5)
     assert first.json() == {"offset": 3, "done": False, "exists": False}
-    assert not path.exists() and "This folder is empty." in text(browser.get("/files/"))
+    assert not path.exists() and "This folder is empty." in words(browser.get("/files/"))
     state = browser.get(f"/files/upload/?path={key(path)}&id={UPLOAD}").json()
     assert (state["offset"], state["exists"]) == (3, False)
     late = put(browser, path, b"e", size=5, offset=4)
@@ -163,7 +159,7 @@ def test_a_strange_name_is_refused(browser: Browser, home: Path, name: str) -> N
     (home / "old").mkdir()
     for address, path in (("/files/make/", home), ("/files/rename/", home / "old")):
         answer = browser.send("/files/", address, path=key(path), folder=key(home), name=name)
-        assert "A name has letters" in text(browser.get(answer["Location"]))
+        assert "A name has letters" in words(browser.get(answer["Location"]))
     assert [one.name for one in home.iterdir()] == ["old"]
 
 
@@ -174,7 +170,7 @@ def test_only_ones_own_places_are_shown(browser: Browser, home: Path, path: str)
     asked = quote(path.replace("HOME", str(home)))
     for address in ("/files/", "/files/download/", "/files/delete/"):
         answer = browser.get(f"{address}?path={asked}")
-        assert answer.status_code == 422 and "does not show this folder" in text(answer)
+        assert answer.status_code == 422 and "does not show this folder" in words(answer)
     browser.send("/files/", "/files/delete/", path=asked, folder=asked)
     assert Path("/etc/passwd").exists()
     answer = browser.get(f"/files/upload/?path={asked}&id={UPLOAD}")
@@ -183,15 +179,15 @@ def test_only_ones_own_places_are_shown(browser: Browser, home: Path, path: str)
 
 def test_a_place_itself_is_never_deleted(browser: Browser, home: Path) -> None:
     answer = browser.send("/files/", "/files/delete/", path=key(home), folder=key(home))
-    assert "cannot be deleted" in text(browser.get(answer["Location"])) and home.is_dir()
+    assert "cannot be deleted" in words(browser.get(answer["Location"])) and home.is_dir()
 
 
 def test_what_cannot_be_read_says_why(browser: Browser, home: Path, broker: FakeBroker) -> None:
     answer = browser.get(f"/files/?path={key(home / 'none')}")
-    assert answer.status_code == 404 and "There is no 'none'." in text(answer).replace("&#x27;", "'")
+    assert answer.status_code == 404 and "There is no 'none'." in words(answer).replace("&#x27;", "'")
     (home / "file").write_text("x")
     answer = browser.get(f"/files/?path={key(home / 'file')}")
-    assert answer.status_code == 409 and "is no folder" in text(answer)
+    assert answer.status_code == 409 and "is no folder" in words(answer)
     broker.__exit__()
     assert browser.get("/files/").status_code == 503
     broker.__enter__()

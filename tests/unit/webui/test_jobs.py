@@ -9,6 +9,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from carme.broker.protocol import JobFacts
+from carme.errors import SlurmError
+from carme.jobs import SessionOptions
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
@@ -18,6 +20,7 @@ from carme_webui.jobs.models import Job, Mirror
 from carme_webui.jobs.past import read_past
 from carme_webui.jobs.views import _follow
 from carme_webui.profile.models import Notice
+from carme_webui.sessions.models import Session
 
 from .conftest import Browser
 from .fake_broker import NOW, FakeBroker, make_job
@@ -388,12 +391,68 @@ def test_what_cannot_be_submitted_comes_back_with_the_reason(
         assert not broker.queue
 
 
-@pytest.mark.parametrize("path", ["cancel", "resubmit", "recipe", "log", "new"])
+def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) -> None:
+    began = timezone.now() - timedelta(minutes=10)
+    Job.store([
+        broker.put(make_job(1, kind="batch", started=began, minutes_limit=60)),
+        broker.put(make_job(2, kind="batch", state="PENDING", minutes_limit=60)),
+    ])  # fmt: skip
+    page = browser.get("/jobs/1/").content.decode()
+    assert "50 minutes left" in page and 'action="/jobs/1/extend/"' in page
+    assert 'id="extend"' not in browser.get("/jobs/2/").content.decode()
+    browser.send("/jobs/1/", "/jobs/1/extend/", minutes="30")
+    asked = broker.asked_for("extend")
+    assert [(one.job_id, one.minutes, one.user) for one in asked] == [(1, 30, "alice")]
+    assert "The job now ends at" in browser.get("/jobs/1/").content.decode()
+    for minutes in ("", "0", "-5", "x", "9" * 5000):
+        browser.send("/jobs/1/", "/jobs/1/extend/", minutes=minutes)
+        assert "must be a number of minutes from 1 to" in browser.get("/jobs/1/").content.decode()
+    assert len(broker.asked_for("extend")) == 1
+    broker.refusal = SlurmError("Another job waits for <its> node.", "Ask for at most 20 minutes.")
+    browser.send("/jobs/1/", "/jobs/1/extend/", minutes="30")
+    assert (
+        "Another job waits for &lt;its&gt; node. Ask for at most 20"
+        in browser.get("/jobs/1/").content.decode()
+    )
+
+
+def test_data_folder_and_results_are_asked_for_shown_and_kept(browser: Browser, broker: FakeBroker) -> None:
+    wished = {
+        "workdir": "/home/alice/run",
+        "stage": "/data/a, scratch:/data/b",
+        "results": "/home/alice/<out>",
+    }
+    answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **wished, **FIELDS)
+    assert answer.status_code == 302, answer.content.decode()
+    (asked,) = broker.asked_for("submit")
+    assert [(one.source, one.target) for one in asked.request.stage] == [
+        ("/data/a", "local"),
+        ("/data/b", "scratch"),
+    ]
+    number = browser.get(answer["Location"], follow=True).resolver_match.kwargs["job_id"]
+    said = browser.get(f"/jobs/{number}/recipe/").content.decode()
+    assert 'href="/files/?path=/home/alice/run"' in said and "scratch:/data/b" in said
+    assert 'href="/files/?path=/home/alice/%3Cout%3E"' in said and "&lt;out&gt;" in said
+    form = browser.get(f"/jobs/submit/?job={number}").context["form"]
+    assert {name: form[name].value() for name in wished} == wished | {
+        "stage": "local:/data/a scratch:/data/b"
+    }
+
+
+def test_the_job_of_a_session_leads_to_it(browser: Browser, alice: User, broker: FakeBroker) -> None:
+    row, _made = Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")
+    Session.objects.update(job_id=1)
+    Job.store([broker.put(make_job(1, kind="session")), broker.put(make_job(2, kind="session"))])
+    assert f'href="{row.get_absolute_url()}"' in browser.get("/jobs/1/").content.decode()
+    assert "To the session" not in browser.get("/jobs/2/").content.decode()
+
+
+@pytest.mark.parametrize("path", ["cancel", "extend", "resubmit", "recipe", "log", "new"])
 def test_nobody_touches_anothers_job(other: Browser, broker: FakeBroker, path: str) -> None:
     Job.store([broker.put(make_job(1, kind="batch"))])
     broker.logs[1] = b"secret"
     token = other.token("/jobs/submit/")
-    sends = path in ("cancel", "resubmit")
+    sends = path in ("cancel", "extend", "resubmit")
     answer = other.send_with(token, f"/jobs/1/{path}/") if sends else other.get(f"/jobs/1/{path}/")
     assert answer.status_code == 404
     assert not broker.asked_for("cancel") and not broker.asked_for("log") and not broker.asked_for("recipe")

@@ -103,6 +103,57 @@ def test_signing_out_tells_the_hub(browser: Browser, hub: FakeHub, at_once, down
     assert browser.get("/").status_code == 302, "also while the hub is away"
 
 
+NEW = "staple battery horse"
+CHANGE = "/profile/password/"
+
+
+def change(browser: Browser, old: str = PASSWORD, new: str = NEW, again: str = NEW):
+    return browser.send(CHANGE, CHANGE, old_password=old, new_password1=new, new_password2=again)
+
+
+def test_a_changed_password_ends_all_other_logins(
+    anonymous: Browser, browser: Browser, alice: User, hub: FakeHub, at_once
+) -> None:
+    sign_in(anonymous)
+    assert CHANGE in browser.get("/profile/").content.decode()
+    assert change(browser).status_code == 302
+    assert "is changed" in browser.get("/profile/").content.decode()
+    assert anonymous.get("/").status_code == 302, "who was signed in with the old one is not any more"
+    assert [path for path, _body in hub.called("DELETE")] == ["carme/logins/alice"]
+    assert "not correct" in sign_in(anonymous).content.decode()
+    assert sign_in(anonymous, NEW).status_code == 302
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"old": "wrong"}, "old password was entered incorrectly"),
+        ({"again": "something else"}, "two password fields"),
+        ({"new": "short", "again": "short"}, "at least 10 characters"),
+        ({"new": "password1234", "again": "password1234"}, "too common"),
+    ],
+)
+def test_what_is_no_new_password(browser: Browser, alice: User, fields: dict[str, str], said: str) -> None:
+    answer = change(browser, **fields)
+    assert answer.status_code == 422 and said in answer.content.decode()
+    alice.refresh_from_db()
+    assert alice.check_password(PASSWORD)
+
+
+def test_the_old_password_cannot_be_guessed(browser: Browser, alice: User) -> None:
+    token = browser.token(CHANGE)
+    guess = {"old_password": "wrong", "new_password1": NEW, "new_password2": NEW}
+    assert [browser.send_with(token, CHANGE, **guess).status_code for _ in range(6)] == [422] * 5 + [429]
+
+
+def test_a_password_that_is_kept_elsewhere_cannot_be_changed_here(browser: Browser, alice: User) -> None:
+    alice.set_unusable_password()
+    alice.save()
+    browser.force_login(alice)
+    assert browser.get(CHANGE).status_code == 404
+    assert CHANGE not in browser.get("/profile/").content.decode()
+
+
 def test_cookies_belong_to_this_origin_alone(anonymous: Browser, alice: User) -> None:
     sign_in(anonymous)
     cookies = {name: cookie for name, cookie in anonymous.cookies.items() if cookie.value}

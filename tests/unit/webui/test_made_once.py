@@ -38,13 +38,6 @@ def remembering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     news.tell_all()
 
 
-@pytest.fixture
-def root(db: None) -> Browser:
-    found = Browser()
-    found.force_login(User.objects.create_user("root", is_staff=True))
-    return found
-
-
 def page(browser: Browser, path: str = "/") -> str:
     answer = browser.get(path)
     assert answer.status_code == 200

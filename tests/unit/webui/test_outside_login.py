@@ -142,7 +142,9 @@ def test_an_account_comes_of_a_unix_account_alone(
     anonymous: Browser, provider: Provider, db: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enrolled: list[str] = []
-    monkeypatch.setattr("carme_webui.accounts.outside.enrol_soon", enrolled.append)
+    monkeypatch.setattr(
+        "carme_webui.accounts.outside.enrol_soon", lambda user: enrolled.append(user.username)
+    )
     for name in ("root", "nobody-knows-this"):
         provider.claims["preferred_username"] = name
         assert is_refused(anonymous, go(anonymous, provider), f"There is no account {name}")

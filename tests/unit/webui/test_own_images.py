@@ -17,7 +17,7 @@ from carme_webui.images.models import OwnImage
 from carme_webui.projects import desk as project_desk
 from carme_webui.projects.models import Membership, Project
 
-from .conftest import PASSWORD, Browser, Program, program_of
+from .conftest import PASSWORD, Browser, Program, program_of, text
 from .fake_broker import NOW, FakeBroker
 from .fake_hub import FakeHub
 
@@ -42,10 +42,6 @@ def end(broker: FakeBroker, row: OwnImage, state: str = "COMPLETED", **result: A
     broker.results[row.job_id] = json.dumps(left | result).encode()
     settle_all(site_broker())
     row.refresh_from_db()
-
-
-def text(answer: Any) -> str:
-    return answer.content.decode()
 
 
 def started(hub: FakeHub) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
 from carme_webui.bookings import desk
+from carme_webui.bookings.ics import secret_of
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
@@ -19,7 +20,7 @@ from carme_webui.profile.models import Notice
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions.models import Session
 
-from .conftest import Browser, program_of
+from .conftest import Browser, program_of, text
 from .fake_broker import FakeBroker
 from .test_bookings import book, make, tomorrow
 
@@ -39,10 +40,6 @@ def carol(db: None) -> Browser:
     found = Browser()
     found.force_login(User.objects.create_user("carol"))
     return found
-
-
-def text(answer: Any) -> str:
-    return answer.content.decode()
 
 
 # --- the site's rules, for a partition and for a project -------------------------------------------------
@@ -297,7 +294,12 @@ def test_a_list_of_them_asks_no_more_with_more(
 
     def queries() -> list[int]:
         found = []
-        for path in ("/bookings/", "/projects/at/vision/", "/"):
+        for path in (
+            "/bookings/",
+            f"/bookings/feed/alice/{secret_of(alice)}.ics",
+            "/projects/at/vision/",
+            "/",
+        ):
             browser.get(path)
             with CaptureQueriesContext(connection) as asked:
                 browser.get(path)

@@ -15,7 +15,7 @@ from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.projects.reconcile import reconcile
 from carme_webui.sessions.models import Session
 
-from .conftest import PASSWORD, Browser
+from .conftest import Browser, text
 from .fake_broker import FakeBroker
 
 AWAY = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
@@ -25,26 +25,9 @@ PAGE = "/projects/at/vision/"
 
 
 @pytest.fixture
-def admin(db: None) -> User:
-    return User.objects.create_user("root1", password=PASSWORD, is_staff=True)
-
-
-@pytest.fixture
-def root(admin: User) -> Browser:
-    """An admin's browser."""
-    found = Browser()
-    found.force_login(admin)
-    return found
-
-
-@pytest.fixture
 def vision(admin: User, alice: User, broker: FakeBroker) -> Project:
     """A project that alice manages."""
     return desk.create(admin, "vision", "Computer vision", alice, site_broker())
-
-
-def text(answer: Any) -> str:
-    return answer.content.decode()
 
 
 # --- the journey -----------------------------------------------------------------------------------------

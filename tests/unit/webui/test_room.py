@@ -9,7 +9,7 @@ import pytest
 import simulated_quota
 from django.conf import settings as django_settings
 
-from .conftest import Browser, Program
+from .conftest import Browser, Program, words
 from .fake_broker import FakeBroker
 from .fake_hub import FakeHub
 from .test_jobs import FIELDS
@@ -32,33 +32,28 @@ def uses(broker: FakeBroker, kibibytes: int) -> None:
     broker.environment["SIMULATED_QUOTA"] = told
 
 
-def text(answer: Any) -> str:
-    words = re.sub(r"<[^>]+>", " ", answer.content.decode())
-    return " ".join(words.replace("\xa0", " ").split())
-
-
 def test_the_dashboard_tells_quota_and_free_space(browser: Browser, quota: FakeBroker) -> None:
     assert 'hx-get="/files/room/"' in browser.get("/").content.decode()
     answer = browser.get("/files/room/")
-    assert "Home 976.6 MB of 1.9 GB used, 7 of 1000 files" in text(answer)
+    assert "Home 976.6 MB of 1.9 GB used, 7 of 1000 files" in words(answer)
     assert 'value="50"' in answer.content.decode()
     assert "alert" not in answer.content.decode()
     uses(quota, 1_900_000)
-    assert "Home is nearly full" in text(browser.get("/files/room/"))
+    assert "Home is nearly full" in words(browser.get("/files/room/"))
     uses(quota, 2_000_000)
-    assert "Home is full" in text(browser.get("/files/room/"))
+    assert "Home is full" in words(browser.get("/files/room/"))
 
 
 def test_without_a_quota_the_free_space_is_told(browser: Browser, quota: FakeBroker) -> None:
     quota.environment.clear()
-    found = text(browser.get("/files/room/"))
+    found = words(browser.get("/files/room/"))
     assert re.search(r"Home [\d.]+ [GT]B free", found), found
 
 
 def test_a_home_that_is_not_there_and_a_broker_that_is_away_hold_up_nothing(
     browser: Browser, broker: FakeBroker, settings: Any, tmp_path: Path
 ) -> None:
-    assert "Home" not in text(browser.get("/files/room/"))
+    assert "Home" not in words(browser.get("/files/room/"))
     site = django_settings.SITE
     away = site.broker.model_copy(update={"socket": tmp_path / "none"})
     settings.SITE = site.model_copy(update={"broker": away})
@@ -71,7 +66,7 @@ def test_nothing_starts_while_the_home_is_full(browser: Browser, quota: FakeBrok
     browser.get("/files/room/")
     answer = start(browser)
     assert answer.status_code == 422
-    assert "Home is full (1.9 GB of 1.9 GB used, 7 of 1000 files): nothing can be written there." in text(
+    assert "Home is full (1.9 GB of 1.9 GB used, 7 of 1000 files): nothing can be written there." in words(
         answer
     )
     assert not hub.servers
@@ -89,7 +84,7 @@ def test_the_site_s_other_folders_are_told_where_they_are_there(
     site = django_settings.SITE
     sessions = site.sessions.model_copy(update={"bind": [scratch, scratch / "none"]})
     settings.SITE = site.model_copy(update={"sessions": sessions})
-    found = text(browser.get("/files/room/"))  # the simulated kernel has the same quota everywhere
+    found = words(browser.get("/files/room/"))  # the simulated kernel has the same quota everywhere
     assert "Home 976.6 MB" in found and "scratch 976.6 MB" in found and "none" not in found
     assert start(browser).status_code == 302
 

@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from carme.errors import SlurmError
-from carme.jobs import JobRequest
+from carme.jobs import JobRequest, Node, Partition
 from carme_webui.accounts.models import User
 from carme_webui.sessions.models import Preset, Session
 
@@ -24,6 +24,39 @@ def prospect(browser: Browser, **values: Any) -> str:
     answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
     assert answer.status_code == 200
     return " ".join(re.sub(r"<[^>]+>", " ", answer.content.decode()).split())
+
+
+def test_partitions_that_take_none_of_my_jobs_are_not_offered(
+    browser: Browser, broker: FakeBroker, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = settings.SITE.slurm.model_copy(update={"default_account": "carme"})
+    settings.SITE = settings.SITE.model_copy(update={"slurm": slurm})
+    nodes = [Node(name=name, cpus=8, memory_mb=16_000, gpus={name: 2}) for name in ("a100", "h100", "l40")]
+    broker.cluster = broker.cluster.model_copy(
+        update={
+            "nodes": nodes,
+            "partitions": [
+                Partition(name="gpu", default=True, node_names=["a100"]),
+                Partition(name="long", node_names=["a100"]),
+                Partition(name="staff", groups=["staff"], node_names=["h100"]),
+                Partition(name="speech", accounts=["carme-speech"], node_names=["l40"]),
+            ],
+        }
+    )
+    for page in ("/", "/jobs/submit/"):
+        html = browser.get(page).content.decode()
+        assert (
+            'value="a100"' in html
+            and 'value="long"' in html
+            and 'value="staff"' not in html
+            and 'value="speech"' not in html
+        )
+        assert 'value="h100"' not in html and 'value="l40"' not in html
+    answer = browser.send("/", "/sessions/start/", name="s0123abcd", **(FORM | {"partition": "staff"}))
+    assert answer.status_code == 422 and "There is no partition" in answer.content.decode()
+    monkeypatch.setattr("carme_webui.cluster._groups", lambda user: {"staff"} if user == "alice" else set())
+    html = browser.get("/").content.decode()
+    assert 'value="staff"' in html and 'value="h100"' in html and 'value="speech"' not in html
 
 
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
@@ -51,6 +84,46 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
     filled = browser.get(links[0].replace("&amp;", "&")).content.decode()
     assert 'name="nodes" value="1"' in filled and 'name="minutes" value="120"' in filled
     assert len(broker.asked_for("test")) == 4  # the second time from memory
+
+
+def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, broker: FakeBroker) -> None:
+    wished = {"stage": "/data/a, scratch:/data/b", "results": "/home/alice/results", "cpus_per_node": 8}
+    broker.starts = lambda request: timezone.now() + timedelta(hours=request.nodes)
+    page = browser.send("/", "/sessions/prospect/", **(FORM | wished)).content.decode()
+    save(browser, title="Mine", **wished)
+    for address in (
+        re.findall(r'href="([^"]+)"', page)[0].replace("&amp;", "&"),
+        f"/?{Preset.of(alice)[0].query}",
+    ):
+        form = browser.get(address).context["form"]
+        filled = {field.name: field.value() for field in form.visible_fields()}
+        filled = {name: "" if value is None else value for name, value in filled.items()}
+        started = browser.send("/", "/sessions/start/", **filled)
+        assert started.status_code == 302, started.context["form"].errors
+        made = Session.objects.latest("created").asked_for
+        assert [(one.source, one.target) for one in made.stage] == [
+            ("/data/a", "local"),
+            ("/data/b", "scratch"),
+        ]
+        assert (made.results, made.cpus_per_node) == ("/home/alice/results", 8)
+
+
+def test_processors_and_memory_are_behind_a_switch(browser: Browser, alice: User, broker: FakeBroker) -> None:
+    page = browser.get("/").content.decode()
+    assert '<details class="expert">' in page and 'placeholder="By the share of the GPUs"' in page
+    refused = browser.send("/", "/sessions/start/", **(FORM | {"cpus_per_node": 99}))
+    assert refused.status_code == 422
+    page = refused.content.decode()
+    assert "at most 16 processors; 99 were asked for. Ask for 1 to 16." in page
+    assert '<details class="expert" open>' in page  # what is wrong is seen
+    started = browser.send(
+        "/", "/sessions/start/", **(FORM | {"cpus_per_node": 2, "memory_mb_per_node": 5000})
+    )
+    assert started.status_code == 302
+    made = Session.objects.get().asked_for
+    assert (made.cpus_per_node, made.memory_mb_per_node) == (2, 5000)
+    again = browser.get(f"/?again={Session.objects.get().name}").content.decode()
+    assert '<details class="expert" open>' in again and 'name="cpus_per_node" value="2"' in again
 
 
 def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: FakeBroker) -> None:

@@ -1,8 +1,12 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
+import grp
+import os
+import pwd
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +20,7 @@ from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, partitio
 from carme.jobs.nodes import expand
 from carme_webui.kept import of_same
 
-__all__ = ["Picture", "Supply", "broker", "entry_points", "fitted", "images", "picture", "supplies"]
+__all__ = ["Picture", "Supply", "broker", "entry_points", "fitted", "images", "picture", "supplies", "usable"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,37 @@ def _answer(ask: Callable[[], Any]) -> tuple[Any, Failure | None]:
 
 picture = Picture()
 """The picture of this process."""
+
+
+def usable(cluster: Cluster, user: str, accounts: Collection[str]) -> Cluster:
+    """The cluster as far as somebody may use it: the partitions that take the user's jobs, and their nodes.
+
+    Args:
+        accounts: Those that may pay for the user's jobs; empty: that is not known.
+    """
+    limited = [one for one in cluster.partitions if one.groups or one.accounts or one.refused_accounts]
+    if not limited:
+        return cluster
+    groups = _groups(user) if any(one.groups for one in limited) else set()
+    partitions = [one for one in cluster.partitions if one.takes(groups, accounts)]
+    if len(partitions) == len(cluster.partitions):
+        return cluster
+    names = {name for one in partitions for name in one.node_names}
+    nodes = [node for node in cluster.nodes if node.name in names]
+    return cluster.model_copy(update={"partitions": partitions, "nodes": nodes})
+
+
+def _groups(user: str) -> set[str]:
+    """The names of a user's Unix groups, on this host."""
+    try:
+        numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
+    except KeyError:
+        return set()
+    found = set()
+    for number in numbers:
+        with suppress(KeyError):
+            found.add(grp.getgrgid(number).gr_name)
+    return found
 
 
 def entry_points(image: Image) -> dict[str, str]:

@@ -178,6 +178,12 @@ PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.ScryptPasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
 ]
+_rules = "django.contrib.auth.password_validation"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"{_rules}.UserAttributeSimilarityValidator"},
+    {"NAME": f"{_rules}.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": f"{_rules}.CommonPasswordValidator"},
+]
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "dashboard"
 ACCOUNT_ADAPTER = "carme_webui.accounts.login.AccountAdapter"

@@ -26,15 +26,19 @@ def compiled(folder: Path, place: Path) -> dict[str, Path]:
     if not (folder / "native/compile.py").exists():
         return {}
     program = runpy.run_path(str(folder / "native/compile.py"))
-    output = place / folder.name
-    try:
-        if program["build"](output):
-            return {program["LIBRARY"]: output}
-    except (subprocess.CalledProcessError, OSError) as error:
-        print(f"{folder} is not compiled here: {error}", file=sys.stderr)
-    # Whoever brought the tree here may have built it of this very source.
-    brought = folder / "native/built" / program["digest"]() / Path(program["LIBRARY"]).name
-    return {program["LIBRARY"]: brought} if brought.exists() else {}
+    found = {}
+    for inside in program["WAYS"]:
+        name = Path(inside).name
+        try:
+            if program["build"](inside, place / name):
+                found[inside] = place / name
+                continue
+        except (subprocess.CalledProcessError, OSError) as error:
+            print(f"{folder / inside} is not compiled here: {error}", file=sys.stderr)
+        # Whoever brought the tree here may have built it of this very source.
+        if (brought := folder / "native/built" / program["digest"]() / name).exists():
+            found[inside] = brought
+    return found
 
 
 def pack(folder: Path) -> bytes:

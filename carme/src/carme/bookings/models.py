@@ -82,51 +82,47 @@ class Wish(BaseModel):
         return self.gpus * self.minutes / 60
 
 
-class Hold(BaseModel):
+class _Kept(BaseModel):
+    """Nodes that a reservation of Slurm keeps for a time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node_names: list[Word] = Field(min_length=1, max_length=10_000)
+    start: Moment
+    end: Moment
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError("must end after it starts")
+        if len(set(self.node_names)) < len(self.node_names):
+            raise ValueError("names a node twice")
+        return self
+
+
+class Hold(_Kept):
     """What Slurm is to keep for a booking: these nodes, whole, for users or for a project's account.
 
     `name` is the reservation's, see NAME_PATTERN.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: Annotated[str, AfterValidator(_name)]
     partition: Word
-    node_names: list[Word] = Field(min_length=1, max_length=10_000)
     users: list[User] = Field(default=[], max_length=101)
     # Of a project: whoever is in it, with jobs that it pays.
     accounts: list[Word] = Field(default=[], max_length=1)
-    start: Moment
-    end: Moment
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.end <= self.start:
-            raise ValueError("must end after it starts")
-        if len(set(self.node_names)) < len(self.node_names):
-            raise ValueError("names a node twice")
+    def _for_somebody(self) -> Self:
         if bool(self.users) == bool(self.accounts):
             raise ValueError("must be for users, or for an account")
         return self
 
 
-class Window(BaseModel):
+class Window(_Kept):
     """A time in which administrators have nodes for themselves: no job starts that would still run then.
 
     `name` is the reservation's, see MAINTENANCE_PATTERN.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str = Field(pattern=rf"^{MAINTENANCE_PATTERN}$")
-    node_names: list[Word] = Field(min_length=1, max_length=10_000)
-    start: Moment
-    end: Moment
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.end <= self.start:
-            raise ValueError("must end after it starts")
-        if len(set(self.node_names)) < len(self.node_names):
-            raise ValueError("names a node twice")
-        return self

@@ -1,4 +1,4 @@
-"""What an account needs before it can run jobs: an association in Slurm, and a home."""
+"""What an account needs before it can run jobs: an association in Slurm, a home, and its quotas."""
 
 import asyncio
 from pathlib import Path
@@ -7,6 +7,7 @@ from carme.config import Settings
 from carme.errors import CarmeError, SlurmError
 from carme.slurm import Slurm, UnixAccount
 from carme.slurm.programs import run
+from carme.wording import listing
 
 
 async def enrol(account: UnixAccount, slurm: Slurm, settings: Settings) -> list[str]:
@@ -17,7 +18,7 @@ async def enrol(account: UnixAccount, slurm: Slurm, settings: Settings) -> list[
 
     Raises:
         SlurmError: Slurm refused, or is away.
-        CarmeError: The home cannot be made.
+        CarmeError: The home cannot be made, or the quotas cannot be set.
     """
     done: list[str] = []
     default = settings.slurm.default_account
@@ -29,13 +30,20 @@ async def enrol(account: UnixAccount, slurm: Slurm, settings: Settings) -> list[
         if error.code != "no-accounting":
             raise
     if not await asyncio.to_thread(Path(account.home).exists):
-        # A unit of its own does what PAM does at a first login: the broker may not give files away.
-        made = await run("systemctl", "start", f"carme-home@{account.name}.service")
-        if made.code:
-            raise CarmeError(
-                f"The home {account.home} cannot be made: {made.errors.strip()[:200] or 'no reason given'}.",
-                f"Make it by hand; journalctl -u carme-home@{account.name} says more.",
-                code="home",
-            )
+        # What PAM does at a first login: the broker may not give files away.
+        await _unit("home", account.name, f"The home {account.home} cannot be made", "Make it by hand")
         done.append(f"made the home {account.home}")
+    if settings.quotas:
+        places = listing([str(path) for path in settings.quotas])
+        await _unit("quota", account.name, f"The quotas on {places} cannot be set", "Set them by hand")
+        done.append(f"saw to the quotas on {places}")
     return done
+
+
+async def _unit(what: str, name: str, failure: str, remedy: str) -> None:
+    """Have a unit of systemd do what the broker itself may not. Raises CarmeError."""
+    unit = f"carme-{what}@{name}"
+    made = await run("systemctl", "start", f"{unit}.service")
+    if made.code:
+        reason = made.errors.strip()[:200] or "no reason given"
+        raise CarmeError(f"{failure}: {reason}.", f"{remedy}; journalctl -u {unit} says more.", code=what)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 from datetime import date
+from typing import TYPE_CHECKING
 
-from carme.cli.output import add_json, moment, plain, print_json, print_table
+from carme.cli.output import add_json, listed, moment, print_table, said
 from carme.cli.portal import client, read_time
 from carme.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from carme.api import BookingOut, ChangeOut, MaintenanceOut, OthersJob, UserOut
+
 __all__ = ["add"]
+
+MOST_SHOWN = 120  # letters of what changed
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -83,142 +89,113 @@ def _day(text: str | None) -> date | None:
         raise InvalidRequest(f"{text!r} is no day.", "Write it like 2026-11-30.", field="day") from None
 
 
-def _said(options: argparse.Namespace, value: object, words: str) -> int:
-    if options.json:
-        print_json(value)
-    else:
-        print(plain(words))
-    return 0
-
-
 def _users(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.users(options.search, limit=None)
-    if options.json:
-        print_json(found)
-        return 0
-    rows = [
-        [
-            *[one.name, one.email, "yes" if one.active else "no", "admin" if one.admin else "user"],
-            *[",".join(one.projects), moment(one.last_login)],
-        ]
-        for one in found
-    ]
-    print_table(["USER", "E-MAIL", "SIGNS IN", "ROLE", "PROJECTS", "LAST LOGIN"], rows)
-    return 0
+
+    def row(one: UserOut) -> list[object]:
+        role, active = "admin" if one.admin else "user", "yes" if one.active else "no"
+        return [one.name, one.email, active, role, ",".join(one.projects), moment(one.last_login)]
+
+    titles = ["USER", "E-MAIL", "SIGNS IN", "ROLE", "PROJECTS", "LAST LOGIN"]
+    return listed(options, found, titles, row)
 
 
 def _enrol(options: argparse.Namespace) -> int:
     with client() as portal:
         made = portal.admin.take_in(options.user, email=options.email, project=options.project)
-    if options.json:
-        print_json(made)
-        return 0
-    for line in made.done or ["Nothing was to be done."]:
-        print(plain(line))
-    if made.password:
-        print(f"First password of {made.user.name}: {made.password}")
-    return 0
+    lines = made.done or ["Nothing was to be done."]
+    password = [f"First password of {made.user.name}: {made.password}"] if made.password else []
+    return said(options, made, *lines, *password)
 
 
 def _disable(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.set_active(options.user, False)
-    return _said(options, found, f"{options.user} cannot sign in any more.")
+    return said(options, found, f"{options.user} cannot sign in any more.")
 
 
 def _enable(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.set_active(options.user, True)
-    return _said(options, found, f"{options.user} can sign in again.")
+    return said(options, found, f"{options.user} can sign in again.")
 
 
 def _factor(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.take_second_factor(options.user)
-    return _said(options, {"user": options.user}, f"{options.user} has no second factor now.")
+    return said(options, {"user": options.user}, f"{options.user} has no second factor now.")
 
 
 def _message(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.message(options.user, options.message)
-    return _said(options, {"told": options.user}, f"{options.user} is told.")
+    return said(options, {"told": options.user}, f"{options.user} is told.")
 
 
 def _nodes(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.nodes()
-    if options.json:
-        print_json(found)
-    else:
-        print_table(["NODE", "STATE", "REASON"], [[one.name, one.state, one.reason or "-"] for one in found])
-    return 0
+    return listed(
+        options,
+        found,
+        ["NODE", "STATE", "REASON"],
+        lambda one: [one.name, one.state, one.reason or "-"],
+    )
 
 
 def _drain(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.drain(options.node, options.reason)
-    return _said(options, {"drained": options.node}, f"No more jobs start on {options.node}.")
+    return said(options, {"drained": options.node}, f"No more jobs start on {options.node}.")
 
 
 def _resume(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.resume(options.node)
-    return _said(options, {"resumed": options.node}, f"Jobs start on {options.node} again.")
+    return said(options, {"resumed": options.node}, f"Jobs start on {options.node} again.")
 
 
 def _jobs(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.jobs(options.search, limit=None)
-    if options.json:
-        print_json(found)
-        return 0
-    rows = [
-        [one.id, one.user, one.kind, one.state, one.nodes, one.gpus, moment(one.started), one.name]
-        for one in found
-    ]
-    print_table(["JOB", "USER", "KIND", "STATE", "NODES", "GPUS", "BEGAN", "NAME"], rows)
-    return 0
+
+    def row(one: OthersJob) -> list[object]:
+        known = [one.id, one.user, one.kind, one.state, one.nodes, one.gpus]
+        return [*known, moment(one.started), one.name]
+
+    titles = ["JOB", "USER", "KIND", "STATE", "NODES", "GPUS", "BEGAN", "NAME"]
+    return listed(options, found, titles, row)
 
 
 def _stop(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.stop(options.job, options.message)
-    return _said(options, found, f"Job {found.id} of {found.user} is ended; its owner is told.")
+    return said(options, found, f"Job {found.id} of {found.user} is ended; its owner is told.")
 
 
 def _approvals(options: argparse.Namespace) -> int:
     with client() as portal:
         found = [one.known for one in portal.admin.approvals(limit=None)]
-    if options.json:
-        print_json(found)
-        return 0
-    rows = [
-        [
-            one.name,
-            one.owner,
-            one.project or "-",
-            moment(one.start),
-            moment(one.end),
-            one.gpu_hours,
-            one.title,
-        ]
-        for one in found
-    ]
-    print_table(["BOOKING", "OWNER", "PROJECT", "BEGINS", "ENDS", "GPU-HOURS", "TITLE"], rows)
-    return 0
+
+    def row(one: BookingOut) -> list[object]:
+        times = moment(one.start), moment(one.end)
+        return [one.name, one.owner, one.project or "-", *times, one.gpu_hours, one.title]
+
+    titles = ["BOOKING", "OWNER", "PROJECT", "BEGINS", "ENDS", "GPU-HOURS", "TITLE"]
+    return listed(options, found, titles, row)
 
 
 def _approve(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.decide(options.booking, True, options.reason)
-    return _said(options, found, f"Booking {found.name}: {found.label}.")
+    return said(options, found, f"Booking {found.name}: {found.label}.")
 
 
 def _refuse(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.decide(options.booking, False, options.reason)
-    return _said(options, found, f"Booking {found.name}: {found.label}.")
+    return said(options, found, f"Booking {found.name}: {found.label}.")
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -230,28 +207,20 @@ def _record(options: argparse.Namespace) -> int:
             until=_day(options.until),
             limit=options.limit,
         )
-    if options.json:
-        print_json(found)
-        return 0
-    rows = [
-        [
-            *[moment(one.when), one.who or "the portal", f"{one.action} {one.kind}", one.what],
-            "; ".join(f"{field}: {before} -> {after}" for field, (before, after) in one.changes.items())[
-                :120
-            ],
-        ]
-        for one in found
-    ]
-    print_table(["WHEN", "WHO", "WHAT", "OF", "BEFORE AND AFTER"], rows)
-    return 0
+
+    def row(one: ChangeOut) -> list[object]:
+        changes = (f"{field}: {before} -> {after}" for field, (before, after) in one.changes.items())
+        what = f"{one.action} {one.kind}", one.what
+        return [moment(one.when), one.who or "the portal", *what, "; ".join(changes)[:MOST_SHOWN]]
+
+    return listed(options, found, ["WHEN", "WHO", "WHAT", "OF", "BEFORE AND AFTER"], row)
 
 
 def _policies(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.policies()
     if options.json:
-        print_json(found)
-        return 0
+        return said(options, found)
     rows = [[part.title, key, value] for part in found for key, value in part.values.items()]
     print_table(["PART", "KEY", "VALUE"], rows)
     return 0
@@ -260,22 +229,12 @@ def _policies(options: argparse.Namespace) -> int:
 def _maintenance(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.maintenance()
-    if options.json:
-        print_json(found)
-        return 0
-    rows = [
-        [
-            one.name,
-            moment(one.start),
-            moment(one.end),
-            ",".join(one.node_names),
-            one.title,
-            one.problem or "-",
-        ]
-        for one in found
-    ]
-    print_table(["MAINTENANCE", "BEGINS", "ENDS", "NODES", "TITLE", "PROBLEM"], rows)
-    return 0
+
+    def row(one: MaintenanceOut) -> list[object]:
+        times = moment(one.start), moment(one.end)
+        return [one.name, *times, ",".join(one.node_names), one.title, one.problem or "-"]
+
+    return listed(options, found, ["MAINTENANCE", "BEGINS", "ENDS", "NODES", "TITLE", "PROBLEM"], row)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -287,24 +246,24 @@ def _plan(options: argparse.Namespace) -> int:
             nodes=options.nodes.replace(",", " ").split(),
             text=options.text,
         )
-    return _said(options, made, f"Planned: {made.name}, {moment(made.start)} to {moment(made.end)}.")
+    return said(options, made, f"Planned: {made.name}, {moment(made.start)} to {moment(made.end)}.")
 
 
 def _call_off(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.call_off(options.name)
-    return _said(options, {"called_off": options.name}, "Its nodes take jobs again.")
+    return said(options, {"called_off": options.name}, "Its nodes take jobs again.")
 
 
 def _news(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.news()
-    if options.json:
-        print_json(found)
-    else:
-        rows = [[one.number, moment(one.created), one.until or "-", one.title] for one in found]
-        print_table(["NUMBER", "SINCE", "UNTIL", "TITLE"], rows)
-    return 0
+    return listed(
+        options,
+        found,
+        ["NUMBER", "SINCE", "UNTIL", "TITLE"],
+        lambda one: [one.number, moment(one.created), one.until or "-", one.title],
+    )
 
 
 def _publish(options: argparse.Namespace) -> int:
@@ -312,10 +271,10 @@ def _publish(options: argparse.Namespace) -> int:
         made = portal.admin.publish(
             options.title, options.text, until=_day(options.until), number=options.number
         )
-    return _said(options, made, f"Told, as number {made.number}.")
+    return said(options, made, f"Told, as number {made.number}.")
 
 
 def _unpublish(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.take_away(options.number)
-    return _said(options, {"deleted": options.number}, "It is told no more.")
+    return said(options, {"deleted": options.number}, "It is told no more.")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import Any
 
 from carme.errors import InvalidRequest
 from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack, parse_size, sync, verify
@@ -12,6 +10,11 @@ from carme.staging.digests import ALGORITHMS
 from carme.staging.options import COMPRESSIONS, ENGINES, shown
 from carme.staging.progress import Outlook, duration, progress_text
 from carme.wording import number, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], only: str = "") -> None:

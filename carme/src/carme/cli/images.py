@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from carme.api import ImageDetails
-from carme.cli.output import add_json, print_json, print_table
+from carme.cli.output import add_json, print_json, print_table, said
 from carme.cli.portal import client
 from carme.errors import NotFound
 
@@ -138,20 +138,11 @@ def _show_details(known: ImageDetails, as_json: bool) -> int:
 def _share(options: argparse.Namespace) -> int:
     with client() as portal:
         known = portal.images.get(options.name).share(options.project, folder=options.folder)
-    if options.json:
-        print_json(known)
-    elif known.project:
-        print(f"The members of {known.project} can use {known.reference} now.")
-    else:
-        print(f"Nobody but you can use {known.reference} now.")
-    return 0
+    who = f"The members of {known.project}" if known.project else "Nobody but you"
+    return said(options, known, f"{who} can use {known.reference} now.")
 
 
 def _delete(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.images.get(options.name).delete()
-    if options.json:
-        print_json({"deleted": options.name})
-    else:
-        print(f"The image {options.name} is deleted.")
-    return 0
+    return said(options, {"deleted": options.name}, f"The image {options.name} is deleted.")

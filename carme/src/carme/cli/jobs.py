@@ -1,4 +1,4 @@
-"""`carme jobs`, `carme cancel`, `carme logs`."""
+"""`carme jobs`, `carme cancel`, `carme extend`, `carme logs`."""
 
 import argparse
 import sys
@@ -7,8 +7,8 @@ import time
 from carme.api import JobOut
 from carme.broker import BrokerClient
 from carme.cli import portal
-from carme.cli.output import add_json, moment, plain, print_json, print_table
-from carme.jobs import Job, arrays, minutes_text
+from carme.cli.output import add_json, listed, moment, plain, print_json, said
+from carme.jobs import Job, arrays, minutes_text, parse_minutes
 
 FOLLOW_SECONDS = 1.0
 TITLES = ["JOB", "NAME", "STATE", "NODES", "GPUS", "LIMIT", "STARTED", "EXPLANATION"]
@@ -33,6 +33,12 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     add_json(cancel)
     cancel.set_defaults(run=_cancel)
 
+    extend = commands.add_parser("extend", help="give a running job more time")
+    extend.add_argument("job", type=_which, metavar="JOBID", help=_WHICH)
+    extend.add_argument("minutes", metavar="TIME", help="how much longer: 30 (minutes), 45m, 2h")
+    add_json(extend)
+    extend.set_defaults(run=_extend)
+
     logs = commands.add_parser("logs", help="print what a job has written")
     logs.add_argument("job", type=_which, metavar="JOBID", help=_WHICH)
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
@@ -52,15 +58,8 @@ def _jobs(options: argparse.Namespace) -> int:
         return _remote_jobs(options)
     client = BrokerClient()
     jobs = client.history() if options.history else client.jobs(active=not options.all_states)
-    if options.json:
-        print_json(jobs)
-        return 0
-    if not jobs:
-        print("You have no jobs there." if options.history else "You have no jobs at the moment.")
-        print("Start one with: carme submit -- COMMAND")
-        return 0
-    print_table(TITLES, [_row(job) for job in jobs])
-    return 0
+    none = "You have no jobs there." if options.history else "You have no jobs at the moment."
+    return listed(options, jobs, TITLES, _row, f"{none}\nStart one with: carme submit -- COMMAND")
 
 
 def _remote_jobs(options: argparse.Namespace) -> int:
@@ -69,13 +68,7 @@ def _remote_jobs(options: argparse.Namespace) -> int:
     limit = 50 if options.all_states else None
     with portal.client() as site:
         found = [job.info() for state in states for job in site.jobs.list(state=state, limit=limit)]
-    if options.json:
-        print_json(found)
-    elif not found:
-        print("You have no jobs there.")
-    else:
-        print_table(TITLES, [_row(job) for job in found])
-    return 0
+    return listed(options, found, TITLES, _row, "You have no jobs there.")
 
 
 def _row(job: Job | JobOut) -> list[object]:
@@ -113,6 +106,17 @@ def _cancel(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"cancelled": cancelled})
     return 0
+
+
+def _extend(options: argparse.Namespace) -> int:
+    (job_id, task), minutes = options.job, parse_minutes(options.minutes)
+    if portal.is_remote():
+        with portal.client() as site:
+            given = site.jobs.get(job_id, task).extend(minutes)
+    else:
+        client = BrokerClient()
+        given = client.extend(job_id if task is None else client.job(job_id, task=task).id, minutes)
+    return said(options, given, f"The job now ends at {moment(given.ends)}.")
 
 
 def _logs(options: argparse.Namespace) -> int:

@@ -3,11 +3,13 @@
 import argparse
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import to_jsonable_python
+
+Item = TypeVar("Item")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +28,40 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def listed(
+    options: argparse.Namespace,
+    found: Sequence[Item],
+    titles: Sequence[str],
+    row: Callable[[Item], Sequence[object]],
+    none: str = "",
+) -> int:
+    """Print what a command that lists has found; its exit code.
+
+    Args:
+        options: Whether JSON is wanted.
+        titles: Of the columns.
+        row: What of an item stands in them.
+        none: What is said where nothing was found; by default the titles alone.
+    """
+    if options.json:
+        print_json(found)
+    elif not found and none:
+        print(none)
+    else:
+        print_table(titles, [row(one) for one in found])
+    return 0
+
+
+def said(options: argparse.Namespace, value: object, *lines: str) -> int:
+    """Print what a command has done, `value` for programs and the lines for people; its exit code."""
+    if options.json:
+        print_json(value)
+    else:
+        for line in lines:
+            print(plain(line))
+    return 0
 
 
 def plain(text: str) -> str:

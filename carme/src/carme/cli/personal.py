@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from carme.cli.output import add_json, moment, plain, print_json, print_table
-from carme.cli.portal import add_size, client
+from carme.cli.output import add_json, listed, moment, plain, print_json, print_table, said
+from carme.cli.portal import add_share, add_size, client
 from carme.errors import NotFound
 from carme.jobs import parse_minutes
 
@@ -89,41 +89,37 @@ def _progress(done: int, size: int) -> None:
 def _upload(options: argparse.Namespace) -> int:
     with client() as portal:
         path = portal.files.upload(options.file, options.path, replace=options.replace, progress=_progress)
-    return _said(options, {"path": path}, f"Sent to {path}.")
+    return said(options, {"path": path}, f"Sent to {path}.")
 
 
 def _download(options: argparse.Namespace) -> int:
     with client() as portal:
         file = portal.files.download(options.path, options.file, replace=options.replace, progress=_progress)
-    return _said(options, {"file": str(file)}, f"Fetched to {file}.")
+    return said(options, {"file": str(file)}, f"Fetched to {file}.")
 
 
 def _make(options: argparse.Namespace) -> int:
     with client() as portal:
         path = portal.files.make_folder(options.path)
-    return _said(options, {"path": path}, f"Made {path}.")
+    return said(options, {"path": path}, f"Made {path}.")
 
 
 def _rename(options: argparse.Namespace) -> int:
     with client() as portal:
         path = portal.files.rename(options.path, options.name)
-    return _said(options, {"path": path}, f"It is {path} now.")
+    return said(options, {"path": path}, f"It is {path} now.")
 
 
 def _delete(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.files.delete(options.path)
-    return _said(options, {"deleted": options.path}, f"Deleted {options.path}.")
+    return said(options, {"deleted": options.path}, f"Deleted {options.path}.")
 
 
 def _room(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.files.room()
-    if options.json:
-        print_json(found)
-    else:
-        print_table(["FOLDER", "ROOM"], [[one.path, one.words] for one in found])
-    return 0
+    return listed(options, found, ["FOLDER", "ROOM"], lambda one: [one.path, one.words])
 
 
 # --- presets ---------------------------------------------------------------------------------------------
@@ -138,6 +134,7 @@ def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     save.add_argument("name", metavar="NAME")
     save.add_argument("--image", required=True, help="what the session runs in")
     add_size(save)
+    add_share(save)
     save.set_defaults(run=_save)
     start = actions.add_parser("start", help="start a session with them")
     start.add_argument("name", metavar="NAME")
@@ -152,14 +149,13 @@ def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _presets(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.presets.list()
-    if options.json:
-        print_json(found)
-    elif not found:
-        print("You have no presets. Make one with: carme presets save")
-    else:
-        rows = [[one.name, one.options.image, one.options.minutes, one.link] for one in found]
-        print_table(["PRESET", "IMAGE", "MINUTES", "LINK"], rows)
-    return 0
+    return listed(
+        options,
+        found,
+        ["PRESET", "IMAGE", "MINUTES", "LINK"],
+        lambda one: [one.name, one.options.image, one.options.minutes, one.link],
+        "You have no presets. Make one with: carme presets save",
+    )
 
 
 def _save(options: argparse.Namespace) -> int:
@@ -171,21 +167,23 @@ def _save(options: argparse.Namespace) -> int:
             gpus_per_node=options.gpus,
             gpu_type=options.gpu_type,
             nodes=options.nodes,
+            cpus_per_node=options.cpus,
+            memory_mb_per_node=options.memory,
             partition=options.partition,
         )
-    return _said(options, found, f"Saved as {found.name!r}: {found.link}")
+    return said(options, found, f"Saved as {found.name!r}: {found.link}")
 
 
 def _start(options: argparse.Namespace) -> int:
     with client() as portal:
         known = portal.presets.start(options.name).info()
-    return _said(options, known, f"Session {known.name}: {known.label}.")
+    return said(options, known, f"Session {known.name}: {known.label}.")
 
 
 def _forget(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.presets.delete(options.name)
-    return _said(options, {"deleted": options.name}, f"The preset {options.name!r} is deleted.")
+    return said(options, {"deleted": options.name}, f"The preset {options.name!r} is deleted.")
 
 
 # --- notices ---------------------------------------------------------------------------------------------
@@ -215,37 +213,37 @@ def _add_notices(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _notices(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.notices.list(unread=None if options.all else True)
-    if options.json:
-        print_json(found)
-    elif not found:
-        print("Nothing waits to be read.")
-    else:
-        print_table(["WHEN", "WHAT"], [[moment(one.created), one.text] for one in found])
-    return 0
+    return listed(
+        options,
+        found,
+        ["WHEN", "WHAT"],
+        lambda one: [moment(one.created), one.text],
+        "Nothing waits to be read.",
+    )
 
 
 def _read(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.notices.read()
-    return _said(options, {"read": True}, "All is marked as read.")
+    return said(options, {"read": True}, "All is marked as read.")
 
 
 def _kinds(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.notices.kinds()
-    if options.json:
-        print_json(found)
-    else:
-        rows = [[one.kind, _yes(one.page), _yes(one.mail), one.title] for one in found]
-        print_table(["KIND", "PAGE", "MAIL", "WHAT"], rows)
-    return 0
+    return listed(
+        options,
+        found,
+        ["KIND", "PAGE", "MAIL", "WHAT"],
+        lambda one: [one.kind, _yes(one.page), _yes(one.mail), one.title],
+    )
 
 
 def _choose(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.notices.choose(options.kind, page=options.page == "yes", mail=options.mail == "yes")
-    said = f"{found.title}: on pages {_yes(found.page)}, by mail {_yes(found.mail)}."
-    return _said(options, found, said)
+    words = f"{found.title}: on pages {_yes(found.page)}, by mail {_yes(found.mail)}."
+    return said(options, found, words)
 
 
 def _yes(value: bool) -> str:
@@ -302,23 +300,13 @@ def _add_projects(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _projects(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.list()
-    if options.json:
-        print_json(found)
-    elif not found:
-        print("You are in no project.")
-    else:
-        rows = [
-            [
-                one.name,
-                "manager" if one.manager else "member",
-                len(one.members),
-                one.gpu_hours_used,
-                one.title,
-            ]
-            for one in found
-        ]
-        print_table(["PROJECT", "YOU", "MEMBERS", "GPU-HOURS", "TITLE"], rows)
-    return 0
+
+    def row(one: ProjectOut) -> list[object]:
+        role = "manager" if one.manager else "member"
+        return [one.name, role, len(one.members), one.gpu_hours_used, one.title]
+
+    titles = ["PROJECT", "YOU", "MEMBERS", "GPU-HOURS", "TITLE"]
+    return listed(options, found, titles, row, "You are in no project.")
 
 
 def _tell(options: argparse.Namespace, found: ProjectOut) -> int:
@@ -355,45 +343,44 @@ def _show(options: argparse.Namespace) -> int:
 def _invite(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.invite(options.name, options.user)
-    return _said(options, found, f"{options.user} is invited.")
+    return said(options, found, f"{options.user} is invited.")
 
 
 def _withdraw(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.withdraw(options.name, options.user)
-    return _said(options, found, f"{options.user} is not invited any more.")
+    return said(options, found, f"{options.user} is not invited any more.")
 
 
 def _role(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.set_manager(options.name, options.user, options.role == "manager")
-    return _said(options, found, f"{options.user} is a {options.role} now.")
+    return said(options, found, f"{options.user} is a {options.role} now.")
 
 
 def _remove(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.projects.remove(options.name, options.user)
-    said = f"{options.user} is not in the project any more. Jobs that run go on until they end."
-    return _said(options, {"removed": options.user}, said)
+    words = f"{options.user} is not in the project any more. Jobs that run go on until they end."
+    return said(options, {"removed": options.user}, words)
 
 
 def _leave(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.projects.remove(options.name, portal.profile().user)
-    return _said(options, {"left": options.name}, f"You are not in {options.name} any more.")
+    return said(options, {"left": options.name}, f"You are not in {options.name} any more.")
 
 
 def _invitations(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.invitations()
-    if options.json:
-        print_json(found)
-    elif not found:
-        print("Nobody asks you to join a project.")
-    else:
-        rows = [[one.project, one.by, moment(one.created), one.title] for one in found]
-        print_table(["PROJECT", "BY", "SINCE", "TITLE"], rows)
-    return 0
+    return listed(
+        options,
+        found,
+        ["PROJECT", "BY", "SINCE", "TITLE"],
+        lambda one: [one.project, one.by, moment(one.created), one.title],
+        "Nobody asks you to join a project.",
+    )
 
 
 def _invitation(portal: Client, name: str) -> InvitationOut:
@@ -406,13 +393,13 @@ def _invitation(portal: Client, name: str) -> InvitationOut:
 def _accept(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.projects.accept(_invitation(portal, options.name))
-    return _said(options, {"joined": options.name}, f"You are in {options.name} now.")
+    return said(options, {"joined": options.name}, f"You are in {options.name} now.")
 
 
 def _decline(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.projects.decline(_invitation(portal, options.name))
-    return _said(options, {"declined": options.name}, f"You do not join {options.name}.")
+    return said(options, {"declined": options.name}, f"You do not join {options.name}.")
 
 
 def _create(options: argparse.Namespace) -> int:
@@ -441,11 +428,3 @@ def _close(options: argparse.Namespace) -> int:
 def _reopen(options: argparse.Namespace) -> int:
     with client() as portal:
         return _tell(options, portal.projects.reopen(options.name))
-
-
-def _said(options: argparse.Namespace, value: object, words: str) -> int:
-    if options.json:
-        print_json(value)
-    else:
-        print(plain(words))
-    return 0

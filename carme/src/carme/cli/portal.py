@@ -11,16 +11,16 @@ from datetime import datetime
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from carme.cli.output import add_json, moment, plain, print_json, print_table
+from carme.cli.output import add_json, listed, moment, said
 from carme.config import DEFAULT_PATH
 from carme.errors import CarmeError, ConfigError, InvalidRequest
 from carme.jobs import parse_minutes
 
 if TYPE_CHECKING:
-    from carme.api import BookingOut
+    from carme.api import BookingOut, SessionOut
     from carme.client import Client
 
-__all__ = ["add", "add_size", "cancel_job", "client", "is_remote", "read_time"]
+__all__ = ["add", "add_share", "add_size", "cancel_job", "client", "is_remote", "read_time"]
 
 
 def is_remote() -> bool:
@@ -66,6 +66,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     start = actions.add_parser("start", help="start a session")
     start.add_argument("--image", required=True, help="what it runs in")
     add_size(start)
+    add_share(start)
     start.add_argument("--title", default="", help="a title")
     start.add_argument("--reservation", metavar="NAME", help="booking to run in")
     start.add_argument("--account", help="Slurm's account that pays; see 'carme projects show'")
@@ -147,6 +148,12 @@ def add_size(parser: argparse.ArgumentParser, required: bool = False) -> None:
     parser.add_argument("--time", required=True, help="how long: 90 (minutes), 2h, 1:30:00")
 
 
+def add_share(parser: argparse.ArgumentParser) -> None:
+    """What it needs of each node besides the share of the GPUs."""
+    parser.add_argument("--cpus", type=int, help="processors on each node (default: the share of the GPUs)")
+    parser.add_argument("--memory", type=int, metavar="MIB", help="memory on each node, in MiB")
+
+
 def _login(options: argparse.Namespace) -> int:
     known = library()
     # Never from an argument: others see those.
@@ -168,20 +175,14 @@ def _login(options: argparse.Namespace) -> int:
 
 def _sessions(options: argparse.Namespace) -> int:
     with client() as portal:
-        known = [one.info() for one in portal.sessions.list(active=None if options.all else True)]
-    if options.json:
-        print_json(known)
-    elif not known:
-        print("You have no sessions now. Start one with: carme sessions start")
-    else:
-        print_table(
-            ["SESSION", "STATE", "TITLE", "JOB", "ENDS", "EXPLANATION"],
-            [
-                [one.name, one.label, one.title, one.job_id or "-", moment(one.ends), one.explanation]
-                for one in known
-            ],
-        )
-    return 0
+        found = [one.info() for one in portal.sessions.list(active=None if options.all else True)]
+
+    def row(one: SessionOut) -> list[object]:
+        return [one.name, one.label, one.title, one.job_id or "-", moment(one.ends), one.explanation]
+
+    titles = ["SESSION", "STATE", "TITLE", "JOB", "ENDS", "EXPLANATION"]
+    none = "You have no sessions now. Start one with: carme sessions start"
+    return listed(options, found, titles, row, none)
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -192,6 +193,8 @@ def _start(options: argparse.Namespace) -> int:
             gpus=options.gpus,
             nodes=options.nodes,
             gpu_type=options.gpu_type,
+            cpus=options.cpus,
+            memory_mb=options.memory,
             partition=options.partition,
             reservation=options.reservation,
             title=options.title,
@@ -200,68 +203,46 @@ def _start(options: argparse.Namespace) -> int:
             results=options.results,
         )
         known = session.wait() if options.wait else session.info()
-    if options.json:
-        print_json(known)
-        return 0
-    print(f"Session {known.name}: {known.label}.")
-    for app in known.apps:
-        print(f"{app.title}: {app.url}")
-    return 0
+    apps = [f"{app.title}: {app.url}" for app in known.apps]
+    return said(options, known, f"Session {known.name}: {known.label}.", *apps)
 
 
 def _extend(options: argparse.Namespace) -> int:
     with client() as portal:
         given = portal.sessions.get(options.name).extend(parse_minutes(options.minutes))
-    if options.json:
-        print_json(given)
-    else:
-        print(f"The session {options.name} now ends at {moment(given.ends)}.")
-    return 0
+    return said(options, given, f"The session {options.name} now ends at {moment(given.ends)}.")
 
 
 def _stop(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.sessions.get(options.name).stop()
-    if options.json:
-        print_json({"stopped": options.name})
-    else:
-        print(f"The session {options.name} is being stopped. Files that you saved stay.")
-    return 0
+    words = f"The session {options.name} is being stopped. Files that you saved stay."
+    return said(options, {"stopped": options.name}, words)
 
 
 def _bookings(options: argparse.Namespace) -> int:
     with client() as portal:
         known = [one.known for one in portal.bookings.list()]
-    known = [one for one in known if options.all or one.state != "ended"]
-    if options.json:
-        print_json(known)
-    elif not known:
-        print("You have no bookings. Make one with: carme bookings create")
-    else:
-        print_table(
-            ["BOOKING", "STATE", "BEGINS", "ENDS", "NODES", "GPUS", "TITLE"],
-            [
-                [
-                    *[one.name, one.label, moment(one.start), moment(one.end), ",".join(one.node_names)],
-                    *[f"{one.gpus_per_node} x {one.gpu_type}", plain(one.title)],
-                ]
-                for one in known
-            ],
-        )
-    return 0
+
+    def row(one: BookingOut) -> list[object]:
+        times, nodes = (moment(one.start), moment(one.end)), ",".join(one.node_names)
+        return [one.name, one.label, *times, nodes, f"{one.gpus_per_node} x {one.gpu_type}", one.title]
+
+    found = [one for one in known if options.all or one.state != "ended"]
+    titles = ["BOOKING", "STATE", "BEGINS", "ENDS", "NODES", "GPUS", "TITLE"]
+    return listed(options, found, titles, row, "You have no bookings. Make one with: carme bookings create")
 
 
 def _kinds(options: argparse.Namespace) -> int:
     with client() as portal:
-        known = portal.bookings.kinds()
-    if options.json:
-        print_json(known)
-    elif not known:
-        print("No nodes can be booked here.")
-    else:
-        rows = [[one.partition, one.gpu_type, one.gpus, one.nodes] for one in known]
-        print_table(["PARTITION", "GPU TYPE", "GPUS PER NODE", "NODES"], rows)
-    return 0
+        found = portal.bookings.kinds()
+    return listed(
+        options,
+        found,
+        ["PARTITION", "GPU TYPE", "GPUS PER NODE", "NODES"],
+        lambda one: [one.partition, one.gpu_type, one.gpus, one.nodes],
+        "No nodes can be booked here.",
+    )
 
 
 def read_time(text: str) -> datetime:
@@ -294,47 +275,41 @@ def _book(options: argparse.Namespace) -> int:
             except CarmeError:
                 made.delete()  # half of what was asked for is not it
                 raise
-    _tell_booking(options, known)
-    return 0
+    return _tell_booking(options, known)
 
 
 def _words(options: argparse.Namespace) -> list[str]:
     return [word for part in options.stage for word in part.split()]
 
 
-def _tell_booking(options: argparse.Namespace, known: BookingOut) -> None:
-    if options.json:
-        print_json(known)
-        return
-    print(f"Booking {known.name}: {known.label}, {moment(known.start)} to {moment(known.end)}.")
+def _tell_booking(options: argparse.Namespace, known: BookingOut) -> int:
+    lines = [f"Booking {known.name}: {known.label}, {moment(known.start)} to {moment(known.end)}."]
     if known.session_image:
         data = f", with {', '.join(one.name for one in known.stage)} near it" if known.stage else ""
-        print(f"A session in {known.session_image} starts by itself in its first minute{data}.")
+        lines.append(f"A session in {known.session_image} starts by itself in its first minute{data}.")
     if known.offered_to:
-        print(f"{known.offered_to} may take it over.")
+        lines.append(f"{known.offered_to} may take it over.")
+    return said(options, known, *lines)
 
 
 def _booked_session(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.bookings.get(options.name)
         known = found.start_session(options.image, stage=_words(options), results=options.results)
-    _tell_booking(options, known)
-    return 0
+    return _tell_booking(options, known)
 
 
 def _offer(options: argparse.Namespace) -> int:
     with client() as portal:
         known = portal.bookings.get(options.name).offer(options.user)
-    _tell_booking(options, known)
-    return 0
+    return _tell_booking(options, known)
 
 
 def _accept(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.bookings.get(options.name)
         known = found.decline() if options.decline else found.accept()
-    _tell_booking(options, known)
-    return 0
+    return _tell_booking(options, known)
 
 
 def _free(options: argparse.Namespace) -> int:
@@ -347,18 +322,11 @@ def _free(options: argparse.Namespace) -> int:
             partition=options.partition,
             nodes=options.nodes,
         )
-    if options.json:
-        print_json(slots)
-    else:
-        print_table(["BEGINS", "ENDS"], [[moment(one.start), moment(one.end)] for one in slots])
-    return 0
+    return listed(options, slots, ["BEGINS", "ENDS"], lambda one: [moment(one.start), moment(one.end)])
 
 
 def _delete(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.bookings.get(options.name).delete()
-    if options.json:
-        print_json({"deleted": options.name})
-    else:
-        print(f"The booking {options.name} is deleted; its nodes are free for others.")
-    return 0
+    words = f"The booking {options.name} is deleted; its nodes are free for others."
+    return said(options, {"deleted": options.name}, words)

@@ -164,6 +164,11 @@ class Job:
         """End it."""
         self._ask("DELETE", f"jobs/{self.id}")
 
+    def extend(self, minutes: int) -> api.Extended:
+        """Let it run longer, if the site and the schedule allow it; when it ends now."""
+        found = self._connection.ask("POST", f"jobs/{self.id}/extend", {"minutes": minutes}, task=self.task)
+        return api.Extended.model_validate(found)
+
     def resubmit(self) -> Job:
         """The same job once more; of a task, that task."""
         new = self._ask("POST", f"jobs/{self.id}/resubmit")

@@ -84,6 +84,8 @@ class Sessions:
         gpus: int = 0,
         nodes: int = 1,
         gpu_type: str | None = None,
+        cpus: int | None = None,
+        memory_mb: int | None = None,
         partition: str | None = None,
         reservation: str | None = None,
         title: str = "",
@@ -98,6 +100,8 @@ class Sessions:
             image: What it runs in; see `Client.images`.
             minutes: How long.
             gpus: On each node.
+            cpus: Processors on each node; None: the share of its GPUs.
+            memory_mb: Memory on each node, in MiB; None: the share of its GPUs.
             reservation: The name of the booking to run in.
             app: What to open in it.
             account: Slurm's account that pays; a project's is its `account`.
@@ -110,6 +114,7 @@ class Sessions:
         """
         asked = {"image": image, "minutes": minutes, "gpus_per_node": gpus, "nodes": nodes, "title": title}
         asked |= {"gpu_type": gpu_type, "partition": partition, "reservation": reservation, "app": app}
+        asked |= {"cpus_per_node": cpus, "memory_mb_per_node": memory_mb}
         asked |= {"account": account, "stage": list(stage), "results": results}
         return self._made(self._connection.ask("POST", "sessions", asked))
 

@@ -161,10 +161,9 @@ class BookingSettings(_Table):
     grace_minutes: int = Field(default=15, ge=0)
 
 
-class PartitionBookingSettings(_Table):
-    """`[partitions.NAME.bookings]`: what differs from `[bookings]` in one partition."""
+class _OtherBookings(_Table):
+    """What differs from `[bookings]`; what is None does not."""
 
-    enabled: bool | None = None
     longest_minutes: int | None = Field(default=None, ge=1)
     notice_minutes: int | None = Field(default=None, ge=0)
     horizon_days: int | None = Field(default=None, ge=1, le=365)
@@ -176,22 +175,18 @@ class PartitionBookingSettings(_Table):
     grace_minutes: int | None = Field(default=None, ge=0)
 
 
-class ProjectBookingSettings(_Table):
+class PartitionBookingSettings(_OtherBookings):
+    """`[partitions.NAME.bookings]`: what differs from `[bookings]` in one partition."""
+
+    enabled: bool | None = None
+
+
+class ProjectBookingSettings(_OtherBookings):
     """`[projects.NAME.bookings]`: what differs from `[bookings]`, and from a partition's, for one project.
 
     Here `at_a_time`, `share_percent` and `gpu_hours` count what is booked for the project, whoever booked it;
     the partition's share holds besides.
     """
-
-    longest_minutes: int | None = Field(default=None, ge=1)
-    notice_minutes: int | None = Field(default=None, ge=0)
-    horizon_days: int | None = Field(default=None, ge=1, le=365)
-    at_a_time: int | None = Field(default=None, ge=1)
-    share_percent: int | None = Field(default=None, ge=1, le=100)
-    gpu_hours: int | None = Field(default=None, ge=0)
-    budget_days: int | None = Field(default=None, ge=1, le=365)
-    approval_gpu_hours: int | None = Field(default=None, ge=0)
-    grace_minutes: int | None = Field(default=None, ge=0)
 
 
 class ProjectSettings(_Table):
@@ -364,6 +359,28 @@ class LdapSettings(_Table):
         return self
 
 
+class QuotaSettings(_Table):
+    """`[quotas."/PATH"]`: what a user who is taken in may keep on the file system of that folder.
+
+    Attributes:
+        limit_gb: Beyond this nothing can be written, in GiB.
+        soft_gb: Beyond this nothing can be written once the file system's days of grace are over; 0: no such.
+        files: How many files; 0: any number.
+    """
+
+    limit_gb: int = Field(ge=1)
+    soft_gb: int = Field(default=0, ge=0)
+    files: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.soft_gb > self.limit_gb:
+            raise ValueError(
+                f"has 'soft_gb' = {self.soft_gb}, which is more than 'limit_gb' = {self.limit_gb}"
+            )
+        return self
+
+
 class MailSettings(_Table):
     """`[mail]`: how the portal sends mails; without `server` it sends none.
 
@@ -407,6 +424,7 @@ class Settings(_Table):
     staging: StagingSettings = StagingSettings()
     partitions: dict[Word, PartitionSettings] = {}
     projects: dict[Word, ProjectSettings] = {}
+    quotas: dict[AbsolutePath, QuotaSettings] = {}
     hub: HubSettings = HubSettings()
     portal: PortalSettings = PortalSettings()
     monitoring: MonitoringSettings = MonitoringSettings()

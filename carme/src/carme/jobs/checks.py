@@ -48,8 +48,7 @@ def check(
             field="nodes",
         )
     _check_gpus(request, partition, nodes)
-    if isinstance(request, JobRequest):
-        _check_size(request, partition, _fitting(request, nodes))
+    _check_size(request, partition, _fitting(request, nodes))
 
 
 def share(request: JobRequest, cluster: Cluster, settings: Settings) -> Share:
@@ -150,7 +149,7 @@ def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, node
         )
 
 
-def _check_size(request: JobRequest, partition: Partition, nodes: list[Node]) -> None:
+def _check_size(request: JobRequest | SessionOptions, partition: Partition, nodes: list[Node]) -> None:
     cpus, memory = request.cpus_per_node or 0, request.memory_mb_per_node or 0
     most_cpus = max(node.cpus for node in nodes)
     if cpus > most_cpus:

@@ -1,5 +1,6 @@
 """One look at the whole cluster."""
 
+from collections.abc import Collection
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
@@ -10,13 +11,30 @@ class _Seen(BaseModel):
 
 
 class Partition(_Seen):
-    """A queue of the cluster; `max_minutes` is None without a limit."""
+    """A queue of the cluster; `max_minutes` is None without a limit.
+
+    `groups`, `accounts`: whose jobs it takes, of Unix groups and of accounts; empty: everybody's.
+    """
 
     name: str
     state: str = "UP"
     default: bool = False
     max_minutes: int | None = None
     node_names: list[str] = []
+    groups: list[str] = []
+    accounts: list[str] = []
+    refused_accounts: list[str] = []
+
+    def takes(self, groups: Collection[str], accounts: Collection[str]) -> bool:
+        """Whether it takes jobs of who is in these groups, and may have them paid by one of these accounts.
+
+        Args:
+            accounts: Empty: they are not known, and not asked for.
+        """
+        if self.groups and not set(self.groups) & set(groups):
+            return False
+        able = set(accounts) - set(self.refused_accounts)
+        return not accounts or bool(able & set(self.accounts) if self.accounts else able)
 
 
 class Node(_Seen):

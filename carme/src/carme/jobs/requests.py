@@ -76,6 +76,9 @@ Word = Annotated[str, AfterValidator(_word)]
 #: An image of the site, `torch`, or of a user's own, `torch-mine@alice`.
 ImageName = Annotated[str, AfterValidator(_image)]
 Argument = Annotated[str, AfterValidator(_printable)]
+#: Processors and memory (MiB) on each node; None: the share of its GPUs.
+Cpus = Annotated[int | None, Field(ge=1, le=65_536)]
+Memory = Annotated[int | None, Field(ge=1, le=2**31 - 1)]
 
 
 class _Asked(BaseModel):
@@ -145,8 +148,8 @@ class JobRequest(_Asked):
     nodes: int = Field(default=1, ge=1, le=100_000)
     gpus_per_node: int = Field(default=0, ge=0, le=1024)
     gpu_type: Word | None = None
-    cpus_per_node: int | None = Field(default=None, ge=1, le=65_536)
-    memory_mb_per_node: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    cpus_per_node: Cpus = None
+    memory_mb_per_node: Memory = None
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     reservation: Word | None = None
     array: Tasks | None = None
@@ -176,7 +179,8 @@ class SessionOptions(_Asked):
     """What the start form and JupyterHub's `user_options` hold; `app` is the image's entry point to open.
 
     `account` pays: a project's, or None for the site's default one. `image_file` is filled in by the portal
-    when a session in a user's own image is started.
+    when a session in a user's own image is started. Processors and memory (MiB) that are not named follow
+    from the share of the node's GPUs.
     """
 
     image: ImageName
@@ -184,6 +188,8 @@ class SessionOptions(_Asked):
     nodes: int = Field(default=1, ge=1, le=100_000)
     gpus_per_node: int = Field(default=0, ge=0, le=1024)
     gpu_type: Word | None = None
+    cpus_per_node: Cpus = None
+    memory_mb_per_node: Memory = None
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     partition: Word | None = None
     account: Word | None = None
@@ -220,6 +226,8 @@ class SessionOptions(_Asked):
             nodes=self.nodes,
             gpus_per_node=self.gpus_per_node,
             gpu_type=self.gpu_type,
+            cpus_per_node=self.cpus_per_node,
+            memory_mb_per_node=self.memory_mb_per_node,
             minutes=self.minutes,
             reservation=self.reservation,
             stage=self.stage,

@@ -220,6 +220,11 @@ def _mebibytes(size: str) -> int:
     return round(float(match[1]) * _MEMORY_UNITS[match[2]] if match[2] else float(match[1]) / 2**20)
 
 
+def _allowed(line: str, key: str) -> list[str]:
+    """The names of a list of a partition's; none where it is said of all, or of nobody."""
+    return [name for name in _value(line, key).split(",") if name not in ("", "ALL", "(null)")]
+
+
 def cluster(nodes: str, partitions: str) -> Cluster:
     """`scontrol -d -o show node` and `scontrol -o show partition`."""
     members: dict[str, list[str]] = {}
@@ -241,6 +246,9 @@ def cluster(nodes: str, partitions: str) -> Cluster:
                 default=_value(line, "Default") == "YES",
                 max_minutes=minutes(_value(line, "MaxTime")),
                 node_names=members.get(name, []),
+                groups=_allowed(line, "AllowGroups"),
+                accounts=_allowed(line, "AllowAccounts"),
+                refused_accounts=_allowed(line, "DenyAccounts"),
             )
             for line in partitions.splitlines()
             if line.startswith("PartitionName=")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.machinery import PathFinder
-from typing import Protocol
-
 from carme.errors import InvalidRequest
 
-__all__ = ["ALGORITHMS", "Digest", "algorithm"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    class Digest(Protocol):
+        """What all of them have in common."""
+
+        def update(self, data: bytes | bytearray | memoryview, /) -> object: ...
+        def digest(self) -> bytes: ...
+        def hexdigest(self) -> str: ...
+
+
+__all__ = ["ALGORITHMS", "algorithm"]
 
 ALGORITHMS = ("xxh3", "blake3", "blake2b")
-
-
-class Digest(Protocol):
-    """What all of them have in common."""
-
-    def update(self, data: bytes | bytearray | memoryview, /) -> object: ...
-    def digest(self) -> bytes: ...
-    def hexdigest(self) -> str: ...
 
 
 def algorithm(name: str = "", *, strong: bool = False) -> tuple[str, Callable[[], Digest]]:
@@ -31,6 +32,8 @@ def algorithm(name: str = "", *, strong: bool = False) -> tuple[str, Callable[[]
     Raises:
         InvalidRequest: There is no such digest, or its package is not installed.
     """
+    from importlib.machinery import PathFinder
+
     wanted = (name,) if name else (("blake3", "blake2b") if strong else ALGORITHMS)
     for each in wanted:
         if each not in ALGORITHMS:

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from carme.errors import CarmeError
 from carme.staging import few, tree
@@ -28,8 +27,12 @@ from carme.staging.options import (
 )
 from carme.staging.queue import Queue
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from carme.staging.crew import Crew, Total
+    from carme.staging.digests import Digest
     from carme.staging.journal import Journal
     from carme.staging.work import Copier, Report
 
@@ -272,8 +275,9 @@ class _Run:
         self.total: Total | None = None
         self.journal: Journal | None = None
         self.result.engine = chosen(options.engine)
-        hash, self.digest = algorithm(options.hash)
-        self.result.hash = "" if options.verify == "none" else hash
+        if options.hash:
+            # Refused at once where it is not to be had.
+            algorithm(options.hash)
         self.result.workers = 1 if single else worker_count(options, source, destination)
         if single and os.stat(os.path.join(source, single[0])).st_size >= PART:
             self.result.workers = worker_count(options, source, destination)
@@ -331,8 +335,8 @@ class _Run:
         if not changed:
             return same
         rest = few.copy_few(native, keeper, source, destination, path, changed, self._copied)
-        if options.verify != "none" and self.result.counts.copied:
-            self._name_hash()
+        if self.result.counts.copied:
+            self._choose_digest()
         if rest:
             self._wait(rest)
         else:
@@ -354,10 +358,14 @@ class _Run:
         self.result.counts.bytes_copied += size
         self._tick()
 
-    def _name_hash(self) -> None:
-        """Which digest the compiled part verifies by: what it finds decides."""
-        if self.result.hash and self.result.engine == "native" and not self.options.hash:
-            self.result.hash = "xxh3" if hasher() else "bytes"
+    def _choose_digest(self) -> Callable[[], Digest]:
+        """What makes the digest that contents are verified by, named in the result."""
+        name, digest = algorithm(self.options.hash)
+        if self.result.engine == "native" and not self.options.hash:
+            # What the compiled part finds decides.
+            name = "xxh3" if hasher() else "bytes"
+        self.result.hash = "" if self.options.verify == "none" else name
+        return digest
 
     def _copy(
         self,
@@ -377,7 +385,7 @@ class _Run:
         from carme.staging.work import Copier
 
         options = self.options
-        self._name_hash()
+        digest = self._choose_digest()
         journal = None
         first = ""
         if not dry:
@@ -406,7 +414,7 @@ class _Run:
                     one,
                     other,
                     options,
-                    self.digest,
+                    digest,
                     share,
                     paces,
                     replace=replace,

@@ -8,13 +8,14 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, addressof, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
-from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Literal
 
 from carme.errors import InvalidRequest
 from carme.staging.options import Counts, Options
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Literal
+
     from carme.staging.attributes import Keeper
 
 __all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "hasher", "library"]
@@ -107,6 +108,9 @@ def library() -> ctypes.CDLL | None:
 
 def hasher() -> int | None:
     """Where the function XXH3_128bits is, in the package xxhash or in the system's library; None: nowhere."""
+    # Not imported where nothing is hashed.
+    from importlib.machinery import PathFinder
+
     candidates = ["libxxhash.so.0"]
     if package := PathFinder.find_spec("xxhash"):
         # The package's own library has its functions, and is compiled for this processor's kind at least.

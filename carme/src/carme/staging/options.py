@@ -6,9 +6,12 @@ Plain classes: to import dataclasses, with all that it needs, takes as long as t
 from __future__ import annotations
 
 import os
-from typing import Literal
 
 from carme.errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
 
 __all__ = ["COMPRESSIONS", "Counts", "Options", "Problem", "Progress", "Result", "parse_size"]
 
@@ -179,8 +182,8 @@ class Result:
     `problems` are what could not be copied or, when verifying, what differs (the first 10,000 of them;
     `counts.problems` and `counts.different` count all). `warnings` say what was not kept and why. `hash`
     is the digest by which contents were verified; `bytes`: the compiled part compared byte by byte, as no
-    library with xxh3 was there; empty: they were not. `engine` is what copied or compared: `native` or
-    `python`; `hosts` are those that did, where there were several.
+    library with xxh3 was there; empty: they were not, or nothing was copied. `engine` is what copied or
+    compared: `native` or `python`; `hosts` are those that did, where there were several.
     """
 
     def __init__(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from carme.staging.options import Progress
 from carme.wording import size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["Outlook", "duration", "progress_text"]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING, BinaryIO
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from carme.staging.work import Task
 
 __all__ = ["Queue"]

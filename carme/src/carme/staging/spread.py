@@ -228,7 +228,7 @@ def work(folder: str, name: str = "") -> Result:
             result = _copy_unit(source, destination, unit, options, tell)
             total.counts.add(result.counts)
             total.problems += result.problems
-            total.engine, total.hash = result.engine, result.hash
+            total.engine, total.hash = result.engine, result.hash or total.hash
             _write(where / "done" / str(number), {"host": host})
             if time.monotonic() - said > TELL:
                 said = time.monotonic()

@@ -11,14 +11,16 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carme.staging import tree
 from carme.staging.attributes import DEFAULT, Keeper, attribute_names, extended
-from carme.staging.digests import Digest
 from carme.staging.limits import Pace
 from carme.staging.native import Entries, Entry, Native, hasher, library
 from carme.staging.options import BATCH, PART, TRIES, Counts, Options, Problem
+
+if TYPE_CHECKING:
+    from carme.staging.digests import Digest
 
 __all__ = ["Batch", "Copier", "Report", "Stop", "Walker", "join", "statuses"]
 

@@ -50,6 +50,8 @@ _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40,
 SMALL = 1 << 20
 #: From this mean size on (bytes), each file lies on all the targets that are useful for one reader.
 LARGE = 256 << 20
+#: The pool that every BeeGFS has.
+FIRST_POOL = "1"
 #: Of so many files at most is asked where they begin: each time a program is run.
 ASKED = 128
 
@@ -81,6 +83,8 @@ class Quota:
     limit: int | None
     files: int
     files_limit: int | None
+    #: By what BeeGFS's program knows the pool; release 7 prints a name that it does not take.
+    reference: str = FIRST_POOL
 
     @property
     def share(self) -> float:
@@ -199,6 +203,32 @@ class BeeGFS:
             words = ["quota", "list-usage", f"--uids={whose}", "--raw", "--output=ndjson"]
             return parse_quota_8(self._run("beegfs", f"--mount={self.mount.path}", *words), uid)
         return parse_quota(self._run("beegfs-ctl", *self._where(), "--getquota", "--uid", str(uid)))
+
+    def limit(self, uid: int, most: int, files: int = 0) -> bool:
+        """Give a user limits in each pool in which there are none yet, which takes root.
+
+        Args:
+            most: Bytes.
+            files: How many chunk files; 0: any number.
+
+        Returns:
+            Whether there was such a pool.
+
+        Raises:
+            CarmeError: BeeGFS refuses.
+        """
+        known = self.quota(uid)
+        free = [one.reference for one in known if one.limit is None and one.files_limit is None]
+        for pool in free if known else [FIRST_POOL]:  # of who has no files yet it may know nothing
+            if self.version == 8:
+                words = ["quota", "set-limits", f"--uid={uid}", f"--space={most}"]
+                words += [f"--inode={files}"] if files else []
+                self._run("beegfs", f"--mount={self.mount.path}", *words, pool)
+            else:
+                words = ["--setquota", "--uid", str(uid), f"--sizelimit={most >> 10}K"]
+                words += [f"--inodelimit={files or 'unlimited'}", f"--storagepoolid={pool}"]
+                self._run("beegfs-ctl", *self._where(), *words)
+        return bool(free) or not known
 
     def space(self) -> tuple[int, int]:
         """Bytes in all, and bytes that are free."""
@@ -359,15 +389,14 @@ def _known_target(number: str) -> str:
 
 def parse_quota(output: str) -> list[Quota]:
     """`beegfs-ctl --getquota`: a table for each storage pool."""
-    found, pool = [], ""
+    found, pool, number = [], "", FIRST_POOL
     for line in output.splitlines():
-        if match := re.match(r"Quota information for storage pool (.*) \(ID: \d+\):", line):
-            pool = match[1]
+        if match := re.match(r"Quota information for storage pool (.*) \(ID: (\d+)\):", line):
+            pool, number = match.groups()
         cells = [cell.strip() for part in line.split("||") for cell in part.split("|")]
         if len(cells) == 6 and cells[1].isdecimal():
-            found.append(
-                Quota(pool, _size(cells[2]) or 0, _size(cells[3]), int(_size(cells[4]) or 0), _size(cells[5]))
-            )
+            used, files = _size(cells[2]) or 0, int(_size(cells[4]) or 0)
+            found.append(Quota(pool, used, _size(cells[3]), files, _size(cells[5]), number))
     return found
 
 
@@ -379,9 +408,8 @@ def parse_quota_8(output: str, uid: int) -> list[Quota]:
         files, _, files_most = str(values.get("inode", "")).partition("/")
         if values.get("type") == "user" and str(values.get("id")) == str(uid) and _number(used) is not None:
             pool = str(values.get("pool", ""))
-            found.append(
-                Quota(pool, _number(used) or 0, _number(most), _number(files) or 0, _number(files_most))
-            )
+            counts = _number(used) or 0, _number(most), _number(files) or 0, _number(files_most)
+            found.append(Quota(pool, *counts, reference=pool))
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 from carme.errors import CarmeError
 from carme.storage import beegfs
 
-__all__ = ["Limits", "Space", "parse_quota", "space_of"]
+__all__ = ["Limits", "Space", "limit", "parse_quota", "space_of"]
 
 KIBI = 1024  # bytes of a block, of quotactl and of `quota` alike
 NEAR = 0.9  # share of a quota from which it is said to be nearly used up
@@ -26,7 +26,9 @@ NEAR = 0.9  # share of a quota from which it is said to be nearly used up
 FEW, NONE = 1 << 30, 1 << 20
 SECONDS = 10  # for a program to answer
 
-_GET_USER_QUOTA = 0x800007 << 8  # QCMD(Q_GETQUOTA, USRQUOTA) of linux/quota.h
+# QCMD(Q_GETQUOTA, USRQUOTA), QCMD(Q_SETQUOTA, USRQUOTA) and QIF_LIMITS of linux/quota.h
+_GET_USER_QUOTA, _SET_USER_QUOTA = 0x800007 << 8, 0x800008 << 8
+_THE_LIMITS = 5
 _QUOTACTL_FD = (
     443  # the system call's number, since Linux 5.14 and on all architectures; C libraries have no name
 )
@@ -171,16 +173,7 @@ class _Block(ctypes.Structure):
 def _of_kernel(path: str, device: str, uid: int) -> Limits | None:
     """The kernel's own account; None where the file system keeps none."""
     block = _Block()
-    library = ctypes.CDLL(None, use_errno=True)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # By the folder: who has no /dev of the host's can ask, too.
-        failed = library.syscall(_QUOTACTL_FD, folder, _GET_USER_QUOTA, uid, ctypes.byref(block))
-    finally:
-        os.close(folder)
-    if failed and ctypes.get_errno() == errno.ENOSYS and device.startswith("/dev/"):
-        failed = library.quotactl(_GET_USER_QUOTA, os.fsencode(device), uid, ctypes.byref(block))
-    if failed:
+    if _quotactl(_GET_USER_QUOTA, path, device, uid, block):
         return None
     return Limits(
         used=block.used,
@@ -190,6 +183,59 @@ def _of_kernel(path: str, device: str, uid: int) -> Limits | None:
         files_soft=block.files_soft or None,
         files_limit=block.files_hard or None,
     )
+
+
+def _quotactl(command: int, path: str, device: str, uid: int, block: _Block) -> int:
+    """Ask or tell the kernel; 0, or the number of the error."""
+    library = ctypes.CDLL(None, use_errno=True)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # By the folder: who has no /dev of the host's can ask, too.
+        failed = library.syscall(_QUOTACTL_FD, folder, command, uid, ctypes.byref(block))
+    finally:
+        os.close(folder)
+    if failed and ctypes.get_errno() == errno.ENOSYS and device.startswith("/dev/"):
+        failed = library.quotactl(command, os.fsencode(device), uid, ctypes.byref(block))
+    return ctypes.get_errno() if failed else 0
+
+
+def limit(path: str, uid: int, *, most: int, soft: int = 0, files: int = 0) -> bool:
+    """Give a user limits where the kernel or BeeGFS keeps quotas, as root; limits that are there stay.
+
+    Args:
+        path: A folder of the file system.
+        most, soft: Bytes beyond which nothing can be written, or only for a while; 0: no such limit. BeeGFS
+            knows none for a while.
+        files: How many files; 0: any number.
+
+    Returns:
+        Whether there were none before.
+
+    Raises:
+        CarmeError: It keeps no quotas, or refuses.
+        OSError: The folder is not there.
+    """
+    mount = _mount_of(os.path.realpath(path))
+    kind, device = (mount.kind, mount.source) if mount else ("", "")
+    if system := beegfs.system_of(path) if kind == "beegfs" else None:
+        return system.limit(uid, most, files)
+    block = _Block()
+    failed = _quotactl(_GET_USER_QUOTA, path, device, uid, block)
+    if failed not in (0, errno.ENOENT):
+        raise CarmeError(
+            f"{path} ({kind or 'no mount'}) keeps no quotas here: {os.strerror(failed)}.",
+            "Mount it with usrquota, install BeeGFS's tools for one, or leave it out of [quotas].",
+            code="quota",
+        )
+    if block.hard or block.soft or block.files_hard or block.files_soft:
+        return False
+    block.hard, block.soft = most // KIBI, soft // KIBI
+    block.files_hard, block.valid = files, _THE_LIMITS
+    if failed := _quotactl(_SET_USER_QUOTA, path, device, uid, block):
+        raise CarmeError(
+            f"The quota on {path} cannot be set: {os.strerror(failed)}.", "It takes root.", code="quota"
+        )
+    return True
 
 
 def _of_program(mount: str) -> Limits | None:

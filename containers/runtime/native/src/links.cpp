@@ -77,13 +77,17 @@ void Links::stop() {
 }
 
 void Links::run() {
+    int64_t nap_ns = shortest_nap_ns;
     while (!stopping_) {
         if (foreground_.load() > 0 || now_ns() - last_foreground_.load(std::memory_order_relaxed) < 1'000'000) {
-            timespec nap{0, 500'000};
+            // The longer others wait, the longer they are likely to: each look takes the core from who computes.
+            timespec nap{0, nap_ns};
             nanosleep(&nap, nullptr);
+            nap_ns = std::min(2 * nap_ns, longest_nap_ns);
             continue;
         }
-        poll(paused_.load() ? 20 : 1000);
+        nap_ns = shortest_nap_ns;
+        poll(paused_.load() || ended_.load() ? 20 : 1000);
     }
 }
 
@@ -102,11 +106,15 @@ void Links::poll(int timeout_ms, int own) {
             if (!writable(*link)) continue;
         if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(*link);
     }
+    if (ended_)
+        for (auto& link : links_)
+            if (link->ended_since && now_ns() - link->ended_since > longest_farewell_ns) lose(link->peer);
     wake_others(own);
 }
 
 void Links::poll_for(const Request& request) {
-    if (wanting_.load(std::memory_order_relaxed) || paused_.load(std::memory_order_relaxed)) return poll(0, 1);
+    for (auto* others : {&wanting_, &paused_, &ended_})
+        if (others->load(std::memory_order_relaxed)) return poll(0, 1);
     std::lock_guard lock(mutex_);
     const auto& streams = streams_[size_t(request.peer)];
     if (request.stream >= streams.size() || streams[request.stream]->fd < 0) return;
@@ -144,7 +152,7 @@ void Links::watch(Link& link) {
 }
 
 void Links::enqueue(Link& link, Out out) {
-    if (link.fd < 0 || lost_[size_t(link.peer)]) return complete(out.request, State::lost);
+    if (link.fd < 0 || link.ended_since) return complete(out.request, State::lost);
     link.out.push_back(std::move(out));
     if (link.out.size() == 1) writable(link);
 }
@@ -191,6 +199,10 @@ bool Links::writable(Link& link) {
                     watch(link);
                 }
                 return true;
+            }
+            if (errno == EPIPE || errno == ECONNRESET) {  // what it sent before can still be read
+                forget_out(link);
+                break;
             }
             drop(link, nullptr);
             return false;
@@ -391,7 +403,7 @@ void Links::resume_paused() {
 
 void Links::readable(Link& link) {
     uint64_t budget = most_at_once;  // then others have their turn
-    while (link.fd >= 0 && !link.paused_since) {
+    while (link.fd >= 0 && !link.paused_since && !link.ended_since) {
         bool straight = link.in_payload && link.head == link.tail && link.destination && link.left >= smallest_straight;
         if (link.head == link.tail) link.head = link.tail = 0;
         iovec parts[2];
@@ -416,7 +428,8 @@ void Links::readable(Link& link) {
         const ssize_t got = recvmsg(link.fd, &message, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-        if (got <= 0) return drop(link, nullptr);
+        if (got == 0 || (got < 0 && errno == ECONNRESET)) return end(link);
+        if (got < 0) return drop(link, nullptr);
         const size_t direct = std::min(size_t(got), payload);
         if (direct) advance(link, direct);
         link.tail += size_t(got) - direct;
@@ -622,6 +635,27 @@ void Links::finish(Link& link) {
     }
 }
 
+void Links::forget_out(Link& link) {
+    for (auto& out : link.out) complete(out.request, State::lost);
+    link.out.clear();
+}
+
+// A peer that leaves closes all of its streams. Of one that is done the last message may still be on its way by another
+// stream than the one whose end is seen first.
+void Links::end(Link& link) {
+    link.ended_since = now_ns();
+    ++ended_;
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, link.fd, nullptr);
+    if (!link.leaving.empty()) release(link);
+    forget_out(link);
+    if (link.wants_write) {
+        link.wants_write = false;
+        --wanting_;
+    }
+    const auto& streams = streams_[size_t(link.peer)];
+    if (std::all_of(streams.begin(), streams.end(), [](Link* one) { return one->ended_since; })) lose(link.peer);
+}
+
 void Links::drop(Link& link, const char* why) {
     if (why && !lost_[size_t(link.peer)])
         std::fprintf(stderr, "carme_runtime: rank %d %s; its connection was closed.\n", link.peer, why);
@@ -644,6 +678,10 @@ void Links::lose(int peer) {
         if (link->paused_since) {
             link->paused_since = 0;
             --paused_;
+        }
+        if (link->ended_since) {
+            link->ended_since = 0;
+            --ended_;
         }
         complete(link->request, State::lost);
         link->request = nullptr;

@@ -182,6 +182,7 @@ private:
         std::shared_ptr<void> keep;
         std::vector<char> owned;
         int64_t paused_since = 0;
+        int64_t ended_since = 0;  // the peer sends nothing more
     };
     static constexpr size_t buffer_size = 32 * 1024;
     static constexpr uint64_t smallest_straight = 2048;  // bytes of a payload that are not worth a copy
@@ -189,10 +190,12 @@ private:
     // Of one stream in one turn: less than may be expected of a peer, as what is not expected yet is copied.
     static constexpr uint64_t most_at_once = 512 * 1024;
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
-    static constexpr int64_t longest_pause_ns = 50'000;
+    static constexpr int64_t longest_pause_ns = 50'000, longest_farewell_ns = 50'000;
 #else
     static constexpr int64_t longest_pause_ns = 20'000'000;
+    static constexpr int64_t longest_farewell_ns = 500'000'000;  // from the end of one stream of a peer to that of all
 #endif
+    static constexpr int64_t shortest_nap_ns = 500'000, longest_nap_ns = 2'000'000;  // while others drive the sockets
     static constexpr uint64_t small = 256 * 1024;
     static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
 
@@ -208,6 +211,8 @@ private:
     void finish(Link& link);    // its payload is complete
     bool parse(Link& link);
     void advance(Link& link, uint64_t count);  // so much of the payload has come
+    void end(Link& link);
+    void forget_out(Link& link);
     void drop(Link& link, const char* why);
     void lose(int peer);
     void complete(Request* request, State state);
@@ -226,6 +231,7 @@ private:
     uint64_t next_ask_ = 1;
     std::atomic<int> paused_{0};
     std::atomic<int> wanting_{0};  // links that wait for room to send
+    std::atomic<int> ended_{0};    // links that ended before others of their peer
     int epoll_ = -1, kick_ = -1;
     std::atomic<int> foreground_{0};
     std::atomic<int64_t> last_foreground_{0};

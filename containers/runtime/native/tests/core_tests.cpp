@@ -397,6 +397,45 @@ void garbage() {
     }
 }
 
+// A peer that leaves: the end of one stream is seen before the last message on another one, or is all that is seen.
+void farewells() {
+    for (bool all : {true, false}) {
+        Context context(0, 2);
+        Links links(context, 2);  // nobody looks at them but this thread
+        int leaving[3];
+        std::vector<int> ours;
+        for (int& fd : leaving) {
+            auto [out, in] = connected_pair();
+            fd = out;
+            ours.push_back(in);
+        }
+        links.add_peer(1, ours);
+        uint64_t into = 0;
+        Request request;
+        links.receive_message(1, 7, 0, 0, 0, &into, sizeof into, &request);
+        close(leaving[0]);
+        links.poll(0);
+        CHECK(request.state.load() == State::pending);
+        if (all) {
+            struct {
+                Frame frame;
+                uint64_t value = 42;
+            } message;
+            message.frame.type = FrameType::message;
+            message.frame.key = 7;
+            message.frame.size = sizeof into;
+            CHECK(send(leaving[1], &message, sizeof message, MSG_NOSIGNAL) == sizeof message);
+            links.poll(0);
+            CHECK(request.state.load() == State::done && into == 42);
+            for (int i : {1, 2}) close(leaving[i]);
+        }
+        while (!context.is_lost(1)) links.poll(20);
+        CHECK(request.state.load() == (all ? State::done : State::lost));
+        if (!all)
+            for (int i : {1, 2}) close(leaving[i]);
+    }
+}
+
 void arithmetic() {
     // Halves and brain floats: every value survives, ties go to even.
     for (uint32_t bits = 0; bits < 65536; ++bits) {
@@ -473,6 +512,7 @@ int main() {
     letters();
     early_letters();
     garbage();
+    farewells();
     if (failures) std::fprintf(stderr, "%d checks failed\n", failures);
     else std::puts("all checks passed");
     return failures != 0;

@@ -7,6 +7,7 @@ from pathlib import Path
 from carme_monitoring.gpus import AmdLibrary, GpuWatch, NvidiaLibrary
 from carme_monitoring.jobs import Allocations, Cgroups, MovedRecords, Training
 from carme_monitoring.node.collector import NodeCollector
+from carme_monitoring.node.options import add_cgroups
 from carme_monitoring.serving import add_options, serve
 
 __all__ = ["main"]
@@ -23,10 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--allocations", type=Path, default=Path("/run/carme/allocations"), metavar="FOLDER",
         help="where Slurm's prolog writes what it gave to whom (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--cgroups", type=Path, default=Path("/sys/fs/cgroup"), metavar="FOLDER",
-        help="where control groups are mounted (default: %(default)s)",
-    )  # fmt: skip
+    add_cgroups(parser)
     parser.add_argument(
         "--gpu-limit", type=float, default=5.0, metavar="SECONDS",
         help="time after which a GPU library counts as hanging (default: %(default)s)",

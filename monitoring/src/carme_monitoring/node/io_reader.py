@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from carme_monitoring.jobs import Cgroups, MovedBytes
+from carme_monitoring.node.options import add_cgroups
 
 __all__ = ["main"]
 
@@ -29,10 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--every", type=float, default=30.0, metavar="SECONDS",
         help="time between two looks (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--cgroups", type=Path, default=Path("/sys/fs/cgroup"), metavar="FOLDER",
-        help="where control groups are mounted (default: %(default)s)",
-    )  # fmt: skip
+    add_cgroups(parser)
     options = parser.parse_args(arguments)
     if options.every <= 0:
         parser.error("--every must be more than 0 seconds")

@@ -23,18 +23,26 @@ def library() -> Path | None:
     """The compiled part as its source is now; None where there is no compiler."""
     program = runpy.run_path(str(PART / "native/compile.py"))
     output = PART / program["LIBRARY"]
-    newer = output.exists() and output.stat().st_mtime > (PART / "native/copying.c").stat().st_mtime
+    sources = max(source.stat().st_mtime for source in (PART / "native").glob("*.[ch]"))
+    newer = output.exists() and output.stat().st_mtime > sources
     # In somebody else's checkout there is what there is.
     if newer or not os.access(output.parent, os.W_OK):
         return output if native.library() else None
-    return output if program["build"](output, "-Werror") else None
+    return output if program["build"](program["LIBRARY"], output, "-Werror") else None
+
+
+@pytest.fixture(scope="session")
+def compiled(library: Path | None) -> None:
+    """The test needs the compiled part, or a compiler."""
+    if not library:
+        pytest.skip("there is neither the compiled part of copying nor a C compiler")
 
 
 @pytest.fixture(params=["native", "python"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path | None) -> str:
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which of both copies; in this process only, and in those that it forks."""
-    if request.param == "native" and not library:
-        pytest.skip("there is no C compiler")
+    if request.param == "native":
+        request.getfixturevalue("compiled")
     if request.param == "python":
         monkeypatch.setattr(native, "library", lambda: None)
         monkeypatch.setattr(work, "library", lambda: None)

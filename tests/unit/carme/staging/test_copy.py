@@ -14,13 +14,14 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
-from carme.staging import Options, Problem, copy, crew, engine, native, parse_size, sync
+from carme.staging import Options, Problem, copy, crew, engine, native, parse_size, queue, sync
 from carme.staging.digests import ALGORITHMS
 from carme.staging.tree import PARTIAL, STATE
 
@@ -186,21 +187,31 @@ def test_only_what_changed_is_copied(place: Path) -> None:
     assert walk(target) == walk(source)
 
 
+def wide(memory: Path) -> tuple[Path, Path]:
+    """Where a tree of some hundred files is, and where its copy comes."""
+    source, target = from_and_to(memory)
+    many(source, 30, 20)
+    many(source / "d7" / "below", 3, 50)
+    (source / "d8" / "link").symlink_to("f1")
+    return source, target
+
+
+def lower(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+    """Have less do for a limit to be reached; empty: none."""
+    if limit:
+        monkeypatch.setattr(native if limit.startswith("_") else engine, limit, value)
+
+
 @pytest.mark.parametrize("limit", ["", "ENOUGH", "_MOST", "BATCH"])
 def test_what_has_changed_is_found_everywhere(
     memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """Also where there is so much of it that the look through both trees is left to the workers."""
-    source, target = from_and_to(memory)
-    many(source, 30, 20)
-    many(source / "d7" / "below", 3, 50)
-    (source / "d8" / "link").symlink_to("f1")
+    source, target = wide(memory)
     os.link(source / "d9" / "f1", source / "d10" / "same")
     (source / "d11" / os.fsdecode(b"\xff\n")).write_bytes(b"odd")
     assert copy(str(source), str(target)).ok
-    if limit:
-        module = native if limit.startswith("_") else engine
-        monkeypatch.setattr(module, limit, 7)
+    lower(monkeypatch, limit, 7)
     total = sum(len(files) for _, _, files in os.walk(source))
 
     again = copy(str(source), str(target))
@@ -229,14 +240,9 @@ def test_what_has_changed_is_found_everywhere(
 def test_a_second_sync_finds_what_is_gone_wherever_it_is(
     memory: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    source, target = from_and_to(memory)
-    many(source, 30, 20)
-    many(source / "d7" / "below", 3, 50)
-    (source / "d8" / "link").symlink_to("f1")
+    source, target = wide(memory)
     assert copy(str(source), str(target)).ok
-    if limit:
-        module = native if limit.startswith("_") else engine
-        monkeypatch.setattr(module, limit, 4096 if limit == "_FINDINGS" else 7)
+    lower(monkeypatch, limit, 4096 if limit == "_FINDINGS" else 7)
     (source / "d0" / "f3").unlink()
     shutil.rmtree(source / "d7" / "below" / "d1")
     (source / "d8" / "link").unlink()
@@ -258,9 +264,8 @@ def test_a_second_sync_finds_what_is_gone_wherever_it_is(
     assert walk(target) == walk(source)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_sync_with_nothing_to_do_starts_no_worker(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native.library():
-        pytest.skip("there is no C compiler")
     source, target = from_and_to(memory)
     many(source, 5, 20)
     many(source / "d2", 2, 3)
@@ -276,9 +281,8 @@ def test_a_sync_with_nothing_to_do_starts_no_worker(memory: Path, monkeypatch: p
         sync(str(source), str(target))
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_few_changed_files_need_no_worker(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native.library():
-        pytest.skip("there is no C compiler")
     source, target = from_and_to(memory)
     many(source, 20, 20)
     (source / "link").symlink_to("d0")
@@ -392,6 +396,29 @@ def test_a_folder_of_very_many_files(memory: Path) -> None:
         (source / "d0" / f"f{number}").unlink()
     assert sync(str(source), str(target)).counts.removed == 3500
     assert walk(target) == walk(source)
+
+
+@both_engines
+def test_folders_that_wait_go_to_a_file(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a tree of any size takes the same memory."""
+    monkeypatch.setattr(queue, "HELD", 3)
+    source, target = from_and_to(memory)
+    many(source, 60, 2)
+    for folder in range(0, 60, 3):
+        many(source / f"d{folder}", 4, 1)
+    waiting = []
+    taken = queue.Queue.take
+
+    def take(self: queue.Queue, workers: int) -> list[Any]:
+        waiting.append((len(self._folders), len(self._blocks)))
+        return taken(self, workers)
+
+    monkeypatch.setattr(queue.Queue, "take", take)
+    result = copy(str(source), str(target), Options(workers=2))
+    assert result.ok and result.counts.copied == 200
+    assert walk(target) == walk(source)
+    assert max(folders for folders, _blocks in waiting) <= 6
+    assert max(blocks for _folders, blocks in waiting) > 10
 
 
 def test_deep_trees_and_long_names(tmp_path: Path) -> None:

@@ -64,9 +64,7 @@ SIZES = {"small": 5000, "middling": 3 << 20, "large": (70 << 20) + 9}
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory, library: Path | None) -> Path:
-    if not library:
-        pytest.skip("there is no C compiler")
+def device(tmp_path_factory: pytest.TempPathFactory, compiled: None) -> Path:
     folder = tmp_path_factory.mktemp("device")
     (folder / "device.c").write_text(DEVICE)
     compile_c = ["cc", "-O1", "-fPIC", "-shared", "-o", "device.so", "device.c", "-ldl"]

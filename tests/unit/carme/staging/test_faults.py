@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carme.errors import CarmeError
-from carme.staging import Problem, copy, sync
+from carme.staging import Options, Problem, copy, sync
 from carme.staging.state import State
 from carme.staging.tree import PARTIAL, STATE, partial_name
 
@@ -283,6 +284,31 @@ def test_a_destination_that_can_only_be_read(tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", "remount,ro", str(target)], check=True)
         with pytest.raises(CarmeError, match="can only be read"):
             copy(str(source), str(target))
+
+
+def test_files_that_vanish_after_they_were_seen(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = from_and_to(memory)
+    many(source, 2, 6)
+    (source / "d1/f3").unlink()
+    (source / "d1/f3").write_bytes(bytes(3 << 20))
+    opening = os.open
+
+    def just_too_late(path: Any, *how: Any, **where: Any) -> int:
+        if path == "f3" and not how[0] & os.O_CREAT:
+            for file in source.glob("d?/f3"):
+                file.unlink()
+        return opening(path, *how, **where)
+
+    # In the workers, too: they are forked. The compiled part would open them elsewhere.
+    monkeypatch.setattr(os, "open", just_too_late)
+    result = copy(str(source), str(target), Options(engine="python", workers=1))
+    monkeypatch.undo()
+    assert not result.ok and result.counts.problems == len(result.problems) >= 1
+    assert {problem.path for problem in result.problems} <= {"d0/f3", "d1/f3"}
+    assert {problem.reason for problem in result.problems} == {
+        "it vanished, or a folder on the way to it did"
+    }
+    assert walk(target, times=False) == walk(source, times=False)
 
 
 @root

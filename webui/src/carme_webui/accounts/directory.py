@@ -14,6 +14,7 @@ from django.conf import settings
 from django.contrib.auth.backends import ModelBackend
 from django.forms import ValidationError
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from ldap3.core.exceptions import LDAPException, LDAPInvalidCredentialsResult
 from ldap3.utils.conv import escape_filter_chars
@@ -145,8 +146,7 @@ class LdapBackend(ModelBackend):
             for field, value in told.items():
                 setattr(user, field, value)
             user.save()
-        if new:
-            enrol_soon(entry.name)
+        enrol_soon(user)
         return user
 
 
@@ -154,13 +154,21 @@ def _away() -> str:
     return _("The directory of users does not answer, so nobody of it can sign in. Try again in a moment.")
 
 
-def enrol_soon(name: str) -> None:
-    """Give who signs in for the first time an association in Slurm and a home, in another thread."""
-    errands.run(f"enrol {name}", lambda: _enrol(name))
+def enrol_soon(user: User) -> None:
+    """Give who signs in an association in Slurm and a home, in another thread.
+
+    It is done once: what an administrator takes away later stays away. What failed, since Slurm was away, is
+    tried again when the user signs in again.
+    """
+    if user.enrolled is None:
+        errands.run(f"enrol {user.username}", lambda: _enrol(user))
 
 
-def _enrol(name: str) -> None:
+def _enrol(user: User) -> None:
+    name = user.username
     try:
         broker().enrol(name, user=name)
     except CarmeError as error:
         logger.warning("%s has signed in and cannot run jobs yet: %s", name, error)
+    else:
+        User.objects.filter(pk=user.pk).update(enrolled=timezone.now())

@@ -14,7 +14,7 @@ from carme_webui.accounts.models import User
 from carme_webui.errands import errands
 from carme_webui.sessions.hub import Hub, HubError
 
-__all__ = ["AccountAdapter", "LoginRequired", "sign_out", "signed_in"]
+__all__ = ["AccountAdapter", "LoginRequired", "sign_out", "sign_out_of_hub", "signed_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,15 @@ def sign_out(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and not request.user.is_authenticated:
         response["Clear-Site-Data"] = '"cookies"'
         if user:
-            # Whoever signs in again while the hub is being told is not meant.
-            moment = time.time()
-            errands.run(f"sign out {user} {moment}", lambda: _sign_out_of_hub(user, moment))
+            sign_out_of_hub(user)
     return response
+
+
+def sign_out_of_hub(user: str) -> None:
+    """Have the hub told that what it knows of this user's logins counts no more."""
+    # Whoever signs in again while the hub is being told is not meant.
+    moment = time.time()
+    errands.run(f"sign out {user} {moment}", lambda: _sign_out_of_hub(user, moment))
 
 
 def _sign_out_of_hub(user: str, moment: float) -> None:

@@ -132,7 +132,7 @@ def account_of(claims: Any) -> User:
         user = User(username=name)
         user.set_unusable_password()
         user.save()
-        enrol_soon(name)
+    enrol_soon(user)
     return user
 
 

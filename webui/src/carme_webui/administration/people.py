@@ -1,9 +1,10 @@
-"""Taking in a new user in one step: account, association in Slurm, home, project."""
+"""Taking in a new user in one step: account, association in Slurm, home, quotas, project."""
 
 import secrets
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
@@ -47,9 +48,12 @@ def take_in(
             ) from None
     # First what can fail: an account without a Unix account could do nothing.
     done = broker.enrol(name, user=by)
+    user.enrolled = timezone.now()
     if created:
         user.save()
         done = [_("made the portal account"), *done]
+    else:
+        user.save(update_fields=["enrolled"])
     if project is not None:
         with transaction.atomic():
             member, joined = Membership.objects.get_or_create(project=project, user=user)

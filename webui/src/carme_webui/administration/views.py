@@ -189,7 +189,10 @@ def user(request: HttpRequest, name: str) -> HttpResponse:
     if request.method == "POST":
         return _act(request, by, found)
     projects = Project.objects.filter(memberships__user=found)
-    return render(request, "administration/user.html", {"found": found, "projects": projects})
+    number = request.GET.get("job", "")
+    about = _("Your job %s:") % number + " " if number.isascii() and number.isdigit() else ""
+    context = {"found": found, "projects": projects, "about": about[:60]}
+    return render(request, "administration/user.html", context)
 
 
 def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:

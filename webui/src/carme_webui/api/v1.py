@@ -358,6 +358,15 @@ def job_recipe(request: HttpRequest, job_id: int = JobId) -> Any:
     return broker().recipe(job_id, user=asker(request).username).model_dump()
 
 
+@jobs.post("/{job_id}/extend", response=answers(wire.Extended, *REFUSED))
+def extend_job(
+    request: HttpRequest, asked: schemas.Extension, job_id: int = JobId, task: int | None = Task
+) -> Any:
+    """Give a running job, or a task of an array, more time."""
+    user = require(request, "jobs")
+    return submissions.extend(user, job_id, asked.minutes, broker(), task).model_dump()
+
+
 @jobs.post("/{job_id}/resubmit", response=answers(wire.Submitted, *REFUSED, status=HTTPStatus.CREATED))
 def resubmit_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
     """Submit a batch job, an array, or a task of one once more as it was."""

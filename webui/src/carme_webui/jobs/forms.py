@@ -51,6 +51,9 @@ class SubmitForm(forms.Form):
     account = forms.CharField(label=_("Account"), max_length=64, required=False)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
     array = forms.CharField(label=_("Tasks of an array"), max_length=1000, required=False)
+    workdir = forms.CharField(label=_("Folder"), max_length=4096, required=False)
+    stage = forms.CharField(label=_("Data"), max_length=4000, required=False)
+    results = forms.CharField(label=_("Results"), max_length=4096, required=False)
 
     def __init__(
         self,
@@ -79,6 +82,17 @@ class SubmitForm(forms.Form):
         self.fields["array"].help_text = _(
             "One job for each, like 0-99, or 0-99%4 for four at a time; its number is in SLURM_ARRAY_TASK_ID."
         )
+        self.fields["workdir"].help_text = _("Where it begins; your home unless you say otherwise.")
+        self.fields["stage"].help_text = _(
+            "Datasets, or folders by their absolute paths, that are copied to its nodes before it begins. "
+            "It finds them in the folder that CARME_DATA names."
+        )
+        self.fields["results"].help_text = _(
+            "What it leaves in the folder that CARME_RESULTS names is copied there at its end."
+        )
+        for name in ("workdir", "stage", "results"):
+            self.fields[name].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
+        self.fields["stage"].widget.attrs["placeholder"] = "/scratch/..."
         for name in ("cpus_per_node", "memory_mb_per_node"):
             self.fields[name].widget.attrs["placeholder"] = _("By the share of the GPUs")
 
@@ -95,6 +109,7 @@ class SubmitForm(forms.Form):
         values = {name: value for name, value in cleaned.items() if value not in (None, "")}
         if values.get("script_path") and not values.get("script", "").strip():
             values.pop("script", None)
+        values["stage"] = values.get("stage", "").replace(",", " ").split()
         try:
             values["arguments"] = shlex.split(values.get("arguments", ""))
         except ValueError:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import timedelta
 
+from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.urls import reverse
@@ -51,7 +52,7 @@ class Job(models.Model):
     #: How far the tasks of an array are, in words (`carme_webui.jobs.arrays`).
     summary = ""
     # Waits, runs or is being cleaned up. False also for a job whose end Slurm never told.
-    active = models.BooleanField(db_index=True)
+    active = models.BooleanField()
 
     class Meta:
         ordering = ("-id",)
@@ -61,7 +62,7 @@ class Job(models.Model):
             models.Index(fields=["user", "state", "-id"]),
             models.Index(fields=["user", "kind", "-id"]),
             models.Index(fields=["user", "submitted"]),
-            # Few jobs are active, and few are tasks.
+            # Few jobs are active, and few are tasks; the first one finds those of all users as well.
             models.Index(fields=["user"], name="active_jobs_of_user", condition=Q(active=True)),
             models.Index(fields=["array_id"], name="jobs_of_array", condition=Q(array_id__isnull=False)),
         )
@@ -131,6 +132,12 @@ class Job(models.Model):
         whole = timedelta(minutes=self.minutes_limit)
         ends = self.started + whole
         return Remaining(ends, max(ends - timezone.now(), timedelta()), whole)
+
+    @property
+    def extensible(self) -> bool:
+        """Whether its owner may ask for more time; each task of an array is asked for by itself."""
+        policy = settings.SITE.session_policy(self.partition)
+        return self.remaining is not None and not self.is_array and policy.extend
 
     @property
     def state_label(self) -> str:

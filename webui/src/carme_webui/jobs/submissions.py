@@ -9,17 +9,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from carme.broker import BrokerClient
 from carme.errors import InvalidRequest
-from carme.jobs import JobRequest, StartEstimate, parse_stages
+from carme.jobs import MAXIMUM_MINUTES, JobRequest, StartEstimate, parse_stages
 from carme.jobs.scripts import check_text, interpreter, name_of, sent
 from carme.jobs.stages import Stage
+from carme.sessions import Extension
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import check_room
 from carme_webui.images.catalogue import resolved
 from carme_webui.news import news
+from carme_webui.sessions.clock import check_extension
 
-__all__ = ["MOST_INPUT", "JobSubmission", "Staged", "estimate", "stages_of", "submit", "to_request"]
+__all__ = [
+    *("MOST_INPUT", "JobSubmission", "Staged", "estimate", "extend", "stages_of", "submit", "to_request"),
+]
 
 #: Bytes that a job may find in a private file of its owner's home.
 MOST_INPUT = 256 << 20
@@ -158,3 +162,18 @@ def submit(request: JobRequest, user: User, broker: BrokerClient) -> int:
     job_id = broker.submit(request, user=user.username)
     news.tell([user.username])
     return job_id
+
+
+def extend(user: User, job_id: int, minutes: int, broker: BrokerClient, task: int | None = None) -> Extension:
+    """Give a running job, or a task of an array, more time.
+
+    Raises:
+        InvalidRequest: It does not run, or so much time cannot be had.
+        CarmeError: The broker or Slurm refuses.
+    """
+    check_extension(minutes, MAXIMUM_MINUTES)
+    if task is not None:
+        job_id = broker.job(job_id, user=user.username, task=task).id
+    given = broker.extend(job_id, minutes, user=user.username)
+    news.tell([user.username])
+    return given

@@ -20,6 +20,7 @@ urlpatterns = [
     path("<job_id:job_id>/", views.job, name="job"),
     path("<job_id:job_id>/new/", views.wait, name="job-wait"),
     path("<job_id:job_id>/cancel/", views.cancel, name="job-cancel"),
+    path("<job_id:job_id>/extend/", views.extend, name="job-extend"),
     path("<job_id:job_id>/resubmit/", views.resubmit, name="job-resubmit"),
     path("<job_id:job_id>/recipe/", views.recipe, name="job-recipe"),
     path("<job_id:job_id>/facts/", views.facts, name="job-facts"),

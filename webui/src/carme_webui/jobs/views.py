@@ -19,13 +19,14 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
-from carme.jobs import Cluster
+from carme.jobs import Cluster, stage_text
 from carme.jobs.scripts import sent_script
 from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
+from carme_webui.cluster import BROKER_TIMEOUT, broker, picture, usable
+from carme_webui.files.places import Place, shown
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
 from carme_webui.jobs.arrays import tasks_of, tell_summaries
@@ -35,10 +36,14 @@ from carme_webui.jobs.models import Job, silence
 from carme_webui.jobs.patterns import PATTERNS
 from carme_webui.jobs.search import FILTERS, own_jobs
 from carme_webui.news import news
+from carme_webui.projects.models import accounts_of
+from carme_webui.sessions.clock import asked_minutes, extensions
+from carme_webui.sessions.models import Session
 
 __all__ = [
     *[
         "cancel",
+        "extend",
         "facts",
         "job",
         "job_list",
@@ -140,6 +145,10 @@ def recipe(request: HttpRequest, job_id: int) -> HttpResponse:
         sent = sent_script(known.request.command, known.request.files)
         context["script"] = sent[0] if sent else ""
         context["words"] = [] if sent else known.request.command
+        context["staged"] = stage_text(known.request.stage)
+        for name in ("workdir", "results"):
+            if path := getattr(known.request, name):
+                context[name] = Place(shown(path), path)
     return render(request, "jobs/job_recipe.html", context)
 
 
@@ -204,6 +213,20 @@ def _task(request: HttpRequest) -> int | None:
     """The task of an array that alone is meant."""
     given = request.POST.get("task", "")
     return int(given) if given.isascii() and given.isdigit() and len(given) <= TASK_DIGITS else None
+
+
+@require_POST
+def extend(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Ask for more time for a job of mine; the page then says what came of it."""
+    found = _mine(request, job_id)
+    minutes = asked_minutes(request.POST.get("minutes", ""))
+    try:
+        given = submissions.extend(signed_in(request), found.id, minutes, broker())
+    except CarmeError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, _("The job now ends at %s UTC.") % given.ends.strftime("%Y-%m-%d %H:%M"))
+    return redirect(found)
 
 
 @require_POST
@@ -273,8 +296,9 @@ def _look() -> tuple[Cluster | None, str]:
 
 
 def _form(user: User, cluster: Cluster | None, data: Any = None, initial: Any = None) -> SubmitForm:
-    usable = Booking.usable(user, timezone.now())
-    return SubmitForm(data, cluster=cluster, catalogue=images_of(user), bookings=usable, initial=initial)
+    bookings = Booking.usable(user, timezone.now())
+    cluster = cluster and usable(cluster, user.username, accounts_of(user))
+    return SubmitForm(data, cluster=cluster, catalogue=images_of(user), bookings=bookings, initial=initial)
 
 
 def _begin(request: HttpRequest) -> dict[str, Any]:
@@ -292,9 +316,9 @@ def _begin(request: HttpRequest) -> dict[str, Any]:
     except CarmeError as error:
         messages.error(request, str(error))
         return {}
-    values = request_.model_dump(exclude={"command", "files", "environment", "kind", "workdir", "image_file"})
+    values = request_.model_dump(exclude={"command", "files", "environment", "kind", "image_file"})
     sent = sent_script(request_.command, request_.files)
-    return values | {"script": sent[0] if sent else ""}
+    return values | {"script": sent[0] if sent else "", "stage": stage_text(request_.stage)}
 
 
 def _form_page(
@@ -311,6 +335,9 @@ def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[st
     version = news.version(user.username)  # first: what comes meanwhile is news
     found = get_object_or_404(own_jobs(user), id=job_id)
     context: dict[str, object] = {"job": found, "banner": silence(), "version": version}
+    context["extensions"] = extensions()
+    if found.kind == "session":
+        context["session"] = Session.objects.filter(owner=user, job_id=found.id).first()
     if found.is_array:
         tell_summaries([found])
         context["tasks"] = tasks_of(found, request.GET.get("page"))

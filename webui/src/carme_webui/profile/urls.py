@@ -9,5 +9,6 @@ urlpatterns = [
     path("read/", views.read, name="notices-read"),
     path("look/", views.look, name="profile-look"),
     path("notify/", views.notify, name="profile-notify"),
+    path("password/", views.password, name="profile-password"),
     path("security/", include("allauth.mfa.urls")),
 ]

@@ -1,21 +1,26 @@
 """The page of one's own account."""
 
+from allauth.decorators import rate_limit
 from allauth.mfa.utils import is_mfa_enabled
 from django.conf import settings
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.contrib.auth import update_session_auth_hash
+from django.contrib.auth.forms import PasswordChangeForm
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import translation
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from carme_webui.accounts.login import signed_in
+from carme_webui.accounts.login import sign_out_of_hub, signed_in
 from carme_webui.profile.forms import LookForm
 from carme_webui.profile.kinds import Kind, choices_of, choose
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import read_all
 
-__all__ = ["look", "notify", "profile", "read"]
+__all__ = ["look", "notify", "password", "profile", "read"]
 
 SHOWN = 20
 
@@ -52,6 +57,27 @@ def look(request: HttpRequest) -> HttpResponse:
             messages.success(request, _("Saved."))
     else:
         messages.error(request, _("There is no such choice. Choose from the lists."))
+    return redirect("profile")
+
+
+@sensitive_post_parameters()
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+@rate_limit(action="change_password")
+def password(request: HttpRequest) -> HttpResponse:
+    """Change a password that the portal itself keeps; other logins with the old one end."""
+    user = signed_in(request)
+    if not user.has_usable_password():
+        raise Http404  # the directory's, or the outside provider's
+    form = PasswordChangeForm(user, request.POST if request.method == "POST" else None, label_suffix="")
+    if not form.is_valid():
+        return render(request, "profile/password.html", {"form": form}, status=422 if form.is_bound else 200)
+    form.save()
+    update_session_auth_hash(request, user)
+    sign_out_of_hub(user.username)
+    messages.success(
+        request, _("Your password is changed. Whoever was signed in with the old one is not any more.")
+    )
     return redirect("profile")
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.conf import settings
 from django.core.validators import RegexValidator
 from django.db import models
 from django.urls import reverse
@@ -14,7 +15,7 @@ from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
 from carme_webui.statements import Given, Statement
 
-__all__ = ["Invitation", "Membership", "Project", "own_projects", "projects_of"]
+__all__ = ["Invitation", "Membership", "Project", "accounts_of", "own_projects", "projects_of"]
 
 
 class Project(models.Model):
@@ -140,6 +141,12 @@ def own_projects(user: User) -> list[Project]:
         found = _projects.rows(user=user.pk)
         user._projects = found  # type: ignore[attr-defined]
     return found
+
+
+def accounts_of(user: User) -> list[str]:
+    """The Slurm accounts that may pay for a user's jobs; none if the site names no default account."""
+    default = settings.SITE.slurm.default_account
+    return [default, *(project.account for project in own_projects(user))] if default else []
 
 
 _projects = Statement(lambda: Project.of(Given("user", models.BigIntegerField())))

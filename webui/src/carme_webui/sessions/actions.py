@@ -22,6 +22,7 @@ from carme_webui.cluster import entry_points
 from carme_webui.news import news
 from carme_webui.projects.models import Project
 from carme_webui.projects.rules import check_project
+from carme_webui.sessions.clock import check_extension
 from carme_webui.sessions.lifecycle import tend_soon
 from carme_webui.sessions.models import Preset, Session
 from carme_webui.titles import tidy
@@ -155,12 +156,7 @@ def extend(found: Session, minutes: int, broker: BrokerClient) -> Extension:
     told, most = found.last_told, settings.SITE.sessions.maximum_minutes
     if told is None or found.is_over:
         raise InvalidRequest(_("This session does not run."), _("Start it again instead."))
-    if not 1 <= minutes <= most:
-        raise InvalidRequest(
-            _("The time to add must be a number of minutes from 1 to %s.") % most,
-            _("Choose one of the list."),
-            field="minutes",
-        )
+    check_extension(minutes, most)
     given = broker.extend(told.job_id, minutes, user=found.owner.username)
     found.follow(told.model_copy(update={"ends": given.ends}))
     news.tell([found.owner.username])

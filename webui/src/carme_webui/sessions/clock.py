@@ -5,14 +5,18 @@ from datetime import datetime, timedelta
 
 from django.utils.translation import gettext as _
 
+from carme.errors import InvalidRequest
 from carme.jobs import minutes_text
 from carme.sessions import Session, SessionState, Step
 
-__all__ = ["Remaining", "remaining"]
+__all__ = ["Remaining", "asked_minutes", "check_extension", "extensions", "remaining"]
 
 # The owner is warned when so many minutes are left; the last ones are urgent.
 WARNING = timedelta(minutes=15)
 URGENT = timedelta(minutes=5)
+# Minutes that pages offer to add.
+EXTENSIONS = (15, 30, 60, 120, 240)
+DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -64,3 +68,27 @@ def remaining(session: Session, now: datetime) -> list[Remaining]:
     if session.stops_idle is not None:
         found.append(Remaining(session.stops_idle, max(session.stops_idle - now, timedelta()), idle=True))
     return sorted(found, key=lambda end: end.ends)
+
+
+def extensions() -> list[tuple[int, str]]:
+    """The minutes that pages offer to add to what runs, with their words."""
+    return [(minutes, minutes_text(minutes)) for minutes in EXTENSIONS]
+
+
+def asked_minutes(given: str) -> int:
+    """The minutes of a form that asks for more time; 0 for what is no number."""
+    return int(given) if given.isascii() and given.isdigit() and len(given) <= DIGITS else 0
+
+
+def check_extension(minutes: int, most: int) -> None:
+    """See that so much time may be asked for.
+
+    Raises:
+        InvalidRequest: It is none, or more than `most`.
+    """
+    if not 1 <= minutes <= most:
+        raise InvalidRequest(
+            _("The time to add must be a number of minutes from 1 to %s.") % most,
+            _("Choose one of the list."),
+            field="minutes",
+        )

@@ -31,11 +31,12 @@ _shown: dict[Hashable, SafeString] = {}
 
 _MAY_BE_EMPTY = ("gpu_type", "partition", "account", "reservation")
 
-
+#: What follows from the GPUs unless it is said: fields behind a switch.
+EXPERT = ("cpus_per_node", "memory_mb_per_node")
 #: What an address may fill in.
 FILLED_IN = frozenset(
     {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes"}
-    | {"account", "reservation", "stage"}
+    | {"account", "reservation", "stage", "results", *EXPERT}
 )
 
 
@@ -64,6 +65,8 @@ class StartForm(forms.Form):
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
     minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
+    cpus_per_node = forms.IntegerField(label=_("Processors per node"), min_value=1, required=False)
+    memory_mb_per_node = forms.IntegerField(label=_("Memory per node (MiB)"), min_value=1, required=False)
     account = forms.CharField(label=_("Project"), widget=forms.Select, required=False)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
     stage = forms.CharField(
@@ -142,7 +145,8 @@ class StartForm(forms.Form):
             del self.fields["app"]
         self._choices("gpu_type", [("", _("Any type"))] + [(kind.kind, kind.kind) for kind in kinds])
         self._choices("partition", [(partition.name, partition.name) for partition in partitions])
-        if len(partitions) < 2:
+        default = self._site.slurm.default_partition
+        if len(partitions) < 2 and all(one.default or one.name == default for one in partitions):
             del self.fields["partition"]
         accounts = [(account, row.title) for account, row in self._projects.items()]
         self._choices("account", [("", _("None")), *accounts])
@@ -172,6 +176,23 @@ class StartForm(forms.Form):
         }
         self.fields["results"].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
         self.fields["title"].widget.attrs |= {"placeholder": _("Optional"), "autocomplete": "off"}
+        for name in EXPERT:
+            self.fields[name].widget.attrs["placeholder"] = _("By the share of the GPUs")
+
+    @property
+    def plain_fields(self) -> list[BoundField]:
+        """The visible fields that everybody fills in."""
+        return [field for field in self.visible_fields() if field.name not in EXPERT]
+
+    @property
+    def expert_fields(self) -> list[BoundField]:
+        """Those behind the switch."""
+        return [self[name] for name in EXPERT]
+
+    @property
+    def expert(self) -> bool:
+        """Whether the switch is on: one of its fields says something, or is wrong."""
+        return any(field.value() not in (None, "") or field.errors for field in self.expert_fields)
 
     @property
     def shown(self) -> SafeString:

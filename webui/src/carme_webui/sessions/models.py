@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from pydantic import ValidationError
 
 from carme.images import app_path
-from carme.jobs import LOG_FOLLOWS, SessionOptions
+from carme.jobs import LOG_FOLLOWS, SessionOptions, stage_text
 from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, SessionState, Step
 from carme.sessions import Session as Told
 from carme.translation import translated
@@ -90,8 +90,9 @@ class Preset(models.Model):
 
 
 def query_of(options: SessionOptions) -> str:
-    """Options as the query of the form's address; what is not said is left to the form."""
-    values = options.model_dump(exclude_none=True)
+    """Options as the query of the form's address, in its words; what is not said is left to the form."""
+    values = options.model_dump(exclude_none=True, exclude={"image_file"})
+    values["stage"] = stage_text(options.stage)
     return urlencode({key: value for key, value in values.items() if value != ""})
 
 

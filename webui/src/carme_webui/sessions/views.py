@@ -22,7 +22,7 @@ from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import latest_news
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, picture, supplies
+from carme_webui.cluster import broker, entry_points, picture, supplies, usable
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
@@ -32,9 +32,9 @@ from carme_webui.jobs.models import Mirror, silence
 from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
 from carme_webui.metrics.busy import has_metrics
 from carme_webui.news import news
-from carme_webui.projects.models import own_projects
+from carme_webui.projects.models import accounts_of, own_projects
 from carme_webui.sessions import actions
-from carme_webui.sessions.clock import Remaining, remaining
+from carme_webui.sessions.clock import Remaining, asked_minutes, extensions, remaining
 from carme_webui.sessions.forms import StartForm
 from carme_webui.sessions.models import Preset, Session, new_name
 from carme_webui.sessions.prospects import prospects
@@ -61,8 +61,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 RECENT = timedelta(days=2)
-# Minutes that the page offers to add.
-EXTENSIONS = (15, 30, 60, 120, 240)
 # A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
 # answer: the broker looks at the nodes at the first look after half a minute, and if calm makes every fourth.
 FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
@@ -243,11 +241,7 @@ def extend(request: HttpRequest, name: str) -> HttpResponse:
     """Ask for more time; the page then says what came of it."""
     found = _mine(request, name)
     try:
-        minutes = int(request.POST.get("minutes", ""))
-    except ValueError:
-        minutes = 0
-    try:
-        given = actions.extend(found, minutes, broker())
+        given = actions.extend(found, asked_minutes(request.POST.get("minutes", "")), broker())
     except CarmeError as error:
         messages.error(request, str(error))
     else:
@@ -313,17 +307,18 @@ def _silence(taken: datetime) -> str:
 def _form(
     request: HttpRequest, cluster: Cluster | None, data: Any = None, options: SessionOptions | None = None
 ) -> StartForm:
+    user = signed_in(request)
     return StartForm(
         data,
-        cluster=cluster,
-        catalogue=images_of(signed_in(request)),
+        cluster=cluster and usable(cluster, user.username, accounts_of(user)),
+        catalogue=images_of(user),
         site=settings.SITE,
         options=options,
-        projects=own_projects(signed_in(request)),
-        bookings=Booking.usable(signed_in(request), timezone.now()),
+        projects=own_projects(user),
+        bookings=Booking.usable(user, timezone.now()),
         booking=request.GET.get("booking", ""),
         asked=request.GET.dict(),
-        datasets=datasets_of(signed_in(request)),
+        datasets=datasets_of(user),
     )
 
 
@@ -401,7 +396,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
         "banner": banner,
         "known_at": mirror.updated if mirror.failure or cluster is None else cluster.taken,
         "time_limit": minutes_text((job and job.minutes_limit) or found.asked_for.minutes),
-        "extensions": [(minutes, minutes_text(minutes)) for minutes in EXTENSIONS],
+        "extensions": extensions(),
         "fresh": new_name(),
         "version": version,
     }

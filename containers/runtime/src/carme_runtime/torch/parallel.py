@@ -8,6 +8,7 @@ full. Here the buckets lie in a segment of the runtime's core, so that ranks of 
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
+import itertools
 import os
 import weakref
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ _MIB = 1 << 20
 # Within a node a bucket costs a wait of all for all. A wire must have work from the first gradient on, and
 # as much as it can do until the last: there buckets are small. So is the first one anywhere.
 _BUCKET_BYTES, _SMALL_BUCKET_BYTES = 8 * _MIB, _MIB
+_LANES = 2  # buckets that travel between nodes at once
 # A count of samples is two digits, which sums of 32-bit floats hold exactly.
 _DIGIT, _EXTRA = 4096, 2
 _BROADCAST_BYTES = 250 * _MIB
@@ -521,10 +523,16 @@ class _SplitPending:
 
 
 class _CoreGroup:
-    """The core's group of all ranks, and segments that all of them know."""
+    """The core's group of all ranks, and segments that all of them know.
 
-    def __init__(self, context: Any, group: Any) -> None:
-        self._context, self._group = context, group
+    Args:
+        context: The core's.
+        lanes: Groups of the same ranks. Plans take turns on them: while one bucket's thread waits for a core
+            that computes, or for the other node to begin, the wire still has the next bucket's bytes.
+    """
+
+    def __init__(self, context: Any, lanes: list[Any]) -> None:
+        self._context, self._group, self._lanes = context, lanes[0], itertools.cycle(lanes)
         self._segments = 0
 
     def shared_bytes(self, count: int) -> torch.Tensor:
@@ -548,11 +556,12 @@ class _CoreGroup:
 
     def plan(self, memory: torch.Tensor, gradients: int, wire: str) -> "Plan | _SplitPlan":
         """The repeated mean of this memory over all ranks; its first elements are the gradients."""
+        lane = next(self._lanes)
         if not wire or self.on_one_node() or memory.dtype != torch.float32:
-            return self._group.plan_allreduce(memory, "mean")
+            return lane.plan_allreduce(memory, "mean")
         # What stands behind the gradients must arrive as it is.
-        first = self._group.plan_allreduce(memory[:gradients], "mean", wire=wire)
-        return _SplitPlan(first, self._group.plan_allreduce(memory[gradients:], "mean"))
+        first = lane.plan_allreduce(memory[:gradients], "mean", wire=wire)
+        return _SplitPlan(first, lane.plan_allreduce(memory[gradients:], "mean"))
 
 
 # One for each process group: a program may leave a run and join another.
@@ -567,7 +576,10 @@ def _core_group() -> _CoreGroup | None:
     if not isinstance(group, backend.ProcessGroupCarme):
         return None
     if group not in _cores:
-        _cores[group] = _CoreGroup(*group.another_group())
+        context, first = group.another_group()
+        several = len({context.node_of(rank) for rank in first.ranks}) > 1
+        lanes = [first, *(group.another_group()[1] for _ in range((_LANES - 1) * several))]
+        _cores[group] = _CoreGroup(context, lanes)
     return _cores[group]
 
 

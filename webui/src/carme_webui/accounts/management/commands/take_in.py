@@ -12,7 +12,7 @@ from carme_webui.projects.models import Project
 
 
 class Command(BaseCommand):
-    help = "Make a user's portal account, association in Slurm, home and membership; what is there stays."
+    help = "Make a user's portal account, association, home, quotas and membership; what is there stays."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="the Unix account's name")
