@@ -57,7 +57,9 @@ def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Call
 
 def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSite) -> None:
     page.goto("/")
-    page.keyboard.type("user1")  # the first field has the focus
+    # A page has loaded before its first field gets the focus.
+    expect(page.get_by_label("User name")).to_be_focused()
+    page.keyboard.type("user1")
     page.keyboard.press("Tab")
     page.keyboard.type(demo.passwords["user1"])
     page.keyboard.press("Enter")

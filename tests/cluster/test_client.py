@@ -14,7 +14,7 @@ from bs4 import BeautifulSoup
 
 import carme
 from carme.client import JobFailed
-from carme.errors import NotFound
+from carme.errors import CarmeError, NotFound
 from demo_site import DemoSite, wait_until
 
 
@@ -94,6 +94,22 @@ def test_an_array_over_two_nodes_finds_its_data_on_both(
             assert got.read_text().split()[0] == expected
     finally:
         client.files.delete(folder)
+
+
+def test_a_batch_job_gets_more_time(demo: DemoSite, client: carme.Client) -> None:
+    job = client.submit(["sleep", "300"], image=client.images()[0].name, minutes=5, memory_mb=300)
+    try:
+        wait_until("it runs", lambda: job.state == "RUNNING")
+        assert job.extend(10).minutes_limit == 15
+        assert demo.carme("extend", str(job.id), "5m").stdout.startswith("The job now ends at ")
+        limit = demo.run("head", "squeue", "--noheader", f"--jobs={job.id}", "--format=%l").stdout.strip()
+        assert limit == "20:00"
+        with pytest.raises(CarmeError, match="lasts at most"):
+            job.extend(100_000)
+        refused = demo.carme("extend", str(job.id), "5m", user="user2", check=False)
+        assert refused.returncode == 1 and "There is no job" in refused.stderr
+    finally:
+        job.cancel()
 
 
 def copied_to(client: carme.Client, folder: str) -> bool:

@@ -32,13 +32,17 @@ def test_a_user_trains_a_model_over_two_nodes_from_the_browser(demo: DemoSite) -
 def test_the_published_port_leads_to_the_portal_and_a_notebook(demo: DemoSite) -> None:
     """From outside of the cluster's network: what a person at a browser reaches."""
     options = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "10", "title": "From outside"}
+    expert = {"cpus_per_node": "3", "memory_mb_per_node": "1300"}
     with demo.visitor("user1") as visitor:
-        name = visitor.start(options)
+        name = visitor.start(options | expert)
         visitor.wait(name, "ready", timeout=120)
         with visitor.kernel(visitor.open(name)) as kernel:
             cell = kernel.run("import os; print(os.environ['SLURM_JOB_ID'])", timeout=60)
         job = int(cell.output)
         assert job in {item["id"] for item in demo.carme_json("jobs")}
+        given = ("head", "squeue", "--noheader", f"--jobs={job}", "--Format=NumCPUs,MinMemory,tres-alloc:80")
+        cpus, memory, allocated = demo.run(*given).stdout.split()
+        assert (cpus, memory) == ("3", "1300M") and "gres/gpu=1" in allocated
         visitor.stop(name)
         visitor.wait(name, "ended", timeout=60)
     assert not demo.carme_json("jobs")

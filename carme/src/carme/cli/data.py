@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], only: str = "") -> None:
-    """Add the commands; with the name of one, that one alone, as nothing else is then asked for."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
     parser = commands.add_parser("data", help="copy data quickly, verified, and compare copies")
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=parser.prog)
-    for name in [only] if only in _COMMANDS else _COMMANDS:
-        _COMMANDS[name](parts)
+    for add_command in (_add_copy, _add_work, _add_sync, _add_verify, _add_pack):
+        add_command(parts)
 
 
 def _add_copy(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -98,15 +98,6 @@ def _add_pack(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     command.add_argument("--hash", choices=ALGORITHMS, default="", help="digest (default: blake3)")
     command.set_defaults(run=_pack)
-
-
-_COMMANDS = {
-    "copy": _add_copy,
-    "work": _add_work,
-    "sync": _add_sync,
-    "verify": _add_verify,
-    "pack": _add_pack,
-}
 
 
 def _nodes(parser: argparse.ArgumentParser) -> None:

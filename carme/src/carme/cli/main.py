@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from carme.cli.plain import Plain
+from carme.cli.parsing import parser
 from carme.errors import CarmeError
 from carme.translation import follow, language_of_terminal
 
@@ -54,14 +54,4 @@ def program() -> NoReturn:
 
 def _options(arguments: list[str]) -> Any:
     """What was asked for."""
-    alone = arguments[0] if arguments and arguments[0] in ALONE else ""
-    if alone and len(arguments) > 1:
-        from carme.cli import data
-
-        plain = Plain()
-        data.add(plain, only=arguments[1])  # pyright: ignore[reportArgumentType] - stands for one
-        if found := plain.parse(arguments):
-            return found
-    from carme.cli.parsing import parser
-
-    return parser(alone).parse_args(arguments)
+    return parser(arguments[0] if arguments and arguments[0] in ALONE else "").parse_args(arguments)

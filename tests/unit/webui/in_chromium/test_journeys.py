@@ -52,7 +52,8 @@ def test_an_app_is_set_up_and_asked_for_with_the_keyboard_alone(page: Page, alic
     log_in(page)
     expect(page.get_by_role("heading", name="Second factor")).to_be_visible()
     assert fits(page)
-    page.keyboard.type(fresh_code(secret))  # the field has the focus
+    expect(page.locator("#id_code")).to_be_focused()
+    page.keyboard.type(fresh_code(secret))
     page.keyboard.press("Enter")
     expect(page.get_by_text("Protected by a second factor")).to_be_visible()
 
