@@ -9,7 +9,7 @@ import pytest
 from carme.broker import service, watch
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest
-from carme.jobs import JobRequest, Stage
+from carme.jobs import Cluster, JobRequest, Stage
 from carme.slurm import UnixAccount
 
 from .conftest import FakeSlurm, running
@@ -20,12 +20,6 @@ from .test_broker import until
 def with_data(request_: JobRequest) -> JobRequest:
     stages = [Stage(source="/data/imagenet"), Stage(source="/data/labels", target="ram")]
     return request_.model_copy(update={"stage": stages, "gpus_per_node": 1, "results": "/home/ada/out"})
-
-
-@pytest.fixture
-def nodes_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What changes about nodes is seen soon."""
-    monkeypatch.setattr(watch, "CLUSTER_EVERY", 1.0)
 
 
 def options(call: dict[str, Any]) -> dict[str, str]:
@@ -84,9 +78,7 @@ async def test_a_job_s_own_file_system_needs_nodes_that_can_have_it(
     assert spec(second)["staging"]["beeond"] == "/mnt/beeond"
 
 
-async def test_data_is_brought_to_booked_nodes_ahead(
-    nodes_often: None, site: Any, with_data: JobRequest
-) -> None:
+async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRequest) -> None:
     asked = {"name": "stage-0123-ab", "stage": with_data.stage, "partition": "gpu", "minutes": 50}
     site.act("hub", trusted=True)
     number = await site.client.bring(node_names=["n1", "n2"], user="ada", **asked)
@@ -103,12 +95,6 @@ async def test_data_is_brought_to_booked_nodes_ahead(
     feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
     nodes = site.slurm.state / "nodes"
     nodes.write_text(nodes.read_text().replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
-
-    async def there() -> bool:
-        known = await site.client.cluster()
-        return any(feature in node.features for node in known.nodes)
-
-    await until(there)
     other = asked | {"name": "stage-0123-cd"}
     assert await site.client.bring(node_names=["n1"], user="ada", **other) is None
     site.act("ada")
@@ -124,26 +110,44 @@ async def test_who_cancels_the_job_cancels_what_brings_its_data(site: Any, with_
 
 
 async def test_nodes_that_have_the_data_are_preferred_and_nothing_is_brought(
-    nodes_often: None, site: Any, with_data: JobRequest
+    site: Any, with_data: JobRequest
 ) -> None:
     feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
     nodes = site.slurm.state / "nodes"
     nodes.write_text(nodes.read_text().replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
 
-    async def seen() -> bool:
-        return any(feature in node.features for node in (await site.client.cluster()).nodes)
-
-    await until(seen)
+    # Nobody waits until the picture of the cluster is renewed.
     await site.client.submit(with_data)
     (call,) = site.slurm.calls("sbatch")
     assert options(call)["prefer"] == feature and "dependency" not in options(call)
     # Somebody else's copies are of no use to others.
     assert feature != with_data.stage[0].feature(4711)
-    # The node has forgotten it since the last look: Slurm refuses the word, and the job starts without it.
     nodes.write_text(nodes.read_text().replace(f"AvailableFeatures={feature} ", ""))
     await site.client.submit(with_data)
-    refused, taken = site.slurm.calls("sbatch")[1:3]
-    assert "prefer" in options(refused) and "prefer" not in options(taken)
+    _, bringer, again = site.slurm.calls("sbatch")
+    assert "dependency" not in options(bringer) and "dependency" in options(again)
+    assert "prefer" not in options(again)
+
+
+async def test_a_copy_that_goes_while_a_job_is_submitted(
+    site: Any, with_data: JobRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm refuses the word that no node has any more, and the job starts without it."""
+    feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
+    nodes = site.slurm.state / "nodes"
+    before = nodes.read_text()
+    nodes.write_text(before.replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
+    look = watch.Watch.look_at_nodes
+
+    async def looked(self: watch.Watch) -> Cluster:
+        found = await look(self)
+        nodes.write_text(before)
+        return found
+
+    monkeypatch.setattr(watch.Watch, "look_at_nodes", looked)
+    await site.client.submit(with_data)
+    refused, taken = site.slurm.calls("sbatch")
+    assert options(refused)["prefer"] == feature and "prefer" not in options(taken)
 
 
 async def test_the_job_follows_its_data_and_says_how_far_it_is(

@@ -348,7 +348,8 @@ class Broker:
                 minutes=request.minutes,
                 stage=request.stage,
             )
-            order = ahead(self._order(asked), request.node_names, owner, self._watch.cluster())
+            order = self._order(asked)
+            order = ahead(order, request.node_names, owner, await self._watch.look_at_nodes())
             if order is None:
                 return None
             async with self._programs.take(owner.uid):
@@ -394,7 +395,8 @@ class Broker:
 
     async def _with_data(self, order: Order, owner: UnixAccount) -> Order:
         """The order, which begins when a job of its own, submitted here, has brought the data."""
-        cluster = self._watch.cluster()
+        # Copies come and go faster than the picture is renewed.
+        cluster = await self._watch.look_at_nodes()
         order = replace(order, prefer=prefer(order, owner, cluster))
         first = bringer(order, owner, cluster)
         if first is None:

@@ -122,6 +122,13 @@ class Watch:
             raise self._failure or _not_yet()
         return self._cluster
 
+    async def look_at_nodes(self) -> Cluster:
+        """The nodes and partitions as they are now. Raises SlurmError when Slurm does not answer."""
+        self._cluster = await self._slurm.cluster()
+        self._cluster_seen = time.monotonic()
+        self._cluster_due = self._cluster_seen + CLUSTER_EVERY
+        return self._cluster
+
     def overview(self) -> Overview:
         """What is known, for an observer. While Slurm is away it is what was known last."""
         self._observed_until = time.monotonic() + OBSERVED_SECONDS
@@ -222,9 +229,7 @@ class Watch:
         await self._cancel_headless(found)
         await self._close_lost()
         if time.monotonic() >= self._cluster_due:
-            self._cluster = await self._slurm.cluster()
-            self._cluster_seen = time.monotonic()
-            self._cluster_due = self._cluster_seen + CLUSTER_EVERY
+            await self.look_at_nodes()
             await self._show()
         if self._extras_due <= time.monotonic() < self._observed_until:
             self._extras_due = time.monotonic() + CLUSTER_EVERY
