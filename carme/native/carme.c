@@ -25,10 +25,15 @@
 /* As in carme.staging.native. */
 #define MOST (1 << 16)
 
-/* Python walks again where there is a change after all: where the walk takes longer than this, its start does not
-   matter. Somebody who looks on is shown no progress here, and not kept waiting for it. In milliseconds. */
+/* Python walks again where there is a change after all. What was read from the device is in memory by then, so that costs
+   about a second for as many files as this; with more of them, its start does not matter. */
+#define MANY 500000
+/* How long it takes until they are counted, in milliseconds. Somebody who looks on is shown no progress here, and not
+   kept waiting for it. */
 #define LONG 1000
 #define SOON 300
+/* As in carme.staging.engine. */
+#define LOOKERS 32
 
 /* Over a network more threads are worth while: Python knows these file systems. */
 static const unsigned int local[] = {
@@ -117,7 +122,12 @@ static int unchanged(const struct request *request, struct counts *counts)
         return 0;
     /* As many threads as Python takes. No room for what is found: the first change ends it. */
     int threads = 2 * (cores < 2 ? 2 : cores > 32 ? 32 : cores);
-    carme_walk_on(walk, threads, request->quiet || !isatty(2) ? LONG : SOON, NULL, 0, counts);
+    int most = threads > LOOKERS ? threads : LOOKERS, alone = request->quiet || !isatty(2);
+    int64_t files = 0;
+    do {
+        carme_walk_on(walk, threads, most, alone ? LONG : SOON, NULL, 0, counts);
+        counts->files = files += counts->files;
+    } while (counts->left == LEFT_WAITING && alone && files < MANY);
     return !counts->left;
 }
 

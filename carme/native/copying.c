@@ -14,16 +14,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "copying.h"
 
 /* Raised with every change of what the two sides tell each other. */
-#define INTERFACE 5
+#define INTERFACE 6
 
 #define SMALL (1 << 20)
 #define BLOCK (256 << 10)
@@ -31,6 +34,15 @@
 #define CHUNK (2 << 20)
 #define THREADS 2
 #define ALIGNED 4096
+/* Of small files that have to come from the device so many are asked for at a time, and at most so many bytes. */
+#define AHEAD 128
+#define AHEAD_BYTES (4 << 20)
+/* Whether a file is in memory is asked again after so many that were. */
+#define WARM 64
+/* What takes longer than this, in nanoseconds, was waited for. */
+#define WAITED 100000
+/* No more threads than these walk. */
+#define WALKERS 64
 #define PERMISSIONS 0777
 
 enum verify { VERIFY_NONE, VERIFY_READ, VERIFY_DEVICE };
@@ -78,9 +90,15 @@ static void read_from(struct reader *reader, int folder)
     reader->next = reader->end = reader->room;
 }
 
+/* Where an entry's record is. */
+struct placed {
+    uint64_t inode; /* First: see by_inode. */
+    size_t begin, size;
+};
+
 /* Read at most `most` entries of a folder; returns the records' bytes, or minus an errno. `room` is at least
-   `most` times 258. A folder that is read to its end gives 0. */
-int64_t carme_entries(struct reader *reader, char *records, int64_t room, int64_t most)
+   `most` times 258. A folder that is read to its end gives 0. `places`: room for `most` of them, or NULL. */
+static int64_t read_records(struct reader *reader, char *records, int64_t room, int64_t most, struct placed *places)
 {
     char *end = records;
     while (most > 0 && end + 258 <= records + room) {
@@ -105,10 +123,40 @@ int64_t carme_entries(struct reader *reader, char *records, int64_t room, int64_
         }
         size_t length = strlen(name) + 1;
         memcpy(end + 1, name, length);
+        if (places)
+            *places++ = (struct placed){entry->inode, (size_t)(end - records), 1 + length};
         end += 1 + length;
         most--;
     }
     return end - records;
+}
+
+static int by_inode(const void *one, const void *other)
+{
+    uint64_t mine = *(const uint64_t *)one, yours = *(const uint64_t *)other;
+    return (mine > yours) - (mine < yours);
+}
+
+/* The same, in the order of their inodes, which is mostly that in which they lie on the device: folders may give
+   them in the order of hashes. */
+int64_t carme_entries(struct reader *reader, char *records, int64_t room, int64_t most)
+{
+    struct placed *places = malloc((size_t)most * sizeof *places);
+    int64_t length = read_records(reader, records, room, most, places);
+    char *copy = places && length > 0 ? malloc((size_t)length) : NULL;
+    if (copy) {
+        size_t count = 0;
+        memcpy(copy, records, (size_t)length);
+        for (int64_t end = 0; end < length; end += (int64_t)places[count++].size)
+            ;
+        qsort(places, count, sizeof *places, by_inode);
+        char *end = records;
+        for (size_t number = 0; number < count; end += places[number++].size)
+            memcpy(end, copy + places[number].begin, places[number].size);
+    }
+    free(copy);
+    free(places);
+    return length;
 }
 
 /* A folder to read the entries of, by a descriptor of its own; NULL: errno says why. */
@@ -245,17 +293,101 @@ static int fill(const struct manner *manner, int one, int other, size_t size, ch
     return read_all(other, back, size, 0) == (ssize_t)size && verified(hash, wanted, block, back, size) ? 0 : -1;
 }
 
+/* A file for reading, if that does not have to be waited for. */
+static int open_file(int folder, const char *name, int *quiet)
+{
+    const int reading = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    /* Reading should not count as an access; only owners may ask for that. */
+    int file = openat(folder, name, reading | *quiet);
+    if (file < 0 && errno == EPERM && *quiet) {
+        *quiet = 0;
+        file = openat(folder, name, reading);
+    }
+    return file;
+}
+
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Whether a file's beginning has to come from the device, or from a server. */
+static int is_cold(int file)
+{
+    char byte;
+    struct iovec place = {&byte, 1};
+    if (preadv2(file, &place, 1, 0, RWF_NOWAIT) >= 0)
+        return 0;
+    if (errno == EAGAIN)
+        return 1;
+    /* Not all file systems can say so. */
+    int64_t begun = nanoseconds();
+    return pread(file, &byte, 1, 0) == 1 && nanoseconds() - begun > WAITED;
+}
+
+/* A file that is asked for ahead. */
+struct wanted {
+    uint64_t inode; /* First: see by_inode. */
+    size_t size;
+    int file;
+};
+
+/* Have files read into the page cache, all at once: they are mapped side by side, and of one wish for all of that
+   the kernel makes few large requests where they also lie side by side on the device. Closes them. */
+static void fetch(struct wanted *wanted, int count, size_t size)
+{
+    char *room = size ? mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : MAP_FAILED;
+    char *end = room;
+    qsort(wanted, (size_t)count, sizeof *wanted, by_inode);
+    for (int number = 0; number < count; number++) {
+        if (room != MAP_FAILED
+            && mmap(end, wanted[number].size, PROT_READ, MAP_SHARED | MAP_FIXED, wanted[number].file, 0) != MAP_FAILED)
+            end += wanted[number].size;
+        close(wanted[number].file);
+    }
+    if (room == MAP_FAILED)
+        return;
+    /* Only a wish. */
+    (void)madvise(room, (size_t)(end - room), MADV_WILLNEED);
+    munmap(room, size);
+}
+
+/* Have the next small files read ahead, if the first of them is not in memory. Returns the record up to which that
+   needs no further thought. */
+static const char *read_ahead(int folder, const char *here, const char *end, int *quiet)
+{
+    struct wanted wanted[AHEAD];
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t size = 0;
+    int count = 0, warm = 0;
+    for (; here < end && count < AHEAD && size < AHEAD_BYTES && warm < WARM; here += strlen(here) + 1) {
+        if (warm) {
+            warm++;
+            continue;
+        }
+        int file = *here == 'f' || *here == 'n' ? open_file(folder, here + 1, quiet) : -1;
+        struct stat its;
+        if (file < 0)
+            continue;
+        if (fstat(file, &its) || !S_ISREG(its.st_mode) || !its.st_size || its.st_size > SMALL
+            || (!count && (warm = !is_cold(file)))) {
+            close(file);
+            continue;
+        }
+        wanted[count] = (struct wanted){its.st_ino, ((size_t)its.st_size + page - 1) / page * page, file};
+        size += wanted[count++].size;
+    }
+    fetch(wanted, count, size);
+    return here;
+}
+
 /* Copy one file, if it is a plain small one; else, and if anything fails, nothing is left of it. */
 static int copy_file(const struct manner *manner, int source, int target, const char *name, const char *writing,
                      int *quiet, char *block, char *back, int64_t *bytes)
 {
-    const int reading = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    /* Reading should not count as an access; only owners may ask for that. */
-    int one = openat(source, name, reading | *quiet);
-    if (one < 0 && errno == EPERM && *quiet) {
-        *quiet = 0;
-        one = openat(source, name, reading);
-    }
+    int one = open_file(source, name, quiet);
     if (one < 0)
         return -1;
     struct statx its, after;
@@ -297,12 +429,7 @@ out_one:
     return done;
 }
 
-static int64_t milliseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
+static int64_t milliseconds(void) { return nanoseconds() / 1000000; }
 
 /* Copy those of the entries that are plain small files. The records of all others are moved to the front of
    `records`.
@@ -317,10 +444,15 @@ int64_t carme_copy(const struct manner *manner, int source, int target, char *re
     if (!block)
         return -ENOMEM;
     char *back = block + SMALL + 4096, *kept = records, *here = records;
-    const char *unnamed = writing;
+    const char *unnamed = writing, *end = records + length, *ahead = records, *next = records;
     int quiet = O_NOATIME, number = 0;
     int64_t until = milliseconds() + patience;
-    while (here < records + length) {
+    while (here < end) {
+        if (here >= next) {
+            /* What is wanted after this is on its way while this is copied. */
+            next = ahead > here ? ahead : read_ahead(source, here, end, &quiet);
+            ahead = read_ahead(source, next, end, &quiet);
+        }
         size_t size = strlen(here) + 1;
         const char *name = here + 1;
         if ((*here == 'f' || *here == 'n')
@@ -421,8 +553,8 @@ void carme_compare(const struct manner *manner, int source, int target, char *re
 /* A walk through both trees that finds what has changed.
 
    What it finds is written as items: R and M, a folder's path with a zero, its records of entries that are to be
-   looked at (there may be none: then the folder's own attributes are), and a zero; of M there are more than are
-   to be looked at in one go. F, a folder's path with a zero, and a zero: it is to be looked at as a whole. G, the
+   looked at (there may be none: then the folder's own attributes are), and a zero; of M there are more than
+   these, or than are to be looked at in one go. F, a folder's path with a zero, and a zero: it is to be looked at as a whole. G, the
    same: the destination has entries there that the source has not. */
 struct walk {
     struct manner manner;
@@ -433,13 +565,15 @@ struct walk {
     char *waiting;          /* The paths of folders, each with its zero, the next one last. */
     size_t waiting_length, waiting_room;
     int working;            /* Threads that may still add to them. */
-    int stop;
+    int stop, full;         /* No further folder is looked at; as there is no room for what was found. */
     int64_t until;
     char *items, *items_end, *next_item;
     int64_t batch, most;    /* So many records are R; folders with more entries than most are F. */
     int surplus;            /* Whether G is looked for. */
     struct counts counts;
     int64_t folders;
+    int started, limit;     /* Threads beside the first one, and how many of them there may be. */
+    pthread_t others[WALKERS];
 };
 
 /* A folder below another one, with no symlink on the way; -1: errno. */
@@ -473,11 +607,12 @@ struct look {
     char *records;          /* Its entries; of them, those that are to be looked at. */
     size_t room;
     int64_t length, entries;
-    char *below;            /* The paths of the folders in it that are on both sides. */
+    char *below;            /* The paths of the folders in it. */
     size_t below_length, below_room;
     struct counts counts;
     int same;               /* Its own attributes are. */
     int surplus;            /* The destination has entries that the source has not. */
+    int missing;            /* The destination has no such folder. */
     const char **names;     /* The source's names, by their hashes; a power of two of places. */
     size_t names_room;
     char *theirs;           /* Some of the destination's entries. */
@@ -505,7 +640,7 @@ static int read_entries(const struct walk *walk, struct look *look, int folder)
     read_from(&look->reader, folder);
     look->length = look->entries = 0;
     while (look->entries <= walk->most && grown(&look->records, &look->room, (size_t)look->length + step * 258)) {
-        got = carme_entries(&look->reader, look->records + look->length, step * 258, step);
+        got = read_records(&look->reader, look->records + look->length, step * 258, step, NULL);
         if (got <= 0)
             break;
         for (const char *record = look->records + look->length; record < look->records + look->length + got;
@@ -550,7 +685,7 @@ static int has_surplus(struct look *look, int target)
     read_from(&look->reader, target);
     int64_t got;
     int surplus = 0;
-    while (!surplus && (got = carme_entries(&look->reader, look->theirs, step * 258, step))) {
+    while (!surplus && (got = read_records(&look->reader, look->theirs, step * 258, step, NULL))) {
         if (got < 0)
             surplus = -1;
         for (const char *here = look->theirs; !surplus && here < look->theirs + got; here += strlen(here) + 1) {
@@ -563,8 +698,9 @@ static int has_surplus(struct look *look, int target)
     return surplus;
 }
 
-/* Of the entries, take out the folders that are on both sides; whether there was memory. */
-static int take_folders(struct look *look, const char *path, int source, int target)
+/* Of the entries, take out the folders; whether there was memory. Whether they are at the destination as well is not asked
+   here: their inodes may be far apart, and whoever looks at them opens them anyway. */
+static int take_folders(struct look *look, const char *path, int source)
 {
     size_t above = strlen(path);
     char *kept = look->records;
@@ -572,9 +708,9 @@ static int take_folders(struct look *look, const char *path, int source, int tar
     for (char *here = look->records; here < look->records + look->length;) {
         size_t size = strlen(here) + 1;
         const char *name = here + 1;
-        struct statx its, own;
-        if ((*here == 'd' || (*here == '?' && !status_of(source, name, AT_SYMLINK_NOFOLLOW, &its) && S_ISDIR(its.stx_mode)))
-            && !status_of(target, name, AT_SYMLINK_NOFOLLOW, &own) && S_ISDIR(own.stx_mode)) {
+        struct statx its;
+        if (*here == 'd'
+            || (*here == '?' && !status_of(source, name, AT_SYMLINK_NOFOLLOW, &its) && S_ISDIR(its.stx_mode))) {
             if (!grown(&look->below, &look->below_room, look->below_length + above + size + 1))
                 return 0;
             char *end = look->below + look->below_length;
@@ -602,6 +738,7 @@ static int look_at(const struct walk *walk, struct look *look, const char *path)
     int source = open_below(walk->source, path);
     int target = source < 0 ? -1 : open_below(walk->target, path);
     struct statx its, own;
+    look->missing = source >= 0 && target < 0 && *path && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
     memset(&look->counts, 0, sizeof look->counts);
     if (target >= 0 && !status_of(source, "", AT_EMPTY_PATH, &its) && !status_of(target, "", AT_EMPTY_PATH, &own)
         && !(its.stx_ino == walk->top.stx_ino && its.stx_dev_major == walk->top.stx_dev_major
@@ -610,7 +747,7 @@ static int look_at(const struct walk *walk, struct look *look, const char *path)
         && (look->surplus = walk->surplus ? has_surplus(look, target) : 0) >= 0) {
         carme_compare(&walk->manner, source, target, look->records, look->length, &look->counts);
         look->length = look->counts.left;
-        looked = take_folders(look, path, source, target);
+        looked = take_folders(look, path, source);
         look->same = its.stx_mode == own.stx_mode && its.stx_mtime.tv_sec == own.stx_mtime.tv_sec
                      && its.stx_mtime.tv_nsec / walk->manner.unit == own.stx_mtime.tv_nsec / walk->manner.unit
                      && own.stx_uid == user_of(&walk->manner, &its) && own.stx_gid == group_of(&walk->manner, &its)
@@ -638,6 +775,23 @@ static int write_item(struct walk *walk, char letter, const char *path, const ch
     return 1;
 }
 
+/* A folder that is not at the destination is something to be looked at in the one above. */
+static int write_missing(struct walk *walk, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *above = strndup(path, slash ? (size_t)(slash - path) : 0);
+    char record[258] = "d";
+    size_t length = strlen(name);
+    /* It was opened, so it is no longer than names are. */
+    int written = above && length < 256;
+    if (written) {
+        memcpy(record + 1, name, length + 1);
+        written = write_item(walk, 'M', above, record, length + 2);
+    }
+    free(above);
+    return written;
+}
+
 static int add_waiting(struct walk *walk, const char *paths, size_t length)
 {
     if (!grown(&walk->waiting, &walk->waiting_room, walk->waiting_length + length))
@@ -663,6 +817,8 @@ static char *take_waiting(struct walk *walk)
 static int note(struct walk *walk, const struct look *look, const char *path, int looked)
 {
     char *before = walk->next_item;
+    if (look->missing)
+        return write_missing(walk, path);
     if (!looked)
         return write_item(walk, 'F', path, "", 0);
     if ((look->length || !look->same)
@@ -679,6 +835,22 @@ static int note(struct walk *walk, const struct look *look, const char *path, in
     return 1;
 }
 
+/* How often this thread has waited for something. */
+static long waits(void)
+{
+    struct rusage used;
+    return getrusage(RUSAGE_THREAD, &used) ? 0 : used.ru_nvcsw;
+}
+
+static void *walk_on(void *given);
+
+/* One more thread, if there may be. */
+static int start(struct walk *walk)
+{
+    return !walk->stop && walk->started < walk->limit
+           && !pthread_create(&walk->others[walk->started], NULL, walk_on, walk) && ++walk->started;
+}
+
 static void *walk_on(void *given)
 {
     struct walk *walk = given;
@@ -692,17 +864,22 @@ static void *walk_on(void *given)
             break;
         walk->working++;
         pthread_mutex_unlock(&walk->lock);
+        long before = waits();
         int looked = look_at(walk, &look, path);
+        long waited = waits() - before;
         pthread_mutex_lock(&walk->lock);
         if (!note(walk, &look, path, looked)) {
             /* There was memory for it a moment ago. */
             (void)add_waiting(walk, path, strlen(path) + 1);
-            walk->stop = 1;
+            walk->stop = walk->full = 1;
         }
         free(path);
         walk->working--;
         if (milliseconds() > walk->until)
             walk->stop = 1;
+        /* The device, or a server, is quicker with many questions at once. */
+        if (waited && walk->waiting_length)
+            (void)start(walk);
         pthread_cond_broadcast(&walk->changed);
     }
     pthread_cond_broadcast(&walk->changed);
@@ -732,24 +909,28 @@ struct walk *carme_walk(const struct manner *manner, int source, int target, int
     return walk;
 }
 
-/* Go on for so many milliseconds, with so many threads, or until there is no more room. `threads` 0: look at no
-   more folders, but write those that wait as F. Returns how many bytes of items there are; `left` of the counts
-   says whether folders wait, `names` how many were looked at. */
-int64_t carme_walk_on(struct walk *walk, int threads, int64_t patience, char *items, int64_t room, struct counts *counts)
+/* Go on for so many milliseconds, with so many threads, or until there is no more room. While they have to wait for
+   what they look at there may be `most` of them. `threads` 0: look at no more folders, but write those that wait as F.
+   Returns how many bytes of items there are; `left` of the counts says whether folders wait and why, `names` how many
+   were looked at. */
+int64_t carme_walk_on(struct walk *walk, int threads, int most, int64_t patience, char *items, int64_t room,
+                      struct counts *counts)
 {
-    enum { MOST = 64 };
-    pthread_t others[MOST];
-    int started = 0;
     walk->items = walk->next_item = items, walk->items_end = items + room;
     walk->until = milliseconds() + patience;
-    walk->stop = 0, walk->folders = 0;
+    walk->stop = walk->full = 0, walk->folders = 0;
     memset(&walk->counts, 0, sizeof walk->counts);
-    while (started < threads - 1 && started < MOST && !pthread_create(&others[started], NULL, walk_on, walk))
-        started++;
+    pthread_mutex_lock(&walk->lock);
+    walk->started = 0, walk->limit = threads - 1 < WALKERS ? threads - 1 : WALKERS;
+    while (start(walk))
+        ;
+    walk->limit = most - 1 < WALKERS ? most - 1 : WALKERS;
+    pthread_mutex_unlock(&walk->lock);
     if (threads)
         walk_on(walk);
-    while (started)
-        pthread_join(others[--started], NULL);
+    /* Whoever is still at work starts nobody else: there is nothing left to do. */
+    while (walk->started)
+        pthread_join(walk->others[--walk->started], NULL);
     while (!threads && walk->waiting_length) {
         char *path = take_waiting(walk);
         if (!path)
@@ -762,7 +943,7 @@ int64_t carme_walk_on(struct walk *walk, int threads, int64_t patience, char *it
             break;
     }
     *counts = walk->counts;
-    counts->left = walk->waiting_length > 0;
+    counts->left = !walk->waiting_length ? 0 : walk->full ? LEFT_FOUND : LEFT_WAITING;
     counts->names = walk->folders;
     return walk->next_item - walk->items;
 }

@@ -26,6 +26,9 @@ struct manner {
     uint32_t groups[GROUPS]; /* Those that this process may give files to. */
 };
 
+/* Why a walk has not ended: there was no time, or no room for what was found. */
+enum { LEFT_WAITING = 1, LEFT_FOUND = 2 };
+
 /* What was done; and of what was given, how many bytes are left to the caller, and how many names were used. */
 struct counts {
     int64_t files, bytes, left, names;
@@ -34,6 +37,7 @@ struct counts {
 struct walk;
 
 struct walk *carme_walk(const struct manner *manner, int source, int target, int64_t batch, int64_t most, int surplus);
-int64_t carme_walk_on(struct walk *walk, int threads, int64_t patience, char *items, int64_t room, struct counts *counts);
+int64_t carme_walk_on(struct walk *walk, int threads, int most, int64_t patience, char *items, int64_t room,
+                      struct counts *counts);
 
 #endif

@@ -40,6 +40,8 @@ __all__ = ["Tell", "copy", "pack", "sync", "verify"]
 
 #: With so many bytes of names of what has changed, the workers begin, who then look for the rest as well.
 ENOUGH = 4 << 20
+#: So many threads look for what has changed while the device keeps them waiting. As in native/carme.c.
+LOOKERS = 32
 
 #: Called with each problem as it is met, with what a dry run would do (`("remove", path)`), and some times a
 #: second with the progress.
@@ -321,7 +323,8 @@ class _Run:
         same = True
         # More than cores: while one waits for the device, another one looks.
         threads = options.workers or 2 * self.result.workers
-        for counts, found in native.walk(source, destination, threads, BATCH, ENOUGH, replace):
+        most = options.workers or max(threads, LOOKERS)
+        for counts, found in native.walk(source, destination, threads, most, BATCH, ENOUGH, replace):
             self.result.counts.add(counts)
             self._tick()
             if changed is not None:

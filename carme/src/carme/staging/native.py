@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "hasher", "library"]
 
 #: What both sides tell each other; raised with every change of it.
-INTERFACE = 5
+INTERFACE = 6
 #: The library lies beside this file. It needs nothing of Python, so one serves all its versions.
 FILE_NAME = f"copying-{os.uname().machine}.so"
 
@@ -94,7 +94,7 @@ def library() -> ctypes.CDLL | None:
         ("carme_copy", c_int64, [manner, c_int, c_int, c_void_p, c_int64, c_char_p, c_int64, counts]),
         ("carme_compare", None, [manner, c_int, c_int, c_void_p, c_int64, counts]),
         ("carme_walk", c_void_p, [manner, c_int, c_int, c_int64, c_int64, c_int]),
-        ("carme_walk_on", c_int64, [c_void_p, c_int, c_int64, c_void_p, c_int64, counts]),
+        ("carme_walk_on", c_int64, [c_void_p, c_int, c_int, c_int64, c_void_p, c_int64, counts]),
         ("carme_walk_end", None, [c_void_p]),
         ("carme_room", c_int64, []),
         ("carme_reserve", None, [c_int, c_int64]),
@@ -279,7 +279,7 @@ class Native:
             self._loaded.carme_close(opened)
 
     def walk(
-        self, source: int, target: int, threads: int, batch: int, enough: int, surplus: bool
+        self, source: int, target: int, threads: int, most: int, batch: int, enough: int, surplus: bool
     ) -> Iterator[tuple[Counts, list[Found]]]:
         """Walk through both trees and find what has changed.
 
@@ -287,6 +287,7 @@ class Native:
             source: One tree's top.
             target: The other's.
             threads: How many look at once.
+            most: So many at most, while they have to wait for what they look at.
             batch: So many entries are looked at in one go.
             enough: With so many bytes of findings walk no further; what was not walked through is found, too.
             surplus: Find folders with entries that the source has not, too.
@@ -309,7 +310,7 @@ class Native:
                     while True:
                         counts = _Counts()
                         length = loaded.carme_walk_on(
-                            walk, threads, _PATIENCE, addressof(start), _FINDINGS, byref(counts)
+                            walk, threads, most, _PATIENCE, addressof(start), _FINDINGS, byref(counts)
                         )
                         same = Counts(counts.names, unchanged=counts.files, bytes_unchanged=counts.bytes)
                         yield same, _findings(room[:length], batch) if length else []

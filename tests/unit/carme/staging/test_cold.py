@@ -1,0 +1,143 @@
+"""Small files that are not in memory, and what is asked for before it is wanted."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from carme.staging import Options, copy, native
+from carme.staging.attributes import Keeper
+from carme.staging.native import Native
+
+from . import trees
+
+FILES = 400
+
+
+def forget(folder: Path) -> bool:
+    """Have the files' contents no longer in memory; whether the file system lets that be."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    until = time.monotonic() + 5
+    while files and time.monotonic() < until:
+        for path in files:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        files = [path for path in files if in_memory(path)]
+    return not files
+
+
+def in_memory(path: Path) -> bool:
+    """Whether the beginning of a file is, without having it read."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE) as mapped:
+        found = ctypes.create_string_buffer(1)
+        first = ctypes.c_char.from_buffer(mapped)
+        try:
+            refused = ctypes.CDLL(None).mincore(
+                ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(1), found
+            )
+        finally:
+            del first
+        assert not refused
+        return bool(found.raw[0] & 1)
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Path:
+    """A folder of small files, none of them in memory."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(FILES):
+        (source / f"{number * 7919 % FILES:04d}").write_bytes(
+            bytes([number % 251]) * (1 + number * 37 % 20_000)
+        )
+    if not forget(source):
+        pytest.skip("the contents of files cannot be taken out of memory here")
+    return source
+
+
+def library_for(options: Options) -> Native:
+    """The compiled part."""
+    loaded = native.library()
+    assert loaded
+    return Native.make(loaded, options, Keeper(attributes=True), 1)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_files_are_asked_for_before_they_are_wanted(
+    cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_PATIENCE", 0)
+    target = tmp_path / "target"
+    target.mkdir()
+    one, other = os.open(cold, os.O_RDONLY), os.open(target, os.O_RDONLY)
+    there: list[tuple[int, bool]] = []
+    try:
+        compiled = library_for(Options())
+        with compiled.entries(one) as read:
+            entries = read(FILES + 1)
+        names = [name for _, name in entries]
+
+        def tell(files: int, size: int) -> None:
+            done = len(os.listdir(target))
+            if done + 60 < FILES and size:
+                until = time.monotonic() + 2
+                while not (found := in_memory(cold / names[done + 50])) and time.monotonic() < until:
+                    time.sleep(0.01)
+                there.append((done, found))
+
+        assert not len(compiled.copy(one, other, entries, None, True, tell))
+    finally:
+        os.close(one)
+        os.close(other)
+    assert len(there) > 10
+    # The kernel may forget what nobody has used yet; and nobody else has it read.
+    assert sum(found for _, found in there) > len(there) * 3 // 4, there
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        path.name: path.read_bytes() for path in cold.iterdir()
+    }
+
+
+@pytest.mark.usefixtures("compiled")
+def test_entries_come_in_the_order_of_their_inodes(cold: Path) -> None:
+    folder = os.open(cold, os.O_RDONLY)
+    try:
+        with library_for(Options()).entries(folder) as read:
+            first, second, end = read(FILES // 2), read(FILES), read(FILES)
+    finally:
+        os.close(folder)
+    for part in (first, second):
+        inodes = [(cold / name).stat().st_ino for _, name in part]
+        assert len(inodes) == FILES // 2
+        assert inodes == sorted(inodes)
+    assert {name for _, name in [*first, *second]} == set(os.listdir(cold))
+    assert not len(end)
+
+
+@trees.both_engines
+def test_all_kinds_of_cold_files(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder in ("one", "two/three"):
+        (source / folder).mkdir(parents=True)
+        for number in range(150):
+            (source / folder / f"f{number}").write_bytes(os.urandom(number * 61))
+        (source / folder / "large").write_bytes(os.urandom(3 << 20))
+        (source / folder / "whole").write_bytes(os.urandom(1 << 20))
+        (source / folder / "empty").touch()
+        (source / folder / "link").symlink_to("f7")
+        os.link(source / folder / "f8", source / folder / "again")
+        os.mkfifo(source / folder / "fifo")
+    forget(source)
+    result = copy(str(source), str(target), Options())
+    assert not result.problems
+    assert trees.walk(target) == trees.walk(source)
+    forget(source)
+    (source / "one/f9").write_bytes(b"changed")
+    forget(target)
+    assert copy(str(source), str(target), Options()).counts.copied == 1
+    assert trees.walk(target) == trees.walk(source)
