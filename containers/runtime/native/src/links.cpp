@@ -9,13 +9,18 @@
 #include <fcntl.h>
 #include <linux/errqueue.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <linux/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "failure.hpp"
+
+// Of Linux 6.15; headers may be older than the kernel that runs.
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
 
 namespace carme {
 
@@ -43,16 +48,17 @@ void Links::add_peer(int peer, const std::vector<int>& sockets) {
         link->peer = peer;
         link->buffer = std::make_unique<char[]>(buffer_size);
         fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-        // A node that vanished is noticed within seconds although it says nothing. The kernel answers for a
-        // process that is only stopped while it has room for what comes: beyond that, one that takes nothing for
-        // `unacknowledged_ms` counts as lost. One that computes takes it all the same, by its background thread.
-        int on = 1, idle = 1, interval = 1, count = 2, unacknowledged_ms = 1000;
+        // A node that vanished is noticed although it says nothing: by the kernel where nothing is on its way, else by
+        // `look_for_silence`. TCP_USER_TIMEOUT would not do: it ends a connection, too, whose other end has no room for a
+        // while, as a process has that is starved of its processor, and whose kernel answers all the same.
+        int on = 1, idle = 1, interval = 1, count = 1, longest_between_tries_ms = 1000;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
+        // Older kernels ask an end that has no room less and less often: one that then vanishes is noticed later there.
+        setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &longest_between_tries_ms, sizeof longest_between_tries_ms);
         link->uncopied = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
         epoll_event event{};
         event.events = EPOLLIN;
@@ -87,7 +93,7 @@ void Links::run() {
             continue;
         }
         nap_ns = shortest_nap_ns;
-        poll(paused_.load() || ended_.load() ? 20 : 1000);
+        poll(paused_.load() || ended_.load() ? 20 : awaiting_.load() ? int(between_looks_ns / 1'000'000) : 1000);
     }
 }
 
@@ -109,6 +115,7 @@ void Links::poll(int timeout_ms, int own) {
     if (ended_)
         for (auto& link : links_)
             if (link->ended_since && now_ns() - link->ended_since > longest_farewell_ns) lose(link->peer);
+    if (awaiting_ && now_ns() > next_look_) look_for_silence();
     wake_others(own);
 }
 
@@ -123,6 +130,32 @@ void Links::poll_for(const Request& request) {
     if (!link.leaving.empty()) release(link);
     readable(link);
     wake_others(1);
+}
+
+// Loses peers whose kernel no longer answers: neither what was sent nor the question whether there is room by now. Its
+// silence is counted from a look at which an answer was due: this process, too, may have been kept from looking.
+void Links::look_for_silence() {
+    next_look_ = now_ns() + between_looks_ns;
+    for (auto& link : links_) {
+        if (!link->awaited) continue;
+        tcp_info told{};
+        socklen_t size = sizeof told;
+        const bool known = link->fd >= 0 && getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &told, &size) == 0;
+        // What was sent again in vain may have been answered: there is no room yet. And the kernel answers one question
+        // for room only where two come within half a second.
+        const bool sent = told.tcpi_last_data_sent < told.tcpi_last_ack_recv;
+        if (!known || !((told.tcpi_unacked && sent) || told.tcpi_probes > 1)) {
+            link->silent_since = 0;
+            // It will send again, or ask for room.
+            if (known && (told.tcpi_unacked || told.tcpi_notsent_bytes || !link->out.empty())) continue;
+            link->awaited = false;
+            --awaiting_;
+            continue;
+        }
+        const int64_t now = now_ns(), heard = now - int64_t(told.tcpi_last_ack_recv) * 1'000'000;
+        if (!link->silent_since || heard > link->silent_since) link->silent_since = now;
+        if (now - link->silent_since > longest_silence_ns) lose(link->peer);
+    }
 }
 
 // Threads that sleep in `poll` for what is complete now.
@@ -208,6 +241,10 @@ bool Links::writable(Link& link) {
             return false;
         }
         if (flags & MSG_ZEROCOPY) link.out.front().uncopied = link.calls++;
+        if (!link.awaited) {
+            link.awaited = true;
+            ++awaiting_;
+        }
         auto left = uint64_t(sent);
         while (left) {
             Out& out = link.out.front();

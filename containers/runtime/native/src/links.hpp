@@ -183,6 +183,8 @@ private:
         std::vector<char> owned;
         int64_t paused_since = 0;
         int64_t ended_since = 0;  // the peer sends nothing more
+        bool awaited = false;          // something was sent that its kernel may not have answered yet
+        int64_t silent_since = 0;      // the peer's kernel owes an answer; 0: none
     };
     static constexpr size_t buffer_size = 32 * 1024;
     static constexpr uint64_t smallest_straight = 2048;  // bytes of a payload that are not worth a copy
@@ -195,6 +197,8 @@ private:
     static constexpr int64_t longest_pause_ns = 20'000'000;
     static constexpr int64_t longest_farewell_ns = 500'000'000;  // from the end of one stream of a peer to that of all
 #endif
+    // A peer is lost whose kernel has been silent for so long, which is noticed within a second.
+    static constexpr int64_t longest_silence_ns = 750'000'000, between_looks_ns = 50'000'000;
     static constexpr int64_t shortest_nap_ns = 500'000, longest_nap_ns = 2'000'000;  // while others drive the sockets
     static constexpr uint64_t small = 256 * 1024;
     static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
@@ -218,6 +222,7 @@ private:
     void complete(Request* request, State state);
     void enqueue(Link& link, Out out);
     void resume_paused();
+    void look_for_silence();
     void abort(uint64_t key);
 
     Host& host_;
@@ -232,6 +237,8 @@ private:
     std::atomic<int> paused_{0};
     std::atomic<int> wanting_{0};  // links that wait for room to send
     std::atomic<int> ended_{0};    // links that ended before others of their peer
+    std::atomic<int> awaiting_{0};  // links whose peer's kernel has not answered all yet, as far as was looked
+    int64_t next_look_ = 0;
     int epoll_ = -1, kick_ = -1;
     std::atomic<int> foreground_{0};
     std::atomic<int64_t> last_foreground_{0};

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -436,6 +437,90 @@ void farewells() {
     }
 }
 
+// A peer on another node with three streams, of which nobody looks at ours but this thread.
+struct Distant {
+    static constexpr size_t long_message = 16 << 20;  // does not fit into the kernel's buffers
+
+    Distant() : context(0, 2), links(context, 2), data(long_message) {
+        std::vector<int> ours;
+        for (int& fd : theirs) {
+            auto [out, in] = connected_pair();
+            const int little = 64 << 10;
+            setsockopt(out, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
+            fd = out;
+            ours.push_back(in);
+        }
+        links.add_peer(1, ours);
+        for (size_t i = 0; i < data.size(); ++i) data[i] = char(i * 7 + i / 1000);
+    }
+    ~Distant() {
+        links.cancel(&request, 1);
+        for (int fd : theirs) close(fd);
+    }
+    void send(uint64_t size) { links.send_message(1, 7, 0, 0, 0, data.data(), size, &request); }
+    void poll_for_ms(int64_t ms) {
+        const auto end = Deadline::after_ms(ms);
+        while (!end.passed() && !context.is_lost(1)) links.poll(20);
+    }
+    // From here on its kernel does not see what arrives, as if the node were gone.
+    void vanish() {
+        sock_filter nothing{BPF_RET | BPF_K, 0, 0, 0};
+        sock_fprog program{1, &nothing};
+        for (int fd : theirs) CHECK(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
+    }
+
+    Context context;
+    Links links;
+    std::vector<char> data;
+    Request request;
+    int theirs[3];
+};
+
+// A process that gets no processor takes nothing for as long as that lasts; its kernel answers for it.
+void starved() {
+    Distant peer;
+    peer.send(Distant::long_message);
+    peer.poll_for_ms(3000);
+    CHECK(!peer.context.is_lost(1) && peer.request.state.load() == State::pending);
+    std::vector<char> got;
+    std::thread reading([&] {
+        char part[65536];
+        while (got.size() < sizeof(Frame) + Distant::long_message) {
+            const ssize_t count = recv(peer.theirs[1], part, sizeof part, 0);
+            if (count <= 0) break;
+            got.insert(got.end(), part, part + count);
+        }
+    });
+    while (peer.request.state.load() == State::pending && !peer.context.is_lost(1)) peer.links.poll(20);
+    if (peer.context.is_lost(1)) shutdown(peer.theirs[1], SHUT_RDWR);
+    reading.join();
+    CHECK(peer.request.state.load() == State::done);
+    CHECK(got.size() == sizeof(Frame) + Distant::long_message &&
+          std::memcmp(got.data() + sizeof(Frame), peer.data.data(), Distant::long_message) == 0);
+}
+
+// A node that is gone says nothing: noticed within a second while something is on its way to it, soon in any case.
+void vanished() {
+    for (auto [sent, latest_ms] : {std::pair<uint64_t, int64_t>{1000, 1000}, {Distant::long_message, 3000}, {0, 3000}}) {
+        Distant peer;
+        if (sent > 1000) {
+            peer.send(sent);
+            peer.poll_for_ms(1500);
+        }
+        CHECK(!peer.context.is_lost(1));
+        peer.vanish();
+        const int64_t begin = now_ns();
+        if (sent == 1000) peer.send(sent);
+        peer.poll_for_ms(20'000);
+        CHECK(peer.context.is_lost(1));
+        const double took_ms = double(now_ns() - begin) / 1e6;
+        // What the machine is busy with may come on top.
+        if (took_ms > double(latest_ms + 500)) std::fprintf(stderr, "%d ms of %d\n", int(took_ms), int(latest_ms));
+        CHECK(took_ms <= double(latest_ms + 500));
+        if (sent > 1000) CHECK(peer.request.state.load() == State::lost);
+    }
+}
+
 void arithmetic() {
     // Halves and brain floats: every value survives, ties go to even.
     for (uint32_t bits = 0; bits < 65536; ++bits) {
@@ -513,6 +598,8 @@ int main() {
     early_letters();
     garbage();
     farewells();
+    starved();
+    vanished();
     if (failures) std::fprintf(stderr, "%d checks failed\n", failures);
     else std::puts("all checks passed");
     return failures != 0;
