@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from carme.broker import BrokerClient
-from carme.cli.output import add_json, moment, print_json, print_table
+from carme.cli.output import add_json, moment, print_json, print_table, said
 from carme.config import load
 from carme.datasets import OWN, Dataset, Datasets, copies, readers, unpack
 from carme.errors import CarmeError, InvalidRequest
@@ -126,21 +126,18 @@ def _add(options: argparse.Namespace) -> int:
     one, new = datasets().add(
         options.name, folder, site=options.site, title=options.title, licence=options.licence
     )
-    if options.json:
-        print_json(_told(one))
-        return 0
     newest = one.version()
     what = f"{newest.files} files, {size(newest.size)}"
     known = "" if new else " It was there already."
-    print(f"The dataset {one.name} has version {newest.short} ({what}).{known}")
-    print(f"Use it with: carme submit --stage {one.name} ...")
-    return 0
+    return said(
+        options,
+        _told(one),
+        f"The dataset {one.name} has version {newest.short} ({what}).{known}",
+        f"Use it with: carme submit --stage {one.name} ...",
+    )
 
 
 def _remove(options: argparse.Namespace) -> int:
     datasets().remove(options.name, site=options.site)
-    if options.json:
-        print_json({"removed": options.name})
-    else:
-        print(f"The dataset {options.name} is out of the catalogue; its data stays where it is.")
-    return 0
+    line = f"The dataset {options.name} is out of the catalogue; its data stays where it is."
+    return said(options, {"removed": options.name}, line)

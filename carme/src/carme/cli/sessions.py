@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from carme.broker import BrokerClient
 from carme.cli import shell
-from carme.cli.output import add_json, length, moment, plain, print_json, print_table
+from carme.cli.output import add_json, length, listed, moment, plain, print_json, print_table, said
 from carme.config import load
 from carme.errors import InvalidRequest
 from carme.images import ImageCatalogue, app_path, is_own
@@ -55,30 +55,22 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _list(options: argparse.Namespace) -> int:
-    sessions = BrokerClient().sessions(active=not options.all)
-    if options.json:
-        print_json(sessions)
-        return 0
-    if not sessions:
-        print("You have had no sessions in the last days." if options.all else "You have no sessions now.")
-        print(f"Start one at {load().site.url}/")
-        return 0
-    print_table(
+    none = "You have had no sessions in the last days." if options.all else "You have no sessions now."
+    return listed(
+        options,
+        BrokerClient().sessions(active=not options.all),
         ["SESSION", "STATE", "IMAGE", "NODES", "JOB", "REMAINING", "EXPLANATION"],
-        [
-            [
-                session.name,
-                session.label,
-                session.image or "-",
-                session.node_list or "-",
-                session.job_id,
-                length(session.ends - datetime.now(UTC)) if session.ends else "-",
-                session.sentence.partition("\n")[0],
-            ]
-            for session in sessions
+        lambda session: [
+            session.name,
+            session.label,
+            session.image or "-",
+            session.node_list or "-",
+            session.job_id,
+            length(session.ends - datetime.now(UTC)) if session.ends else "-",
+            session.sentence.partition("\n")[0],
         ],
+        f"{none}\nStart one at {load().site.url}/",
     )
-    return 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -171,11 +163,7 @@ def _open(options: argparse.Namespace) -> int:
         f"{quote(session.name, safe='')}/{app_path(options.app)}"
     )
     opened = _has_display() and webbrowser.open(url)
-    if options.json:
-        print_json({"url": url, "opened": opened})
-    else:
-        print(url)
-    return 0
+    return said(options, {"url": url, "opened": opened}, url)
 
 
 def _has_display() -> bool:
@@ -186,22 +174,17 @@ def _extend(options: argparse.Namespace) -> int:
     minutes = parse_minutes(options.minutes)
     client = BrokerClient()
     extension = client.extend(client.session(options.name).job_id, minutes)
-    if options.json:
-        print_json(extension)
-    else:
-        limit = minutes_text(extension.minutes_limit)
-        print(f"The session {options.name} now ends at {moment(extension.ends)}, {limit} after its start.")
-    return 0
+    limit = minutes_text(extension.minutes_limit)
+    line = f"The session {options.name} now ends at {moment(extension.ends)}, {limit} after its start."
+    return said(options, extension, line)
 
 
 def _stop(options: argparse.Namespace) -> int:
     client = BrokerClient()
     session = client.session(options.name)
     client.cancel(session.job_id, session=session.name)
-    if options.json:
-        print_json({"stopped": session.name, "job_id": session.job_id})
-    elif session.is_over:
-        print(f"The session {session.name} is over already: {session.label.lower()}.")
+    if session.is_over:
+        line = f"The session {session.name} is over already: {session.label.lower()}."
     else:
-        print(f"The session {session.name} is being stopped. Files that you saved stay.")
-    return 0
+        line = f"The session {session.name} is being stopped. Files that you saved stay."
+    return said(options, {"stopped": session.name, "job_id": session.job_id}, line)
