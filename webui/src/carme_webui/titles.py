@@ -1,10 +1,11 @@
 """Titles that users give to their things."""
 
+from django import forms
 from django.utils.translation import gettext as _
 
 from carme.errors import InvalidRequest
 
-__all__ = ["tidy"]
+__all__ = ["TitleField", "tidy"]
 
 
 def tidy(title: str) -> str:
@@ -17,3 +18,14 @@ def tidy(title: str) -> str:
             field="title",
         )
     return title
+
+
+class TitleField(forms.CharField):
+    """A title in a form: its value is in one line with single spaces, and has nothing invisible."""
+
+    def clean(self, value: str) -> str:
+        title = super().clean(value)
+        try:
+            return tidy(title)
+        except InvalidRequest as error:
+            raise forms.ValidationError(str(error)) from None

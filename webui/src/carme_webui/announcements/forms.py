@@ -11,7 +11,7 @@ from carme.bookings.clock import from_local
 from carme.errors import CarmeError
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings.models import site_zone
-from carme_webui.titles import tidy
+from carme_webui.titles import TitleField
 
 __all__ = ["MaintenanceForm", "NewsForm"]
 
@@ -22,18 +22,11 @@ class _Titled(forms.ModelForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, label_suffix="", **kwargs)
 
-    def clean_title(self) -> str:
-        """A title in one line, nothing invisible."""
-        try:
-            return tidy(self.cleaned_data["title"])
-        except CarmeError as error:
-            raise forms.ValidationError(str(error)) from None
-
 
 class NewsForm(_Titled):
     """News."""
 
-    title = forms.CharField(label=_("Title"), max_length=120)
+    title = TitleField(label=_("Title"), max_length=120)
     text = forms.CharField(label=_("Text"), max_length=4000, required=False, widget=_TEXT)
     until = forms.DateField(
         label=_("On the dashboard until"),
@@ -50,7 +43,7 @@ class NewsForm(_Titled):
 class MaintenanceForm(_Titled):
     """A time of maintenance, by the site's clocks."""
 
-    title = forms.CharField(label=_("Title"), max_length=120)
+    title = TitleField(label=_("Title"), max_length=120)
     text = forms.CharField(label=_("What users should know"), max_length=4000, required=False, widget=_TEXT)
     nodes = forms.CharField(
         label=_("Nodes"),

@@ -15,11 +15,10 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from carme.errors import CarmeError
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.api.models import FOR_ADMINS, LONGEST, SCOPES, Token
-from carme_webui.titles import tidy
+from carme_webui.titles import TitleField
 
 __all__ = ["revoke", "tokens"]
 
@@ -31,7 +30,7 @@ AT_MOST = 50  # tokens of one user
 class TokenForm(forms.Form):
     """What a new token is for."""
 
-    label = forms.CharField(label=_("What it is for"), max_length=80)
+    label = TitleField(label=_("What it is for"), max_length=80)
     days = forms.IntegerField(
         label=_("Days until it expires"), min_value=1, max_value=LONGEST.days, initial=90
     )
@@ -48,13 +47,6 @@ class TokenForm(forms.Form):
         scopes.choices = [(key, words) for key, words in SCOPES.items() if user.is_staff or key != FOR_ADMINS]
         self.fields["days"].help_text = _("At most %s.") % LONGEST.days
         self.fields["label"].widget.attrs["autocomplete"] = "off"
-
-    def clean_label(self) -> str:
-        """A title in one line."""
-        try:
-            return tidy(self.cleaned_data["label"])
-        except CarmeError as error:
-            raise forms.ValidationError(str(error)) from None
 
 
 @never_cache

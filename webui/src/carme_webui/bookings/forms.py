@@ -18,7 +18,7 @@ from carme.jobs.requests import refusal
 from carme_webui.bookings.models import Booking, site_zone
 from carme_webui.kept import of_same
 from carme_webui.projects.models import Project
-from carme_webui.titles import tidy
+from carme_webui.titles import TitleField
 
 __all__ = ["BookingForm", "Kind", "kinds", "moment_of", "next_start"]
 
@@ -76,7 +76,7 @@ class BookingForm(forms.Form):
         label=_("Begins at"), widget=forms.TimeInput(attrs={"type": "time"}, format="%H:%M")
     )
     length = forms.CharField(label=_("For how long"), max_length=32)
-    title = forms.CharField(label=_("Title"), max_length=80, required=False)
+    title = TitleField(label=_("Title"), max_length=80, required=False)
     project = forms.CharField(label=_("For"), widget=forms.Select, required=False)
     users = forms.CharField(label=_("Who else may use it"), max_length=2000, required=False)
 
@@ -133,13 +133,6 @@ class BookingForm(forms.Form):
         if booking is not None and booking.state == "active":
             for name in ("date", "time"):
                 self.fields[name].disabled = True
-
-    def clean_title(self) -> str:
-        """A title in one line, nothing invisible."""
-        try:
-            return tidy(self.cleaned_data["title"])
-        except CarmeError as error:
-            raise forms.ValidationError(str(error)) from None
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data

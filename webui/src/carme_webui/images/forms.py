@@ -11,6 +11,7 @@ from carme.images import ImageCatalogue
 from carme.images.building import MAXIMUM_TEXT
 from carme_webui.images.desk import ImageWish, ShareWish
 from carme_webui.projects.models import Project
+from carme_webui.titles import TitleField
 
 __all__ = ["BuildForm", "ShareForm"]
 
@@ -29,7 +30,7 @@ class BuildForm(forms.Form):
     """
 
     name = forms.CharField(label=_("Name"), max_length=31)
-    title = forms.CharField(label=_("Title"), max_length=80, required=False)
+    title = TitleField(label=_("Title"), max_length=80, required=False)
     kind = forms.ChoiceField(label=_("Built from"), choices=KINDS)
     base = forms.ChoiceField(label=_("On top of"), required=False)
     text = forms.CharField(

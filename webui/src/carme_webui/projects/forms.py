@@ -11,17 +11,9 @@ from carme.jobs.times import minutes_text
 from carme_webui.accounts.models import User
 from carme_webui.projects.desk import MOST, choices, manager_of
 from carme_webui.projects.models import Project
-from carme_webui.titles import tidy
+from carme_webui.titles import TitleField
 
 __all__ = ["LimitsForm", "NewProjectForm"]
-
-
-def _one_line(text: str) -> str:
-    """A text in one line, nothing invisible. Raises ValidationError."""
-    try:
-        return tidy(text)
-    except InvalidRequest as error:
-        raise forms.ValidationError(str(error)) from None
 
 
 class NewProjectForm(forms.Form):
@@ -33,16 +25,13 @@ class NewProjectForm(forms.Form):
         help_text=_("Lower-case letters, digits and hyphens. It cannot change later."),
         widget=forms.TextInput(attrs={"autocapitalize": "none", "spellcheck": "false"}),
     )
-    title = forms.CharField(label=_("Title"), max_length=80)
+    title = TitleField(label=_("Title"), max_length=80)
     manager = forms.CharField(
         label=_("Manager"), max_length=150, help_text=_("The user who invites the others.")
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, label_suffix="", **kwargs)
-
-    def clean_title(self) -> str:
-        return _one_line(self.cleaned_data["title"])
 
     def clean_manager(self) -> User:
         try:
@@ -59,7 +48,7 @@ class LimitsForm(forms.Form):
         cluster: What there is; None while that is not known, then partitions and types stay as they are.
     """
 
-    title = forms.CharField(label=_("Title"), max_length=80)
+    title = TitleField(label=_("Title"), max_length=80)
     partitions = forms.MultipleChoiceField(
         label=_("Partitions"),
         required=False,
@@ -98,9 +87,6 @@ class LimitsForm(forms.Form):
                 initial=project.gpu_types.get(kind),
                 help_text=_("0: none."),
             )
-
-    def clean_title(self) -> str:
-        return _one_line(self.cleaned_data["title"])
 
     def clean_minutes(self) -> int | None:
         text = self.cleaned_data["minutes"]

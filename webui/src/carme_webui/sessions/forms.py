@@ -21,7 +21,7 @@ from carme_webui.cluster import entry_points, supplies
 from carme_webui.projects.models import Project
 from carme_webui.sessions.actions import check_options, minutes_in
 from carme_webui.sessions.models import NAME_PATTERN, new_name
-from carme_webui.titles import tidy
+from carme_webui.titles import TitleField
 
 __all__ = ["StartForm"]
 
@@ -57,7 +57,7 @@ class StartForm(forms.Form):
 
     # Made with the form, so that a form sent twice starts one session.
     name = forms.CharField(widget=forms.HiddenInput, required=False)
-    title = forms.CharField(label=_("Title"), max_length=80, required=False)
+    title = TitleField(label=_("Title"), max_length=80, required=False)
     image = forms.CharField(label=_("Image"), widget=forms.Select)
     app = forms.CharField(label=_("Open with"), widget=forms.Select, required=False)
     partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
@@ -226,13 +226,6 @@ class StartForm(forms.Form):
     def clean_name(self) -> str:
         name = self.cleaned_data["name"]
         return name if re.fullmatch(NAME_PATTERN, name) else new_name()
-
-    def clean_title(self) -> str:
-        """The title as JupyterHub takes it too: single spaces, nothing invisible."""
-        try:
-            return tidy(self.cleaned_data["title"])
-        except CarmeError as error:
-            raise forms.ValidationError(str(error)) from None
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
