@@ -5,6 +5,7 @@
 import sys
 import weakref
 
+import ml_dtypes
 import numpy as np
 
 from carme_runtime import gaspi
@@ -63,6 +64,47 @@ with gaspi.init(30) as process:
             out, np.repeat(np.arange(size, dtype=np.float32) * 10 + rank, sends), receives, sends
         )
         assert (out == np.repeat(np.arange(size) + rank * 10, receives)).all()
+
+    # The others with every type and reduction, also in the background; numbers are exact in all types.
+    for dtype in (*TYPES, ml_dtypes.bfloat16):
+        for count in (3, 20_000):
+            blocks = [(data(r, count * size, dtype) % 3 + 1).astype(dtype) for r in range(size)]
+            stacked = np.array(blocks, "float64")
+            expected = {
+                "sum": stacked.sum(0),
+                "min": stacked.min(0),
+                "max": stacked.max(0),
+                "product": stacked.prod(0),
+            }
+            if np.dtype(dtype).kind not in "iu":
+                expected["mean"] = stacked.mean(0)
+            for op, want in expected.items():
+                whole, part = blocks[rank].copy(), np.zeros(count, dtype)
+                everyone.allreduce(whole, op)
+                everyone.reduce_scatter(part, blocks[rank], op)
+                tolerance = 1e-2 if op == "mean" else 0
+                np.testing.assert_allclose(whole.astype("float64"), want, rtol=tolerance)
+                np.testing.assert_allclose(
+                    part.astype("float64"), want.reshape(size, count)[rank], rtol=tolerance
+                )
+            counts = [count + r for r in range(size)]
+            uneven, turned = np.zeros(sum(counts), dtype), np.zeros(count * size, dtype)
+            given, scattered = (
+                blocks[0].copy() if rank == 0 else np.zeros_like(blocks[0]),
+                np.zeros(count, dtype),
+            )
+            mine = np.full(counts[rank], rank + 1).astype(dtype)
+            for pending in (
+                everyone.broadcast(given, asynchronous=True),
+                everyone.allgather(uneven, mine, counts, asynchronous=True),
+                everyone.alltoall(turned, blocks[rank], asynchronous=True),
+                everyone.reduce_scatter(scattered, blocks[rank], asynchronous=True),
+            ):
+                assert pending.wait(20_000) and pending.done()
+            assert (given == blocks[0]).all()
+            assert (uneven == np.repeat(np.arange(size) + 1, counts).astype(dtype)).all()
+            assert (turned.reshape(size, count) == stacked.reshape(size, size, count)[:, rank]).all()
+            assert (scattered == expected["sum"].reshape(size, count)[rank]).all()
 
     # The same bits on all ranks and in every run, also where rounding depends on the order.
     noise = np.random.default_rng(rank).standard_normal(300_000).astype("float32")

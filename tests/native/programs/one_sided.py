@@ -36,6 +36,40 @@ with gaspi.init(30) as process:
     process.notify(left, 3, 11, value=5)
     assert process.notify_waitsome(3, 11) == 11 and process.notify_reset(3, 11) == 5
 
+    # The same without notifications of their own: one that follows on the queue says when they are there.
+    process.barrier()
+    words[:3] = rank + 1
+    process.write(3, 0, right, 3, 72000, 8, queue=3)
+    process.write_list(right, [(3, 8, 3, 72008, 8), (3, 16, 3, 72016, 8)], queue=3)
+    process.notify(right, 3, 12, queue=3)
+    process.wait(queue=3)
+    assert process.notify_waitsome(3, 12) == 12 and process.notify_reset(3, 12) == 1
+    assert (words[9000:9003] == left + 1).all()
+    process.barrier()
+    process.read(3, 72800, right, 3, 72000, 16, queue=6)
+    process.wait(queue=6)
+    assert (words[9100:9102] == rank + 1).all()
+
+    # A segment that only the right one is told of, and that is given up again.
+    mine = process.segment_alloc(6, 4096)
+    mine.array("uint64")[0] = rank + 50
+    if right != rank:
+        process.segment_register(6, right)
+    process.barrier()
+    assert process.segment_size(6, left) == 4096
+    process.read(3, 80000, left, 6, 0, 8)
+    process.wait()
+    assert words[10000] == left + 50
+    process.barrier()
+    process.segment_delete(6)
+    for gone in (lambda: process.segment_delete(6), lambda: process.write(6, 0, right, 3, 0, 8)):
+        try:
+            gone()
+        except gaspi.InvalidCall:
+            continue
+        raise AssertionError("a segment that was given up can be used")
+    assert process.segment_alloc(6, 64).size == 64
+
     # A large one: more than sockets take at once.
     process.barrier()
     words[16384:65536] = np.arange(49152) * (rank + 1)
@@ -68,9 +102,12 @@ with gaspi.init(30) as process:
 
     # Time-outs end, and the call can be made again.
     begin = time.monotonic()
+    process.barrier()  # a message that is still on its way would be one that came
     for call in (
         lambda: process.notify_waitsome(3, 100, 10, timeout=50),
+        lambda: process.notify_waitsome(3, 100, 10, timeout=gaspi.TEST),
         lambda: process.passive_receive(timeout=gaspi.TEST),
+        lambda: process.passive_receive(timeout=30),
     ):
         try:
             call()
@@ -88,6 +125,21 @@ with gaspi.init(30) as process:
         except gaspi.Timeout:
             tries += 1
     assert tries or rank == 0 or size == 1
+    process.wait(timeout=gaspi.TEST)  # nothing is under way
+    if rank == 0:
+        time.sleep(0.2)
+    late, tries = np.array([rank], np.int64), 0
+    while True:
+        try:
+            process.allreduce(late, timeout=gaspi.TEST)
+            break
+        except gaspi.Timeout:
+            tries += 1
+            time.sleep(0.001)
+    assert late[0] == size * (size - 1) // 2 and (tries or rank == 0 or size == 1)
+    assert process.fetch_add(right, 3, (1 << 20) - 24, 0, timeout=20_000) == 0
+    assert process.compare_swap(right, 3, (1 << 20) - 24, 5, 6, timeout=20_000) == 0
+    assert process.state_vector() == [gaspi.State.HEALTHY] * size and process.ping(right)
 
     # Mistakes are refused before anything happens.
     for call in (

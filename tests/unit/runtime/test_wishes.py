@@ -97,6 +97,26 @@ def test_the_older_command_line_of_tarantella(job: Job, script: Script, tmp_path
     assert sorted(out.splitlines()) == ["[rank 0] n2 -n 9", "[rank 1] n2 -n 9", "[rank 2] n1 -n 9"]
 
 
+def test_todays_command_line_of_tarantella(local: Launch, script: Script) -> None:
+    names = ["A", "B", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"]
+    path = script(f"import os, sys; print(*map(os.environ.get, {names}), *sys.argv[1:], sep='|')")
+    options = ["--no-gpu", "-n", "3", "--pin-to-socket", "--output-on-all-devices", "-x", "A=1", "B=2=3"]
+    code, out, errors = local(*options, "--", path, "-x", "C=1", "D=2", CUDA_VISIBLE_DEVICES="0,1").wait()
+    assert (code, errors) == (0, "")
+    assert sorted(out.splitlines()) == [f"[rank {rank}] 1|2=3||3|-x|C=1|D=2" for rank in range(3)]
+
+
+def test_without_gpus_a_dry_run_says_so(local: Launch) -> None:
+    code, out, errors = local("--no-gpus", "--dry-run", "--", "true", CUDA_VISIBLE_DEVICES="0,1").wait()
+    assert (code, errors) == (0, "")
+    assert out.startswith("1 ranks of: ") and out.endswith(", number 0 there, no GPU\n")
+
+
+def test_a_program_whose_name_looks_like_a_variable(local: Launch, tmp_path: Path) -> None:
+    (tmp_path / "a=b.py").write_text("import os, sys; print(os.environ['A'], *sys.argv[1:])")
+    assert local("-x", "A=1", "a=b.py", "c=d").wait() == (0, "[rank 0] 1 c=d\n", "")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -123,6 +143,8 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
         (["-x", "=1", "x.py"], "'=1' is not NAME=VALUE"),
         (["--hang-seconds", "soon", "x.py"], "'soon' is no number of seconds"),
         (["--output", "none", "x.py"], "invalid choice: 'none'"),
+        (["--no-gpu", "--devices-per-rank", "1", "x.py"], "--no-gpu and --devices-per-rank exclude"),
+        (["--no-gpu", "--backend", "mpi", "x.py"], "--no-gpu does not go with --backend mpi"),
         (["--devices-per-rank", "2", "--", "true"], "--devices-per-rank 2 was asked for"),
         (["--log-folder", "/proc/none", "--", "true"], "The folder /proc/none for logs cannot be used"),
     ],

@@ -1,7 +1,7 @@
 """Which nodes of the job are there."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -33,6 +33,11 @@ class Members:
             present, key=lambda member: (member.number != 0, _natural(member.host), member.number)
         )
         return cls(tuple(ordered), tuple(lost), expected)
+
+    def without_devices(self) -> "Members":
+        """The same nodes, as if the job had no GPUs on them."""
+        present = tuple(replace(member, devices=0) for member in self.present)
+        return replace(self, present=present)
 
     def as_json(self) -> dict[str, Any]:
         """The form in which agents and clients pass it on."""

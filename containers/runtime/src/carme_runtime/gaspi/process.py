@@ -187,7 +187,11 @@ class Process:
         size: int,
         queue: int = 0,
     ) -> None:
-        """Write `size` bytes into a segment of `rank`. The source may change again after `wait(queue)`."""
+        """Write `size` bytes into a segment of `rank`. The source may change again after `wait(queue)`.
+
+        On the other side they are there when a notification is that follows on the same queue; a barrier
+        does not say so.
+        """
         self._context.write(rank, [(local_segment, local_offset, segment, offset, size)], None, queue)
 
     def read(
@@ -224,7 +228,7 @@ class Process:
         self._context.write(rank, [part], (segment, notification, value), queue)
 
     def write_list(self, rank: int, parts: Sequence[Part], queue: int = 0) -> None:
-        """Several writes to one rank."""
+        """Several writes to one rank; see `write`."""
         self._context.write(rank, list(parts), None, queue)
 
     def write_list_notify(

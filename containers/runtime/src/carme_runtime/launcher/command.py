@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import importlib.machinery
 import os
+import re
 import shutil
 import signal
 import sys
@@ -25,13 +26,19 @@ from carme_runtime.transports import TRANSPORT, TRANSPORTS
 
 JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
 # By Tarantella's launcher, today's and the older one's.
-ALIASES = {"--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per-node"}
+ALIASES = {
+    "--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per-node", "--no-gpus": "--no-gpu",
+    "--pin-to-socket": "--pin-cpus",
+}  # fmt: skip
+# What is so without being asked for.
+NEEDLESS = ("--output-on-all-devices", "--log-on-all-devices")
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--transport", "--profile",
 )  # fmt: skip
 NOT_STARTED = 2
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 
 def main() -> None:
@@ -56,14 +63,16 @@ async def _run(arguments: list[str]) -> int:
             members, slots = hostfile.choose(members, hostfile.read(options.hostfile))
             hosts = {member.host for member in members.present}
         places = place(
-            members,
+            members.without_devices() if options.no_gpu else members,
             ranks=options.n,
             nodes=options.nodes,
             per_node=options.devices_per_node,
             devices_per_rank=options.devices_per_rank,
             slots=slots,
         )
-        wishes = Wishes(options.devices_per_rank, options.pin_cpus, options.output, options.log_folder)
+        wishes = Wishes(
+            options.devices_per_rank, options.pin_cpus, options.output, options.log_folder, options.no_gpu
+        )
         limits = Limits(options.max_restarts, options.min_ranks or 1, options.max_ranks)
         limits.check(len(places))
         if options.backend == "horovod":
@@ -123,6 +132,9 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         type=_count,
         metavar="D",
         help="GPUs that each rank sees alone (default: every rank sees all of its node)",
+    )
+    parser.add_argument(
+        "--no-gpu", action="store_true", help="ranks see no GPU, and there are as many as on nodes without"
     )
     parser.add_argument(
         "--hostfile",
@@ -196,6 +208,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error("Nothing to run was named. Give a script: carme-run train.py")
     if (options.min_ranks or options.max_ranks) and not options.max_restarts:
         parser.error("--min-ranks and --max-ranks need runs that may start anew. Add --max-restarts 3")
+    if options.no_gpu and options.devices_per_rank:
+        parser.error("--no-gpu and --devices-per-rank exclude each other. Leave one of them out")
     if options.backend and options.max_restarts:
         parser.error(
             "--backend cannot be started anew with other ranks. Use --max-restarts without --backend"
@@ -219,6 +233,7 @@ def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     """mpirun starts the ranks and shows what they say: what carme-run does with both is not to be had."""
     for name, value in (
         ("--pin-cpus", options.pin_cpus),
+        ("--no-gpu", options.no_gpu),
         ("--log-folder", options.log_folder),
         ("--output master", options.output == "master"),
         ("--profile", options.profile),
@@ -251,6 +266,7 @@ async def _become_mpirun(
 
 def _as_ours(arguments: list[str]) -> list[str]:
     """Tarantella's options in this command's words."""
+    arguments = _one_variable_each(arguments)
     count = _own_options(arguments)
     own, rest = arguments[:count], arguments[count:]
     if "-ngpuspernode" in own and rest[:1] == ["-m"]:
@@ -258,7 +274,7 @@ def _as_ours(arguments: list[str]) -> list[str]:
         return [*_as_ours(own), "--hostfile", *rest[1:2], *_as_ours(rest[2:])]
     for theirs, ours in ALIASES.items():
         own = [ours + word[len(theirs) :] if word.partition("=")[0] == theirs else word for word in own]
-    return own + rest
+    return [word for word in own if word not in NEEDLESS] + rest
 
 
 def _own_options(arguments: list[str]) -> int:
@@ -270,6 +286,19 @@ def _own_options(arguments: list[str]) -> int:
             return index
         index += 2 if ALIASES.get(argument, argument) in OPTIONS_WITH_VALUE else 1
     return len(arguments)
+
+
+def _one_variable_each(arguments: list[str]) -> list[str]:
+    """With -x before each variable: Tarantella's launcher takes several after one, and then --."""
+    index = _own_options(arguments)
+    while (
+        index >= 2 and arguments[index - 2] == "-x" and _VARIABLE.match("".join(arguments[index : index + 1]))
+    ):
+        if "--" not in arguments[index:]:
+            break  # a program, of whatever name
+        arguments = [*arguments[:index], "-x", *arguments[index:]]
+        index = _own_options(arguments)
+    return arguments
 
 
 def _command(first: str, rest: list[str]) -> list[str]:

@@ -16,11 +16,14 @@ class Wishes:
     pin_cpus: bool = False
     output: str = "all"
     log_folder: Path | None = None
+    no_gpu: bool = False
 
     def of(self, place: Place) -> dict[str, Any]:
         """What the node is told about a rank: first and last but one of its GPUs and of its cores."""
         told: dict[str, Any] = {}
-        if self.devices_per_rank and place.member.devices:
+        if self.no_gpu:
+            told["devices"] = [0, 0]
+        elif self.devices_per_rank and place.member.devices:
             begin = place.local_rank * self.devices_per_rank
             told["devices"] = [begin, begin + self.devices_per_rank]
         if self.pin_cpus:
@@ -41,6 +44,7 @@ def plan(places: list[Place], wishes: Wishes, command: list[str]) -> str:
         for what, name in (("devices", "GPU"), ("cpus", "core")):
             if what in told:
                 begin, end = told[what]
-                line += f", {name} {begin}" if end == begin + 1 else f", {name}s {begin} to {end - 1}"
+                some = f"{name} {begin}" if end == begin + 1 else f"{name}s {begin} to {end - 1}"
+                line += f", {some if end > begin else f'no {name}'}"
         lines.append(line)
     return "\n".join(lines)

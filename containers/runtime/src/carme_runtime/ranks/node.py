@@ -177,7 +177,7 @@ def _devices(environment: Mapping[str, str], some: list[int] | None) -> dict[str
     """The variable that shows a rank some of the node's GPUs."""
     if some is None:
         return {}
-    names = environment["CUDA_VISIBLE_DEVICES"].replace(" ", "").split(",")
+    names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[some[0] : some[1]])}
 
 
