@@ -74,6 +74,31 @@ for work in dist.batch_isend_irecv(swap):
     work.wait()
 assert (arrived == left).all()
 
+# Blocking ones, of which the tag says which is which.
+if rank == 0:
+    for tag in (1, 2):
+        dist.send(torch.full((3,), float(tag)), size - 1, tag=tag)
+elif rank == size - 1:
+    for tag in (2, 1):
+        dist.recv(got := torch.empty(3), 0, tag=tag)
+        assert (got == tag).all()
+
+for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8):
+    mine = torch.full((size, 5), rank + 1, dtype=dtype)
+    for op, want in (
+        (dist.ReduceOp.SUM, size * (size + 1) // 2),
+        (dist.ReduceOp.MIN, 1),
+        (dist.ReduceOp.MAX, size),
+        (dist.ReduceOp.PRODUCT, int((ranks + 1).prod())),
+    ):
+        dist.all_reduce(whole := mine.clone(), op)
+        dist.reduce_scatter_tensor(part := torch.empty(5, dtype=dtype), mine, op)
+        assert (whole == want).all() and (part == want).all(), (dtype, op)
+    dist.all_gather_into_tensor(whole := torch.empty(size * 5, dtype=dtype), mine[0])
+    assert (whole.view(size, 5) == torch.arange(1, size + 1)[:, None].to(dtype)).all(), dtype
+    dist.all_to_all_single(whole := torch.empty(size, 5, dtype=dtype), mine)
+    assert (whole == torch.arange(1, size + 1)[:, None].to(dtype)).all(), dtype
+
 works = [dist.all_reduce(torch.ones(5000), async_op=True) for _ in range(10)]
 assert all(work.wait() and work.is_completed() for work in works)
 future = dist.all_reduce(tensor := torch.ones(3), async_op=True).get_future()
