@@ -296,6 +296,12 @@ int gaspi_read_list(Number count, Byte* mine, Size* at, Rank rank, Byte* theirs,
     POST(1);
     return list(0, count, mine, at, rank, theirs, there, sizes);
 }
+int gaspi_read_list_notify(Number count, Byte* mine, Size* at, Rank rank, Byte* theirs, Size* there, Size* sizes,
+                           Byte segment, Number id, Byte queue, Size ms) {
+    POST(2);
+    int code = list(0, count, mine, at, rank, theirs, there, sizes);
+    return code ? code : note(segment, me, id, 1);
+}
 int gaspi_write_list_notify(Number count, Byte* mine, Size* at, Rank rank, Byte* theirs, Size* there, Size* sizes,
                             Byte segment, Number id, Number value, Byte queue, Size ms) {
     POST(2);

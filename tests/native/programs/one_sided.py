@@ -36,6 +36,30 @@ with gaspi.init(30) as process:
     process.notify(left, 3, 11, value=5)
     assert process.notify_waitsome(3, 11) == 11 and process.notify_reset(3, 11) == 5
 
+    # Reading with a notification, which is one's own.
+    words[8000:8600] = 0
+    process.read_notify(3, 64000, right, 3, 0, 800, notification=13, queue=1)
+    assert process.notify_waitsome(3, 13) == 13 and process.notify_reset(3, 13) == 1
+    assert (words[8000:8100] == np.arange(100) + right * 1000).all() and not words[8100:8200].any()
+    parts = [(3, 64800 + 8 * i, 3, 800 + 8 * i, 8) for i in range(300)]
+    process.read_list_notify(right, parts, 3, 14, queue=4)
+    assert process.notify_waitsome(3, 14) == 14 and process.notify_reset(3, 14) == 1
+    assert (words[8100:8400] == np.arange(100, 400) + right * 1000).all()
+    process.read_list_notify(right, [], 3, 15)
+    assert process.notify_waitsome(3, 15) == 15 and process.notify_reset(3, 15) == 1
+    process.wait(queue=1)
+    process.wait(queue=4)
+
+    # After the wait what was written is there, as a barrier then tells the other one.
+    process.barrier()
+    for turn in range(20):
+        words[32768:65536] = np.arange(32768) + turn + rank
+        process.write(3, 32768 * 8, right, 3, 65536 * 8, 32768 * 8, queue=5)
+        process.wait(queue=5)
+        process.barrier()
+        assert (words[65536:98304] == np.arange(32768) + turn + left).all(), turn
+        process.barrier()
+
     # The same without notifications of their own: one that follows on the queue says when they are there.
     process.barrier()
     words[:3] = rank + 1
@@ -150,6 +174,8 @@ with gaspi.init(30) as process:
         lambda: process.write(3, 0, right, 3, 2**64 - 4, 8),
         lambda: process.notify(right, 3, 70_000),
         lambda: process.notify(right, 3, 1, value=0),
+        lambda: process.read_notify(3, 0, right, 3, 8, 8, notification=70_000),
+        lambda: process.read_list_notify(right, [(3, 0, 3, 8, 8)], 200, 1),
         lambda: process.wait(queue=99),
         lambda: process.fetch_add(right, 3, 4, 1),
         lambda: process.segment_create(3, 8),

@@ -288,14 +288,18 @@ bool Context::find_segment(const void* at, uint64_t size, int* id, uint64_t* off
 
 // One-sided operations
 
-void Context::write(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue) {
-    check_rank(rank);
-    check_queue(queue);
-    throw_if_lost(rank, "a write");
+static void check_notice(const std::optional<Notice>& notice) {
     if (notice && (notice->id >= notification_count || notice->value == 0))
         throw invalid("Notification " + std::to_string(notice->id) + " with value " + std::to_string(notice->value) +
                           " cannot be sent.",
                       "Use an id below 65536 and a value other than 0.");
+}
+
+void Context::write(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue) {
+    check_rank(rank);
+    check_queue(queue);
+    throw_if_lost(rank, "a write");
+    check_notice(notice);
     for (auto& part : parts) {
         own(part.local_segment, part.local_offset, part.size);
         uint64_t limit = remote_size(part.remote_segment, rank);
@@ -323,6 +327,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
     }
     Queue& q = queues_[size_t(queue)];
     std::lock_guard lock(q.mutex);
+    if (!parts.empty()) q.written.insert(rank);
     for (size_t i = 0; i < parts.size() + (notice && parts.empty()); ++i) {
         Frame frame;
         frame.type = FrameType::write;
@@ -353,10 +358,11 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
     }
 }
 
-void Context::read(int rank, const std::vector<Part>& parts, int queue) {
+void Context::read(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue) {
     check_rank(rank);
     check_queue(queue);
     throw_if_lost(rank, "a read");
+    check_notice(notice);
     for (auto& part : parts) {
         own(part.local_segment, part.local_offset, part.size);
         uint64_t limit = remote_size(part.remote_segment, rank);
@@ -365,18 +371,23 @@ void Context::read(int rank, const std::vector<Part>& parts, int queue) {
                               std::to_string(rank) + ", which has " + std::to_string(limit) + " bytes here.",
                           "Keep within the segment, and register it with this rank.");
     }
-    for (auto& part : parts) {
-        char* into = own(part.local_segment, part.local_offset, part.size);
-        if (is_local(rank)) {
-            std::memcpy(into, peer_segment(rank, part.remote_segment, part.remote_offset, part.size), part.size);
-            continue;
-        }
-        Queue& q = queues_[size_t(queue)];
-        std::lock_guard lock(q.mutex);
+    if (notice) segment_pointer(notice->segment);
+    if (is_local(rank) || parts.empty()) {
+        for (auto& part : parts)
+            std::memcpy(own(part.local_segment, part.local_offset, part.size),
+                        peer_segment(rank, part.remote_segment, part.remote_offset, part.size), part.size);
+        if (notice) notify(uint16_t(notice->segment), notice->id, notice->value);
+        return;
+    }
+    Queue& q = queues_[size_t(queue)];
+    std::lock_guard lock(q.mutex);
+    for (size_t i = 0; i < parts.size(); ++i) {
+        const Part& part = parts[i];
         q.outstanding.push_back(std::make_unique<Request>());
         Request* request = q.outstanding.back().get();
-        request->into = into;
+        request->into = own(part.local_segment, part.local_offset, part.size);
         request->size = part.size;
+        if (i + 1 == parts.size()) request->notice = notice;  // answers come in the order of the questions
         Frame frame;
         frame.type = FrameType::read_request;
         frame.segment = uint16_t(part.remote_segment);
@@ -390,6 +401,15 @@ bool Context::wait(int queue, Deadline deadline) {
     check_queue(queue);
     Queue& q = queues_[size_t(queue)];
     std::lock_guard lock(q.mutex);
+    // That the kernel has taken what was written says nothing of the other side, and a barrier, on other streams, may
+    // overtake it. An answer to a question that follows on the same stream does say so.
+    for (int rank : q.written) {
+        q.outstanding.push_back(std::make_unique<Request>());
+        Frame frame;
+        frame.type = FrameType::echo;
+        links_->ask(rank, frame, q.outstanding.back().get());
+    }
+    q.written.clear();
     bool over = links_->drive(
         crowded_, deadline,
         [&] {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -121,9 +122,10 @@ public:
 
     // One-sided operations.
     struct Part { int local_segment; uint64_t local_offset; int remote_segment; uint64_t remote_offset, size; };
-    struct Notice { int segment; uint32_t id, value; };
     void write(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue);
-    void read(int rank, const std::vector<Part>& parts, int queue);
+    // `notice` is of an own segment, and is set when all of it is there.
+    void read(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue);
+    // Until what was read is here, and what was written is in the others' memory.
     bool wait(int queue, Deadline deadline);
     int64_t notify_waitsome(int segment, uint32_t first, uint32_t count, Deadline deadline);
     uint32_t notify_reset(int segment, uint32_t id);
@@ -165,6 +167,7 @@ private:
     struct Queue {
         std::mutex mutex;
         std::deque<std::unique_ptr<Request>> outstanding;
+        std::set<int> written;  // ranks of other nodes that have not said since that all is there
     };
     struct PassiveMessage { int from; std::vector<char> data; };
 

@@ -173,6 +173,8 @@ size_t Links::stream_of(int peer, uint32_t tag) const {
 
 void Links::complete(Request* request, State state) {
     if (!request) return;
+    if (request->notice && state == State::done)
+        host_.notify(uint16_t(request->notice->segment), request->notice->id, request->notice->value);
     request->state.store(state, std::memory_order_release);
     completed_any_ = true;
 }
@@ -588,6 +590,13 @@ bool Links::begin(Link& link) {
             reply.size = frame.size;
             out.frame = reply;
             out.size = frame.size;
+            enqueue(link, std::move(out));
+            return link.fd >= 0;
+        }
+        case FrameType::echo: {
+            Out out;
+            out.frame.type = FrameType::read_reply;
+            out.frame.key = frame.key;
             enqueue(link, std::move(out));
             return link.fd >= 0;
         }

@@ -23,7 +23,7 @@ namespace carme {
 
 enum class FrameType : uint8_t {
     write = 1, read_request, read_reply, atomic_request, atomic_reply, register_segment, register_reply, passive,
-    message, abort_group
+    message, abort_group, echo
 };
 
 // What travels before a payload. Both ends are little-endian, which the handshake checks.
@@ -43,6 +43,9 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 64);
 
+// A notification of a segment.
+struct Notice { int segment; uint32_t id, value; };
+
 enum class State : uint32_t { pending, done, lost, mismatch, aborted };
 
 // A send or receive that is under way. Its owner keeps it and the buffer until it is over or cancelled.
@@ -54,6 +57,7 @@ struct Request {
     uint64_t size = 0;
     uint32_t check = 0;
     uint64_t result = 0;
+    std::optional<Notice> notice = {};  // set in an own segment once it is done
 };
 
 // What frames do to this process.

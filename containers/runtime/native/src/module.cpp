@@ -27,10 +27,10 @@ std::vector<Context::Part> parts_of(const std::vector<PartTuple>& tuples) {
     return parts;
 }
 
-std::optional<Context::Notice> notice_of(const std::optional<NoticeTuple>& tuple) {
+std::optional<Notice> notice_of(const std::optional<NoticeTuple>& tuple) {
     if (!tuple) return std::nullopt;
     auto& [segment, id, value] = *tuple;
-    return Context::Notice{segment, id, value};
+    return Notice{segment, id, value};
 }
 
 Group::Call call_of(uint32_t kind, uintptr_t input, uintptr_t output, uint64_t count, uint32_t type, uint32_t reduction,
@@ -121,10 +121,9 @@ NB_MODULE(_core, m) {
                 int queue) { c.write(rank, parts_of(parts), notice_of(notice), queue); },
              "rank"_a, "parts"_a, "notice"_a.none(), "queue"_a, Released())
         .def("read",
-             [](Context& c, int rank, const std::vector<PartTuple>& parts, int queue) {
-                 c.read(rank, parts_of(parts), queue);
-             },
-             Released())
+             [](Context& c, int rank, const std::vector<PartTuple>& parts, const std::optional<NoticeTuple>& notice,
+                int queue) { c.read(rank, parts_of(parts), notice_of(notice), queue); },
+             "rank"_a, "parts"_a, "notice"_a.none(), "queue"_a, Released())
         .def("wait", [](Context& c, int queue, int64_t ms) { return c.wait(queue, Deadline::after_ms(ms)); }, Released())
         .def("notify_waitsome",
              [](Context& c, int segment, uint32_t first, uint32_t count, int64_t ms) {

@@ -288,15 +288,28 @@ void one_sided(const std::vector<int>& nodes) {
         group.execute({});
         char* data = context->segment_pointer(0);
         std::memset(data, context->rank() + 1, 1000);
-        context->write(right, {{0, 0, 0, 4096, 1000}}, Context::Notice{0, 3, 9}, 0);
+        context->write(right, {{0, 0, 0, 4096, 1000}}, Notice{0, 3, 9}, 0);
         CHECK(context->notify_waitsome(0, 0, 8, Deadline::after_ms(60'000)) == 3);
         CHECK(context->notify_reset(0, 3) == 9);
         CHECK(data[4096] == (context->rank() + n - 1) % n + 1 && data[5095] == data[4096]);
         CHECK(context->wait(0, Deadline::after_ms(60'000)));
         group.execute({});
-        context->read(right, {{0, 8192, 0, 0, 500}}, 1);
+        context->read(right, {{0, 8192, 0, 0, 500}}, std::nullopt, 1);
         CHECK(context->wait(1, Deadline::after_ms(60'000)));
         CHECK(data[8192] == right + 1);
+        context->read(right, {{0, 8700, 0, 0, 100}, {0, 8800, 0, 100, 100}}, Notice{0, 4, 2}, 1);
+        CHECK(context->notify_waitsome(0, 4, 1, Deadline::after_ms(60'000)) == 4 && context->notify_reset(0, 4) == 2);
+        CHECK(data[8700] == right + 1 && data[8899] == right + 1);
+        CHECK(context->wait(1, Deadline::after_ms(60'000)));
+        // What was written is there after the wait, whatever a barrier overtakes.
+        for (int turn = 1; turn < 20; ++turn) {
+            std::memset(data + 100'000, turn, 300'000);
+            context->write(right, {{0, 100'000, 0, 500'000, 300'000}}, std::nullopt, 2);
+            CHECK(context->wait(2, Deadline::after_ms(60'000)));
+            group.execute({});
+            CHECK(data[500'000] == turn && data[799'999] == turn);
+            group.execute({});
+        }
         for (int i = 0; i < 100; ++i) context->atomic_add(0, 0, 16384, 1, Deadline::after_ms(60'000));
         group.execute({});
         if (context->rank() == 0) CHECK(*reinterpret_cast<uint64_t*>(data + 16384) == uint64_t(100 * n));
@@ -390,7 +403,7 @@ void garbage() {
         CHECK(context->is_lost(1));
         bool refused = false;
         try {
-            context->write(1, {}, Context::Notice{0, 1, 1}, 0);
+            context->write(1, {}, Notice{0, 1, 1}, 0);
         } catch (const Failure&) {
             refused = true;
         }

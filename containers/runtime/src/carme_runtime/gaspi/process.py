@@ -187,10 +187,10 @@ class Process:
         size: int,
         queue: int = 0,
     ) -> None:
-        """Write `size` bytes into a segment of `rank`. The source may change again after `wait(queue)`.
+        """Write `size` bytes into a segment of `rank`.
 
-        On the other side they are there when a notification is that follows on the same queue; a barrier
-        does not say so.
+        They are there after `wait(queue)`, and when a notification is that follows on the same queue. Until
+        then the source must not change.
         """
         self._context.write(rank, [(local_segment, local_offset, segment, offset, size)], None, queue)
 
@@ -205,7 +205,22 @@ class Process:
         queue: int = 0,
     ) -> None:
         """Read `size` bytes from a segment of `rank`. They are there after `wait(queue)`."""
-        self._context.read(rank, [(local_segment, local_offset, segment, offset, size)], queue)
+        self._context.read(rank, [(local_segment, local_offset, segment, offset, size)], None, queue)
+
+    def read_notify(
+        self,
+        local_segment: int,
+        local_offset: int,
+        rank: int,
+        segment: int,
+        offset: int,
+        size: int,
+        notification: int,
+        queue: int = 0,
+    ) -> None:
+        """Read, then set a notification of `local_segment` to 1: whoever sees it sees the data."""
+        part = (local_segment, local_offset, segment, offset, size)
+        self._context.read(rank, [part], (local_segment, notification, 1), queue)
 
     def notify(self, rank: int, segment: int, notification: int, value: int = 1, queue: int = 0) -> None:
         """Set a notification of a segment of `rank`, after all that this queue has written there."""
@@ -245,10 +260,16 @@ class Process:
 
     def read_list(self, rank: int, parts: Sequence[Part], queue: int = 0) -> None:
         """Several reads from one rank."""
-        self._context.read(rank, list(parts), queue)
+        self._context.read(rank, list(parts), None, queue)
+
+    def read_list_notify(
+        self, rank: int, parts: Sequence[Part], segment: int, notification: int, queue: int = 0
+    ) -> None:
+        """Several reads from one rank, then a notification of the own segment `segment` is set to 1."""
+        self._context.read(rank, list(parts), (segment, notification, 1), queue)
 
     def wait(self, queue: int = 0, timeout: int = BLOCK) -> None:
-        """Wait until all operations of a queue are over on this side."""
+        """Wait until all operations of a queue are over: what was read is here, what was written is there."""
         if not self._context.wait(queue, timeout):
             raise Timeout(f"Queue {queue} was not empty in time.", "Call wait again to go on waiting.")
 

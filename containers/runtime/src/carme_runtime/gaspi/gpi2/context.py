@@ -157,15 +157,18 @@ class Gpi2Context:
 
     # One-sided operations
 
-    def write(
-        self, rank: int, parts: Sequence[Part], notice: "tuple[int, int, int] | None", queue: int
-    ) -> None:
-        self._check(rank, queue, "a write")
+    def _check_notice(self, notice: "tuple[int, int, int] | None") -> None:
         if notice is not None and (not 0 <= notice[1] < NOTIFICATIONS or not 0 < notice[2] < 2**32):
             raise InvalidCall(
                 f"Notification {notice[1]} with value {notice[2]} cannot be sent.",
                 f"Use an id below {NOTIFICATIONS} and a value other than 0.",
             )
+
+    def write(
+        self, rank: int, parts: Sequence[Part], notice: "tuple[int, int, int] | None", queue: int
+    ) -> None:
+        self._check(rank, queue, "a write")
+        self._check_notice(notice)
         for part in parts:
             self._check_part(part, rank, "write")
         if notice is not None and not self.segment_size(notice[0], rank):
@@ -182,16 +185,27 @@ class Gpi2Context:
         if notice is not None:  # GPI-2 keeps the order of what one queue carries to one rank
             self.post("notify", rank, queue, (notice[0], rank, notice[1], notice[2]))
 
-    def read(self, rank: int, parts: Sequence[Part], queue: int) -> None:
+    def read(
+        self, rank: int, parts: Sequence[Part], notice: "tuple[int, int, int] | None", queue: int
+    ) -> None:
         self._check(rank, queue, "a read")
+        self._check_notice(notice)
         for part in parts:
             self._check_part(part, rank, "read")
+        if notice is not None:
+            self._own(notice[0], 0, 0)
         pieces = list(_pieces(parts))
-        if len(pieces) == 1:
+        if notice is None and len(pieces) == 1:
             mine, at, theirs, there, size = pieces.pop()
             self.post("read", rank, queue, (mine, at, rank, theirs, there, size))
+        if notice is not None and not pieces:
+            self.post("notify", self.rank, queue, (notice[0], self.rank, notice[1], notice[2]))
         for begin in range(0, len(pieces), LONGEST_LIST):
-            self._post_list("read_list", rank, queue, pieces[begin : begin + LONGEST_LIST])
+            some = pieces[begin : begin + LONGEST_LIST]
+            if notice is None or begin + LONGEST_LIST < len(pieces):
+                self._post_list("read_list", rank, queue, some)
+            else:  # GPI-2 keeps the order of what one queue carries to one rank, and sets them to 1
+                self._post_list("read_list_notify", rank, queue, some, *notice[:2])
 
     def wait(self, queue: int, timeout: int) -> bool:
         self._check_queue(queue)
@@ -303,7 +317,7 @@ class Gpi2Context:
             if code not in (SUCCESS, TIMEOUT):
                 raise self._library.failure(function, code)
 
-    def _post_list(self, function: str, rank: int, queue: int, parts: list[Part]) -> None:
+    def _post_list(self, function: str, rank: int, queue: int, parts: list[Part], *more: int) -> None:
         count = len(parts)
         mine, at, theirs, there, sizes = zip(*parts, strict=True)
         self.post(
@@ -318,6 +332,7 @@ class Gpi2Context:
                 (ctypes.c_ubyte * count)(*theirs),
                 (ctypes.c_ulong * count)(*there),
                 (ctypes.c_ulong * count)(*sizes),
+                *more,
             ),
         )
 

@@ -50,6 +50,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "gaspi_write_notify": (*_BOTH_SIDES, *_NOTICE, c_ubyte, c_ulong),
     "gaspi_write_list": (*_LISTS, c_ubyte, c_ulong),
     "gaspi_read_list": (*_LISTS, c_ubyte, c_ulong),
+    "gaspi_read_list_notify": (*_LISTS, c_ubyte, c_uint, c_ubyte, c_ulong),
     "gaspi_write_list_notify": (*_LISTS, c_ubyte, *_NOTICE, c_ubyte, c_ulong),
     "gaspi_notify": (c_ubyte, c_ushort, *_NOTICE, c_ubyte, c_ulong),
     "gaspi_notify_waitsome": (c_ubyte, c_uint, c_uint, c_void_p, c_ulong),
