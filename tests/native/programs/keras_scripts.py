@@ -220,6 +220,24 @@ def micro_batches():
     np.testing.assert_allclose(own.history["loss"], whole.history["loss"], rtol=1e-5)
     np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-4, atol=1e-6)
     assert first.history["loss"]
+    # The same for validation, evaluation and prediction.
+    check = (shares[0], shares[1])
+    ours.set_weights(theirs.get_weights())
+    options = {"shuffle": False, "verbose": 0, "validation_batch_size": 16 // size}
+    own = ours.fit(x, y, 16, validation_data=check, tnt_distribute_validation_dataset=False, **options)
+    whole = theirs.fit(x, y, 16, validation_data=(x, y), shuffle=False, verbose=0)
+    np.testing.assert_allclose(own.history["val_loss"], whole.history["val_loss"], rtol=1e-4)
+    ours.set_weights(theirs.get_weights())
+    expected = theirs.evaluate(x, y, 16, verbose=0)
+    for loss in (
+        theirs.evaluate(x, y, tnt_micro_batch_size=5, verbose=0),
+        ours.evaluate(*check, batch_size=8, tnt_distribute_dataset=False, verbose=0),
+    ):
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    predicted = ours.predict(check[0], 8, tnt_distribute_dataset=False, verbose=0)
+    assert predicted.shape == (64 // size, 2)
+    alone = keras.ops.convert_to_numpy(ours(check[0]))
+    np.testing.assert_allclose(predicted, alone, rtol=1e-4, atol=1e-6)
     if not on_torch:
         # A data set of single samples, and one in batches that fit: the same as arrays.
         single = tensorflow.data.Dataset.from_tensor_slices((x, y))
