@@ -236,7 +236,7 @@ def micro_batches():
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
     predicted = ours.predict(check[0], 8, tnt_distribute_dataset=False, verbose=0)
     assert predicted.shape == (64 // size, 2)
-    alone = keras.ops.convert_to_numpy(ours(check[0]))
+    alone = np.asarray(keras.ops.convert_to_numpy(ours(check[0])))
     np.testing.assert_allclose(predicted, alone, rtol=1e-4, atol=1e-6)
     if not on_torch:
         # A data set of single samples, and one in batches that fit: the same as arrays.
