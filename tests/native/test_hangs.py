@@ -1,4 +1,4 @@
-"""A collective that waits for long: it is said which ranks are where."""
+"""A call that waits for long: it is said which ranks are where."""
 
 import re
 import signal
@@ -11,18 +11,61 @@ def limit(seconds):
     return lambda rank: {"CARME_HANG_SECONDS": str(seconds)}
 
 
-@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 1]], ids=["one node", "two nodes"])
-def test_the_stacks_of_all_ranks_are_printed_once(launcher, nodes):
-    ranks = launcher.start("hanging", nodes, "busy", environment=limit(1))
+@pytest.mark.parametrize(
+    ("face", "nodes", "what"),
+    [
+        ("torch", [0, 0, 0], "A collective"),
+        ("torch", [0, 0, 1], "A collective"),
+        ("horovod", [0, 0, 1], "A collective"),
+        ("barrier", [0, 0, 0], "A collective"),
+        ("allreduce", [0, 0, 1], "A collective"),
+        ("notify_waitsome", [0, 0, 0], "A call of notify_waitsome"),
+        ("passive_receive", [0, 1, 2], "A call of passive_receive"),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else value,
+)
+def test_the_stacks_of_all_ranks_are_printed_once(launcher, nodes, face, what):
+    ranks = launcher.start("hanging", nodes, "busy", face, environment=limit(1))
     assert ranks.finish() == [0, 0, 0], ranks.said()
     said = ranks.said()
-    assert said.count("A collective has waited for 1 s. Where the ranks are:") == 1, said
+    assert said.count(f"{what} has waited for 1 s. Where the ranks are:") == 1, said
+    assert said.count("has waited") == 1, said
     assert re.search(r"Rank 1 runs:\n(.*\n)*?.*in busy_elsewhere", said), said
     assert re.search(r"Each of ranks 0, 2 waits:\n(.*\n)*?.*in wait_for_the_others", said), said
+    assert "did not answer" not in said, said
 
 
-def test_a_stopped_rank_is_named(launcher):
-    ranks = launcher.start("hanging", [0, 0], "stopped", environment=limit(1))
+@pytest.mark.parametrize(
+    ("face", "late", "waiting"),
+    [
+        # The others wait before their next step,
+        ("keras", "busy_elsewhere", r"Rank 0 waits:\n(.*\n)*?.*in wait_for_the_others"),
+        # or within one: there TensorFlow's own threads do, while the main thread waits for these.
+        (
+            "keras-graph",
+            "wait_for_the_others",
+            r"Rank 0 runs:\n(.*\n)*?.*in wait_for_the_others(.*\n)*?"
+            r"waits, in a further thread:\n(.*\n)*?.*in add",
+        ),
+    ],
+)
+def test_training_with_keras_on_tensorflow_is_seen(launcher, face, late, waiting):
+    launcher.variables["KERAS_BACKEND"] = "tensorflow"
+    ranks = launcher.start("hanging", [0, 1], "busy", face, environment=limit(4))
+    assert ranks.finish() == [0, 0], ranks.said()
+    said = ranks.said()
+    assert "A collective has waited for 4 s. Where the ranks are:" in said, said
+    assert re.search(rf"Rank 1 runs:\n(.*\n)*?.*in {late}", said), said
+    assert re.search(waiting, said), said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "face"),
+    [([0, 0], "torch"), ([0, 0], "barrier"), ([0, 1], "barrier"), ([0, 1], "wait")],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
+)
+def test_a_stopped_rank_is_named(launcher, nodes, face):
+    ranks = launcher.start("hanging", nodes, "stopped", face, environment=limit(1))
     said = ""
     end = time.monotonic() + 60
     while "did not answer" not in said and time.monotonic() < end:
@@ -30,19 +73,23 @@ def test_a_stopped_rank_is_named(launcher):
         assert line, said
         said += line
     assert "Rank 1 did not answer" in said and "in wait_for_the_others" in said, said
+    if face == "wait":
+        assert "A call of wait has waited for 1 s." in said, said
     ranks.processes[1].send_signal(signal.SIGCONT)
     assert ranks.finish() == [0, 0], ranks.said()
 
 
+@pytest.mark.parametrize("face", ["torch", "barrier"])
 @pytest.mark.parametrize(("how", "seconds"), [("never", 1), ("busy", 0), ("busy", 100)])
-def test_nothing_is_said_of_waits_that_end(launcher, how, seconds):
-    ranks = launcher.start("hanging", [0, 0], how, environment=limit(seconds))
+def test_nothing_is_said_of_waits_that_end(launcher, how, seconds, face):
+    ranks = launcher.start("hanging", [0, 0], how, face, environment=limit(seconds))
     assert ranks.finish() == [0, 0], ranks.said()
     assert "waited" not in ranks.said()
 
 
+@pytest.mark.parametrize("face", ["torch", "barrier"])
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
-def test_a_limit_that_is_none_is_refused(launcher, text):
-    ranks = launcher.start("hanging", [0], "busy", environment=limit(text))
+def test_a_limit_that_is_none_is_refused(launcher, text, face):
+    ranks = launcher.start("hanging", [0], "busy", face, environment=limit(text))
     assert ranks.finish() == [1]
     assert f"CARME_HANG_SECONDS is '{text}'" in ranks.outputs[0]

@@ -1,4 +1,9 @@
-"""Rank 1 does not come to a collective in time; argument 1: what it does instead."""
+"""Rank 1 does not come in time to what the others wait for.
+
+Arguments: what it does instead (`busy`, `stopped`, or `never` where it does come), and through which face the
+ranks work: `torch` (default), `horovod`, `keras`, `keras-graph` (late within a step of a graph), or a
+call of `carme_runtime.gaspi`.
+"""
 
 # pyright: reportMissingImports=false
 
@@ -7,40 +12,145 @@ import signal
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-
-import carme_runtime.torch  # noqa: F401
-
-how = sys.argv[1]
+how, face = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "torch"
 
 
 def busy_elsewhere():
-    end = time.monotonic() + 6
+    end = time.monotonic() + (12 if face.startswith("keras") else 6)
     while time.monotonic() < end:
         pass
 
 
-def wait_for_the_others():
-    dist.all_reduce(torch.ones(3))
+def come_late():
+    if how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        busy_elsewhere()
 
 
-dist.init_process_group("carme")
-rank = dist.get_rank()
-print("pid", os.getpid(), flush=True)
-if how == "never":
-    end = time.monotonic() + 4
-    while True:  # together for longer than the limit, and no call for as long
-        more = torch.tensor(float(time.monotonic() < end))
-        dist.all_reduce(more, dist.ReduceOp.MIN)
-        if not more:
-            break
-    dist.barrier()
+def with_torch():
+    import torch
+    import torch.distributed as dist
+
+    import carme_runtime.torch  # noqa: F401
+
+    def wait_for_the_others():
+        dist.all_reduce(torch.ones(3))
+
+    dist.init_process_group("carme")
+    print("pid", os.getpid(), flush=True)
+    if how == "never":
+        end = time.monotonic() + 4
+        while True:  # as below
+            more = torch.tensor(float(time.monotonic() < end))
+            dist.all_reduce(more, dist.ReduceOp.MIN)
+            if not more:
+                break
+        dist.barrier()
+        dist.destroy_process_group()
+        sys.exit()
+    if dist.get_rank() == 1:
+        come_late()
+    wait_for_the_others()
     dist.destroy_process_group()
-    sys.exit()
-if rank == 1 and how == "stopped":
-    os.kill(os.getpid(), signal.SIGSTOP)
-elif rank == 1:
-    busy_elsewhere()
-wait_for_the_others()
-dist.destroy_process_group()
+
+
+def with_horovod():
+    import torch
+
+    import carme_runtime.horovod as hvd
+
+    def wait_for_the_others():
+        hvd.synchronize(hvd.allreduce_async(torch.ones(3), name="ones"))
+
+    hvd.init()
+    if hvd.rank() == 1:
+        come_late()
+    wait_for_the_others()
+    hvd.shutdown()
+
+
+def with_keras():
+    import keras
+    import numpy as np
+    import tensorflow
+
+    import carme_runtime.keras as ck
+
+    late = []
+
+    class Passing(keras.layers.Layer):
+        def call(self, inputs):
+            def passed(values):
+                if late:
+                    late.pop()
+                    busy_elsewhere()
+                return values
+
+            same = tensorflow.numpy_function(passed, [inputs], inputs.dtype)
+            same.set_shape(inputs.shape)
+            return inputs + tensorflow.stop_gradient(same - inputs)
+
+    model = ck.Model(keras.Sequential([keras.Input((4,)), Passing(), keras.layers.Dense(2)]))
+    model.compile(optimizer="sgd", loss="mse")
+    data = np.ones((40, 4), "float32"), np.ones((40, 2), "float32")
+    model.fit(*data, batch_size=4, epochs=1, verbose=0)  # everything is made; from here on no step takes long
+
+    class Late(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 5 and ck.get_rank() == 1:
+                late.append(batch) if face == "keras-graph" else come_late()
+
+    callbacks = [ck.callbacks.Callback(Late(), run_on_all_ranks=True)]
+
+    def wait_for_the_others():
+        model.fit(*data, batch_size=4, epochs=1, verbose=0, callbacks=callbacks)
+
+    wait_for_the_others()
+
+
+def with_gaspi():
+    import numpy as np
+
+    from carme_runtime import gaspi
+
+    process = gaspi.init(30)
+    rank, others = process.rank, [other for other in range(process.size) if other != 1]
+    process.segment_create(0, 64)
+    print("pid", os.getpid(), flush=True)
+
+    def wait_for_the_others():
+        if face == "barrier":
+            process.barrier()
+        elif face == "allreduce":
+            process.allreduce(np.ones(3))
+        elif face == "wait" and rank != 1:
+            process.write(0, 0, 1, 0, 0, 8)
+            process.wait()
+        elif face == "notify_waitsome" and rank != 1:
+            process.notify_waitsome(0)
+        elif face == "passive_receive" and rank != 1:
+            process.passive_receive()
+
+    if how == "never":
+        end, more = time.monotonic() + 4, np.ones(1)
+        while more[0]:  # together for longer than the limit, and no call for as long
+            more[0] = time.monotonic() < end
+            process.allreduce(more, "min")
+        process.close()
+        return
+    if rank == 1:
+        come_late()
+    wait_for_the_others()
+    if rank == 1:
+        for other in others:
+            if face == "notify_waitsome":
+                process.notify(other, 0, 0)
+            elif face == "passive_receive":
+                process.passive_send(other, b"come")
+    process.barrier(timeout=30_000)
+    process.close()
+
+
+faces = {"torch": with_torch, "horovod": with_horovod, "keras": with_keras, "keras-graph": with_keras}
+faces.get(face, with_gaspi)()

@@ -1,6 +1,7 @@
 """A group of ranks and what they do together."""
 
 import contextlib
+import ctypes
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -102,7 +103,8 @@ class Plan:
 class Group:
     """Ranks that work together; all members make it, and call its methods in the same order.
 
-    Buffers are contiguous NumPy arrays or torch tensors in host memory. `timeout` is in milliseconds, -1
+    Buffers are contiguous NumPy arrays or torch tensors in host memory, or bytearrays that keep their size.
+    `timeout` is in milliseconds, -1
     waits for ever; a group in which one was exceeded, or a rank was lost, can no longer be used. With
     `asynchronous=True` a method returns a `Pending` at once. `label` names the buffer in messages.
 
@@ -319,7 +321,10 @@ class Group:
         )
 
     def send(self, array: Any, member: int, tag: int = 0) -> Pending:
-        """Begin to send `array` to member number `member`."""
+        """Begin to send `array` to member number `member`.
+
+        Tags are numbers below 2**32; the runtime itself uses the eight highest.
+        """
         at, count, kind = locate(array)
         return Pending(self._group.send(member, at, count * SIZES[kind], tag), (array,))
 
@@ -420,12 +425,14 @@ def wire_type(wire: str) -> int:
 
 
 def locate(array: Any) -> tuple[int, int, int]:
-    """Address, number of elements and type of a contiguous array or tensor in host memory."""
+    """Address, number of elements and type of a contiguous array or tensor in host memory, or a bytearray."""
     pointer = getattr(array, "data_ptr", None)
     if pointer is not None:  # torch, which need not be installed
         if array.device.type != "cpu" or not array.is_contiguous():
             raise InvalidCall("A tensor is not contiguous host memory.", "Use tensor.cpu().contiguous().")
         at, count, name = pointer(), array.numel(), str(array.dtype)[6:]
+    elif isinstance(array, bytearray):
+        at, count, name = ctypes.addressof(ctypes.c_char.from_buffer(array)), len(array), "uint8"
     else:
         if not array.flags.c_contiguous:
             raise InvalidCall("An array is not contiguous.", "Use numpy.ascontiguousarray.")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+from carme_runtime import hangs
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Timeout
 from carme_runtime.collectives.group import Group, Pending
 from carme_runtime.gaspi import rendezvous
@@ -39,8 +40,9 @@ def init(
             installed); None: what CARME_TRANSPORT says, else `native`. The same on all ranks.
     """
     variables = os.environ if environment is None else environment
+    hang_seconds = hangs.limit(variables)
     if transport_of(transport) == GPI2 and "RANK" not in variables and "GASPI_RANK" in variables:
-        return Process(join_started_by_gaspi_run(timeout), int(timeout * 1000))
+        return Process(join_started_by_gaspi_run(timeout), int(timeout * 1000), hang_seconds)
     place = rendezvous.Place.from_environment(variables)
     key = rendezvous.read_key(place.key_file) if place.key_file else None
     context = join(
@@ -53,7 +55,7 @@ def init(
         timeout,
         transport,
     )
-    return Process(context, int(timeout * 1000))
+    return Process(context, int(timeout * 1000), hang_seconds)
 
 
 class Segment:
@@ -91,12 +93,13 @@ class Segment:
 class Process:
     """The operations of one rank. Made by `init`."""
 
-    def __init__(self, context: Any, timeout: int = BLOCK) -> None:
+    def __init__(self, context: Any, timeout: int = BLOCK, hang_seconds: float = 0.0) -> None:
         self._context = context
         self.rank: int = context.rank
         self.size: int = context.size
         self._pending: dict[tuple[str, Group], Pending] = {}
         self.everyone = self.group(range(self.size), timeout)
+        self._watch = hangs.watch(self, self.everyone, hang_seconds)
 
     def __enter__(self) -> "Process":
         return self
@@ -111,6 +114,8 @@ class Process:
         if wait and self.size > 1 and State.CORRUPT not in self.state_vector():
             with contextlib.suppress(GaspiError):  # a rank that left early does not keep this one
                 self.everyone.barrier(timeout=10_000)
+        if self._watch:
+            self._watch.stop()
         self._pending.clear()
         self._context.close()
 

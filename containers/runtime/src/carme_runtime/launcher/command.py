@@ -163,7 +163,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--hang-seconds",
         type=_seconds,
         metavar="S",
-        help="say where the ranks are when a collective has waited for S seconds (default: 300; 0: never)",
+        help="say where the ranks are when a call has waited for S seconds (default: 300; 0: never)",
     )
     parser.add_argument(
         "--max-restarts",

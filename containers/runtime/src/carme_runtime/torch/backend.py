@@ -11,17 +11,19 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from carme_runtime import hangs
 from carme_runtime.collectives import Group, Pending
 from carme_runtime.collectives.errors import InvalidCall, Timeout
 from carme_runtime.gaspi import rendezvous
 from carme_runtime.gaspi.joining import join
-from carme_runtime.torch import hangs, monitored
+from carme_runtime.torch import monitored
 
 NAME = "carme"
 OPERATIONS = {
@@ -41,6 +43,7 @@ REDUCIBLE = (
     torch.uint8,
 )
 _JOIN_SECONDS = 600.0
+_WAITING_IN = str(Path(dist.__file__).parent) + os.sep
 _world: Any = None  # the core's context, shared by all groups of this process
 
 
@@ -83,8 +86,8 @@ def _create(options: Any, _: Any) -> "ProcessGroupCarme":
 
         staging = Group(_world, ranks, _milliseconds(timeout))
         made = GpuProcessGroup(group, staging, ranks, timeout, options.store)
-    if first and seconds and len(ranks) > 1:
-        made.watch = hangs.Watch(made, options.store, options.group_rank, options.group_size, seconds)
+    if first:
+        made.watch = hangs.watch(made, group, seconds, (_WAITING_IN,))
     return made
 
 
