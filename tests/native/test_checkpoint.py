@@ -4,6 +4,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +26,36 @@ def test_any_number_of_ranks_loads_what_others_saved(launcher, tmp_path, writing
     assert len(saved) == 1
     for reading in ([0], [0, 1]):
         assert states(launcher.run("checkpoint_state", reading, "load", folder)) == saved
+
+
+@pytest.mark.timeout(600)  # ranks are started four times, and may take 150 seconds each time
+@pytest.mark.parametrize("kind", ["fully_shard", "wrapped", "wrapped_parameters"])
+def test_any_number_of_ranks_loads_what_fsdp_had_divided(launcher, tmp_path, kind):
+    folder = str(tmp_path / "checkpoints")
+    saved = states(launcher.run("checkpoint_divided", [0, 0], "save", kind, folder))
+    assert len(saved) == 1
+    for reading, reader in (([0, 0, 1], kind), ([0], kind), ([0], "plain")):
+        assert states(launcher.run("checkpoint_divided", reading, "load", reader, folder)) == saved
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_any_number_of_ranks_loads_keras_models(launcher, tmp_path, monkeypatch, backend):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    folder = str(tmp_path / "checkpoints")
+    saved = states(launcher.run("checkpoint_keras", [0, 0], "save", folder))
+    assert len(saved) == 1
+    for reading in ([0], [0, 0, 1]):
+        assert states(launcher.run("checkpoint_keras", reading, "load", folder)) == saved
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_keras_goes_on_where_it_was_cut_off(launcher, tmp_path, monkeypatch, backend):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    for name, writing, reading in (("more", [0, 0], [0]), ("fewer", [0], [0, 0])):
+        launcher.run("checkpoint_keras", writing, "cut off", str(tmp_path / name))
+        launcher.run("checkpoint_keras", reading, "go on", str(tmp_path / name))
 
 
 def test_a_kill_at_any_moment_leaves_the_last_checkpoint_whole(launcher, tmp_path):
@@ -93,11 +124,20 @@ def test_all_kinds_of_tensors_come_back(tmp_path):
         "turned": torch.arange(6).view(2, 3).t(),
         7: (torch.ones(2), [torch.zeros(1), None, True]),
     }
+    arrays = {
+        "big end first": np.arange(3, dtype=">f8"),
+        "turned": np.arange(6).reshape(2, 3).T,
+        "no dimensions": np.array(2.5, np.float16),
+        "nothing": np.empty((0, 3), bool),
+    }
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(0, tensors=tensors, rest=tensors["turned"]).wait()
+    checkpoints.save(0, tensors=tensors, arrays=arrays, rest=tensors["turned"]).wait()
     _, state = checkpoints.load()
     torch.testing.assert_close(state["tensors"], tensors, rtol=0, atol=0)
     assert torch.equal(state["rest"], tensors["turned"])
+    for name, array in arrays.items():
+        assert state["arrays"][name].dtype == array.dtype
+        np.testing.assert_array_equal(state["arrays"][name], array)
 
 
 def test_no_tensors_at_all(tmp_path):
@@ -114,6 +154,8 @@ def test_what_cannot_be_saved_or_loaded_is_said(tmp_path):
         checkpoints.save(2, function=test_no_tensors_at_all)
     with pytest.raises(InvalidCall, match=r"layout torch\.sparse_coo"):
         checkpoints.save(2, tensor=torch.eye(2).to_sparse())
+    with pytest.raises(InvalidCall, match="array of object"):
+        checkpoints.save(2, array=np.array([{}]))
     assert checkpoints.steps() == [1]
     with pytest.raises(InvalidCall, match=r"no 'model'\. It has: weights, name"):
         checkpoints.resume(model=torch.nn.Linear(1, 1))

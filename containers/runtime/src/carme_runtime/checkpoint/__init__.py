@@ -8,6 +8,9 @@ for epoch in range(values["epoch"], 10):
     ...
     checkpoints.save(step, model=model, optimizer=optimizer, epoch=epoch + 1)
 checkpoints.wait()
+
+Models and optimizers under FSDP are saved and loaded in the same way. For `carme_runtime.keras` there is a
+callback, `carme_runtime.keras.callbacks.Checkpoints`.
 """
 
 from carme_runtime.checkpoint.checkpoints import Checkpoints, Saving

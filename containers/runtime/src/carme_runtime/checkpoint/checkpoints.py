@@ -1,8 +1,5 @@
 """What a training script does with checkpoints."""
 
-# As in torch/backend.py.
-# pyright: reportMissingImports=false
-
 import contextlib
 import logging
 import secrets
@@ -11,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+import numpy as np
 
-from carme_runtime.checkpoint import files
+from carme_runtime.checkpoint import files, ranks, states
 from carme_runtime.checkpoint.stream import Layout, copy_range, share, take_apart
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Timeout
 from carme_runtime.errors import CarmeRuntimeError
@@ -52,8 +48,9 @@ class Saving:
 class Checkpoints:
     """The checkpoints of one run in one folder. All ranks make it, and call its methods in the same order.
 
-    The state is the same on all ranks, as it is with DistributedDataParallel, `parallelize` or Horovod; each
-    of them writes an equal share of it. Any number of ranks can load it. One run at a time uses the folder.
+    The state is the same on all ranks, as it is with DistributedDataParallel, `parallelize`, Horovod or
+    `carme_runtime.keras`, or FSDP has divided it among all of them. Each rank writes an equal share of it,
+    and any number of ranks can load it, divided or not. One run at a time uses the folder.
 
     Args:
         folder: On a file system that all nodes of the run share; it is made if it is not there.
@@ -64,10 +61,11 @@ class Checkpoints:
         if keep < 1:
             raise InvalidCall(f"Checkpoints got keep={keep}.", "Keep at least one.")
         self._folder, self._keep = Path(folder), keep
-        self._rank, self._size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self._ranks = ranks.joined()
+        self._rank, self._size = self._ranks.rank, self._ranks.size
         self._saves = 0
         self._last: Saving | None = None
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._room = np.empty(0, np.uint8)
         error = None
         if self._rank == 0:
             try:
@@ -86,21 +84,20 @@ class Checkpoints:
         Args:
             step: Its number; the highest is the newest.
             state: Models, optimizers, or whatever has `state_dict` and `load_state_dict`; and values:
-                numbers, strings, tensors, and lists and dictionaries of them. Rank 0's numbers and strings
-                count.
+                numbers, strings, tensors, NumPy arrays, and lists and dictionaries of them. Rank 0's numbers
+                and strings count.
 
         Raises:
-            InvalidCall: The state has something else in it.
+            InvalidCall: The state has something else in it, or the optimizer of a FullyShardedDataParallel
+                without its model.
             Exception: What went wrong with the one before.
         """
         self.wait()
-        full = {
-            name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in state.items()
-        }
+        full = {name: states.take(name, part, state.values()) for name, part in state.items()}
         packed, layout, tensors = take_apart(full)
         begin, end = share(layout.size, self._rank, self._size)
         if len(self._room) != end - begin:
-            self._room = torch.empty(end - begin, dtype=torch.uint8)
+            self._room = np.empty(end - begin, np.uint8)
         copy_range(layout, tensors, begin, end, self._room)
         partial = self._folder / f".partial-{self._token}-{self._saves}"
         self._saves += 1
@@ -135,7 +132,7 @@ class Checkpoints:
                 state = files.read(self._folder / name)
             except files.Damaged as reason:
                 mine = reason
-            troubles = self._all_told(mine and mine.message)
+            troubles = self._ranks.exchange(mine and mine.message)
             trouble = next((text for text in troubles if text), None)
             if trouble is None:
                 return files.step_of(Path(name)), state
@@ -160,14 +157,14 @@ class Checkpoints:
                 raise InvalidCall(
                     f"The checkpoint of step {number} has no '{name}'.", f"It has: {', '.join(parts)}."
                 )
-            target.load_state_dict(parts.pop(name))
+            states.give(name, target, parts.pop(name), state.values())
         return {"step": number} | parts
 
     def _write(self, saving: Saving, partial: Path, packed: bytes, layout: Layout) -> None:
         error = None
         try:
             begun = time.monotonic()
-            files.write_share(partial, self._rank, self._room.numpy().data, layout)
+            files.write_share(partial, self._rank, self._room.data, layout)
             patience = _AT_LEAST + _SLOWER * (time.monotonic() - begun)
             if self._rank == 0:
                 ends = [share(layout.size, rank, self._size)[1] for rank in range(self._size)]
@@ -184,16 +181,7 @@ class Checkpoints:
 
     def _told(self, content: Any) -> Any:
         """Rank 0's."""
-        told = [content]
-        if self._size > 1:
-            dist.broadcast_object_list(told, src=0)
-        return told[0]
-
-    def _all_told(self, content: Any) -> list[Any]:
-        told = [content] * self._size
-        if self._size > 1:
-            dist.all_gather_object(told, content)
-        return told
+        return self._ranks.exchange(content)[0]
 
 
 def _await_commit(partial: Path, seconds: float) -> None:

@@ -4,9 +4,6 @@ A checkpoint is written in a folder of another name, which rank 0 renames when a
 names that begin with a dot are of checkpoints that are being written or removed.
 """
 
-# As in torch/backend.py.
-# pyright: reportMissingImports=false
-
 import hashlib
 import os
 import re
@@ -17,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from carme_runtime.checkpoint.stream import Layout, pack, put_together, unpack
 from carme_runtime.collectives.errors import GaspiError, Mismatch, Timeout
@@ -119,8 +116,8 @@ def read(checkpoint: Path) -> Any:
         if _DIGEST(raw[size:]).digest() != raw[:size]:
             raise _damaged(checkpoint / INDEX)
         index = unpack(raw[size:])
-        stream = torch.empty(index["size"], dtype=torch.uint8)
-        memory = stream.numpy().data
+        stream = np.empty(index["size"], np.uint8)
+        memory = stream.data
         ends = index["ends"]
 
         def load(rank: int) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from carme_runtime import progress
+from carme_runtime.checkpoint import Checkpoints as Files
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras import state
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.steps import VALIDATION
 from carme_runtime.keras.world import World, world
@@ -63,6 +66,67 @@ class Callback(keras.callbacks.Callback):
 
     def _logs(self, logs: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:
         return logs if self.aggregate_logs or logs is None else self.localize(logs, prefix)
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Lets training go on where it was cut off, on any number of ranks.
+
+    When training begins, the newest checkpoint in the folder is loaded: weights, optimizer, random seeds, and
+    the epoch to go on with. After epochs one is written in the background; see `carme_runtime.checkpoint`.
+
+    Args:
+        folder: That all ranks see. Each model has one of its own; several calls of `fit` count their epochs
+            on, by `initial_epoch`.
+        keep: How many checkpoints are kept, the newest.
+        every: Epochs from one checkpoint to the next. The last epoch is saved in any case.
+
+    Raises:
+        InvalidCall: The folder has checkpoints of another model.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3, every: int = 1) -> None:
+        super().__init__()
+        if every < 1:
+            raise InvalidCall(f"Checkpoints got every={every}.", "Save every epoch, or every second, ...")
+        self._folder, self._keep, self._every = folder, keep, every
+        self._files: Files | None = None
+        self._seen = self._saved = 0  # epochs
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Load the newest one."""
+        self._files = Files(self._folder, self._keep)
+        loaded = self._files.load()
+        if loaded is None:
+            self._seen = self._saved = 0
+            return
+        parts = loaded[1]
+        if "epoch" not in parts or "model" not in parts:
+            raise InvalidCall(
+                f"The checkpoints in {self._folder} have no epoch and model: {', '.join(parts)}.",
+                "Give a folder of their own to those of this callback.",
+            )
+        state.give(self.model, parts["model"])
+        self._seen = self._saved = parts["epoch"]
+        self.model._initial_epoch = self._saved
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin to write one."""
+        self._seen = epoch + 1
+        if self._seen % self._every == 0:
+            self._save()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Write the last one. Raises what went wrong with it."""
+        if self._seen != self._saved:
+            self._save()
+        if self._files:
+            self._files.wait()
+        self.model._initial_epoch = None  # Keras would begin there again
+
+    def _save(self) -> None:
+        assert self._files is not None
+        self._files.save(self._seen, model=state.take(self.model), epoch=self._seen)
+        self._saved = self._seen
 
 
 def _forward(name: str, numbered: bool) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras import callbacks as callbacks_module
+from carme_runtime.keras import state as state_module
 from carme_runtime.keras.data import (
     Shares,
     adapt,
@@ -286,6 +287,20 @@ class Model:
     ) -> None:
         """Export for inference as `save` does; see `keras.Model.export`."""
         self._write(lambda: self._model.export(filepath, *arguments, **keywords), tnt_save_all_devices)
+
+    def take_state(self) -> dict[str, Any]:
+        """Weights, optimizer variables and random seeds, for `carme_runtime.checkpoint`; on all ranks."""
+        self._steps.settle()
+        return state_module.take(self._model)
+
+    def give_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `take_state` took, on any number of ranks.
+
+        Raises:
+            InvalidCall: It was taken from another model, or with another optimizer.
+        """
+        state_module.give(self._model, state)
+        self._steps.restart()
 
     def summary(self, *arguments: Any, **keywords: Any) -> None:
         """Print the model, on the master rank; see `keras.Model.summary`."""

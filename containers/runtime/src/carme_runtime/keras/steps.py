@@ -12,7 +12,7 @@ from carme_runtime.keras.losses import WEIGHTS, GlobalLoss
 from carme_runtime.keras.world import MASTER, World
 
 VALIDATION = "val_"  # before the names of logs
-_SEEDS = "seed_generator_state"
+SEEDS = "seed_generator_state"  # the name of such variables
 
 
 class Steps:
@@ -192,7 +192,7 @@ class Steps:
             value = np.array(keras.ops.convert_to_numpy(v.value), order="C")
             # Not by its name: Keras numbers layers, on one rank maybe more of them than on another.
             self._world.broadcast(value.reshape(-1).view(np.uint8), MASTER, f"variable {number}")
-            if v.name == _SEEDS:
+            if v.name == SEEDS:
                 # Dropout shall not hit the same places in every rank's share.
                 value = value + np.array([self._world.rank, 0], value.dtype)
             v.assign(value)
