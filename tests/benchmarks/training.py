@@ -13,10 +13,11 @@ with Keras' own loss and optimizer), the others in a loop of PyTorch's around th
 
 Rows step_ms_<model>_2_<rate> are of two nodes (see two_nodes.py) with a link of that rate. Rows hidden_* tell
 how much of the communication that could be hidden was: (computing alone + communicating alone - the step)
-over what can be hidden at most. That is the shorter of two times. The first: how long a rank that does
-nothing but communicate waits; what communication takes of its core cannot be hidden behind what computes on
-the same one. The second: from the first gradient to the end of backpropagation. Where the shorter one is less
-than a tenth of computing alone there is no such row.
+over the same with an ideal step. That one is the longer of two times. The first: every gradient travels as
+soon as it is made and the wire has brought the ones before it, each in its share of communicating alone;
+what is made last cannot be hidden. The second: computing alone and what a core has to do while it does
+nothing but communicate, its interrupts included, as both need the same core. Where less than a tenth of
+computing alone can be hidden there is no such row.
 """
 
 import argparse
@@ -52,6 +53,9 @@ KERAS_WAYS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
 QUICK = ("mlp", "keras_mlp")
 RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
 WARM_UP = 2  # steps
+COMMUNICATE_MS = (
+    1000.0  # so long at least: the kernel tells how long a core was idle in hundredths of a second
+)
 LEAST_HIDEABLE = 0.1  # of the time of a step that computes alone
 UNTIMED = 1  # first step of a turn: what the others left in the caches, and sleepers that wake
 SAME_LOSS = 2e-3  # relative; the order of sums differs
@@ -129,7 +133,7 @@ def measure(
             print(said, file=sys.stderr)
         times: dict[str, list[float]] = {}
         used: dict[str, list[float]] = {}
-        backward: list[float] = []
+        gradients: list[list[tuple[float, int]]] = []
         communication: list[dict[str, float]] = []
         for turn in range(rounds + 1):
             losses = {}
@@ -141,11 +145,15 @@ def measure(
                     times.setdefault(name, []).append(max(answer["ms"] for answer in answers))
                     used.setdefault(name, []).append(statistics.mean(a["cpu_ms"] for a in answers))
                     if name == ALONE:
-                        backward.append(max(answer["backward_ms"] for answer in answers))
+                        gradients.append(max(answers, key=lambda answer: answer["ms"])["gradients"])
             if scene.linked and not of_keras:
-                answers = contestants[OURS].order({"communicate": steps})
+                often = (
+                    max(steps, round(COMMUNICATE_MS / communication[-1]["ms"])) if communication else steps
+                )
+                answers = contestants[OURS].order({"communicate": often})
                 slowest = max(answers, key=lambda answer: answer["ms"])
-                communication += [slowest] if turn else []
+                # Before the first turn only to know how often.
+                communication = [*communication, slowest] if turn > 1 else [slowest]
             expected = losses["gloo_ddp"]
             for name, loss in losses.items():
                 if abs(loss - expected) > SAME_LOSS * abs(expected):
@@ -177,9 +185,12 @@ def measure(
     ]
     if alone is not None and communication:
         alone_ms = statistics.median(each["ms"] for each in communication)
-        waiting = statistics.median(each["ms"] - each["cpu_ms"] for each in communication)
-        back = statistics.median(backward)
-        hideable = min(waiting, back)
+        busy = statistics.median(each["busy_ms"] for each in communication)
+        made = [
+            (statistics.median(at for at, _ in each), each[0][1]) for each in zip(*gradients, strict=True)
+        ]
+        ideal = max(travelled(made, alone_ms), alone + busy)
+        hideable = alone + alone_ms - ideal
         # Where hardly anything can be hidden, times differ by more than that from step to step.
         if hideable >= LEAST_HIDEABLE * alone:
 
@@ -198,13 +209,27 @@ def measure(
                     holds=share >= 90,
                     computing_ms=alone,
                     communicating_ms=alone_ms,
-                    waiting_ms=waiting,
-                    backward_ms=back,
+                    busy_ms=busy,
+                    ideal_ms=ideal,
                 )
             )
     for each in rows:
         print(json.dumps(each), file=sys.stderr, flush=True)
     return rows
+
+
+def travelled(gradients: list[tuple[float, int]], whole: float) -> float:
+    """When the last gradient is there, if each travels as soon as it can.
+
+    Args:
+        gradients: When each was made, in ms, and its bytes, in the order in which they were made.
+        whole: Milliseconds for all of them, one after the other.
+    """
+    total = sum(size for _, size in gradients)
+    end = 0.0
+    for at, size in gradients:
+        end = max(end, at) + whole * size / total
+    return end
 
 
 # A rank
@@ -223,7 +248,7 @@ def work(name: str, door: str) -> None:
     if name == KERAS:
         rank, step_all = prepare_keras(build(kind))
         shares = range(int(os.environ["WORLD_SIZE"]))  # a global batch is given to all ranks
-        model, step = None, lambda _, x, y: (step_all(x, y), 0.0)
+        model, step = None, lambda _, x, y: (step_all(x, y), [])
     else:
         model, rank, step = prepare(name, build(kind))
         shares = range(rank, rank + 1)
@@ -244,17 +269,20 @@ def work(name: str, door: str) -> None:
         ]
         for x, y in batches[:UNTIMED]:
             step(model, x, y)
-        begin, used, loss, back = time.perf_counter(), time.process_time(), torch.zeros(()), 0.0
+        begin, used, loss = time.perf_counter(), time.process_time(), torch.zeros(())
+        made: list[list[tuple[float, int]]] = []
         for x, y in batches[UNTIMED:]:
-            loss, took = step(model, x, y)
-            back += took
+            loss, gradients = step(model, x, y)
+            made.append(gradients)
         took = (time.perf_counter() - begin) / order["steps"] * 1000
         used = (time.process_time() - used) / order["steps"] * 1000
         answer = {
             "ms": took,
             "cpu_ms": used,
             "loss": float(loss),
-            "backward_ms": back / order["steps"] * 1000,
+            "gradients": [
+                (statistics.mean(at for at, _ in each), each[0][1]) for each in zip(*made, strict=True)
+            ],
         }
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -262,17 +290,27 @@ def work(name: str, door: str) -> None:
 def communicate(model: Any, times: int) -> dict[str, float]:
     """Milliseconds of reducing all gradients of a parallelized model while nothing is computed.
 
-    `cpu_ms`: how long of it this rank's threads computed, the kernel's work for them included.
+    `busy_ms`: how long of it this rank's core was not idle.
     """
     buckets = next(hook._parallel._buckets for hook in model._forward_pre_hooks.values())
-    begin, used = time.perf_counter(), time.process_time()
+    begin, idle = time.perf_counter(), idle_seconds()
     for _ in range(times):
         for bucket in buckets:
             bucket.start(None)
         for bucket in buckets:
             bucket.finish()
-    passed, used = time.perf_counter() - begin, time.process_time() - used
-    return {"ms": passed / times * 1000, "cpu_ms": used / times * 1000}
+    passed, idle = time.perf_counter() - begin, idle_seconds() - idle
+    return {"ms": passed / times * 1000, "busy_ms": max(passed - idle, 0.0) / times * 1000}
+
+
+def idle_seconds() -> float:
+    """How long this rank's core was idle since the machine started: see proc_stat(5)."""
+    (core,) = os.sched_getaffinity(0)
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name == f"cpu{core}":
+            return (int(ticks[3]) + int(ticks[4])) / os.sysconf("SC_CLK_TCK")
+    raise SystemExit(f"/proc/stat says nothing of core {core}.")
 
 
 def build(kind: str) -> Any:
@@ -391,19 +429,21 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    first: list[float] = []  # when the first gradient of a step was there
+    made: list[tuple[float, int]] = []  # when each gradient of a step was there, and its bytes
     if name == ALONE:
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _: first.append(time.perf_counter()))
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: made.append((time.perf_counter(), p.numel() * p.element_size()))
+            )
 
     def step(model: Any, x: Any, y: Any) -> Any:
+        begin = time.perf_counter()
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
-        first.clear()
+        made.clear()
         loss.backward()
-        back = time.perf_counter() - first[0] if first else 0.0
         optimizer.step()
-        return loss.detach(), back
+        return loss.detach(), [(1000 * (at - begin), size) for at, size in made]
 
     return model, rank, step
 

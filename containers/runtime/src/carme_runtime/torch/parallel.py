@@ -32,8 +32,9 @@ _ALIGNMENT = 64  # bytes of a cache line, where buckets begin
 _JOIN = timedelta(seconds=600)
 _MIB = 1 << 20
 # Within a node a bucket costs a wait of all for all. A wire must have work from the first gradient on, and
-# as much as it can do until the last: there buckets are small. So is the first one anywhere.
-_BUCKET_BYTES, _SMALL_BUCKET_BYTES = 8 * _MIB, _MIB
+# as much as it can do until the last: there buckets are small, and the last ones no larger than what follows
+# them, so that little is left to travel when backpropagation ends. The first one is small anywhere.
+_BUCKET_BYTES, _SMALL_BUCKET_BYTES, _LEAST_BUCKET_BYTES = 8 * _MIB, _MIB, _MIB // 8
 _LANES = 2  # buckets that travel between nodes at once
 # A count of samples is two digits, which sums of 32-bit floats hold exactly.
 _DIGIT, _EXTRA = 4096, 2
@@ -70,7 +71,8 @@ def parallelize(
         optimizer: Over parameters of this model.
         accumulate: Backward passes to each step of the optimizer; gradients are reduced in the last of them.
         clip_norm: Clip the norm of all gradients to this before each step.
-        bucket_mb: Size of a bucket in MiB. Default: 8 on one node, 1 between nodes.
+        bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: 8 on one node, 1
+            between nodes.
         overlap_step: Let `optimizer.step()` update each bucket's parameters as soon as that one is reduced.
             The gradients must then not be read between `backward` and `step`; not with `clip_norm`, and only
             for optimizers that treat each parameter by itself.
@@ -229,10 +231,10 @@ class Parallel:
         # its way.
         self._inline = self._group is not None and self._group.no_core_idles()
         self._wire = wire
+        near = self._group is None or self._group.on_one_node()
         if bucket_bytes is None:
-            near = self._group is None or self._group.on_one_node()
             bucket_bytes = _BUCKET_BYTES if near else _SMALL_BUCKET_BYTES
-        self._buckets = self._fill(bucket_bytes)
+        self._buckets = self._fill(bucket_bytes, bucket_bytes if near else _LEAST_BUCKET_BYTES)
         self._place = {
             id(parameter): (number, index)
             for number, bucket in enumerate(self._buckets)
@@ -303,16 +305,23 @@ class Parallel:
                 dist.broadcast(whole, src=0)
                 tensor.copy_(whole)
 
-    def _fill(self, limit: int) -> list[_Bucket]:
-        """Buckets in the order of backpropagation, which is about the reverse of that of the parameters."""
+    def _fill(self, limit: int, least: int) -> list[_Bucket]:
+        """Buckets in the order of backpropagation, which is about the reverse of that of the parameters.
+
+        Args:
+            limit: Bytes with which a bucket is full,
+            least: and with which one is, if as many or fewer follow it.
+        """
         filled: list[list[nn.Parameter]] = []
         open_: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
+        left = sum(_bytes(p) for p in self._parameters)
         for parameter in reversed(self._parameters):
             kind = (parameter.device, parameter.dtype)
             bucket = open_.setdefault(kind, [])
             bucket.append(parameter)
-            size = sum(p.numel() * p.element_size() for p in bucket)
-            if size >= (limit if filled else min(limit, _SMALL_BUCKET_BYTES)):
+            left -= _bytes(parameter)
+            full = min(limit if filled else min(limit, _SMALL_BUCKET_BYTES), max(left, least))
+            if sum(_bytes(p) for p in bucket) >= full:
                 filled.append(open_.pop(kind))
         filled += open_.values()
         shared = [self._can_share(parameters) for parameters in filled]
@@ -609,6 +618,10 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
                         parameter, memory_format=torch.preserve_format
                     )
         group["fused"] = True
+
+
+def _bytes(parameter: nn.Parameter) -> int:
+    return parameter.numel() * parameter.element_size()
 
 
 def _elements(parameters: list[nn.Parameter]) -> int:
