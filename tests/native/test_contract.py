@@ -30,6 +30,7 @@ PLACES = {
     "two nodes of two": [0, 0, 1, 1],
     "nodes that differ": [0, 0, 1],
     "ranks in turn": [0, 1, 0, 1],
+    "two ranks and one between them": [0, 1, 0],
 }
 
 
@@ -188,11 +189,14 @@ def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
         assert "Rank 1 was lost" in ranks.outputs[rank] and "went on" in ranks.outputs[rank], ranks.said()
 
 
-@pick_all("three ranks, one node", "nodes that differ")
-def test_a_rank_that_another_one_ends_is_gone_for_all(over, nodes):
-    elsewhere = [str(rank) for rank, node in enumerate(nodes) if node != nodes[0]]
-    ranks = over.start("killing", nodes, *elsewhere)
+@pick_all("three ranks, one node", "three nodes", "two ranks and one between them")
+@pytest.mark.parametrize("state", ["running", "stopped"])
+def test_a_rank_that_another_one_ends_is_gone_for_all(over, nodes, state):
+    elsewhere = ["elsewhere"] * (nodes[1] != nodes[0])
+    ranks = over.start("killing", nodes, state, *elsewhere)
     assert ranks.finish(60) == [0, -signal.SIGKILL, 0], ranks.said()
+    if elsewhere:
+        assert "rank 0 has ended this rank, 1." in ranks.outputs[1], ranks.said()
 
 
 @over_gpi2

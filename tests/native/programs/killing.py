@@ -1,18 +1,25 @@
-"""Rank 0 ends rank 1; the others see that it is gone, and go on in a group without it."""
+"""Rank 0 ends rank 1; the others see that it is gone, and go on in a group without it.
 
+Arguments: `stopped` where rank 1 was stopped before, and `elsewhere` where it is on another node.
+"""
+
+import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 from carme_runtime import gaspi
 
+stopped, elsewhere = "stopped" in sys.argv, "elsewhere" in sys.argv
 process = gaspi.init(30)
 rank, size = process.rank, process.size
-elsewhere = [int(other) for other in sys.argv[1:]]  # ranks on another node than rank 0
-process.barrier()
+pids = np.zeros(size, np.int64)
+process.everyone.allgather(pids, np.array([os.getpid()]))
 if rank == 0:
-    for other in (size, *elsewhere):
+    for other in (size, rank):
         try:
             process.kill(other)
         except gaspi.InvalidCall as error:
@@ -20,8 +27,26 @@ if rank == 0:
         else:
             raise AssertionError("a mistake was not refused")
     assert all(process.ping(other) for other in range(size))
-    process.kill(1)
-elif rank == 1:
+    if stopped:
+        while ") T " not in Path(f"/proc/{pids[1]}/stat").read_text():
+            time.sleep(0.01)
+    if stopped and elsewhere:
+        begin = time.monotonic()
+        try:
+            process.kill(1, timeout=300)
+        except gaspi.Timeout as error:
+            assert "Rank 1 did not end in time." in str(error)
+            assert 0.25 < time.monotonic() - begin < 5
+        else:
+            raise AssertionError("a rank that was stopped has ended")
+        assert process.ping(1)
+        os.kill(int(pids[1]), signal.SIGCONT)
+    process.kill(1, timeout=20_000)
+    assert not process.ping(1)
+    process.kill(1)  # it has ended, and nothing is to be done
+elif rank == 1 and stopped:
+    os.kill(os.getpid(), signal.SIGSTOP)
+if rank == 1:
     process.passive_receive()  # nobody sends to it
 end = time.monotonic() + 30
 while process.ping(1) and time.monotonic() < end:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 
 #include <fcntl.h>
@@ -649,12 +650,34 @@ bool Context::ping(int rank) {
     return !is_lost(rank);
 }
 
-void Context::kill(int rank) {
+bool Context::kill(int rank, Deadline deadline) {
     check_rank(rank);
-    if (!is_local(rank))
-        throw invalid("Rank " + std::to_string(rank) + " runs on another node.", "End it from a rank on its own node.");
-    // By the handle, not the number: that may belong to another process by now.
-    if (pidfds_[size_t(rank)] >= 0) syscall(SYS_pidfd_send_signal, pidfds_[size_t(rank)], SIGKILL, nullptr, 0);
+    if (rank == rank_)
+        throw invalid("Rank " + std::to_string(rank) + " is this one.", "Leave the program to end this rank.");
+    auto gone = [&] {
+        look_for_deaths();
+        return is_lost(rank);
+    };
+    if (gone()) return true;
+    if (is_local(rank)) {
+        // By the handle, not the number: that may belong to another process by now.
+        if (syscall(SYS_pidfd_send_signal, pidfds_[size_t(rank)], SIGKILL, nullptr, 0) != 0 && errno != ESRCH)
+            throw Failure(Trouble::resource, "Rank " + std::to_string(rank) + " cannot be ended: " + said(errno) + ".",
+                          "See whether this rank has left the run.");
+        Flag tick;  // nobody wakes us: the end of a process is looked for now and then
+        return wait_on(tick, true, deadline, gone, [] {}, [] {});
+    }
+    Frame frame;
+    frame.type = FrameType::kill;
+    links_->send(rank, 0, frame, nullptr, nullptr);
+    return links_->drive(crowded_, deadline, gone, [] {});
+}
+
+void Context::told_to_end(int peer) {
+    std::fprintf(stderr, "carme_runtime: rank %d has ended this rank, %d.\n", peer, rank_);
+#ifndef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+    ::kill(getpid(), SIGKILL);
+#endif
 }
 
 void Context::throw_if_lost(int rank, const char* doing) {

@@ -140,7 +140,7 @@ public:
     void look_for_deaths();  // updates `is_lost` of ranks on this node
     std::vector<int> state_vector();
     bool ping(int rank);
-    void kill(int rank);
+    bool kill(int rank, Deadline deadline);  // false: it has not ended yet
     void throw_if_lost(int rank, const char* doing);
 
     // For groups.
@@ -178,6 +178,7 @@ private:
     void peer_registered(int peer, uint16_t segment, uint64_t size) override;
     bool passive_arrived(int peer, std::vector<char> message) override;
     void group_aborted(uint64_t key, int culprit) override;
+    void told_to_end(int peer) override;
     void peer_lost(int peer) override;
 
     void check_rank(int rank) const;

@@ -636,6 +636,9 @@ bool Links::begin(Link& link) {
             host_.group_aborted(frame.key, int(frame.value));
             abort(frame.key);
             return true;
+        case FrameType::kill:
+            host_.told_to_end(link.peer);
+            return true;
     }
     drop(link, "sent a frame that is malformed or reaches outside a segment");
     return false;

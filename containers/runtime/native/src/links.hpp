@@ -23,7 +23,7 @@ namespace carme {
 
 enum class FrameType : uint8_t {
     write = 1, read_request, read_reply, atomic_request, atomic_reply, register_segment, register_reply, passive,
-    message, abort_group, echo
+    message, abort_group, echo, kill
 };
 
 // What travels before a payload. Both ends are little-endian, which the handshake checks.
@@ -71,6 +71,7 @@ struct Host {
     virtual void peer_registered(int peer, uint16_t segment, uint64_t size) = 0;
     virtual bool passive_arrived(int peer, std::vector<char> message) = 0;
     virtual void group_aborted(uint64_t key, int culprit) = 0;
+    virtual void told_to_end(int peer) = 0;
     virtual void peer_lost(int peer) = 0;
 };
 

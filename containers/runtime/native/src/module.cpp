@@ -158,7 +158,8 @@ NB_MODULE(_core, m) {
              })
         .def("state_vector", &Context::state_vector)
         .def("ping", &Context::ping)
-        .def("kill", &Context::kill);
+        .def("kill", [](Context& c, int rank, int64_t ms) { return c.kill(rank, Deadline::after_ms(ms)); },
+             Released());
 
     nb::class_<Handle>(m, "Handle")
         .def("wait", [](Handle& h, int64_t ms) { return h.wait(Deadline::after_ms(ms)); }, Released())

@@ -105,7 +105,7 @@ private:
 
     Frame frame_of(Script& script) {
         Frame frame;
-        frame.type = FrameType(script.next<uint8_t>() % 12);
+        frame.type = FrameType(script.next<uint8_t>() % 13);
         frame.operation = script.next<uint8_t>() % 3;
         frame.segment = script.next<uint8_t>() % 4;
         frame.key = script.number(4) ? script.number(16) : script.next<uint64_t>();

@@ -331,6 +331,10 @@ class Process:
         """Whether `rank` still runs, as far as is known here."""
         return self._context.ping(rank)
 
-    def kill(self, rank: int) -> None:
-        """End a rank of this node at once."""
-        self._context.kill(rank)
+    def kill(self, rank: int, timeout: int = BLOCK) -> None:
+        """End another rank at once, on whatever node, and wait until it has ended.
+
+        A rank of another node that was stopped ends when it goes on, even where this has raised Timeout.
+        """
+        if not self._context.kill(rank, timeout):
+            raise Timeout(f"Rank {rank} did not end in time.", "Call it again to go on waiting.")

@@ -24,6 +24,7 @@ LONGEST_LIST = 255  # parts of one list operation
 PASSIVE = 1  # the key of passive messages
 GROUP_ALL = 0
 PING_MS = 1000
+_BETWEEN_PINGS_MS = 10  # while a rank ends
 LEAVE_MS = 5000
 _ONE_AT_A_TIME = threading.Lock()  # GPI-2 keeps one state for the process
 
@@ -287,9 +288,24 @@ class Gpi2Context:
         if self._library.raw("proc_ping", rank, PING_MS) not in (SUCCESS, TIMEOUT):
             self._lost[rank] = True
 
-    def kill(self, rank: int) -> None:
+    def kill(self, rank: int, timeout: int) -> bool:
         self._check_rank(rank)
-        self._library.call("proc_kill", rank, PING_MS)
+        if rank == self.rank:
+            raise InvalidCall(f"Rank {rank} is this one.", "Leave the program to end this rank.")
+        end = _deadline(timeout)
+        killed = False
+        while self.ping(rank):
+            left = SLICE if end is None else max(0, min(SLICE, int((end - time.monotonic()) * 1000)))
+            if killed:
+                time.sleep(min(left, _BETWEEN_PINGS_MS) / 1000)
+            else:
+                code = self._library.raw("proc_kill", rank, left)
+                if code not in (SUCCESS, TIMEOUT):
+                    raise self._library.failure("proc_kill", code)
+                killed = code == SUCCESS
+            if end is not None and time.monotonic() >= end:
+                return not self.ping(rank)
+        return True
 
     def throw_if_lost(self, rank: int, doing: str) -> None:
         """Raise PeerLost where it is."""
