@@ -1,5 +1,6 @@
 """Ranks that die or stop, peers that hold another key or speak something else."""
 
+import contextlib
 import random
 import signal
 import socket
@@ -58,6 +59,8 @@ def test_a_rank_with_another_key_is_refused(launcher, tmp_path):
     ranks.finish()
     assert "did not join in time: 1" in ranks.outputs[0]
     assert "WrongKey" in ranks.outputs[1], ranks.said()
+    why = "it went away instead of proving that it holds the key of this job."
+    assert f"A connection from 127.0.0.1 was refused: {why}" in ranks.outputs[0], ranks.said()
 
 
 @pytest.mark.parametrize(
@@ -104,25 +107,52 @@ def test_who_says_nothing_keeps_nobody_waiting(launcher):
         connection.close()
 
 
+HELLO = b"CARMERT1<" + b"\0" * 40
+
+
 @pytest.mark.parametrize(
-    "garbage",
-    [b"", b"GET / HTTP/1.0\r\n\r\n", b"CARMERT1<" + b"\0" * 40, bytes(range(256)) * 300],
-    ids=["scan", "http", "wrong proof", "noise"],
+    ("garbage", "why"),
+    [
+        (b"", "it ended the connection before it had said who it is"),
+        (b"GET / HTTP/1.0\r\n\r\n", "it speaks another protocol"),
+        (HELLO[:20], "it ended the connection before it had said who it is"),
+        (HELLO, "it went away instead of proving that it holds the key of this job"),
+        (HELLO + b"\0" * 32, "it does not hold the key of this job"),
+        (bytes(range(256)) * 300, "it speaks another protocol"),
+    ],
+    ids=["scan", "http", "truncated", "no proof", "wrong proof", "noise"],
 )
-def test_strangers_at_the_door_do_not_disturb(launcher, garbage):
+def test_strangers_at_the_door_do_not_disturb_and_are_told(launcher, garbage, why):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = launcher.start("join", [0, 1, 1], "20", port=port)
-    knocked = False
+
+    def knock():
+        stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
+        with stranger, contextlib.suppress(OSError):  # refused before all was said
+            stranger.sendall(garbage)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+
+    def knock_before_rank_1(rank):
+        end = time.monotonic() + 15
+        while rank == 1:
+            try:
+                knock()
+                return {}
+            except OSError:
+                assert time.monotonic() < end
+                time.sleep(0.005)
+        return {}
+
+    ranks = launcher.start("join", [0, 1, 1], "20", port=port, environment=knock_before_rank_1)
     end = time.monotonic() + 15
     while time.monotonic() < end and any(p.poll() is None for p in ranks.processes):
         try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger:
-                knocked = True
-                stranger.sendall(garbage)
+            knock()
         except OSError:
             time.sleep(0.005)
     codes = ranks.finish()
     assert codes == [0, 0, 0] and all("joined" in said for said in ranks.outputs.values()), ranks.said()
-    assert knocked
+    assert f"A connection from 127.0.0.1 was refused: {why}." in ranks.outputs[0], ranks.said()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carme_runtime.collectives.errors import PeerLost, WrongKey
-from carme_runtime.gaspi import handshake
+from carme_runtime.gaspi import handshake, joining
 
 KEY = b"k" * 32
 RANK, STREAM = 3, 1
@@ -153,3 +153,52 @@ def test_what_a_rank_says_of_itself_is_covered_by_the_proof():
 
     results = shaken(change, keep)
     assert results["connecting"] is WrongKey and refused(results["accepting"], REFUSED_ACCEPTING)
+
+
+def test_strangers_at_the_door_of_the_streams_are_told(caplog):
+    """The second door: ranks that know each other already open the streams between them."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    end = time.monotonic() + 30
+
+    def knock(said):
+        with socket.create_connection(listener.getsockname()) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+
+    def come(rank):
+        connection = socket.create_connection(listener.getsockname())
+        handshake.greet(connection, KEY, rank, 0, end)
+        return connection
+
+    results = []
+    door = threading.Thread(
+        target=lambda: results.append(joining._connect_all(listener, [], 0, {1: 1}, KEY, end))
+    )
+    door.start()
+    knock(b"GET / HTTP/1.0")
+    knock(handshake.MAGIC + bytes(40 + 32))
+    with come(7) as wrong:
+        assert wrong.recv(1) == b""
+    with come(1):
+        door.join(30)
+    assert list(results[0]) == [1]
+    socket.socket(fileno=results[0][1][0]).close()
+    listener.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"A connection from 127.0.0.1 was refused: it {why}."
+        for why in (
+            "speaks another protocol",
+            "does not hold the key of this job",
+            "says it is rank 7, which is not awaited",
+        )
+    ]
+
+
+def test_a_port_scan_does_not_fill_the_log(caplog):
+    refusals = handshake.Refusals()
+    for _ in range(1000):
+        refusals.tell("192.0.2.1", TimeoutError())
+    assert len(caplog.records) == handshake.Refusals.MOST
+    assert "it did not prove in time" in caplog.text and caplog.text.endswith("Further ones are not told.\n")

@@ -1,7 +1,6 @@
 """What a training script does with checkpoints."""
 
 import contextlib
-import logging
 import secrets
 import threading
 import time
@@ -14,10 +13,10 @@ from carme_runtime.checkpoint import files, ranks, states
 from carme_runtime.checkpoint.stream import Layout, copy_range, share, take_apart
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Timeout
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.logs import log
 
 _SLOWER = 10  # times that another rank may take longer to write than this one
 _AT_LEAST = 60.0  # seconds that it may take in any case
-log = logging.getLogger("carme_runtime")
 
 
 class Saving:

@@ -12,6 +12,7 @@ import time
 
 from carme_runtime.collectives.errors import PeerLost, WrongKey
 from carme_runtime.key import proof
+from carme_runtime.logs import log
 
 PROTOCOL = "carme-runtime-1"
 
@@ -20,7 +21,35 @@ ABOUT = struct.Struct("!II")  # rank and stream of the connecting side
 
 
 class NotAPeer(Exception):
-    """Whoever connected speaks something else."""
+    """Whoever connected speaks something else. The text says what, after "it"."""
+
+
+class Refusals:
+    """Logs who was not let in at a door, and why."""
+
+    MOST = 20  # a port scan must not fill the log
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.over = False  # the door is closed: who still is in it is not told
+
+    def tell(self, where: str, error: BaseException) -> None:
+        """Who connected from `where` was refused because of `error`, which `admit` raised."""
+        self._count += 1
+        if self.over or self._count > self.MOST:
+            return
+        if isinstance(error, WrongKey):
+            why = "it does not hold the key of this job"
+        elif isinstance(error, TimeoutError):
+            why = "it did not prove in time that it holds the key of this job"
+        elif isinstance(error, NotAPeer):
+            why = f"it {error}"
+        elif isinstance(error, OSError):
+            why = f"it is gone ({error.strerror or error})"
+        else:
+            why = "it does not say what ranks say"
+        more = " Further ones are not told." if self._count == self.MOST else ""
+        log.warning("A connection from %s was refused: %s.%s", where, why, more)
 
 
 def greet(connection: socket.socket, key: bytes, rank: int, stream: int, deadline: float) -> None:
@@ -50,12 +79,16 @@ def admit(connection: socket.socket, key: bytes, deadline: float) -> tuple[int, 
     """The accepting side. Returns the other's rank and stream. Raises WrongKey, NotAPeer or OSError."""
     hello = receive(connection, len(MAGIC), deadline)
     if hello != MAGIC:
-        raise NotAPeer
+        raise NotAPeer("speaks another protocol")
     theirs = receive(connection, 32, deadline)
     about = receive(connection, ABOUT.size, deadline)
     mine = secrets.token_bytes(32)
-    connection.sendall(mine + proof(key, PROTOCOL, "accepting", theirs + mine + about))
-    answer = receive(connection, 32, deadline)
+    try:
+        connection.sendall(mine + proof(key, PROTOCOL, "accepting", theirs + mine + about))
+        answer = receive(connection, 32, deadline)
+    except (NotAPeer, ConnectionError):
+        # So do ranks of other jobs, to whom this side has proved the wrong thing.
+        raise NotAPeer("went away instead of proving that it holds the key of this job") from None
     if not hmac.compare_digest(answer, proof(key, PROTOCOL, "connecting", theirs + mine + about)):
         raise WrongKey(
             "A connecting rank does not hold the key of this job.", "Use one key file for all ranks."
@@ -72,7 +105,7 @@ def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
         connection.settimeout(_left(deadline))
         part = connection.recv(size - len(parts))
         if not part:
-            raise NotAPeer
+            raise NotAPeer("ended the connection before it had said who it is")
         parts += part
     return bytes(parts)
 

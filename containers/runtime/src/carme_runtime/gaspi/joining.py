@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import logging
 import os
 import random
 import secrets
@@ -19,11 +18,11 @@ from carme_runtime.collectives.core import load
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
 from carme_runtime.gaspi import handshake
 from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange
+from carme_runtime.logs import log
 from carme_runtime.transports import GPI2, NATIVE, TRANSPORT, TRANSPORTS
 
 STREAMS = 3  # to a rank on another node: one for one-sided operations, the others for collectives
 GPI2_PORTS = range(20_000, 32_000)  # below those that systems give to clients
-log = logging.getLogger("carme_runtime")
 
 
 def transport_of(name: str | None) -> str:
@@ -89,6 +88,8 @@ def join(
     context.connect(
         [(entries[r]["pid"], entries[r]["control"], nodes[r], streams.get(r, [])) for r in range(size)]
     )
+    here = nodes.count(nodes[rank])
+    log.info("Rank %d of %d has joined over %s, one of %d on its node.", rank, size, NATIVE, here)
     return context
 
 
@@ -105,6 +106,7 @@ def _join_gpi2(rank: int, size: int, exchange: Exchange, address: str, deadline:
     hosts = [entry["address"] for entry in entries]
     context = start(library, rank, size, hosts, entries[0]["port"], deadline - time.monotonic())
     _close_at_exit(context)
+    log.info("Rank %d of %d has joined over %s.", rank, size, GPI2)
     return context
 
 
@@ -152,17 +154,14 @@ def _connect_all(
     found: dict[tuple[int, int], socket.socket] = {}
     expected = {(peer, stream) for peer in counts if peer > rank for stream in range(counts[peer])}
     lock, changed = threading.Lock(), threading.Event()
+    refusals = handshake.Refusals()
 
     def admit(connection: socket.socket, peer_address: Any) -> None:
         try:
             by = min(deadline, time.monotonic() + ONE_PEER_SECONDS)
             who = handshake.admit(connection, key, by)
         except (OSError, handshake.NotAPeer, WrongKey) as error:
-            log.warning(
-                "A connection from %s was refused: %s.",
-                peer_address[0],
-                "wrong key" if isinstance(error, WrongKey) else "not a rank of this run",
-            )
+            refusals.tell(peer_address[0], error)
             connection.close()
             return
         with lock:
@@ -170,6 +169,9 @@ def _connect_all(
                 found[who] = connection
                 connection = None  # pyright: ignore[reportAssignmentType]
         if connection:
+            refusals.tell(
+                peer_address[0], handshake.NotAPeer(f"says it is rank {who[0]}, which is not awaited")
+            )
             connection.close()
         changed.set()
 
@@ -212,6 +214,7 @@ def _connect_all(
             connection.close()
         raise
     finally:
+        refusals.over = True
         if acceptor.is_alive():
             acceptor.join(1)
     for connection in found.values():

@@ -98,19 +98,23 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
     peers: dict[int, socket.socket] = {}
     lock = threading.Lock()
     unknown = threading.Semaphore(UNKNOWN_PEERS)
+    refusals = handshake.Refusals()
     news, tell = socket.socketpair()  # whoever was let in wakes the one who accepts
 
-    def admit(connection: socket.socket) -> None:
+    def admit(connection: socket.socket, where: str) -> None:
         by = min(deadline, time.monotonic() + ONE_PEER_SECONDS)
         try:
             rank = _admit_local(connection, by) if key is None else handshake.admit(connection, key, by)[0]
             told = _receive(connection, by)
             with lock:
-                if not 0 < rank < place.size or rank in entries or not isinstance(told, dict):
-                    raise handshake.NotAPeer
+                if not 0 < rank < place.size or rank in entries:
+                    raise handshake.NotAPeer(f"says it is rank {rank}, which is not awaited")
+                if not isinstance(told, dict):
+                    raise handshake.NotAPeer(f"says it is rank {rank}, but not what ranks say")
                 peers[rank] = connection
                 entries[rank] = told
-        except (OSError, handshake.NotAPeer, WrongKey, ValueError):
+        except (OSError, handshake.NotAPeer, WrongKey, ValueError) as error:
+            refusals.tell(where, error)
             connection.close()  # a port scan, or a rank of another job
         finally:
             unknown.release()
@@ -136,12 +140,13 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
             if listener not in ready or not unknown.acquire(timeout=left):
                 continue
             try:
-                connection, _ = listener.accept()
+                connection, address = listener.accept()
             except BlockingIOError:  # gone again
                 unknown.release()
                 continue
             # One who says nothing must not keep others waiting.
-            threading.Thread(target=admit, args=(connection,), daemon=True).start()
+            where = str(address[0]) if address else "a process on this host"
+            threading.Thread(target=admit, args=(connection, where), daemon=True).start()
         everything = [entries[r] for r in range(place.size)]
         for rank, connection in peers.items():
             try:
@@ -153,6 +158,7 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
                 ) from None
         return everything
     finally:
+        refusals.over = True
         with lock:
             for each in (waiting, listener, news, tell, *peers.values()):
                 each.close()
@@ -230,8 +236,9 @@ def _check_user(connection: socket.socket) -> None:
 
 def _admit_local(connection: socket.socket, deadline: float) -> int:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    if CREDENTIALS.unpack(raw)[1] != os.getuid():
-        raise handshake.NotAPeer
+    process, user, _ = CREDENTIALS.unpack(raw)
+    if user != os.getuid():
+        raise handshake.NotAPeer(f"is process {process} of user {user}")
     return LENGTH.unpack(handshake.receive(connection, LENGTH.size, deadline))[0]
 
 
@@ -243,5 +250,5 @@ def _send(connection: socket.socket, content: Any) -> None:
 def _receive(connection: socket.socket, deadline: float) -> Any:
     (size,) = LENGTH.unpack(handshake.receive(connection, LENGTH.size, deadline))
     if size > LARGEST:
-        raise handshake.NotAPeer
+        raise handshake.NotAPeer(f"has {size} bytes to say")
     return json.loads(handshake.receive(connection, size, deadline))
