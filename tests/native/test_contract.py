@@ -263,6 +263,26 @@ def test_ranks_with_different_transports_are_told(launcher, simulated_gpi2):
         assert "Some ranks chose the transport" in said, ranks.said()
 
 
+@pytest.mark.parametrize(
+    ("options", "transport"),
+    [([], "native"), (["--transport", "native"], "native"), (["--transport", "gpi2"], "gpi2")],
+)
+def test_carme_run_chooses_the_transport(simulated_gpi2, options, transport):
+    run = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "2", "--log-level", "INFO"]
+    done = subprocess.run(
+        [*run, *options, str(PROGRAMS / "join.py"), "30"],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CARME_GPI2_LIBRARY": str(simulated_gpi2)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.count("joined") == 2, done.stdout + done.stderr
+    for rank in range(2):
+        assert f"Rank {rank} of 2 has joined over {transport}" in done.stderr, done.stderr
+
+
 @over_gpi2
 def test_carme_run_starts_programs_for_gpi2(over, tmp_path):
     """With the variables of gaspi_run, and without those by which our own ranks find each other."""

@@ -1,8 +1,15 @@
 """Keras models that are trained by all ranks."""
 
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 # Sums over ranks come in another order than in one process. Measured: 1e-5 at most.
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
@@ -69,6 +76,33 @@ def test_tensorboards_of_all_ranks(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # which writes them
     monkeypatch.setenv("TNT_TENSORBOARD_ON_ALL_DEVICES", "true")
     launcher.run("keras_scripts", [0, 0], "tensorboards", str(tmp_path))
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_the_threshold_of_fusion_says_in_how_many_parts_gradients_travel(backend):
+    run = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "2", "--log-level", "DEBUG"]
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    environment |= {"KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    sums = set()
+    # Six gradients, of 12 to 1600 bytes; which of them meet is up to the backend's order.
+    for options, least, most in (
+        ([], 1, 1),
+        (["--fusion-threshold", "1"], 2, 3),
+        (["--fusion-threshold", "0"], 6, 6),
+    ):
+        done = subprocess.run(
+            [*run, *options, "--", str(PROGRAMS / "fused.py")],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        parts = set(map(int, re.findall(r"Gradients are reduced in (\d+) parts", done.stderr)))
+        assert len(parts) == 1 and least <= min(parts) <= most, done.stderr
+        sums.update(re.findall(r"SUM .*", done.stdout))
+    assert len(sums) == 1  # two numbers have one sum, however many travel together
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])

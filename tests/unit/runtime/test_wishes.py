@@ -1,6 +1,8 @@
 """What one can ask of carme-run beyond how many ranks and where, and Tarantella's command line."""
 
+import ctypes
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from carme_runtime import CarmeRuntimeError
 from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import hostfile, place
+from carme_runtime.ranks import memory
 from carme_runtime.ranks.cores import in_order
 
 from .conftest import Job, Process
@@ -106,6 +109,165 @@ def test_todays_command_line_of_tarantella(local: Launch, script: Script) -> Non
     assert sorted(out.splitlines()) == [f"[rank {rank}] 1|2=3||3|-x|C=1|D=2" for rank in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("options", "levels"),
+    [
+        ([], ["warning", "error"]),
+        (["--log-level", "DEBUG"], ["debug", "info", "warning", "error"]),
+        (["--log-level=INFO", "--log-on-all-devices"], ["info", "warning", "error"]),
+        (["--log-level", "WARNING"], ["warning", "error"]),
+        (["--log-level", "ERROR"], ["error"]),
+    ],
+)
+def test_the_log_has_the_level_that_was_asked_for(
+    local: Launch, script: Script, options: list[str], levels: list[str]
+) -> None:
+    path = script(
+        "from carme_runtime.logs import log\n"
+        "for level in ('debug', 'info', 'warning', 'error'): getattr(log, level)('said ' + level)"
+    )
+    code, out, errors = local("-n", "2", *options, "--", path).wait()
+    assert (code, out) == (0, "")
+    for rank in range(2):
+        mine = [line for line in errors.splitlines() if line.startswith(f"[rank {rank}]")]
+        assert [line.rpartition("said ")[2] for line in mine] == levels
+    assert ("carme-run: 2 ranks of: " in errors) == ("info" in levels)
+
+
+def test_the_programs_own_log_is_not_doubled(local: Launch, script: Script) -> None:
+    path = script(
+        "import logging; logging.basicConfig(); from carme_runtime.logs import log; log.warning('said once')"
+    )
+    for options in ([], ["--log-level", "WARNING"]):
+        assert local(*options, path).wait()[2].count("said once") == 1
+
+
+def test_a_level_that_is_none_is_told(local: Launch, script: Script) -> None:
+    path = script("import carme_runtime.logs")
+    _, _, errors = local("-x", "CARME_LOG_LEVEL=loud", path).wait()
+    assert "CARME_LOG_LEVEL=loud is no level. Choose from DEBUG, INFO, WARNING, ERROR." in errors
+
+
+@pytest.mark.parametrize("options", [["-x", "A=1"], ["--fusion-threshold", "0"], ["--fusion-threshold=64"]])
+def test_the_threshold_of_fusion_reaches_all_ranks(local: Launch, script: Script, options: list[str]) -> None:
+    path = script("from carme_runtime import fusion; print(fusion.threshold(5))")
+    code, out, errors = local("-n", "2", *options, "--", path).wait()
+    assert (code, errors) == (0, "")
+    kib = options[-1].rpartition("=")[2]
+    expected = 5 if options[0] == "-x" else int(kib) * 1024
+    assert sorted(out.splitlines()) == [f"[rank {rank}] {expected}" for rank in range(2)]
+
+
+def test_a_threshold_that_is_none_is_explained(local: Launch, script: Script) -> None:
+    path = script("from carme_runtime import fusion; fusion.threshold(5)")
+    _, _, errors = local("-x", "CARME_FUSION_THRESHOLD_KB=much", path).wait()
+    assert "CARME_FUSION_THRESHOLD_KB=much is no size. Give a whole number of KiB" in errors
+
+
+def test_the_transport_reaches_all_ranks(local: Launch, script: Script) -> None:
+    path = script("import os; print(os.environ.get('CARME_TRANSPORT'))")
+    for options, expected in (
+        ([], "None"),
+        (["--transport", "gpi2"], "gpi2"),
+        (["--transport", "native"], "native"),
+    ):
+        code, out, errors = local("-n", "2", *options, path).wait()
+        assert (code, errors) == (0, "")
+        assert sorted(out.splitlines()) == [f"[rank {rank}] {expected}" for rank in range(2)]
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("before", [[], ["--"]])
+def test_another_interpreter_runs_scripts(local: Launch, tmp_path: Path, before: list[str]) -> None:
+    other = executable(tmp_path / "other python", '#!/bin/sh\necho "$0|$*"\n')
+    executable(tmp_path / "train.py", "#!/bin/sh\necho itself\n")
+    line = [*before, "train.py", "-n", "a b"]
+    code, out, errors = local("-n", "2", "--python-interpreter", f"'{other}' -u", *line).wait()
+    assert (code, errors) == (0, "")
+    assert sorted(out.splitlines()) == [f"[rank {rank}] {other}|-u train.py -n a b" for rank in range(2)]
+
+
+def test_another_interpreter_is_looked_for_on_path(local: Launch, tmp_path: Path) -> None:
+    executable(tmp_path / "mypython", '#!/bin/sh\necho "mine $*"\n')
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = local("--python-interpreter=mypython", "-m", "not.here", "1", PATH=path).wait()
+    assert done == (0, "[rank 0] mine -m not.here 1\n", "")
+
+
+@pytest.mark.parametrize("before", [[], ["--"]])
+def test_a_script_without_interpreter_is_a_program(local: Launch, tmp_path: Path, before: list[str]) -> None:
+    script = executable(tmp_path / "train.py", '#!/bin/sh\necho "itself $1"\n')
+    line = ["--python-interpreter", "", *before, "train.py", "a b"]
+    assert local(*line).wait() == (0, "[rank 0] itself a b\n", "")
+    script.chmod(0o644)
+    code, out, errors = local(*line).wait()
+    assert (code, out) == (2, "") and "no program './train.py' that can be executed" in errors
+
+
+def policies_are_allowed() -> bool:
+    """Whether the kernel lets processes here say where their memory comes from."""
+    if platform.machine() != "x86_64" or not Path("/proc/self/numa_maps").exists():
+        return False
+    return ctypes.CDLL(None).syscall(ctypes.c_long(238), ctypes.c_long(0), None, ctypes.c_long(0)) == 0
+
+
+def test_memory_is_near_the_cores(job: Job, script: Script) -> None:
+    path = script(
+        "import os; print(open('/proc/self/numa_maps').readline().split()[1], *os.sched_getaffinity(0))"
+    )
+    if not policies_are_allowed():
+        pytest.skip("memory cannot be bound here, or not seen to be")
+    nodes = sorted(int(name.name[4:]) for name in Path("/sys/devices/system/cpu/cpu0").glob("node[0-9]*"))
+    for options, words in (
+        (["--pin-memory-to-socket"], "bind:"),
+        ([], "default"),
+        (["--pin-memory"], "bind:"),
+    ):
+        code, out, errors = job.launch("-n", "2", "--nodes", "1", *options, "--", path).wait()
+        assert (code, errors) == (0, "")
+        said = [line.split()[2:] for line in sorted(out.splitlines())]
+        assert all(policy.startswith(words) for policy, *_ in said), out
+        if options and len(list(memory.NODES.glob("node[0-9]*"))) == 1:
+            assert {policy for policy, *_ in said} == {f"bind:{nodes[0]}"}
+        if options and len(CORES) > 1:
+            assert not {*said[0][1:]} & {*said[1][1:]}  # and cores are pinned
+
+
+def test_the_nodes_of_cores_and_no_other_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(memory, "_call", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(memory, "numa_nodes", lambda cores: {core // 4 for core in cores})
+    with memory.bound([5, 7, 260]):
+        assert [call[0] for call in calls] == [1, 0]  # what was before, and the new one
+        _, kind, mask, _ = calls[1]
+        assert isinstance(mask, ctypes.Array)
+        assert kind == 2 and [index for index in range(1024) if mask[index // 64] >> index % 64 & 1] == [
+            1,
+            65,
+        ]
+    assert calls[2][:2] == (0, 0) and not any(calls[2][2])  # pyright: ignore[reportArgumentType]
+
+
+def test_memory_that_cannot_be_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(memory, "_call", refused)
+    monkeypatch.setattr(memory, "NODES", tmp_path)
+    (tmp_path / "node0").mkdir()
+    with memory.bound([0]):
+        pass  # the only node's memory is the nearest
+    (tmp_path / "node1").mkdir()
+    sentence = r"NUMA nodes: Operation not permitted\. Leave --pin-memory out"
+    with pytest.raises(CarmeRuntimeError, match=sentence), memory.bound([0]):
+        pass
+
+
 def test_without_gpus_a_dry_run_says_so(local: Launch) -> None:
     code, out, errors = local("--no-gpus", "--dry-run", "--", "true", CUDA_VISIBLE_DEVICES="0,1").wait()
     assert (code, errors) == (0, "")
@@ -142,6 +304,13 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
         (["-x", "NOWHERE_SET", "x.py"], "'NOWHERE_SET' is not NAME=VALUE"),
         (["-x", "=1", "x.py"], "'=1' is not NAME=VALUE"),
         (["--hang-seconds", "soon", "x.py"], "'soon' is no number of seconds"),
+        (["--log-level", "LOUD", "x.py"], "invalid choice: 'LOUD'"),
+        (["--fusion-threshold", "-1", "x.py"], "'-1' is no number of 0 or more"),
+        (["--fusion-threshold", "1", "--backend", "horovod", "x.py"], "-x HOROVOD_FUSION_THRESHOLD="),
+        (["--python-interpreter", "no-python", "x.py"], "no program 'no-python' that can be executed"),
+        (["--python-interpreter", "'a", "x.py"], "is no command: No closing quotation"),
+        (["--python-interpreter", "", "-m", "os"], "--python-interpreter names none"),
+        (["--pin-memory", "--backend", "mpi", "x.py"], "--pin-memory does not go with --backend mpi"),
         (["--output", "none", "x.py"], "invalid choice: 'none'"),
         (["--no-gpu", "--devices-per-rank", "1", "x.py"], "--no-gpu and --devices-per-rank exclude"),
         (["--no-gpu", "--backend", "mpi", "x.py"], "--no-gpu does not go with --backend mpi"),

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from carme_runtime import fusion
 from carme_runtime.keras.data import Share, Shares
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.losses import WEIGHTS
 from carme_runtime.keras.steps import VALIDATION, Steps, assign_values, flat_values
 from carme_runtime.keras.world import World
+from carme_runtime.logs import log
 
 _BUCKET_BYTES = 8 << 20
 
@@ -29,6 +31,7 @@ class GraphSteps(Steps):
         self._of_total = self._tf.Variable([0.0, 1.0], trainable=False, dtype="float64")
         self._kept: dict[str, Any] = {}  # what this rank has counted, as variables of the graph
         self._keeps = False
+        self._bucket_bytes = fusion.threshold(_BUCKET_BYTES)
         model.train_function = model.test_function = None
 
     def take(self, share: Share) -> None:
@@ -147,9 +150,10 @@ class GraphSteps(Steps):
                 continue
             whole[index] = tf.ensure_shape(gradients[index], variables[index].shape)
             size = sum(whole[i].dtype.size * _count(whole[i]) for i in buckets[-1]) if buckets else 0
-            if not buckets or size >= _BUCKET_BYTES or whole[buckets[-1][0]].dtype != whole[index].dtype:
+            if not buckets or size >= self._bucket_bytes or whole[buckets[-1][0]].dtype != whole[index].dtype:
                 buckets.append([])
             buckets[-1].append(index)
+        log.debug("Gradients are reduced in %d parts.", len(buckets))
         part = self._of_total[0] / self._of_total[1]
         for number, bucket in enumerate(buckets):
             flat = tf.concat([tf.reshape(whole[index], [-1]) for index in bucket], 0)

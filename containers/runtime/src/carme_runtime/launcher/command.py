@@ -6,6 +6,7 @@ import contextlib
 import importlib.machinery
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -13,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from carme_runtime import __version__, profile
+from carme_runtime import __version__, fusion, logs, profile
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
-from carme_runtime.launcher import gaspi, horovod, hostfile, mpi
+from carme_runtime.launcher import cleanup, gaspi, horovod, hostfile, mpi
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
 from carme_runtime.launcher.placement import Place, place
@@ -28,14 +29,14 @@ JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
 # By Tarantella's launcher, today's and the older one's.
 ALIASES = {
     "--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per-node", "--no-gpus": "--no-gpu",
-    "--pin-to-socket": "--pin-cpus",
+    "--pin-to-socket": "--pin-cpus", "--pin-memory-to-socket": "--pin-memory",
 }  # fmt: skip
 # What is so without being asked for.
 NEEDLESS = ("--output-on-all-devices", "--log-on-all-devices")
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
-    "--transport", "--profile",
+    "--transport", "--profile", "--log-level", "--fusion-threshold", "--python-interpreter",
 )  # fmt: skip
 NOT_STARTED = 2
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -57,11 +58,15 @@ async def _run(arguments: list[str]) -> int:
     options, command = _parse(arguments)
     fabric = await connect(os.environ)
     try:
-        await _wait_for_nodes(fabric, options.nodes)
+        if not options.cleanup:
+            await _wait_for_nodes(fabric, options.nodes)
         members, slots, hosts = fabric.members, None, None
         if options.hostfile:
             members, slots = hostfile.choose(members, hostfile.read(options.hostfile))
             hosts = {member.host for member in members.present}
+        if options.cleanup:
+            nodes = members.present[: options.nodes]
+            return await cleanup.execute(fabric, nodes, command[0], options.force, options.dry_run)
         places = place(
             members.without_devices() if options.no_gpu else members,
             ranks=options.n,
@@ -71,7 +76,12 @@ async def _run(arguments: list[str]) -> int:
             slots=slots,
         )
         wishes = Wishes(
-            options.devices_per_rank, options.pin_cpus, options.output, options.log_folder, options.no_gpu
+            options.devices_per_rank,
+            options.pin_cpus or options.pin_memory,
+            options.output,
+            options.log_folder,
+            options.no_gpu,
+            options.pin_memory,
         )
         limits = Limits(options.max_restarts, options.min_ranks or 1, options.max_ranks)
         limits.check(len(places))
@@ -80,14 +90,12 @@ async def _run(arguments: list[str]) -> int:
         if options.dry_run:
             print(plan(places, wishes, command))
             return 0
-        environment = os.environ | dict(options.x)
-        if options.transport:
-            environment[TRANSPORT] = options.transport
+        if options.log_level in ("DEBUG", "INFO"):
+            print(f"carme-run: {plan(places, wishes, command)}", file=sys.stderr, flush=True)
+        environment = os.environ | _variables(options)
         if options.profile:
             environment[profile.PROFILE] = str(options.profile.absolute())
             profile.forget(options.profile, options.max_ranks or len(places))
-        if options.hang_seconds is not None:
-            environment["CARME_HANG_SECONDS"] = options.hang_seconds
         if limits.max_restarts:
             seats = Seats(places, options.max_ranks or len(places), options.nodes, hosts)
             code = await elastic(fabric, places, command, str(Path.cwd()), environment, wishes, limits, seats)
@@ -146,6 +154,11 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--pin-cpus", action="store_true", help="give each rank CPU cores of its node for itself"
     )
     parser.add_argument(
+        "--pin-memory",
+        action="store_true",
+        help="--pin-cpus, and each rank gets memory of the NUMA nodes of its cores, and no other",
+    )
+    parser.add_argument(
         "-x",
         type=_variable,
         action="append",
@@ -199,11 +212,42 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         metavar="DIR",
         help="say at the end where the ranks' time went, and write a trace of each to DIR/rank-N.json",
     )
+    parser.add_argument(
+        "--log-level",
+        choices=logs.LEVELS,
+        help="how much the library says, each rank on its standard error output (default: WARNING); with "
+        "INFO or DEBUG it is also said where ranks run",
+    )
+    parser.add_argument(
+        "--fusion-threshold",
+        type=_number,
+        metavar="KB",
+        help="Keras and parallelize gather gradients up to so many KiB and reduce them together; 0: each by "
+        "itself (default: 8192, between nodes with PyTorch 1024)",
+    )
+    parser.add_argument(
+        "--python-interpreter",
+        type=_words,
+        metavar="PATH",
+        help="what runs the script instead of this Python; empty: nothing, the script is a program",
+    )
+    parser.add_argument(
+        "--cleanup",
+        action="store_true",
+        help="run nothing; end what earlier runs left behind on the nodes: processes that left their rank's "
+        "process group, or whose agent was killed; with a script only those that name it",
+    )
+    parser.add_argument("--force", action="store_true", help="with --cleanup: kill them")
     parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
     parser.add_argument("--version", action="version", version=__version__)
     arguments = _as_ours(arguments)
     own = _own_options(arguments)
     options = parser.parse_args(arguments[:own])
+    if options.force and not options.cleanup:
+        parser.error("--force says how --cleanup ends processes. Add --cleanup, or leave --force out")
+    if options.cleanup:
+        named = [word for word in arguments[own:] if word not in ("-m", "--")]
+        return options, named[:1] or [""]
     if own == len(arguments):
         parser.error("Nothing to run was named. Give a script: carme-run train.py")
     if (options.min_ranks or options.max_ranks) and not options.max_restarts:
@@ -221,7 +265,15 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
             "--hang-seconds is for the runtime's own collectives, not for Horovod's. Set Horovod's limit "
             "instead: -x HOROVOD_STALL_CHECK_TIME_SECONDS=60"
         )
-    return options, _command(arguments[own], arguments[own + 1 :])
+    if options.backend == "horovod" and options.fusion_threshold is not None:
+        parser.error(
+            "--fusion-threshold is for the runtime's own front ends, not for Horovod. Set Horovod's instead, "
+            "in bytes: -x HOROVOD_FUSION_THRESHOLD=67108864"
+        )
+    interpreter = options.python_interpreter
+    if interpreter:
+        interpreter[0] = _program(interpreter[0])
+    return options, _command(arguments[own], arguments[own + 1 :], interpreter)
 
 
 def _show_profile(options: argparse.Namespace, ranks: int) -> None:
@@ -233,6 +285,7 @@ def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     """mpirun starts the ranks and shows what they say: what carme-run does with both is not to be had."""
     for name, value in (
         ("--pin-cpus", options.pin_cpus),
+        ("--pin-memory", options.pin_memory),
         ("--no-gpu", options.no_gpu),
         ("--log-folder", options.log_folder),
         ("--output master", options.output == "master"),
@@ -256,12 +309,22 @@ async def _become_mpirun(
     while (event := await fabric.next_event()).node != first or event.content["type"] != "port":
         if event.gone:
             raise CarmeRuntimeError("The job's agent on this node was lost.", "Start a new job.")
-    passed = dict(options.x) | ({TRANSPORT: options.transport} if options.transport else {})
-    line, own = mpi.command(places, program, environment, passed, event.content["port"])
+    line, own = mpi.command(places, program, environment, _variables(options), event.content["port"])
     await fabric.close()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.execve(line[0], line, own)
+
+
+def _variables(options: argparse.Namespace) -> dict[str, str]:
+    """What the options tell the ranks in their environment."""
+    chosen = {
+        TRANSPORT: options.transport,
+        logs.LEVEL: options.log_level,
+        fusion.THRESHOLD: options.fusion_threshold,
+        "CARME_HANG_SECONDS": options.hang_seconds,
+    }
+    return dict(options.x) | {name: str(value) for name, value in chosen.items() if value is not None}
 
 
 def _as_ours(arguments: list[str]) -> list[str]:
@@ -301,25 +364,39 @@ def _one_variable_each(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _command(first: str, rest: list[str]) -> list[str]:
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if not found:
+        raise CarmeRuntimeError(
+            f"There is no program '{name}' that can be executed.", "Check its name, its mode and PATH."
+        )
+    return str(Path(found).absolute())
+
+
+def _command(first: str, rest: list[str], interpreter: list[str] | None = None) -> list[str]:
+    """What each rank executes; `interpreter`: what to use instead of this Python, empty: nothing."""
+    python = [sys.executable] if interpreter is None else interpreter
     if first == "--":
         if not rest:
             raise CarmeRuntimeError("No program follows --.", "Give one: carme-run -- program argument ...")
-        program = shutil.which(rest[0])
-        if not program and rest[0].endswith(".py"):
-            return _command(rest[0], rest[1:])
-        if not program:
-            raise CarmeRuntimeError(
-                f"There is no program '{rest[0]}' that can be executed.", "Check its name, its mode and PATH."
-            )
-        return [str(Path(program).absolute()), *rest[1:]]
+        is_script = rest[0].endswith(".py") and not shutil.which(rest[0])
+        if interpreter is not None or is_script:
+            return _command(rest[0], rest[1:], interpreter)
+        return [_program(rest[0]), *rest[1:]]
     if first == "-m":
         if not rest:
             raise CarmeRuntimeError("No module follows -m.", "Give one: carme-run -m package.module")
-        _check_module(rest[0])
-        return [sys.executable, "-m", *rest]
+        if not python:
+            raise CarmeRuntimeError(
+                "Modules are run by a Python, and --python-interpreter names none.", "Leave it out."
+            )
+        if interpreter is None:  # another one may find what this one does not
+            _check_module(rest[0])
+        return [*python, "-m", *rest]
     _check_script(first)
-    return [sys.executable, first, *rest]
+    if not python:
+        return [_program(first if "/" in first else f"./{first}"), *rest]
+    return [*python, first, *rest]
 
 
 def _check_script(script: str) -> None:
@@ -358,6 +435,13 @@ def _number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is no number of 0 or more.")
     return int(text)
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no command: {error}.") from None
 
 
 def _variable(text: str) -> tuple[str, str]:

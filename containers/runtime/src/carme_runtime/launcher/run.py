@@ -120,9 +120,8 @@ class Run:
                 self._start(event["port"])
         elif kind == "refused":
             self._final = True
-            self._blame(
-                1, f"{event['message']} Use files and programs that every node has at the same place."
-            )
+            remedy = event.get("remedy", "Use files and programs that every node has at the same place.")
+            self._blame(1, f"{event['message']} {remedy}")
             self._stop()
         elif kind == "output":
             rank, stream, text = event["rank"], event["stream"], event["text"]

@@ -17,6 +17,7 @@ class Wishes:
     output: str = "all"
     log_folder: Path | None = None
     no_gpu: bool = False
+    pin_memory: bool = False
 
     def of(self, place: Place) -> dict[str, Any]:
         """What the node is told about a rank: first and last but one of its GPUs and of its cores."""
@@ -32,6 +33,8 @@ class Wishes:
                 told["cpus"] = [cpus * place.local_rank // ranks, cpus * (place.local_rank + 1) // ranks]
             else:
                 told["cpus"] = [place.local_rank % cpus, place.local_rank % cpus + 1]
+        if self.pin_memory:
+            told["memory"] = True
         return told
 
 
@@ -46,5 +49,5 @@ def plan(places: list[Place], wishes: Wishes, command: list[str]) -> str:
                 begin, end = told[what]
                 some = f"{name} {begin}" if end == begin + 1 else f"{name}s {begin} to {end - 1}"
                 line += f", {some if end > begin else f'no {name}'}"
-        lines.append(line)
+        lines.append(line + ", memory near them" * ("memory" in told))
     return "\n".join(lines)

@@ -14,17 +14,20 @@ def in_order(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
     """
 
     def place(core: int) -> tuple[int, int, int, int]:
-        folder = system / f"cpu{core}"
-        nodes = [int(path.name[4:]) for path in folder.glob("node[0-9]*")]
-        topology = folder / "topology"
+        topology = system / f"cpu{core}" / "topology"
         return (
-            min(nodes, default=0),
+            min(numa_nodes([core], system), default=0),
             _number(topology / "physical_package_id"),
             _number(topology / "core_id"),
             core,
         )
 
     return sorted(cores, key=place)
+
+
+def numa_nodes(cores: Iterable[int], system: Path = SYSTEM) -> set[int]:
+    """The NUMA nodes of `cores`; none where the kernel does not tell."""
+    return {int(path.name[4:]) for core in cores for path in (system / f"cpu{core}").glob("node[0-9]*")}
 
 
 def _number(file: Path) -> int:

@@ -4,15 +4,22 @@ A run is known by its channel. Requests to a node and the events that answer the
 
     {"type": "port"}                              -> {"type": "port", "port": number}
     {"type": "start", "command", "cwd", "environment",
-     "ranks": [{"rank", "environment", "devices", "cpus"}]}
+     "ranks": [{"rank", "environment", "devices", "cpus", "memory"}]}
                                                   "devices" and "cpus": first and last but one of the node's
                                                   GPUs and cores (ordered as in `cores.py`) that the
-                                                  rank gets alone; they may be absent
+                                                  rank gets alone; "memory": true: only of the NUMA nodes of
+                                                  its cores; they may be absent
     {"type": "signal", "signal": number}          to the process groups of all ranks
     {"type": "stop"}                              SIGTERM, and after a grace period SIGKILL
     {"type": "more", "bytes": count}              so much of the output was printed
 
-    {"type": "refused", "message": text}          a rank could not be started
+    {"type": "clean", "script", "spared", "signal": number or null}
+                                                  end what earlier runs left behind (see `leftovers.clear`)
+                                                  -> {"type": "cleaned", "processes": [{"pid", "command",
+                                                  "ended"}]}
+
+    {"type": "refused", "message": text, "remedy": text}   a rank could not be started, or nothing cleaned;
+                                                  the remedy may be absent
     {"type": "output", "rank", "stream": 1 or 2, "text", "bytes"}
     {"type": "exit", "rank", "code", "stopped"}   code negative: the signal that killed it; stopped: whether
                                                   that can have been the end of the grace period
@@ -33,16 +40,18 @@ A shell, or another program for a person, is such a run too:
 import asyncio
 import codecs
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.addresses import interface_of
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.ranks import leftovers
 from carme_runtime.ranks.cores import in_order
 from carme_runtime.ranks.environment import without_secrets
 from carme_runtime.ranks.keeper import Keeper
@@ -78,6 +87,8 @@ class Node:
         self._environment = dict(environment)
         self._keeper = Keeper()
         self._runs: dict[str, _Run | Shell] = {}
+        self._begun = 0  # runs
+        self._cleaning: set[asyncio.Task[None]] = set()
         self._key_file = str(key_file.absolute()) if key_file else ""
         self.host = environment.get("SLURMD_NODENAME") or socket.gethostname()
         self.address = address
@@ -107,9 +118,14 @@ class Node:
         if request["type"] == "port":
             reply({"type": "port", "port": self._free_port()})
         elif request["type"] == "start" and not run:
-            run = _Run(self._keeper, self._node_environment(), self.host, reply)
+            self._begun += 1
+            run = _Run(self._keeper, self._node_environment(), self.host, reply, self._begun)
             self._add(channel, run)
             run.start(request)
+        elif request["type"] == "clean":
+            task = asyncio.ensure_future(self._clean(request, reply))
+            self._cleaning.add(task)
+            task.add_done_callback(self._cleaning.discard)
         elif request["type"] == "shell" and not run:
             self._open_shell(channel, request, reply)
         elif isinstance(run, Shell):
@@ -130,6 +146,25 @@ class Node:
             )
         else:
             self._add(channel, shell)
+
+    async def _clean(self, request: dict[str, Any], reply: Reply) -> None:
+        begun = self._begun
+        running = {run.number for run in self._runs.values() if isinstance(run, _Run)}
+
+        def is_over(number: int) -> bool:
+            return number <= begun and number not in running  # and not one that begins meanwhile
+
+        number = request["signal"] and signal.Signals(request["signal"])
+        grace = GRACE if number else 0.0
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(
+                None, leftovers.clear, is_over, request["script"], request["spared"], number, grace
+            )
+        except OSError as error:
+            message = f"What is left on {self.host} cannot be ended: {error.strerror}."
+            reply({"type": "refused", "message": message, "remedy": "End it with kill."})
+        else:
+            reply({"type": "cleaned", "processes": [dataclasses.asdict(each) for each in found]})
 
     def _add(self, channel: str, run: "_Run | Shell") -> None:
         def forget(_: object) -> None:
@@ -182,20 +217,22 @@ def _devices(environment: Mapping[str, str], some: list[int] | None) -> dict[str
 
 
 @contextlib.contextmanager
-def _pinned(some: list[int] | None) -> Iterator[None]:
-    """This thread, and so what it starts, runs on some of the node's cores."""
-    if some is None:
-        yield
-        return
+def _pinned(some: list[int] | None, memory: bool) -> Iterator[None]:
+    """This thread, and so what it starts, runs on some of the node's cores; with `memory` near them."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, in_order(cores)[some[0] : some[1]])
-    try:
+    mine = cores if some is None else set(in_order(cores)[some[0] : some[1]])
+    with contextlib.ExitStack() as stack:
+        if mine != cores:
+            stack.callback(os.sched_setaffinity, 0, cores)
+            os.sched_setaffinity(0, mine)
+        if memory:
+            from carme_runtime.ranks.memory import bound  # seldom wanted, and agents are to start quickly
+
+            stack.enter_context(bound(mine))
         yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
-@dataclass
+@dataclasses.dataclass
 class _Rank:
     number: int
     process: subprocess.Popen[bytes]
@@ -204,13 +241,19 @@ class _Rank:
 
 class _Run:
     def __init__(
-        self, keeper: Keeper, node_environment: dict[str, str | None], host: str, reply: Reply
+        self,
+        keeper: Keeper,
+        node_environment: dict[str, str | None],
+        host: str,
+        reply: Reply,
+        number: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._keeper = keeper
         self._node_environment = node_environment
         self._host = host
         self._reply = reply
+        self.number = number
         self._ranks: list[_Rank] = []
         self._outputs = Outputs(self._settle)
         self._reaped = False
@@ -228,10 +271,11 @@ class _Run:
             base.pop(name, None)
             if value is not None:
                 base[name] = value
+        base[leftovers.MARK] = leftovers.mark(self.number)
         self._keeper.begin()
         for rank in request["ranks"]:
             try:
-                with _pinned(rank.get("cpus")):
+                with _pinned(rank.get("cpus"), bool(rank.get("memory"))):
                     process = subprocess.Popen(
                         command,
                         cwd=cwd,
@@ -242,6 +286,9 @@ class _Run:
                         bufsize=0,
                         start_new_session=True,
                     )
+            except CarmeRuntimeError as error:
+                self._refuse(f"On {self._host}: {error.message}", error.remedy)
+                return
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 self._refuse(f"{command[0]} cannot be started on {self._host}: {reason}.")
@@ -275,8 +322,9 @@ class _Run:
     def allow(self, count: int) -> None:
         self._outputs.allow(count)
 
-    def _refuse(self, message: str) -> None:
-        self._reply({"type": "refused", "message": message})
+    def _refuse(self, message: str, remedy: str = "") -> None:
+        told = {"remedy": remedy} if remedy else {}
+        self._reply({"type": "refused", "message": message} | told)
         self.stop()
         self._finish_when_all_ended()
 

@@ -19,9 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from carme_runtime import fusion
 from carme_runtime.collectives import Pending, Plan
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.group import wire_type
+from carme_runtime.logs import log
 from carme_runtime.torch import backend
 from carme_runtime.torch.memory import keep_freed_memory
 
@@ -71,8 +73,8 @@ def parallelize(
         optimizer: Over parameters of this model.
         accumulate: Backward passes to each step of the optimizer; gradients are reduced in the last of them.
         clip_norm: Clip the norm of all gradients to this before each step.
-        bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: 8 on one node, 1
-            between nodes.
+        bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: what
+            CARME_FUSION_THRESHOLD_KB says, else 8 on one node, 1 between nodes.
         overlap_step: Let `optimizer.step()` update each bucket's parameters as soon as that one is reduced.
             The gradients must then not be read between `backward` and `step`; not with `clip_norm`, and only
             for optimizers that treat each parameter by itself.
@@ -233,8 +235,9 @@ class Parallel:
         self._wire = wire
         near = self._group is None or self._group.on_one_node()
         if bucket_bytes is None:
-            bucket_bytes = _BUCKET_BYTES if near else _SMALL_BUCKET_BYTES
+            bucket_bytes = fusion.threshold(_BUCKET_BYTES if near else _SMALL_BUCKET_BYTES)
         self._buckets = self._fill(bucket_bytes, bucket_bytes if near else _LEAST_BUCKET_BYTES)
+        log.debug("Gradients are reduced in %d parts.", len(self._buckets))
         self._place = {
             id(parameter): (number, index)
             for number, bucket in enumerate(self._buckets)
