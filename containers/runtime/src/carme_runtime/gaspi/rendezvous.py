@@ -5,6 +5,7 @@ one host, over a Unix socket whose peers the kernel vouches for.
 """
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -52,7 +53,7 @@ class Place:
         environment = dict(environment) | launchers.translated(environment)
         try:
             rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
-            port = int(environment.get("MASTER_PORT", "0"))
+            port = int(launchers.meeting_port(environment))
         except ValueError:
             raise InvalidCall(
                 "RANK, WORLD_SIZE and MASTER_PORT must be whole numbers.", "Start the program with carme-run."
@@ -195,6 +196,11 @@ def _listen(place: Place, key: bytes | None, deadline: float) -> socket.socket:
             listener.listen(min(place.size, 1024))
             return listener
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise InvalidCall(
+                    f"Rank 0 cannot listen at {place.master} port {place.port}: that is another host.",
+                    "Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there.",
+                ) from None
             if time.monotonic() >= deadline or key is None:
                 raise InvalidCall(
                     f"Rank 0 cannot listen at {place.master} port {place.port}: {error.strerror}.",
