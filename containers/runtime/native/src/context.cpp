@@ -609,15 +609,15 @@ bool Context::passive_arrived(int peer, std::vector<char> message) {
     return true;
 }
 
-void Context::group_aborted(uint64_t key, int culprit) {
+void Context::group_aborted(uint64_t key, int culprit, const std::string& reason) {
     std::lock_guard lock(aborts_mutex_);
     for (auto& [known, action] : aborts_)
-        if (known == key) action(culprit);
+        if (known == key) action(culprit, reason);
 }
 
 void Context::peer_lost(int peer) { lost_[size_t(peer)].store(true, std::memory_order_release); }
 
-void Context::on_abort(uint64_t key, std::function<void(int)> action) {
+void Context::on_abort(uint64_t key, std::function<void(int, const std::string&)> action) {
     std::lock_guard lock(aborts_mutex_);
     aborts_.emplace_back(key, std::move(action));
 }

@@ -152,7 +152,7 @@ public:
     uint64_t next_generation(const std::vector<int>& ranks);  // counts the groups of the same ranks
     std::unique_lock<std::mutex> forming_groups() { return std::unique_lock(groups_mutex_); }
     int claim_group_slot();  // while forming_groups is held
-    void on_abort(uint64_t key, std::function<void(int)> action);
+    void on_abort(uint64_t key, std::function<void(int, const std::string&)> action);
     void forget_abort(uint64_t key);
 
 private:
@@ -177,7 +177,7 @@ private:
                                    uint64_t b) override;
     void peer_registered(int peer, uint16_t segment, uint64_t size) override;
     bool passive_arrived(int peer, std::vector<char> message) override;
-    void group_aborted(uint64_t key, int culprit) override;
+    void group_aborted(uint64_t key, int culprit, const std::string& reason) override;
     void told_to_end(int peer) override;
     void peer_lost(int peer) override;
 
@@ -207,13 +207,13 @@ private:
     std::mutex passive_mutex_;
     std::deque<PassiveMessage> passive_;
     std::mutex aborts_mutex_;
-    std::vector<std::pair<uint64_t, std::function<void(int)>>> aborts_;
+    std::vector<std::pair<uint64_t, std::function<void(int, const std::string&)>>> aborts_;
     std::mutex groups_mutex_;
     std::map<std::vector<int>, uint64_t> generations_;
     int next_slot_ = 0;
     std::unique_ptr<Links> links_, letters_;
 };
 
-constexpr uint64_t control_magic = 0x434152'4D450001;
+constexpr uint64_t control_magic = 0x434152'4D450002;
 
 }  // namespace carme

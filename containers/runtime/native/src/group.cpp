@@ -7,6 +7,8 @@ namespace carme {
 namespace {
 
 constexpr uint64_t letter_key = 0x4C45545445520000;  // keeps letters apart from collectives
+constexpr const char* same_calls =
+    "Call the same collectives with the same shapes and types in the same order on all ranks.";
 constexpr uint64_t smallest_in_place = 2048;  // below it a copy is cheaper than a second wait
 
 const char* name_of(Kind kind) {
@@ -41,15 +43,28 @@ uint64_t mix(uint64_t h, uint64_t v) {
     return h ^ (h >> 29);
 }
 
-std::string describe(const Descriptor& d) {
+// `Described` is a call, or what another member has said of one.
+template <class Described> std::string describe(const Described& d, const std::string& label) {
     std::string text = name_of(d.kind);
     if (d.kind == Kind::allreduce || d.kind == Kind::reduce_scatter)
         text += std::string(" (") + name_of(Reduction(d.reduction)) + ")";
     if (d.kind == Kind::broadcast) text += " from member " + std::to_string(d.root);
     if (d.kind != Kind::barrier && d.kind != Kind::alltoall)
         text += " of " + std::to_string(d.count) + " x " + name_of(Type(d.type));
-    if (d.wire) text += std::string(" on a wire of ") + name_of(Wire(d.wire));
-    if (d.label[0]) text += std::string(" '") + std::string(d.label, strnlen(d.label, sizeof d.label)) + "'";
+    if (Wire(d.wire) != Wire::same) text += std::string(" on a wire of ") + name_of(Wire(d.wire));
+    if (!label.empty()) text += " '" + label + "'";
+    return text;
+}
+
+std::string describe(const Descriptor& d) {
+    return describe(d, std::string(d.label, strnlen(d.label, sizeof d.label)));
+}
+
+// At most `limit` bytes of a text in UTF-8.
+std::string cut(std::string text, uint64_t limit) {
+    if (text.size() <= limit) return text;
+    while (limit && (text[limit] & 0xC0) == 0x80) --limit;  // not within a character
+    text.resize(limit);
     return text;
 }
 
@@ -100,11 +115,10 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
         a->arrived.value = a->staged.value = a->finished.value = 0;
         a->arrived.sleepers = a->staged.sleepers = a->finished.sleepers = 0;
         a->broken = 0;
+        a->reason[0] = 0;
         context_->control(context_->rank()).groups[size_t(slot_)].store(key_, std::memory_order_release);
     }
-    context_->on_abort(key_, [this](int culprit) {
-        if (!areas_.empty()) area(my_local_).broken.store(uint32_t(culprit) + 1);
-    });
+    context_->on_abort(key_, [this](int culprit, const std::string& reason) { note_broken(culprit, reason); });
     try {
         mappings_.resize(local_members_.size());
         std::vector<Area*> found;
@@ -131,7 +145,10 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
             mappings_[l] = context_->group_area(rank, slot, 0, area_stride);
             found.push_back(reinterpret_cast<Area*>(mappings_[l]->data()));
         }
-        areas_ = std::move(found);
+        {
+            std::lock_guard lock(breaking_);
+            areas_ = std::move(found);
+        }
         Call first;
         // Members that choose differently would wait for each other: they compare this.
         first.label = std::string("a group that uses ") + name_of(algorithm_) + ", links " +
@@ -271,6 +288,11 @@ void Group::run(const Call& call, bool in_background) {
     doing_ = name_of(call.kind);
     if (!call.label.empty()) doing_ += " '" + call.label + "'";
     throw_if_broken();
+    struct Calling {
+        const Call*& running;
+        ~Calling() { running = nullptr; }
+    } calling{call_};
+    call_ = &call;
     if (call.reduction == Reduction::mean && !is_floating(call.type) && call.kind != Kind::barrier)
         throw invalid(std::string("The mean of ") + name_of(call.type) + " is not an integer.",
                       "Use sum, or a floating type.");
@@ -341,12 +363,11 @@ void Group::compare(const Call&) {
             std::memcmp(mine.label, theirs.label, sizeof mine.label) == 0)
             continue;
         int other = ranks_[size_t(local_members_[size_t(l)])], self = context_->rank();
+        const std::string reason = "Rank " + std::to_string(self) + " called " + describe(mine) + ", but rank " +
+                                   std::to_string(other) + " called " + describe(theirs) + ".";
         // On one node all members notice at the same point and may go on; else others wait in vain.
-        if (!one_node()) break_up(other);
-        throw Failure(Trouble::mismatch,
-                      "Rank " + std::to_string(self) + " called " + describe(mine) + ", but rank " +
-                          std::to_string(other) + " called " + describe(theirs) + ".",
-                      "Call the same collectives with the same shapes and types in the same order on all ranks.");
+        if (!one_node()) fail_mismatch(other, reason, same_calls);
+        throw Failure(Trouble::mismatch, reason, same_calls);
     }
 }
 
@@ -373,30 +394,73 @@ void Group::health() {
 }
 
 void Group::throw_if_broken() {
-    for (Area* a : areas_)
-        if (uint32_t culprit = a->broken.load(std::memory_order_acquire)) fail_broken(int(culprit) - 1);
+    for (Area* a : areas_) {
+        if (!a->broken.load(std::memory_order_acquire)) continue;
+        // Another one may say more: that members disagree, and not just that one of them has left.
+        for (Area* b : areas_)
+            if (b->broken.load(std::memory_order_acquire) && b->reason[0]) a = b;
+        fail_broken(int(a->broken.load()) - 1, {a->reason, strnlen(a->reason, largest_reason)});
+    }
 }
 
-void Group::break_up(int culprit) {
-    if (areas_.empty() || area(my_local_).broken.exchange(uint32_t(culprit) + 1)) return;
+std::string Group::called() const { return call_ ? describe(*call_, call_->label) : doing_; }
+
+bool Group::note_broken(int culprit, const std::string& reason) {
+    std::lock_guard lock(breaking_);
+    if (areas_.empty()) return false;
+    Area& mine = area(my_local_);
+    if (mine.broken.load()) return false;
+    std::memcpy(mine.reason, reason.c_str(), reason.size() + 1);
+    mine.broken.store(uint32_t(culprit) + 1);
+    return true;
+}
+
+void Group::break_up(int culprit, const std::string& reason) {
+    if (!note_broken(culprit, reason)) return;
     for (int r : ranks_) {
         if (context_->is_local(r) || context_->is_lost(r)) continue;
         Frame frame;
         frame.type = FrameType::abort_group;
         frame.key = key_;
         frame.value = uint32_t(culprit);
-        context_->links().send(r, 0, frame, nullptr, nullptr);
+        frame.size = reason.size();
+        context_->links().send_owned(r, 0, frame, {reason.begin(), reason.end()});
     }
 }
 
+void Group::fail_mismatch(int culprit, const std::string& reason, const char* remedy) {
+    break_up(culprit, cut(reason, largest_reason));
+    throw Failure(Trouble::mismatch, reason, remedy);
+}
+
+void Group::fail_other_call(int rank) {
+    fail_mismatch(rank,
+                  "Rank " + std::to_string(context_->rank()) + " called " + called() + ", but rank " +
+                      std::to_string(rank) + " called something else, or another size or type.",
+                  same_calls);
+}
+
 void Group::fail_lost(int rank) {
+    // One that found members to disagree, and left, has said so on another stream than the one whose end was seen first.
+    if (!context_->is_local(rank))
+        context_->links().drive(
+            crowded_, Deadline::after_ms(Links::longest_farewell_ns / 1'000'000 + 100),
+            [&] { return context_->is_lost(rank); }, [] {});
+    for (Area* a : areas_)
+        if (a->broken.load(std::memory_order_acquire) && a->reason[0]) throw_if_broken();
     break_up(rank);
     throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + doing_ + ".",
                   "Form a new group without it, or start the run again.");
 }
 
-void Group::fail_broken(int culprit) {
-    break_up(culprit);
+void Group::fail_broken(int culprit, const std::string& reason) {
+    break_up(culprit, reason);
+    if (!reason.empty()) {
+        const bool mine = call_ && culprit == context_->rank();
+        throw Failure(Trouble::mismatch,
+                      mine ? reason + " Rank " + std::to_string(culprit) + " called " + called() + "." : reason,
+                      same_calls);
+    }
     bool lost = context_->is_lost(culprit);
     throw Failure(Trouble::peer_lost,
                   "The group broke at " + doing_ + ": rank " + std::to_string(culprit) +
@@ -407,7 +471,14 @@ void Group::fail_broken(int culprit) {
 void Group::finish(Batch& batch, size_t index) {
     Request& request = batch[index];
     auto ready = [&] { return request.state.load(std::memory_order_acquire) != State::pending; };
-    bool over = context_->links().drive(crowded_, deadline_, ready, [&] { health(); }, &request);
+    auto look = [&] {
+        health();
+        if (!request.check) return;  // not a message that is to come
+        // Of calls of another kind messages may differ in their tags, and wait for ever, as this one does.
+        const int other = context_->links().who_disagrees(key_, sequence_, request.check);
+        if (other >= 0) fail_other_call(other);
+    };
+    bool over = context_->links().drive(crowded_, deadline_, ready, look, &request);
     if (!over) {
         break_up(request.peer);
         throw Failure(Trouble::timeout,
@@ -419,14 +490,10 @@ void Group::finish(Batch& batch, size_t index) {
         case State::lost: fail_lost(request.peer);
         case State::aborted: {
             throw_if_broken();
-            fail_broken(request.peer);
+            fail_broken(request.peer, {});
         }
         case State::mismatch:
-            break_up(request.peer);
-            throw Failure(Trouble::mismatch,
-                          "Rank " + std::to_string(context_->rank()) + " called " + doing_ + ", but rank " +
-                              std::to_string(request.peer) + " called something else, or another size or type.",
-                          "Call the same collectives with the same shapes and types in the same order on all ranks.");
+            fail_other_call(request.peer);
     }
 }
 
@@ -833,12 +900,12 @@ void Group::alltoall(const Call& call) {
         from[i + 1] = from[i] + call.send_sizes[i];
         to[i + 1] = to[i] + call.receive_sizes[i];
     }
-    auto mismatch = [&](int member, uint64_t theirs, uint64_t mine) {
-        return Failure(Trouble::mismatch,
-                       "Rank " + std::to_string(ranks_[size_t(member)]) + " sends " + std::to_string(theirs) +
-                           " bytes to rank " + std::to_string(context_->rank()) + ", which expects " +
-                           std::to_string(mine) + ".",
-                       "Give matching sizes on both ranks.");
+    auto disagree = [&](int member, uint64_t theirs, uint64_t mine) {
+        const int rank = ranks_[size_t(member)];
+        fail_mismatch(rank,
+                      "Rank " + std::to_string(rank) + " sends " + std::to_string(theirs) + " bytes to rank " +
+                          std::to_string(context_->rank()) + ", which expects " + std::to_string(mine) + ".",
+                      "Give matching sizes on both ranks.");
     };
     Links& links = context_->links();
     Batch receives(links, one_node() ? 0 : size_t(size())), sends(links, one_node() ? 0 : size_t(size()));
@@ -855,10 +922,8 @@ void Group::alltoall(const Call& call) {
         if (!context_->is_local(ranks_[i]))
             links.send_message(ranks_[i], key_, sequence_, 0, check, input + from[i], call.send_sizes[i], &sends[i]);
 
-    if (call.send_sizes[size_t(me_)] != call.receive_sizes[size_t(me_)]) {
-        break_up(context_->rank());
-        throw mismatch(me_, call.send_sizes[size_t(me_)], call.receive_sizes[size_t(me_)]);
-    }
+    if (call.send_sizes[size_t(me_)] != call.receive_sizes[size_t(me_)])
+        disagree(me_, call.send_sizes[size_t(me_)], call.receive_sizes[size_t(me_)]);
     if (call.send_sizes[size_t(me_)])
         std::memmove(output + to[size_t(me_)], input + from[size_t(me_)], call.send_sizes[size_t(me_)]);
     if (n > 1) {
@@ -869,10 +934,8 @@ void Group::alltoall(const Call& call) {
                 if (l != other) longest = std::max(longest, sizes_of(l)[local_members_[size_t(other)]]);
         for (int l = 0; l < locals(); ++l) {
             int member = local_members_[size_t(l)];
-            if (l != my_local_ && sizes_of(l)[me_] != call.receive_sizes[size_t(member)]) {
-                break_up(ranks_[size_t(member)]);
-                throw mismatch(member, sizes_of(l)[me_], call.receive_sizes[size_t(member)]);
-            }
+            if (l != my_local_ && sizes_of(l)[me_] != call.receive_sizes[size_t(member)])
+                disagree(member, sizes_of(l)[me_], call.receive_sizes[size_t(member)]);
         }
         const uint64_t piece = chunk_size / n / 128 * 128;
         for (uint64_t done = 0; done < longest; done += piece) {

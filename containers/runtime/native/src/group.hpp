@@ -114,8 +114,13 @@ private:
     void await_one(Flag& flag, uint32_t target, int local);
     void health();
     [[noreturn]] void fail_lost(int rank);
-    [[noreturn]] void fail_broken(int culprit);
-    void break_up(int culprit);
+    [[noreturn]] void fail_broken(int culprit, const std::string& reason);
+    std::string called() const;  // what runs, for people
+    [[noreturn]] void fail_mismatch(int culprit, const std::string& reason, const char* remedy);
+    [[noreturn]] void fail_other_call(int rank);
+    // `reason`: a sentence for all members where they disagree, else empty.
+    void break_up(int culprit, const std::string& reason = {});
+    bool note_broken(int culprit, const std::string& reason);  // false: it was before
     void throw_if_broken();
     void finish(Batch& batch, size_t index);
 
@@ -164,6 +169,8 @@ private:
     Deadline deadline_;
     bool crowded_ = false;  // how the collective that runs has to wait
     std::string doing_;
+    const Call* call_ = nullptr;  // the collective that runs
+    std::mutex breaking_;
     std::vector<char> scratch_, travelling_;
     Algorithm algorithm_;
 

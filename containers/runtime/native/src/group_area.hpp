@@ -5,12 +5,14 @@
 #include <atomic>
 #include <cstdint>
 
+#include "links.hpp"
 #include "waiting.hpp"
 
 namespace carme {
 
 constexpr uint64_t inline_size = 64 << 10;  // a collective up to this size travels with its announcement
 constexpr uint64_t chunk_size = 1 << 20;    // of private buffers that pass through shared memory
+constexpr uint64_t largest_reason = Links::largest_reason;
 constexpr int depth = 3;                    // chunks on their way, which hides the waiting
 
 enum class Kind : uint32_t { barrier = 1, allreduce, broadcast, reduce_scatter, allgather, alltoall };
@@ -31,6 +33,7 @@ struct Descriptor {
 struct Area {
     Flag arrived, staged, finished;
     std::atomic<uint32_t> broken;  // rank + 1 of the member that broke the group
+    char reason[largest_reason + 1];  // why, where members disagree; written before `broken`
     Descriptor descriptors[2];
     alignas(4096) char inlined[2][inline_size];
     alignas(4096) char staging[depth][chunk_size];

@@ -422,6 +422,17 @@ void Links::forget(uint64_t key) {
     std::erase_if(unexpected_, [&](auto& entry) { return std::get<1>(entry.first) == key; });
 }
 
+int Links::who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) {
+    std::lock_guard lock(mutex_);
+    for (int peer = 0; peer < int(streams_.size()); ++peer)
+        for (auto one = unexpected_.lower_bound({peer, key, sequence, 0}); one != unexpected_.end(); ++one) {
+            auto& [from, group, when, tag] = one->first;
+            if (from != peer || group != key || when != sequence) break;
+            if (one->second.first != check) return peer;
+        }
+    return -1;
+}
+
 uint64_t Links::sent_uncopied() {
     std::lock_guard lock(mutex_);
     uint64_t calls = 0;
@@ -632,10 +643,9 @@ bool Links::begin(Link& link) {
             return link.fd >= 0;
         }
         case FrameType::abort_group:
-            if (frame.value >= streams_.size()) break;
-            host_.group_aborted(frame.key, int(frame.value));
-            abort(frame.key);
-            return true;
+            if (frame.value >= streams_.size() || frame.size > largest_reason) break;
+            link.owned.resize(frame.size);
+            return expect(Into::reason, link.owned.data(), frame.size);
         case FrameType::kill:
             host_.told_to_end(link.peer);
             return true;
@@ -678,6 +688,11 @@ void Links::finish(Link& link) {
         case Into::passive:
             if (!host_.passive_arrived(link.peer, std::move(link.owned)))
                 return drop(link, "sent more passive messages than are taken");
+            link.owned = {};
+            break;
+        case Into::reason:
+            host_.group_aborted(frame.key, int(frame.value), {link.owned.begin(), link.owned.end()});
+            abort(frame.key);
             link.owned = {};
             break;
         case Into::nothing: break;

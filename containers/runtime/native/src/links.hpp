@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
@@ -70,7 +71,8 @@ struct Host {
                                            uint64_t b) = 0;
     virtual void peer_registered(int peer, uint16_t segment, uint64_t size) = 0;
     virtual bool passive_arrived(int peer, std::vector<char> message) = 0;
-    virtual void group_aborted(uint64_t key, int culprit) = 0;
+    // `reason`: a sentence where members disagree, else empty.
+    virtual void group_aborted(uint64_t key, int culprit, const std::string& reason) = 0;
     virtual void told_to_end(int peer) = 0;
     virtual void peer_lost(int peer) = 0;
 };
@@ -80,9 +82,16 @@ public:
     static constexpr int turns_for_all = 8;  // of waiting for one request: in the last of them all streams are looked at
     static constexpr uint64_t largest_passive = 1 << 20;
     static constexpr uint64_t largest_message = uint64_t(1) << 40;
+    static constexpr uint64_t largest_reason = 1023;  // bytes of a sentence about a group that broke
     // Bytes of a payload that the network card is to fetch from where they lie (MSG_ZEROCOPY), where it can: for fewer,
     // keeping their pages in place and being told when they have gone costs more than a copy.
     static constexpr uint64_t uncopied_from = 64 * 1024;
+    // From the end of one stream of a peer to that of all.
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+    static constexpr int64_t longest_farewell_ns = 50'000;
+#else
+    static constexpr int64_t longest_farewell_ns = 500'000'000;
+#endif
     // A stream copies again once the kernel says that it copies such payloads all the same, as it does on virtual
     // devices. Tests, which have no others, let it go on.
     static inline std::atomic<bool> insist_on_uncopied{false};
@@ -110,6 +119,8 @@ public:
     // Forgets requests: their buffers are not touched after this returns.
     void cancel(Request* requests, size_t count);
     void forget(uint64_t key);
+    // A peer whose message of this collective is of another call, which nobody here may ever expect; -1: there is none.
+    int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check);
 
     // Calls that sent of a payload without a copy, so far.
     uint64_t sent_uncopied();
@@ -165,7 +176,7 @@ private:
         Request* request = nullptr;
         std::optional<uint32_t> uncopied;  // the last call that sent of it without a copy
     };
-    enum class Into { nothing, segment, posted, unexpected, passive };
+    enum class Into { nothing, segment, posted, unexpected, passive, reason };
     using Match = std::tuple<int, uint64_t, uint32_t, uint32_t>;
     struct Link {
         int fd = -1;
@@ -197,10 +208,9 @@ private:
     // Of one stream in one turn: less than may be expected of a peer, as what is not expected yet is copied.
     static constexpr uint64_t most_at_once = 512 * 1024;
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
-    static constexpr int64_t longest_pause_ns = 50'000, longest_farewell_ns = 50'000;
+    static constexpr int64_t longest_pause_ns = 50'000;
 #else
     static constexpr int64_t longest_pause_ns = 20'000'000;
-    static constexpr int64_t longest_farewell_ns = 500'000'000;  // from the end of one stream of a peer to that of all
 #endif
     // A peer is lost whose kernel has been silent for so long, which is noticed within a second.
     static constexpr int64_t longest_silence_ns = 750'000'000, between_looks_ns = 50'000'000;

@@ -50,8 +50,8 @@ Context& context() {
         auto* c = new Context(0, ranks);
         c->segment_alloc(0, 100);
         c->segment_alloc(1, 300 * 1024);
-        c->on_abort(group_key, [](int culprit) {
-            if (culprit < 0 || culprit >= ranks) std::abort();  // groups look the culprit up
+        c->on_abort(group_key, [](int culprit, const std::string& reason) {
+            if (culprit < 0 || culprit >= ranks || reason.size() > Links::largest_reason) std::abort();  // groups look the culprit up
         });
         return c;
     }();
@@ -126,7 +126,8 @@ private:
                 Frame frame = frame_of(script);
                 put(fd, &frame, sizeof frame);
                 const bool has_payload = frame.type == FrameType::write || frame.type == FrameType::message ||
-                                         frame.type == FrameType::passive || frame.type == FrameType::read_reply;
+                                         frame.type == FrameType::passive || frame.type == FrameType::read_reply ||
+                                         frame.type == FrameType::abort_group;
                 uint64_t size = script.number(8) ? (has_payload ? frame.size : 0) : script.number(100);
                 std::vector<char> payload(size_t(std::min<uint64_t>(size, largest)), 'p');
                 put(fd, payload.data(), payload.size());
