@@ -47,6 +47,7 @@ class Launcher:
         self.key_file = key_file
         self.started: list[subprocess.Popen[str]] = []
         self.variables: dict[str, str] = {}  # of all ranks
+        self.cores: set[int] | None = None  # on which all ranks run; None: on any
         self.preload = ""  # a module that installed packages announce to the program's libraries
 
     def start(
@@ -79,10 +80,14 @@ class Launcher:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
+                    preexec_fn=self._pin if self.cores else None,
                 )
             )
         self.started += processes
         return Ranks(processes)
+
+    def _pin(self) -> None:
+        os.sched_setaffinity(0, self.cores or ())
 
     def _command(self, program: Path, arguments: tuple[str, ...]) -> list[str]:
         if not self.preload:
