@@ -60,7 +60,7 @@ class Journal:
         """Read from the journal of `rank`."""
         if rank == self._group.index:
             return layout.unpack_from(self._memory, begin)
-        self._context.read(rank, [(_SEGMENT, at, _SEGMENT, begin, layout.size)], 0)
+        self._context.read(rank, [(_SEGMENT, at, _SEGMENT, begin, layout.size)], None, 0)
         self._context.wait(0, -1)
         return layout.unpack_from(self._memory, at)
 
