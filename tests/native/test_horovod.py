@@ -28,6 +28,8 @@ CALLS = {
     "grouped_allreduce_async_": GROUPED,
     "allgather": ("tensor", "name"),
     "allgather_async": ("tensor", "name"),
+    "grouped_allgather": ("tensors", "name"),
+    "grouped_allgather_async": ("tensors", "name"),
     "broadcast": ("tensor", "root_rank", "name"),
     "broadcast_": ("tensor", "root_rank", "name"),
     "broadcast_async": ("tensor", "root_rank", "name"),
@@ -36,6 +38,8 @@ CALLS = {
     "alltoall_async": ("tensor", "splits", "name"),
     "reducescatter": ("tensor", "name", "compression", "op", *SCALED),
     "reducescatter_async": ("tensor", "name", "op", *SCALED),
+    "grouped_reducescatter": ("tensors", "name", "compression", "op", *SCALED),
+    "grouped_reducescatter_async": ("tensors", "name", "op", *SCALED),
     "synchronize": ("handle",),
     "poll": ("handle",),
     "join": ("device",),
@@ -53,6 +57,10 @@ TOPOLOGY = {
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank",
     "cross_size", "is_homogeneous",
 }  # fmt: skip
+BUILT = {
+    "mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built",
+    "cuda_built", "rocm_built", "ccl_built", "ddl_built",
+}  # fmt: skip
 
 NODES = [[0], [0, 0], [0, 0, 0], [0, 1], [0, 0, 1]]
 NAMES = ["1 rank", "2 ranks", "3 ranks", "2 ranks on 2 nodes", "3 ranks on 2 nodes"]
@@ -61,8 +69,8 @@ NAMES = ["1 rank", "2 ranks", "3 ranks", "2 ranks on 2 nodes", "3 ranks on 2 nod
 def test_the_public_names():
     for name, expected in CALLS.items():
         assert tuple(inspect.signature(getattr(hvd, name)).parameters) == expected, name
-    others = {"Average", "Sum", "Min", "Max", "Product", "Compression", "elastic"}
-    assert set(hvd.__all__) == TOPOLOGY | others | set(CALLS)
+    others = {"Average", "Sum", "Adasum", "Min", "Max", "Product", "Compression", "SyncBatchNorm", "elastic"}
+    assert set(hvd.__all__) == TOPOLOGY | BUILT | others | set(CALLS)
 
 
 @pytest.mark.parametrize("nodes", NODES, ids=NAMES)
@@ -91,6 +99,7 @@ def test_training_is_that_of_one_process(launcher, nodes, kind):
         "unused",
         "lbfgs",
         "scheduler",
+        "sparse",
         "mistakes",
     ],
 )

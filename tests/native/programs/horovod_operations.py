@@ -6,12 +6,19 @@
 import sys
 
 import torch
+from torch import nn
 
 import carme_runtime.horovod as hvd
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 
 torch.set_num_threads(1)
 assert not hvd.is_initialized()
+# What scripts ask before they begin.
+assert not any((hvd.mpi_built(), hvd.mpi_enabled(), hvd.gloo_built(), hvd.gloo_enabled()))
+assert not any((hvd.ccl_built(), hvd.ddl_built(), hvd.mpi_threads_supported()))
+assert hvd.cuda_built() == (torch.version.cuda is not None)
+assert hvd.rocm_built() == (torch.version.hip is not None)
+assert bool(hvd.nccl_built()) == (torch.cuda.is_available() and torch.distributed.is_nccl_available())
 try:
     hvd.rank()
 except InvalidCall as error:
@@ -77,7 +84,7 @@ except InvalidCall as error:
     assert "handle" in str(error)
 else:
     raise AssertionError("a handle can be used twice")
-for wrong in ({"op": 77}, {"op": hvd.Sum, "average": True}):
+for wrong in ({"op": 77}, {"op": hvd.Sum, "average": True}, {"op": hvd.Adasum}):
     try:
         hvd.allreduce(mine(), **wrong)
     except InvalidCall:
@@ -91,6 +98,13 @@ for n, (result, given) in enumerate(zip(results, group, strict=True), 1):
 hvd.grouped_allreduce_(group)
 torch.testing.assert_close(group[2], ((base() + total / size) * 3).view(12))
 assert hvd.grouped_allreduce([]) == []
+
+try:
+    hvd.allreduce(torch.eye(2).to_sparse())
+except InvalidCall as error:
+    assert "to_dense" in str(error)
+else:
+    raise AssertionError("a sparse tensor was reduced")
 
 # allgather, broadcast, alltoall, reducescatter
 parts = hvd.allgather(torch.full((rank, 2), rank, dtype=torch.int16))
@@ -110,6 +124,23 @@ lengths = [2 + (r < 1) for r in range(size)]
 expected = (torch.arange(2.0 * size + 1)[:, None]).split(lengths)[rank]
 torch.testing.assert_close(hvd.reducescatter(rows), expected + total / size)
 torch.testing.assert_close(hvd.reducescatter(rows, op=hvd.Sum), expected * size + total)
+group = [torch.full((rank, 2), rank), torch.tensor([float(rank)])]
+for results in (hvd.grouped_allgather(group), hvd.synchronize(hvd.grouped_allgather_async(group))):
+    assert torch.equal(results[0], torch.cat([torch.full((r, 2), r) for r in range(size)]))
+    assert torch.equal(results[1], ranks)
+group = [rows, rows * 2]
+handle = hvd.grouped_reducescatter_async(group, op=hvd.Sum)
+while not hvd.poll(handle):
+    pass
+for factor, results in (
+    (1 / size, hvd.grouped_reducescatter(group)),
+    (1, hvd.synchronize(handle)),
+    (3, hvd.grouped_reducescatter(group, op=hvd.Sum, prescale_factor=3.0)),
+    (1 / size, hvd.grouped_reducescatter(group, compression=hvd.Compression.fp16)),
+):
+    for n, result in enumerate(results, 1):
+        torch.testing.assert_close(result, (expected * size + total) * n * factor)
+assert hvd.grouped_allgather([]) == hvd.grouped_reducescatter([]) == []
 if size > 1:
     try:
         hvd.allgather(torch.ones(2, 3 + rank))
@@ -140,6 +171,50 @@ assert torch.equal(x.grad, (ranks[:, None] + 1).expand(size, 2))
 x = rows.clone().requires_grad_()
 (hvd.reducescatter(x, op=hvd.Average) * (rank + 1)).sum().backward()
 torch.testing.assert_close(x.grad, torch.cat([torch.full((n, 1), r + 1.0) for r, n in enumerate(lengths)]))
+
+x = [torch.ones(rank + 1, 2, requires_grad=True) for _ in range(2)]
+(hvd.grouped_allgather(x)[1] * (rank + 1)).sum().backward()
+assert x[0].grad is None or not x[0].grad.any()
+torch.testing.assert_close(x[1].grad, torch.full((rank + 1, 2), (total + size) / size))
+x = [rows.clone().requires_grad_() for _ in range(2)]
+(hvd.grouped_reducescatter(x)[0] * (rank + 1)).sum().backward()
+torch.testing.assert_close(x[0].grad, torch.cat([torch.full((n, 1), r + 1.0) for r, n in enumerate(lengths)]))
+
+# batch normalization over all samples, of which the ranks have different numbers
+kinds = ((nn.BatchNorm1d, ()), (nn.BatchNorm1d, (5,)), (nn.BatchNorm2d, (3, 2)))
+for momentum in (0.1, None):
+    for kind, more in kinds:
+        torch.manual_seed(5)
+        alone, layer = kind(4, momentum=momentum), hvd.SyncBatchNorm(4, momentum=momentum)
+        with torch.no_grad():
+            for parameter, other in zip(alone.parameters(), layer.parameters(), strict=True):
+                other.copy_(parameter.normal_())
+        shares: list[torch.Tensor] = []
+        for _ in range(3):
+            shares = [torch.randn(2 + r, 4, *more) * 3 + 100 for r in range(size)]
+            whole = torch.cat(shares).requires_grad_()
+            share = shares[rank].clone().requires_grad_()
+            weights = torch.randn(whole.shape).split([len(part) for part in shares])
+            normal = alone(whole)
+            result = layer(share)
+            torch.testing.assert_close(result, normal.split([len(part) for part in shares])[rank])
+            alone.zero_grad()
+            layer.zero_grad()
+            (normal * torch.cat(weights)).sum().backward()
+            (result * weights[rank]).sum().backward()
+            theirs = whole.grad.split([len(part) for part in shares])[rank]
+            torch.testing.assert_close(share.grad, theirs, rtol=1e-3, atol=1e-4)
+            for ours, other in zip(layer.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(
+                    hvd.allreduce(ours.grad, op=hvd.Sum), other.grad, rtol=1e-3, atol=1e-4
+                )
+        for name, value in alone.state_dict().items():
+            torch.testing.assert_close(layer.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+        alone.eval()
+        layer.eval()
+        torch.testing.assert_close(layer(shares[rank]), alone(shares[rank]), rtol=1e-3, atol=1e-4)
+half = hvd.SyncBatchNorm(4).to(torch.bfloat16)
+assert half(torch.randn(3, 4).to(torch.bfloat16)).dtype == torch.bfloat16
 
 # objects and state
 assert hvd.broadcast_object({"from": rank}, root) == {"from": root}

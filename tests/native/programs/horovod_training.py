@@ -30,10 +30,23 @@ class Branching(nn.Module):
         return self.left(trunk) if self.calls % 2 else self.right(trunk)
 
 
-def build(seed):
+class Rows(nn.Module):
+    """Few rows of a table have a part in the loss."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        self.table = nn.Embedding(50, 8, sparse=sparse)
+
+    def forward(self, x):
+        return self.table((x[:, :4].abs() * 10).long() % 50)
+
+
+def build(seed, sparse=False):
     torch.manual_seed(seed)
     if kind == "unused":
         return Branching()
+    if kind == "sparse":
+        return nn.Sequential(Rows(sparse), nn.Flatten(), nn.Linear(32, 8))
     return nn.Sequential(nn.Linear(32, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU(), nn.Linear(1500, 8))
 
 
@@ -45,7 +58,7 @@ def make(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-alone, model = build(7), build(7 + rank)
+alone, model = build(7), build(7 + rank, sparse=True)
 alone_optimizer, optimizer = make(alone), make(model)
 early_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4) if kind == "scheduler" else None
 alone_scheduler = torch.optim.lr_scheduler.StepLR(alone_optimizer, 4) if kind == "scheduler" else None
@@ -54,6 +67,7 @@ options = {
     "fp16": {"compression": hvd.Compression.fp16},
     "sum": {"op": hvd.Sum},
     "predivide": {"gradient_predivide_factor": 4.0},
+    "sparse": {"sparse_as_dense": True},
 }.get(kind, {})
 kind_of_optimizer = type(optimizer)
 optimizer = hvd.DistributedOptimizer(
@@ -148,6 +162,7 @@ if kind == "mistakes":
         {"named_parameters": [("a", model[0].weight)]},
         {"named_parameters": [("a", p) for p in model.parameters()]},
         {"op": hvd.Max},
+        {"op": hvd.Adasum},
         {"backward_passes_per_step": 0},
         {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
     ):
@@ -158,6 +173,16 @@ if kind == "mistakes":
         raise AssertionError(wrong)
     hvd.shutdown()
     sys.exit()
+
+if kind == "sparse":
+    other = build(3, sparse=True)
+    hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=1))
+    try:
+        other(torch.ones(2, 32)).sum().backward()
+    except InvalidCall as error:
+        assert "sparse_as_dense=True" in str(error)
+    else:
+        raise AssertionError("a sparse gradient was taken")
 
 # Adam divides by gradients, down to tiny ones.
 rtol, atol = {"fp16": (5e-2, 2e-3), "adam": (1e-3, 1e-4)}.get(kind, (1e-4, 2e-6))

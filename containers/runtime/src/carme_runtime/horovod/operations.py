@@ -23,12 +23,13 @@ class ReduceOp(enum.IntEnum):
 
     AVERAGE = 0
     SUM = 1
+    ADASUM = 2
     MIN = 3
     MAX = 4
     PRODUCT = 5
 
 
-Average, Sum, Min, Max, Product = ReduceOp
+Average, Sum, Adasum, Min, Max, Product = ReduceOp
 TORCH_OPS = {
     Average: dist.ReduceOp.AVG,
     Sum: dist.ReduceOp.SUM,
@@ -126,11 +127,26 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     if op is None:
         return Sum if average is False else Average
     try:
-        return ReduceOp(op)
+        return offered(ReduceOp(op))
     except ValueError:
         raise InvalidCall(
             f"There is no reduction {op!r}.", "Choose from Average, Sum, Min, Max and Product."
         ) from None
+
+
+def _room_for(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_sparse:
+        raise InvalidCall("A sparse tensor cannot be reduced.", "Give it dense: tensor.to_dense().")
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def offered(op: ReduceOp) -> ReduceOp:
+    """`op` itself. Raises InvalidCall for Adasum, which scripts may name and not use."""
+    if op == Adasum:
+        raise InvalidCall(
+            "There is no Adasum here.", "Use Average, or Horovod itself: carme-run --backend horovod."
+        )
+    return op
 
 
 def _reduce(
@@ -192,7 +208,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Begin to reduce a tensor over all ranks; `synchronize` returns a new tensor."""
-    result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    result = _room_for(tensor)
     return _reduce(
         [tensor], [result], _op(average, op), prescale_factor, postscale_factor, name, lambda: result
     )
@@ -253,7 +269,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Begin to reduce several tensors as one; `synchronize` returns a list of new ones."""
-    results = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+    results = [_room_for(tensor) for tensor in tensors]
     return _reduce(
         tensors, results, _op(average, op), prescale_factor, postscale_factor, name, lambda: results
     )
@@ -352,6 +368,18 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
         return mean.split(counts.tolist())[world().rank]
 
     return _Differentiable.apply(tensor, lambda given: synchronize(allgather_async(given, name)), back)  # pyright: ignore
+
+
+def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None) -> int:
+    """Begin to gather several tensors, each as `allgather_async` does; `synchronize` returns a list."""
+    return _together([allgather_async(tensor, name) for tensor in tensors], name)
+
+
+def grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None = None) -> list[torch.Tensor]:
+    """Several tensors, each gathered as `allgather` does."""
+    if _no_gradients(tensors):
+        return synchronize(grouped_allgather_async(tensors, name))
+    return [allgather(tensor, name) for tensor in tensors]
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> int:
@@ -479,6 +507,54 @@ def reducescatter(
         return whole * world().size if op == Sum else whole
 
     return _Differentiable.apply(tensor, run, back)  # pyright: ignore
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Begin to reduce several tensors as `reducescatter_async` does; `synchronize` returns a list."""
+    return _together(
+        [reducescatter_async(tensor, name, op, prescale_factor, postscale_factor) for tensor in tensors], name
+    )
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Several tensors, each reduced and divided as `reducescatter` does."""
+    if not _no_gradients(tensors):
+        return [
+            reducescatter(tensor, name, compression, op, prescale_factor, postscale_factor)
+            for tensor in tensors
+        ]
+    small = [compression.compress(tensor) for tensor in tensors]
+    handle = grouped_reducescatter_async(
+        [tensor for tensor, _ in small], name, op, prescale_factor, postscale_factor
+    )
+    return [
+        compression.decompress(result, ctx)
+        for result, (_, ctx) in zip(synchronize(handle), small, strict=True)
+    ]
+
+
+def _together(handles: Sequence[int], name: str | None) -> int:
+    """One handle in the place of several."""
+    held = [_handles.pop(handle) for handle in handles]
+    works = [work for one in held for work in one.works]
+    return _begun(works, lambda: [one.result() for one in held], name)
+
+
+def _no_gradients(tensors: Sequence[torch.Tensor]) -> bool:
+    return not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors)
 
 
 def barrier() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.horovod.compression import Compression
-from carme_runtime.horovod.operations import BUCKET, TORCH_OPS, Average, ReduceOp, Sum, note
+from carme_runtime.horovod.operations import BUCKET, TORCH_OPS, Average, ReduceOp, Sum, note, offered
 from carme_runtime.horovod.world import world
 from carme_runtime.torch.parallel import Parallel
 
@@ -56,7 +56,7 @@ def DistributedOptimizer(
     Raises:
         InvalidCall: An argument that cannot be.
     """
-    if op not in (Average, Sum):
+    if offered(op) not in (Average, Sum):
         raise InvalidCall(f"DistributedOptimizer got op={op!r}.", "Choose Average or Sum.")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidCall("gradient_predivide_factor was given without averaging.", "Use op=Average.")

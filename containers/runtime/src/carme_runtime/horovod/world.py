@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from carme_runtime.collectives.errors import InvalidCall
@@ -119,3 +120,61 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether all nodes have the same number of ranks."""
     return len(set(world().local_sizes)) == 1
+
+
+# What Horovod was built with, and runs on. Here the runtime's own core is in the place of all that.
+
+
+def mpi_built() -> bool:
+    """False: the core does without MPI."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """False, as `mpi_built`."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """False: this is not a program of MPI, unless it starts MPI by itself."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: the core does without Gloo."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False, as `gloo_built`."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of the NCCL that tensors on GPUs may go through, as 22703 for 2.27.3; 0 without any."""
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return 0
+    from torch.cuda import nccl
+
+    major, minor, patch = nccl.version()[:3]
+    return 10000 * major + 100 * minor + patch
+
+
+def cuda_built() -> bool:
+    """Whether PyTorch knows NVIDIA's GPUs."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Whether PyTorch knows AMD's GPUs."""
+    return torch.version.hip is not None
+
+
+def ccl_built() -> bool:
+    """False: there is no oneCCL."""
+    return False
+
+
+def ddl_built() -> bool:
+    """False: there is no DDL."""
+    return False
