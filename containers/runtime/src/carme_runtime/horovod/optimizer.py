@@ -209,8 +209,8 @@ class _Gradients(Parallel):
         plan: Any = bucket._plan
         plan.reduce().wait()
 
-    def _fill(self, limit: int) -> Any:
-        buckets = super()._fill(limit)
+    def _fill(self, limit: int, least: int) -> Any:
+        buckets = super()._fill(limit, least)
         plain = self._compression is Compression.none and self._op == Average and self._predivide == 1.0
         for number, bucket in enumerate(buckets if self._size > 1 else ()):
             plan = bucket._plan
