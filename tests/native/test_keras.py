@@ -72,6 +72,11 @@ def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
     launcher.run("keras_scripts", nodes, what, str(folder))
 
 
+def test_gradients_travel_while_backpropagation_goes_on(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    launcher.run("keras_scripts", [0, 1], "overlap", str(tmp_path))
+
+
 def test_tensorboards_of_all_ranks(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # which writes them
     monkeypatch.setenv("TNT_TENSORBOARD_ON_ALL_DEVICES", "true")

@@ -18,7 +18,18 @@ def test_all_collectives(launcher, nodes):
 
 
 @pytest.mark.timeout(480)  # ranks are started three times, and may take 150 seconds each time
-@pytest.mark.parametrize("how", ["ddp", "join", "zero", "fsdp", "fully_shard"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "ddp",
+        "no_sync",
+        "static_graph",
+        "join",
+        "zero",
+        "fsdp",
+        "fully_shard",
+    ],
+)
 def test_unmodified_scripts_train_as_on_gloo(launcher, how):
     launcher.preload = "carme_runtime.torch"
     ours = [result(launcher.run("data_parallel", nodes, "carme", how)) for nodes in ([0, 0], [0, 1])]
@@ -29,9 +40,34 @@ def test_unmodified_scripts_train_as_on_gloo(launcher, how):
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1]], ids=["one node", "two nodes"])
 @pytest.mark.parametrize(
-    "kind", ["plain", "accumulate", "clip", "overlap", "bf16", "uneven", "unused", "copies"]
+    "kind",
+    [
+        "plain",
+        "accumulate",
+        "clip",
+        "overlap",
+        "bf16",
+        "uneven",
+        "unused",
+        "copies",
+    ],
 )
 def test_parallelize_trains_as_one_process_does(launcher, nodes, kind):
+    launcher.run("parallel", nodes, kind)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind"),
+    [
+        ([0, 1], "accumulate+unused"),
+        ([0, 1], "accumulate+uneven"),
+        ([0, 0], "accumulate+overlap+unused"),
+        ([0, 1], "clip+uneven"),
+        ([0, 1], "wire_bf16+accumulate+clip"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
+)
+def test_parallelize_takes_several_options_together(launcher, nodes, kind):
     launcher.run("parallel", nodes, kind)
 
 
@@ -39,9 +75,40 @@ def test_optimizers_step_as_without_parallelize(launcher):
     launcher.run("late_parameters", [0])
 
 
-@pytest.mark.parametrize("kind", ["wire bf16", "wire int8"])
+@pytest.mark.parametrize("kind", ["wire_bf16", "wire_int8"])
 def test_few_bits_on_the_wire_train_nearly_alike(launcher, kind):
     launcher.run("parallel", [0, 1], kind)
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_works_say_how_they_ended(launcher, nodes):
+    ranks = launcher.run("torch_works", nodes)
+    assert [ranks.outputs[rank].count("ENDED") for rank in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "called"),
+    [
+        ("broadcast", r"broadcast .*of \d+ x uint8"),
+        ("reduce_scatter", r"reduce_scatter .*of \d+ x float32"),
+        ("all_gather", r"allgather .*of \d+ x uint8"),
+        ("type", r"reduce_scatter .*of \d+ x (float32|int32)"),
+    ],
+)
+def test_ranks_with_other_sizes_are_told_so(launcher, kind, called):
+    ranks = launcher.start("torch_mistakes", [0, 0, 0], kind)
+    assert ranks.finish(60) == [0, 0, 0], ranks.said()
+    for rank in range(3):
+        told = rf"Mismatch Rank \d called {called}.*, but rank \d called {called}"
+        assert re.search(told, ranks.outputs[rank]), ranks.said()
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce_scatter", "all_gather"])
+def test_ranks_on_nodes_with_other_sizes_do_not_hang(launcher, kind):
+    ranks = launcher.start("torch_mistakes", [0, 1], kind)
+    assert ranks.finish(60) == [0, 0], ranks.said()
+    assert "no error" not in ranks.said()
+    assert "Mismatch Rank" in ranks.said()
 
 
 @pytest.mark.parametrize(

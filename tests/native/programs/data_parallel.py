@@ -1,7 +1,7 @@
 """An ordinary script for PyTorch's ways of data-parallel training; says what the model became.
 
-Arguments: the backend; ddp, join (DDP with uneven inputs), zero (DDP and ZeroRedundancyOptimizer), fsdp, or
-fully_shard (FSDP of today).
+Arguments: the backend; ddp, no_sync (DDP that adds up two passes), static_graph, join (DDP with uneven
+inputs), zero (DDP and ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of today).
 """
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false, reportPrivateImportUsage=false
@@ -27,13 +27,13 @@ model = torch.nn.Sequential(
     torch.nn.Linear(64, 256), torch.nn.BatchNorm1d(256), torch.nn.ReLU(), torch.nn.Linear(256, 256),
     torch.nn.ReLU(), torch.nn.Linear(256, 10),
 )  # fmt: skip
-if how in ("ddp", "join", "zero"):
-    wrapped: torch.nn.Module = DDP(model, bucket_cap_mb=1)
-elif how == "fsdp":
-    wrapped = FSDP(model, device_id=torch.device("cpu"))
-else:
+if how == "fsdp":
+    wrapped: torch.nn.Module = FSDP(model, device_id=torch.device("cpu"))
+elif how == "fully_shard":
     wrapped = model
     fully_shard(wrapped, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+else:
+    wrapped = DDP(model, bucket_cap_mb=1, static_graph=how == "static_graph")
 if how == "zero":
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
 else:
@@ -42,12 +42,19 @@ data = torch.Generator().manual_seed(rank)
 steps = 5 if how != "join" else 5 + 3 * rank
 
 
-def step():
+def add_gradients():
     x = torch.randn(32, 64, generator=data)
     y = torch.randint(0, 10, (32,), generator=data)
-    optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(wrapped(x), y)
     loss.backward()
+
+
+def step():
+    optimizer.zero_grad()
+    if isinstance(wrapped, DDP) and how == "no_sync":
+        with wrapped.no_sync():
+            add_gradients()
+    add_gradients()
     optimizer.step()
 
 

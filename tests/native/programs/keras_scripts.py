@@ -303,6 +303,37 @@ def tensorboards():
     assert sorted(path.name for path in (folder / "boards").iterdir()) == [f"rank_{r}" for r in range(size)]
 
 
+def overlap():
+    """Between nodes gradients travel while backpropagation goes on: told by the order of events."""
+    from carme_runtime.collectives import Plan
+
+    wide = [keras.layers.Dense(600) for _ in range(4)]  # 1.4 MB each: buckets are of 1 MiB
+    model = tnt.Model(keras.Sequential([keras.Input((600,)), *wide]))
+    model.compile("sgd", "mse")
+    events = []
+    begin = Plan.start
+
+    def start(self):
+        events.append("begun")
+        return begin(self)
+
+    Plan.start = start
+    data = np.ones((32, 600), "float32")
+    model.fit(data, data, 16, verbose=0)
+    first: Any = wide[0].kernel
+    first = first.value
+    first.register_post_accumulate_grad_hook(lambda _: events.append("the last gradient"))
+    events.clear()
+    model.fit(data, data, 16, epochs=3, verbose=0)
+    lasts = [place for place, event in enumerate(events) if event == "the last gradient"]
+    buckets = events.count("begun") // 6
+    assert len(lasts) == 6 and buckets >= 4 and events.count("begun") == 6 * buckets, events
+    # All but maybe the bucket of the first layer, to which backpropagation comes last.
+    for step, place in enumerate(lasts):
+        assert events[:place].count("begun") >= buckets * (step + 1) - 1, events
+    assert same(model)
+
+
 {
     function.__name__: function
     for function in (
@@ -314,6 +345,7 @@ def tensorboards():
         tensors,
         sequential,
         tensorboards,
+        overlap,
     )
 }[kind]()
 if on_torch and torch.distributed.is_initialized():  # not for a rank alone

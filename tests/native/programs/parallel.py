@@ -1,4 +1,7 @@
-"""Training by `parallelize` against one process that trains on the whole batches; argument 1: the kind."""
+"""Training by `parallelize` against one process that trains on the whole batches.
+
+Argument 1: the kind, or several with a plus between.
+"""
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false
 
@@ -11,12 +14,12 @@ from torch import nn
 
 import carme_runtime.torch as carme
 
-kind = sys.argv[1]
+kinds = set(sys.argv[1].split("+"))
 torch.set_num_threads(1)
 
 
 class Branching(nn.Module):
-    """One branch has no part in the loss in every other pass."""
+    """One branch has no part in the loss in every other pass, or step."""
 
     def __init__(self):
         super().__init__()
@@ -26,19 +29,21 @@ class Branching(nn.Module):
     def forward(self, x):
         self.calls += 1
         trunk = torch.relu(self.trunk(x))
-        return self.left(trunk) if self.calls % 2 else self.right(trunk)
+        # With three passes to a step: the left one alone, the right one alone, both, ...
+        turn = self.calls // 4 if "accumulate" in kinds else self.calls + 1
+        return self.right(trunk) if turn % 2 else self.left(trunk)
 
 
 def build():
     torch.manual_seed(7)
-    if kind == "unused":
+    if "unused" in kinds:
         return Branching()
     model = nn.Sequential(nn.Linear(32, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 8))
-    return model.to(torch.bfloat16) if kind == "bf16" else model
+    return model.to(torch.bfloat16) if "bf16" in kinds else model
 
 
 def make(model):
-    if kind == "overlap":
+    if "overlap" in kinds:
         return torch.optim.Adam(model.parameters(), lr=1e-3)
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
@@ -46,18 +51,19 @@ def make(model):
 alone = build()
 alone_optimizer = make(alone)
 model = build()
-if kind == "different":
+if "different" in kinds:
     import os
 
     model = nn.Linear(4, 4 + int(os.environ["RANK"]))
 optimizer = make(model)
-options = {
+offered = {
     "accumulate": {"accumulate": 3},
     "clip": {"clip_norm": 0.01},
     "overlap": {"overlap_step": True},
-    "wire bf16": {"wire": "bf16"},
-    "wire int8": {"wire": "int8"},
-}.get(kind, {})
+    "wire_bf16": {"wire": "bf16"},
+    "wire_int8": {"wire": "int8"},
+}
+options = {name: value for kind in kinds for name, value in offered.get(kind, {}).items()}
 model, optimizer = carme.parallelize(model, optimizer, bucket_mb=0.1, **options)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
 alone_scheduler = torch.optim.lr_scheduler.StepLR(alone_optimizer, 4)
@@ -65,24 +71,24 @@ rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 micro = options.get("accumulate", 1)
 
 generator = torch.Generator().manual_seed(1)
-dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+dtype = torch.bfloat16 if "bf16" in kinds else torch.float32
 for step in range(8):
     optimizer.zero_grad()
     alone_optimizer.zero_grad()
     for _ in range(micro):
         # The last batches are short, and the last rank's share of them is shorter, down to nothing.
-        length = (5 - step // 2) if kind == "uneven" else 12
+        length = (5 - step // 2) if "uneven" in kinds else 12
         x = torch.randn(length * size, 32, generator=generator).to(dtype)
         y = torch.randn(length * size, 8, generator=generator).to(dtype)
-        if kind == "uneven" and step == 7:
+        if "uneven" in kinds and step == 7:
             x, y = x[:1], y[:1]
         begin, end = min(rank * length, len(x)), min((rank + 1) * length, len(x))
         share = slice(begin, end)
         nn.functional.mse_loss(model(x[share]), y[share]).backward()
         (nn.functional.mse_loss(alone(x), y) / micro).backward()
-    if kind == "clip":
+    if "clip" in kinds:
         nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
-    if kind == "copies" and step == 3:
+    if "copies" in kinds and step == 3:
         twin = copy.deepcopy(model)
         twin(torch.randn(4, 32))  # has no part in the run
         torch.save(model, io.BytesIO())
@@ -93,8 +99,8 @@ for step in range(8):
     alone_scheduler.step()
 
 # On the wire gradients of at most 0.02 are rounded to a 127th of it, and learned with a rate of 0.05.
-bounds = {"bf16": (5e-2, 2e-2), "wire bf16": (1e-4, 2e-5), "wire int8": (1e-4, 1e-4)}
-rtol, atol = bounds.get(kind, (1e-4, 1e-6))
+bounds = {"bf16": (5e-2, 2e-2), "wire_bf16": (1e-4, 2e-5), "wire_int8": (1e-4, 1e-4)}
+rtol, atol = next((bounds[kind] for kind in bounds if kind in kinds), (1e-4, 1e-6))
 for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
     torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")  # noqa: B023
 flat = torch.cat([p.detach().flatten() for p in model.parameters()]).to(torch.float64)

@@ -4,6 +4,7 @@
 # need not be installed where this is checked.
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportMissingImports=false
 
+import contextlib
 import functools
 import json
 import os
@@ -134,19 +135,14 @@ class CarmeWork(dist.Work):
         with self._lock:
             if not self._over:
                 try:
-                    for pending in self._pending:
-                        if not pending.wait(limit):
-                            raise Timeout("A collective was not over in time.", "Wait longer.")
-                    if self._finish:
+                    over = all(pending.wait(limit) for pending in self._pending)
+                    if over and self._finish:
                         self._finish()
-                except Timeout:
-                    if limit >= 0 and not all(pending.done() for pending in self._pending):
-                        raise
-                    self._conclude(None)
-                    raise
                 except BaseException as error:
                     self._conclude(error)
                     raise
+                if not over:
+                    raise Timeout("A collective was not over in time.", "Wait longer.")
                 self._conclude(None)
         if self._error:
             raise self._error
@@ -157,16 +153,19 @@ class CarmeWork(dist.Work):
         self._pending.clear()
 
     def is_completed(self) -> bool:
-        """Whether it is over."""
-        return self._over or all(pending.done() for pending in self._pending)
+        """Whether it is over; then its result is where it belongs."""
+        if not self._over and all(pending.done() for pending in self._pending):
+            with contextlib.suppress(Exception):  # `exception` tells it
+                self.wait()
+        return self._over
 
     def is_success(self) -> bool:
         """Whether it is over and went well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What went wrong."""
-        return self._error
+        """What went wrong; None where nothing did, or it is not over."""
+        return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result."""

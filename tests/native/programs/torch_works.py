@@ -1,0 +1,82 @@
+"""What the works of the carme backend say about their ends: good ones, bad ones, late ones and none."""
+
+# pyright: reportMissingImports=false, reportOptionalMemberAccess=false
+
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import carme_runtime.torch  # noqa: F401
+from carme_runtime.collectives.errors import GaspiError, Mismatch, Timeout
+
+torch.set_num_threads(1)
+dist.init_process_group("carme", timeout=timedelta(seconds=60))
+rank, size = dist.get_rank(), dist.get_world_size()
+tensor = torch.full((1000,), rank + 1.0)
+expected = torch.full((1000,), size * (size + 1) / 2)
+
+
+def over(work):
+    end = time.monotonic() + 20
+    while not work.is_completed():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+work = dist.all_reduce(tensor, async_op=True)
+assert work.wait()
+assert work.is_completed() and work.is_success() and work.exception() is None
+assert torch.equal(work.result()[0], expected) and work.result()[0].data_ptr() == tensor.data_ptr()
+work.synchronize()
+
+# One that nobody waits for says so, too; also where its result goes another way than the core's.
+for given in (torch.full((3, 4), 1.0), torch.full((4, 3), 1.0).t()):
+    work = dist.all_reduce(given, async_op=True)
+    over(work)
+    assert work.is_success() and work.exception() is None
+    assert (given == size).all()
+
+# Rank 1 comes late: waiting can be given up, and begun again.
+dist.barrier()
+if rank == 1:
+    time.sleep(1)
+work = dist.all_reduce(tensor := torch.ones(1000), async_op=True)
+if rank == 0:
+    try:
+        work.wait(timedelta(milliseconds=50))
+    except Timeout:
+        assert not work.is_completed() and not work.is_success()
+    else:
+        raise AssertionError("it was over before rank 1 began")
+assert work.wait() and work.is_success() and (tensor == size).all()
+
+# Sizes differ: what went wrong is told by every way of asking.
+subgroup = dist.new_group(list(range(size)))
+work = dist.all_reduce(torch.ones(70_000 + rank), group=subgroup, async_op=True)
+over(work)
+assert not work.is_success()
+error = work.exception()
+assert isinstance(error, GaspiError), error
+for ask in (work.wait, work.synchronize, work.get_future().wait):
+    try:
+        ask()
+    except Exception as raised:
+        assert str(error).split(".")[0] in str(raised), raised
+    else:
+        raise AssertionError("it ended well")
+others = [None] * size
+dist.all_gather_object(others, type(error).__name__)
+assert Mismatch.__name__ in others, others
+
+# An end that waits for nothing, with a future that a thread of the group has completed; and a new beginning.
+future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+assert (future.wait()[0] == size).all()
+world = dist.group.WORLD
+world.set_timeout(timedelta(seconds=30))
+world.abort()
+world.abort()
+world.shutdown()
+dist.destroy_process_group()
+print("ENDED")
