@@ -104,11 +104,10 @@ def test_ranks_with_other_sizes_are_told_so(launcher, kind, called):
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce_scatter", "all_gather"])
-def test_ranks_on_nodes_with_other_sizes_do_not_hang(launcher, kind):
+def test_ranks_on_nodes_with_other_sizes_are_told_so_by_their_next_call(launcher, kind):
     ranks = launcher.start("torch_mistakes", [0, 1], kind)
     assert ranks.finish(60) == [0, 0], ranks.said()
-    assert "no error" not in ranks.said()
-    assert "Mismatch Rank" in ranks.said()
+    assert all("Mismatch Rank" in ranks.outputs[rank] for rank in range(2)), ranks.said()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ try:
         # Sizes may differ, but all ranks must expect the same ones.
         parts = [torch.zeros(count if sender == rank else 30_000) for sender in range(size)]
         dist.all_gather(parts, torch.zeros(count))
+    dist.barrier()  # a rank that had only to send may be through before the others have looked
 except GaspiError as error:
     print(type(error).__name__, error)
 else:
