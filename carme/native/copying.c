@@ -26,13 +26,13 @@
 #include "copying.h"
 
 /* Raised with every change of what the two sides tell each other. */
-#define INTERFACE 6
+#define INTERFACE 7
 
 #define SMALL (1 << 20)
 #define BLOCK (256 << 10)
-/* Past the page cache: so much at a time, by so many threads, from places that are multiples of this. */
+/* Past the page cache: so much at a time, by at most so many threads, from places that are multiples of this. */
 #define CHUNK (2 << 20)
-#define THREADS 2
+#define THREADS 8
 #define ALIGNED 4096
 /* Of small files that have to come from the device so many are asked for at a time, and at most so many bytes. */
 #define AHEAD 128
@@ -313,16 +313,23 @@ static int64_t nanoseconds(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* Whether a place of a file is known not to be in memory. Not all file systems can say so: errno is another one then. */
+static int is_absent(int file, off_t place)
+{
+    char byte;
+    struct iovec room = {&byte, 1};
+    errno = 0;
+    return preadv2(file, &room, 1, place, RWF_NOWAIT) < 0 && errno == EAGAIN;
+}
+
 /* Whether a file's beginning has to come from the device, or from a server. */
 static int is_cold(int file)
 {
     char byte;
-    struct iovec place = {&byte, 1};
-    if (preadv2(file, &place, 1, 0, RWF_NOWAIT) >= 0)
-        return 0;
-    if (errno == EAGAIN)
+    if (is_absent(file, 0))
         return 1;
-    /* Not all file systems can say so. */
+    if (!errno)
+        return 0;
     int64_t begun = nanoseconds();
     return pread(file, &byte, 1, 0) == 1 && nanoseconds() - begun > WAITED;
 }
@@ -1008,8 +1015,10 @@ static void *copy_chunks(void *given)
     }
 }
 
-/* How many bytes of memory carme_transfer wants. */
-int64_t carme_room(void) { return THREADS * 2 * CHUNK; }
+static int limited(int threads) { return threads < 1 ? 1 : threads < THREADS ? threads : THREADS; }
+
+/* How many bytes of memory carme_transfer wants for so many threads. */
+int64_t carme_room(int threads) { return (int64_t)limited(threads) * 2 * CHUNK; }
 
 /* Have a file's blocks kept for it. Only a wish: where it cannot be, they come with its contents. */
 void carme_reserve(int file, int64_t size)
@@ -1024,30 +1033,35 @@ void carme_reserve(int file, int64_t size)
 
    WAY_DIRECT goes past the page cache where the file system lets that be: what is read back comes from the
    device then, and no processor time goes into copies in memory that the device has to be given later anyway.
-   WAY_EARLY has the device begin to write what is there. `room`: carme_room() bytes, on a page's boundary.
+   Nor does a source that is not in memory come through it then: the kernel would ask for less of it at a time.
+   WAY_EARLY has the device begin to write what is there. `threads`: so many go past the page cache at once, 8 at
+   most. `room`: carme_room() bytes for these, on a page's boundary.
    Returns DONE, CHANGED (the source is shorter), CORRUPT, or an errno. */
-int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, hasher hash, int way, char *room)
+int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, hasher hash, int way, int threads,
+                   char *room)
 {
-    int flags = fcntl(other, F_GETFL);
+    int flags = fcntl(other, F_GETFL), reading = fcntl(one, F_GETFL);
     int64_t rest = start;
     int outcome = DONE;
-    if (way != WAY_PLAIN)
+    int direct = way == WAY_DIRECT && flags >= 0 && start % ALIGNED == 0 && !fcntl(other, F_SETFL, flags | O_DIRECT);
+    int past = direct && reading >= 0 && is_absent(one, start) && !fcntl(one, F_SETFL, reading | O_DIRECT);
+    if (way != WAY_PLAIN && !past)
         /* What is likely to be wanted next. */
         (void)posix_fadvise(one, end, end - start, POSIX_FADV_WILLNEED);
-    if (way == WAY_DIRECT && flags >= 0 && start % ALIGNED == 0 && !fcntl(other, F_SETFL, flags | O_DIRECT)) {
+    if (direct) {
         struct range range = {one, other, compare, hash, start, rest = end - end % ALIGNED, DONE};
         struct hand hands[THREADS];
-        pthread_t threads[THREADS];
+        pthread_t others[THREADS];
         int started = 1;
-        for (int number = 0; number < THREADS; number++)
+        for (int number = 0; number < limited(threads); number++)
             hands[number] = (struct hand){&range, room + 2 * CHUNK * number};
-        while (started < THREADS && !pthread_create(&threads[started], NULL, copy_chunks, &hands[started]))
+        while (started < limited(threads) && !pthread_create(&others[started], NULL, copy_chunks, &hands[started]))
             started++;
         copy_chunks(&hands[0]);
         while (--started)
-            pthread_join(threads[started], NULL);
+            pthread_join(others[started], NULL);
         outcome = range.outcome;
-        if (fcntl(other, F_SETFL, flags))
+        if (fcntl(other, F_SETFL, flags) || (past && fcntl(one, F_SETFL, reading)))
             outcome = outcome == DONE ? errno : outcome;
         /* Some file systems accept the wish and then want other places than these. */
         if (outcome == EINVAL)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "hasher", "library"]
 
 #: What both sides tell each other; raised with every change of it.
-INTERFACE = 6
+INTERFACE = 7
 #: The library lies beside this file. It needs nothing of Python, so one serves all its versions.
 FILE_NAME = f"copying-{os.uname().machine}.so"
 
@@ -96,9 +96,13 @@ def library() -> ctypes.CDLL | None:
         ("carme_walk", c_void_p, [manner, c_int, c_int, c_int64, c_int64, c_int]),
         ("carme_walk_on", c_int64, [c_void_p, c_int, c_int, c_int64, c_void_p, c_int64, counts]),
         ("carme_walk_end", None, [c_void_p]),
-        ("carme_room", c_int64, []),
+        ("carme_room", c_int64, [c_int]),
         ("carme_reserve", None, [c_int, c_int64]),
-        ("carme_transfer", c_int, [c_int, c_int, c_int64, c_int64, c_int, c_void_p, c_int, c_void_p]),
+        (
+            "carme_transfer",
+            c_int,
+            [c_int, c_int, c_int64, c_int64, c_int, c_void_p, c_int, c_int, c_void_p],
+        ),
         ("carme_same", c_int, [c_int, c_int, c_int64, c_int64]),
     ):
         function = getattr(loaded, name)
@@ -387,6 +391,7 @@ class Native:
         *,
         compare: bool,
         way: Literal["plain", "early", "direct"],
+        threads: int = 1,
     ) -> bool | None:
         """Copy a range of a file.
 
@@ -398,6 +403,7 @@ class Native:
             compare: Read back what was written, and compare.
             way: `direct` goes past this host's memory to the device and back where the file system lets that
                 be; `early`, and `direct` where it cannot be, have the device begin to write it.
+            threads: So many go past memory at once, 8 at most; the same with every call.
 
         Returns:
             Whether what was read back was the same; None if the file is shorter.
@@ -407,10 +413,10 @@ class Native:
         """
         if self._room is None:
             # Begins on a page, as direct transfers want it.
-            self._room = mmap.mmap(-1, self._loaded.carme_room())
+            self._room = mmap.mmap(-1, self._loaded.carme_room(threads))
         place = addressof(c_char.from_buffer(self._room))
         outcome = self._loaded.carme_transfer(
-            one, other, start, end, compare, self._hashing(), _WAYS[way], place
+            one, other, start, end, compare, self._hashing(), _WAYS[way], threads, place
         )
         if outcome > 0:
             raise _error(outcome)

@@ -194,7 +194,7 @@ class Copier(Walker):
         seconds: The destination keeps times in whole seconds.
         leftovers: Look for what an interrupted run left.
         rename: The source's name and the destination's, where a single file is copied.
-        direct: Large files may go past this host's memory.
+        direct: Large files may go past this host's memory, so many blocks at a time; 0: they may not.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Copier(Walker):
         seconds: bool,
         leftovers: bool,
         rename: tuple[str, str] | None,
-        direct: bool,
+        direct: int,
     ) -> None:
         super().__init__(*given)
         self.direct = direct
@@ -840,9 +840,11 @@ class Copier(Walker):
         ):
             return ""
         if native:
+            # The more blocks at a time, the longer a step, as each waits for all of them at its end.
+            step = STEP * max(1, self.direct // 2) if direct else STEP
             for begin, finish in ranges:
-                for place in range(begin, finish, STEP):
-                    self._step(one, other, place, min(place + STEP, finish), compare)
+                for place in range(begin, finish, step):
+                    self._step(one, other, place, min(place + step, finish), compare)
             return ""
         digest, again, block, back = self.digest(), self.digest(), *self.buffers
         ranges = list(ranges) if device else ranges
@@ -876,7 +878,7 @@ class Copier(Walker):
         """Copy a range by the compiled part."""
         assert self.native
         way = "plain" if self.told is None else "direct" if self.direct else "early"
-        same = self.native.transfer(one, other, start, end, compare=compare, way=way)
+        same = self.native.transfer(one, other, start, end, compare=compare, way=way, threads=self.direct)
         if same is None:
             raise _Changed
         if not same:

@@ -1,12 +1,14 @@
-"""Small files that are not in memory, and what is asked for before it is wanted."""
+"""Files that are not in memory: small ones are asked for before they are wanted, large ones read past it."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -32,9 +34,9 @@ def forget(folder: Path) -> bool:
     return not files
 
 
-def in_memory(path: Path) -> bool:
-    """Whether the beginning of a file is, without having it read."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE) as mapped:
+def in_memory(path: Path, place: int = 0) -> bool:
+    """Whether a file is at a place that is a multiple of a page, without having it read."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, offset=place) as mapped:
         found = ctypes.create_string_buffer(1)
         first = ctypes.c_char.from_buffer(mapped)
         try:
@@ -140,4 +142,46 @@ def test_all_kinds_of_cold_files(tmp_path: Path) -> None:
     (source / "one/f9").write_bytes(b"changed")
     forget(target)
     assert copy(str(source), str(target), Options()).counts.copied == 1
+    assert trees.walk(target) == trees.walk(source)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("verify", ["read", "none"])
+def test_a_large_cold_source_is_read_past_memory(tmp_path: Path, verify: Literal["read", "none"]) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    block = os.urandom(1 << 20)
+    large = source / "large"
+    with large.open("wb") as file:
+        for number in range(150):
+            file.write(bytes([number]) + block)
+        file.write(b"and a bit")
+    if not forget(source) or in_memory(large, 80 << 20):
+        pytest.skip("the contents of files cannot be taken out of memory here")
+    descriptor = os.open(large, os.O_RDONLY)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
+        os.preadv(descriptor, [mmap.mmap(-1, 4096)], 0)
+    except OSError:
+        pytest.skip("files cannot be read past memory here")
+    finally:
+        os.close(descriptor)
+    assert copy(str(source), str(target), Options(verify=verify)).ok
+    assert not any(in_memory(large, place << 20) for place in (10, 50, 80, 100, 145))
+    assert trees.walk(target) == trees.walk(source)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_large_source_partly_in_memory_and_not_written_yet(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    large = source / "large"
+    large.write_bytes(os.urandom(140 << 20))
+    forget(source)
+    with large.open("r+b") as file:
+        # These pages are newer than what the device has.
+        for place in (3 << 20, 64 << 20, (70 << 20) + 5, (140 << 20) - 7):
+            file.seek(place)
+            file.write(b"newer!!")
+    assert copy(str(source), str(target)).ok
     assert trees.walk(target) == trees.walk(source)
