@@ -27,7 +27,11 @@ def test_all_collectives(launcher, nodes):
         "join",
         "zero",
         "fsdp",
+        "fsdp+bf16",
+        "fsdp+bf16_sums",
         "fully_shard",
+        "fully_shard+bf16",
+        "fully_shard+bf16_sums",
     ],
 )
 def test_unmodified_scripts_train_as_on_gloo(launcher, how):

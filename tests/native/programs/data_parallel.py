@@ -1,7 +1,8 @@
 """An ordinary script for PyTorch's ways of data-parallel training; says what the model became.
 
 Arguments: the backend; ddp, no_sync (DDP that adds up two passes), static_graph, join (DDP with uneven
-inputs), zero (DDP and ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of today).
+inputs), zero (DDP and ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of today). The last two with +bf16
+compute in bfloat16 and add gradients in float32, with +bf16_sums they add them in bfloat16, too.
 """
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false, reportPrivateImportUsage=false
@@ -13,25 +14,34 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-backend, how = sys.argv[1:]
+backend, kind = sys.argv[1:]
+how, _, mixed = kind.partition("+")
+computing = torch.bfloat16 if mixed else None
+adding = {"bf16": torch.float32, "bf16_sums": torch.bfloat16}.get(mixed)
 torch.manual_seed(0)
 torch.set_num_threads(1)
 dist.init_process_group(backend)
 rank = dist.get_rank()
+norm = torch.nn.LayerNorm if mixed else torch.nn.BatchNorm1d
 model = torch.nn.Sequential(
-    torch.nn.Linear(64, 256), torch.nn.BatchNorm1d(256), torch.nn.ReLU(), torch.nn.Linear(256, 256),
+    torch.nn.Linear(64, 256), norm(256), torch.nn.ReLU(), torch.nn.Linear(256, 256),
     torch.nn.ReLU(), torch.nn.Linear(256, 10),
 )  # fmt: skip
 if how == "fsdp":
-    wrapped: torch.nn.Module = FSDP(model, device_id=torch.device("cpu"))
+    precision = MixedPrecision(param_dtype=computing, reduce_dtype=adding)
+    wrapped: torch.nn.Module = FSDP(model, device_id=torch.device("cpu"), mixed_precision=precision)
 elif how == "fully_shard":
     wrapped = model
-    fully_shard(wrapped, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=computing, reduce_dtype=adding)
+    if mixed:  # in parts, as large models are
+        fully_shard(model[3], mesh=mesh, mp_policy=policy)
+    fully_shard(wrapped, mesh=mesh, mp_policy=policy)
 else:
     wrapped = DDP(model, bucket_cap_mb=1, static_graph=how == "static_graph")
 if how == "zero":
@@ -45,7 +55,9 @@ steps = 5 if how != "join" else 5 + 3 * rank
 def add_gradients():
     x = torch.randn(32, 64, generator=data)
     y = torch.randint(0, 10, (32,), generator=data)
-    loss = torch.nn.functional.cross_entropy(wrapped(x), y)
+    outputs = wrapped(x)
+    assert outputs.dtype == (computing or torch.float32)
+    loss = torch.nn.functional.cross_entropy(outputs, y)
     loss.backward()
 
 
@@ -69,6 +81,7 @@ if how == "fsdp":
 else:
     whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in wrapped.parameters()]
     state = torch.cat([p.detach().flatten() for p in whole])
+assert state.dtype == torch.float32 and state.isfinite().all()
 dist.barrier()
 if rank == 0:
     print("RESULT", hashlib.sha256(state.numpy().tobytes()).hexdigest())
