@@ -79,9 +79,14 @@ def test_optimizers_step_as_without_parallelize(launcher):
     launcher.run("late_parameters", [0])
 
 
-@pytest.mark.parametrize("kind", ["wire_bf16", "wire_int8"])
+@pytest.mark.parametrize("kind", ["wire_bf16", "wire_int8", "wire_bf16+uneven", "wire_int8+uneven"])
 def test_few_bits_on_the_wire_train_nearly_alike(launcher, kind):
     launcher.run("parallel", [0, 1], kind)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_what_few_bits_lose_is_added_whatever_the_batches_are(launcher, wire):
+    launcher.run("residuals", [0, 1], wire)
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])

@@ -249,8 +249,11 @@ class Parallel:
         self._counting: Any = None
         # Samples of the global batch before this one. Batches seldom change their size: gradients are
         # weighted for it, the true one travels in the first bucket, and a difference is put right afterwards.
+        # Not with fewer bits: what the last step lost travels with the gradients, in the units of the mean
+        # over samples. It would be multiplied too, and what this step loses would not.
         self._expected = 0
-        self._counts_in_bucket = bool(self._buckets) and _counts_exactly(self._buckets[0].memory)
+        exact = not wire or near
+        self._counts_in_bucket = exact and bool(self._buckets) and _counts_exactly(self._buckets[0].memory)
         self._correction = 1.0
         self._stated: tuple[int, int] | None = None
         self._begin_pass()
