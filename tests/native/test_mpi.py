@@ -131,11 +131,15 @@ def mpi(request: pytest.FixtureRequest) -> tuple[Path, list[str]]:
     """Where an MPI is, and a program: one that tries mpi4py, too, where that belongs to the MPI."""
     program = str(PROGRAMS / "under_mpi.py")
     if request.param == SYSTEM:
-        if not Path("/usr/bin/mpirun").exists():
-            pytest.skip("no mpirun in /usr/bin: install openmpi-bin to try Open MPI 4")
+        need_mpirun_of_the_system()
         return Path("/usr"), [sys.executable, program]
     folder = of_benchmarks("mpi_environments").mpi_environment(PACKAGES[request.param])
     return folder, [str(folder / "bin" / "python"), program, "mpi"]
+
+
+def need_mpirun_of_the_system() -> None:
+    if not Path("/usr/bin/mpirun").exists():
+        pytest.skip("no mpirun in /usr/bin: install openmpi-bin to try Open MPI 4")
 
 
 @pytest.fixture
@@ -335,20 +339,31 @@ def alone(mpi: Path, hosts: Hosts) -> dict[str, str]:
 def over_hosts(package: str, hosts: Hosts, names: str) -> list[str]:
     """Two ranks on each of the named hosts, by an MPI's launcher."""
     remote = str(hosts.remote)
-    if package == "openmpi":
+    if package in ("openmpi", SYSTEM):
         slots = ",".join(f"{name}:2" for name in names.split(","))
-        line = ["--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", remote, "--host", slots]
+        option, kind = ("--mca", "rsh") if package == SYSTEM else ("--prtemca", "ssh")
+        line = [option, "plm", kind, option, f"plm_{kind}_agent", remote]
+        if package == SYSTEM and not names.startswith("node1"):
+            # Open MPI 4 begins with the host of mpirun, if that is one of them, unless it is told not to.
+            slots = ",".join(f"{name},{name}" for name in names.split(","))
+            line += ["--mca", "rmaps", "seq"]
+        line += ["--host", slots]
         passed = ("CARME_KEY_FILE", "PYTHONPATH", "MASTER_ADDR", "MASTER_PORT")
         return ["mpiexec", "-n", "4", *line, *(word for name in passed for word in ("-x", name))]
     kind = "bootstrap" if package == "impi-rt" else "launcher"
     return ["mpiexec", "-n", "4", "-hosts", names, "-ppn", "2", f"-{kind}", "ssh", f"-{kind}-exec", remote]
 
 
-@pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+@pytest.mark.parametrize("package", [*PACKAGES.values(), SYSTEM], ids=[*PACKAGES, SYSTEM])
 def test_ranks_that_mpirun_starts_on_two_hosts_find_each_other(hosts, package):
     """By what mpirun tells them, and the key; Intel's does not tell all of them where it is."""
-    mpi = of_benchmarks("mpi_environments").mpi_environment(package)
-    program = [str(mpi / "bin" / "python"), str(PROGRAMS / "under_mpi.py")]
+    if package == SYSTEM:
+        need_mpirun_of_the_system()
+        mpi, python = Path("/usr"), sys.executable
+    else:
+        mpi = of_benchmarks("mpi_environments").mpi_environment(package)
+        python = str(mpi / "bin" / "python")
+    program = [python, str(PROGRAMS / "under_mpi.py")]
     told = {"MASTER_ADDR": "node2", "MASTER_PORT": "29600"}
     silent = package == "impi-rt"
     for names, more, said in (

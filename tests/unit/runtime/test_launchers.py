@@ -84,21 +84,28 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"} | {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     "PMIX_NAMESPACE": "prterun-a-1.b-77@1",
 }  # fmt: skip
+OPEN_MPI_4 = OPEN_MPI | {
+    "PMIX_NAMESPACE": "1166868481", "OMPI_MCA_orte_hnp_uri": "1166868480.0;tcp://10.0.0.1,172.17.0.1:43211",
+}  # fmt: skip
 MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 PROXY = ["hydra_pmi_proxy", "--control-port", "a-1.b:38091", "--rmk", "user", "--proxy-id", "1"]
 
 
 @pytest.mark.parametrize(
-    ("environment", "ancestors"),
-    [(OPEN_MPI, []), (MPICH, [["sh", "-c", "script"], PROXY])],
-    ids=["Open MPI", "MPICH"],
+    ("environment", "ancestors", "host"),
+    [
+        (OPEN_MPI, [], "a-1.b"),
+        (OPEN_MPI_4, [], "10.0.0.1"),
+        (MPICH, [["sh", "-c", "script"], PROXY], "a-1.b"),
+    ],
+    ids=["Open MPI 5", "Open MPI 4", "MPICH"],
 )
 def test_ranks_of_mpirun_on_several_nodes_meet_on_its_host(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ancestors: list[list[str]]
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ancestors: list[list[str]], host: str
 ) -> None:
     monkeypatch.setattr(launchers, "_ancestors", lambda: iter(ancestors))
     told = translated(environment)
-    assert told["MASTER_ADDR"] == "a-1.b" and 20_000 <= int(told["MASTER_PORT"]) < 32_000
+    assert told["MASTER_ADDR"] == host and 20_000 <= int(told["MASTER_PORT"]) < 32_000
     own = {"MASTER_ADDR": "c", "MASTER_PORT": "5"}
     assert own.keys() & translated(environment | own).keys() == set()
 
@@ -106,4 +113,14 @@ def test_ranks_of_mpirun_on_several_nodes_meet_on_its_host(
 def test_where_nobody_tells_of_mpirun_nobody_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "_ancestors", lambda: iter([["sh"], ["sshd", "--control-port"]]))
     assert "MASTER_ADDR" not in translated(MPICH)
-    assert "MASTER_ADDR" not in translated(OPEN_MPI | {"PMIX_NAMESPACE": "1234567"})
+    nameless = OPEN_MPI | {"PMIX_NAMESPACE": "1234567"}
+    assert "MASTER_ADDR" not in translated(nameless)
+    assert "MASTER_ADDR" not in translated(nameless | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp6://[fe80::1]:5"})
+
+
+def test_runs_of_open_mpi_4_meet_at_ports_of_their_own() -> None:
+    port = translated(OPEN_MPI_4)["MASTER_PORT"]
+    assert translated(OPEN_MPI_4 | {"OMPI_COMM_WORLD_RANK": "0"})["MASTER_PORT"] == port
+    # A second run of the same daemons has another name, and one of another mpirun another address of it.
+    for name, value in (("PMIX_NAMESPACE", "1166868482"), ("OMPI_MCA_orte_hnp_uri", "2.0;tcp://10.0.0.1:5")):
+        assert translated(OPEN_MPI_4 | {name: value})["MASTER_PORT"] != port

@@ -2,7 +2,7 @@
 
 Open MPI (`OMPI_COMM_WORLD_...`), MPICH and Intel MPI (`PMI_...`, `MPI_...`) and `srun` (`SLURM_...`) number
 the ranks, but name no place where these could find each other. On one node they need none. On several the
-first node that `srun` names is that of rank 0; under Open MPI 5 and MPICH ranks meet on the host of `mpirun`,
+first node that `srun` names is that of rank 0; under Open MPI and MPICH ranks meet on the host of `mpirun`,
 where rank 0 is unless the list of hosts begins with another one. Otherwise MASTER_ADDR and MASTER_PORT must
 be set.
 """
@@ -21,6 +21,9 @@ _MPI = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 _OPEN_MPI = re.compile(r"prterun-(.+)-\d+@\d+")
+# Open MPI 4: where its daemons reach `mpirun`, at the first of its addresses.
+_OPEN_MPI_4 = "OMPI_MCA_orte_hnp_uri"
+_FIRST_ADDRESS = re.compile(r"[\d.]+;tcp://([\d.]+)")
 MPICH_PORT = "--control-port"
 _GENERATIONS = 4  # there may be shells between a rank and what MPICH started on its node
 _HOST = re.compile(r"([^\[\],]+)(?:\[(\w+))?")
@@ -99,6 +102,9 @@ def _mpirun(environment: Mapping[str, str]) -> tuple[str, str]:
     name = environment.get("PMIX_NAMESPACE", "")
     if found := _OPEN_MPI.fullmatch(name):
         return found[1], name
+    uri = environment.get(_OPEN_MPI_4, "") if "OMPI_COMM_WORLD_RANK" in environment else ""
+    if found := _FIRST_ADDRESS.match(uri):
+        return found[1], f"{uri} {name}"
     if "PMI_RANK" in environment:
         # What MPICH starts on each node has it from its arguments, and does not tell its children.
         for arguments in _ancestors():
