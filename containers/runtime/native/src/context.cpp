@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "group_area.hpp"
+#include "tcp_links.hpp"
 
 namespace carme {
 namespace {
@@ -68,7 +69,7 @@ Mapping::~Mapping() {
     if (fd_ >= 0) ::close(fd_);
 }
 
-Context::Context(int rank, int size)
+Context::Context(int rank, int size, const MakeLinks& make_links)
     : rank_(rank), size_(size), controls_(size_t(size)), nodes_(size_t(size)), pids_(size_t(size)),
       pidfds_(size_t(size), -1), control_fds_(size_t(size), -1), lost_(size_t(size)), remote_sizes_(size_t(size)),
       peer_segments_(size_t(size), std::vector<PeerSegment>(max_segments)) {
@@ -83,8 +84,8 @@ Context::Context(int rank, int size)
     controls_[size_t(rank)] = control_;
     if (sched_getaffinity(0, sizeof(cpu_set_t), &control(rank).cpus) != 0) CPU_ZERO(&control(rank).cpus);
     control(rank).magic.store(control_magic);
-    links_ = std::make_unique<Links>(*this, size);
-    letters_ = std::make_unique<Links>(*this, size);
+    links_ = make_links ? make_links(*this, rank, size) : std::make_unique<TcpLinks>(*this, size);
+    letters_ = std::make_unique<TcpLinks>(*this, size);
 }
 
 Context::~Context() { close(); }
@@ -346,7 +347,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
             frame.value = notice->value;
         }
         q.outstanding.push_back(std::make_unique<Request>());
-        links_->send(rank, 0, frame, frame.size ? data : nullptr, q.outstanding.back().get());
+        links_->send(rank, frame, frame.size ? data : nullptr, q.outstanding.back().get());
     }
     if (notice && !parts.empty() && notice->segment != parts.back().remote_segment) {
         Frame frame;
@@ -355,7 +356,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
         frame.check = notice->id;
         frame.value = notice->value;
         q.outstanding.push_back(std::make_unique<Request>());
-        links_->send(rank, 0, frame, nullptr, q.outstanding.back().get());
+        links_->send(rank, frame, nullptr, q.outstanding.back().get());
     }
 }
 
@@ -524,7 +525,7 @@ bool Context::passive_send(int rank, const void* data, uint64_t size, Deadline d
         frame.type = FrameType::passive;
         frame.size = size;
         Request request;
-        links_->send(rank, 0, frame, size ? data : nullptr, &request);
+        links_->send(rank, frame, size ? data : nullptr, &request);
         bool over = links_->drive(crowded_, deadline, [&] { return request.state.load() != State::pending; }, [] {});
         if (!over) {
             links_->cancel(&request, 1);
@@ -669,7 +670,7 @@ bool Context::kill(int rank, Deadline deadline) {
     }
     Frame frame;
     frame.type = FrameType::kill;
-    links_->send(rank, 0, frame, nullptr, nullptr);
+    links_->send(rank, frame, nullptr, nullptr);
     return links_->drive(crowded_, deadline, gone, [] {});
 }
 

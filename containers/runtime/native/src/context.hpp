@@ -90,7 +90,8 @@ struct Endpoint {
 
 class Context : public Host {
 public:
-    Context(int rank, int size);
+    // `make_links`: of what goes between nodes; without it, TCP.
+    Context(int rank, int size, const MakeLinks& make_links = {});
     ~Context() override;
 
     int rank() const { return rank_; }

@@ -424,7 +424,7 @@ void Group::break_up(int culprit, const std::string& reason) {
         frame.key = key_;
         frame.value = uint32_t(culprit);
         frame.size = reason.size();
-        context_->links().send_owned(r, 0, frame, {reason.begin(), reason.end()});
+        context_->links().send_owned(r, frame, {reason.begin(), reason.end()});
     }
 }
 

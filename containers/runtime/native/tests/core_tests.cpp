@@ -14,6 +14,8 @@
 #include <unistd.h>
 
 #include "group.hpp"
+#include "queued_links.hpp"
+#include "tcp_links.hpp"
 
 using namespace carme;
 
@@ -45,10 +47,11 @@ std::pair<int, int> connected_pair() {
 }
 
 // Runs `body` as every rank; `nodes` says where each of them is.
-void as_ranks(const std::vector<int>& nodes, const std::function<void(std::shared_ptr<Context>)>& body) {
+void as_ranks(const std::vector<int>& nodes, const std::function<void(std::shared_ptr<Context>)>& body,
+              const MakeLinks& make_links = {}) {
     const int n = int(nodes.size());
     std::vector<std::shared_ptr<Context>> contexts;
-    for (int r = 0; r < n; ++r) contexts.push_back(std::make_shared<Context>(r, n));
+    for (int r = 0; r < n; ++r) contexts.push_back(std::make_shared<Context>(r, n, make_links));
     std::vector<std::vector<Endpoint>> ends;
     ends.resize(size_t(n), std::vector<Endpoint>(size_t(n)));
     for (int a = 0; a < n; ++a)
@@ -94,7 +97,7 @@ Group::Call allreduce_of(std::vector<float>& data) {
     return call;
 }
 
-void collectives(const std::vector<int>& nodes) {
+void collectives(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
     as_ranks(nodes, [](std::shared_ptr<Context> context) {
         Group group(context, everyone(*context), Deadline::after_ms(60'000));
         const int n = group.size(), me = group.index();
@@ -143,7 +146,7 @@ void collectives(const std::vector<int>& nodes) {
         for (auto& data : many) CHECK(data[2999] == float(n));
         Group::Call barrier;
         group.execute(barrier);
-    });
+    }, make_links);
 }
 
 // Every way over several nodes: right where sums are exact, and the same bits on all ranks where they are not.
@@ -202,7 +205,7 @@ void long_ones(const std::vector<int>& nodes, Wire wire) {
                 CHECK(wrong == 0);
             }
         }
-        if (Links::insist_on_uncopied) CHECK(context->links().sent_uncopied() > 4);
+        if (TcpLinks::insist_on_uncopied) CHECK(dynamic_cast<TcpLinks&>(context->links()).sent_uncopied() > 4);
     });
 }
 
@@ -278,7 +281,7 @@ void link_models() {
     }
 }
 
-void one_sided(const std::vector<int>& nodes) {
+void one_sided(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
     as_ranks(nodes, [](std::shared_ptr<Context> context) {
         const int n = context->size(), right = (context->rank() + 1) % n;
         Group group(context, everyone(*context), Deadline::after_ms(60'000));
@@ -319,7 +322,7 @@ void one_sided(const std::vector<int>& nodes) {
             for (int i = 0; i < 3; ++i) CHECK(context->passive_send(0, "hello", 5, Deadline::after_ms(60'000)));
         }
         group.execute({});
-    });
+    }, make_links);
 }
 
 void letters() {
@@ -334,6 +337,27 @@ void letters() {
         { auto never = group.receive((me + 1) % n, in.data(), in.size(), 5); }  // given up: nothing may follow
         group.execute({});
     });
+}
+
+// Others may carry what goes between nodes.
+void other_links() {
+    for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1}, {0, 1, 2}}) {
+        collectives(nodes, QueuedLinks::among(nodes.size()));
+        one_sided(nodes, QueuedLinks::among(nodes.size()));
+    }
+    auto leaving = [](std::shared_ptr<Context> context) {
+        Group group(context, everyone(*context), Deadline::after_ms(60'000));
+        if (context->rank() == 1) return context->close();
+        bool told = false;
+        try {
+            std::vector<float> data(5000);
+            group.execute(allreduce_of(data));
+        } catch (const Failure& failure) {
+            told = failure.trouble == Trouble::peer_lost;
+        }
+        CHECK(told && context->is_lost(1));
+    };
+    as_ranks({0, 1}, leaving, QueuedLinks::among(2));
 }
 
 // Messages that come long before somebody wants them: memory grows with them.
@@ -415,7 +439,7 @@ void garbage() {
 void farewells() {
     for (bool all : {true, false}) {
         Context context(0, 2);
-        Links links(context, 2);  // nobody looks at them but this thread
+        TcpLinks links(context, 2);  // nobody looks at them but this thread
         int leaving[3];
         std::vector<int> ours;
         for (int& fd : leaving) {
@@ -483,7 +507,7 @@ struct Distant {
     }
 
     Context context;
-    Links links;
+    TcpLinks links;
     std::vector<char> data;
     Request request;
     int theirs[3];
@@ -599,14 +623,15 @@ int main() {
     feedback({0, 1}, Algorithm::automatic, Wire::bf16);
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) feedback({0, 1, 2}, algorithm, Wire::int8);
     // Here the kernel says at once that it copies.
-    Links::insist_on_uncopied = true;
+    TcpLinks::insist_on_uncopied = true;
     for (Wire wire : {Wire::same, Wire::bf16})
         for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1, 1}}) long_ones(nodes, wire);
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) between_nodes({0, 1, 2}, algorithm);
     one_sided({0, 1});
-    Links::insist_on_uncopied = false;
+    TcpLinks::insist_on_uncopied = false;
     link_models();
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) one_sided(nodes);
+    other_links();
     letters();
     early_letters();
     garbage();

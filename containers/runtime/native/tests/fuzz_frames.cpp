@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "context.hpp"
+#include "tcp_links.hpp"
 
 using namespace carme;
 
@@ -205,7 +206,7 @@ private:
 
     void expect() { expected_.emplace_back(); }
 
-    Links links_;
+    TcpLinks links_;
     std::vector<int> theirs_;
     std::vector<Expected> expected_;
 };

@@ -1,4 +1,4 @@
-#include "links.hpp"
+#include "tcp_links.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -24,7 +24,7 @@
 
 namespace carme {
 
-Links::Links(Host& host, int size) : host_(host), streams_(size_t(size)), lost_(size_t(size), false) {
+TcpLinks::TcpLinks(Host& host, int size) : host_(host), streams_(size_t(size)), ledger_(host, size) {
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     kick_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     epoll_event event{};
@@ -33,7 +33,7 @@ Links::Links(Host& host, int size) : host_(host), streams_(size_t(size)), lost_(
     epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
 }
 
-Links::~Links() {
+TcpLinks::~TcpLinks() {
     stop();
     for (auto& link : links_)
         if (link->fd >= 0) close(link->fd);
@@ -41,7 +41,7 @@ Links::~Links() {
     close(kick_);
 }
 
-void Links::add_peer(int peer, const std::vector<int>& sockets) {
+void TcpLinks::add_peer(int peer, const std::vector<int>& sockets) {
     for (int fd : sockets) {
         auto link = std::make_unique<Link>();
         link->fd = fd;
@@ -69,11 +69,11 @@ void Links::add_peer(int peer, const std::vector<int>& sockets) {
     }
 }
 
-void Links::start() {
+void TcpLinks::start() {
     if (!links_.empty()) thread_ = std::thread([this] { run(); });
 }
 
-void Links::stop() {
+void TcpLinks::stop() {
     stopping_ = true;
     if (thread_.joinable()) {
         uint64_t one = 1;
@@ -82,10 +82,10 @@ void Links::stop() {
     }
 }
 
-void Links::run() {
+void TcpLinks::run() {
     int64_t nap_ns = shortest_nap_ns;
     while (!stopping_) {
-        if (foreground_.load() > 0 || now_ns() - last_foreground_.load(std::memory_order_relaxed) < 1'000'000) {
+        if (driven()) {
             // The longer others wait, the longer they are likely to: each look takes the core from who computes.
             timespec nap{0, nap_ns};
             nanosleep(&nap, nullptr);
@@ -97,12 +97,12 @@ void Links::run() {
     }
 }
 
-void Links::poll(int timeout_ms, int own) {
+void TcpLinks::poll(int timeout_ms, int own) {
     if (links_.empty()) return;
     epoll_event events[32];
     int n = epoll_wait(epoll_, events, 32, timeout_ms);
     std::lock_guard lock(mutex_);
-    completed_any_ = false;
+    ledger_.completed_any = false;
     if (paused_) resume_paused();
     for (int i = 0; i < n; ++i) {
         auto* link = static_cast<Link*>(events[i].data.ptr);
@@ -119,13 +119,13 @@ void Links::poll(int timeout_ms, int own) {
     wake_others(own);
 }
 
-void Links::poll_for(const Request& request) {
+void TcpLinks::poll_for(const Request& request) {
     for (auto* others : {&wanting_, &paused_, &ended_})
         if (others->load(std::memory_order_relaxed)) return poll(0, 1);
     std::lock_guard lock(mutex_);
     const auto& streams = streams_[size_t(request.peer)];
     if (request.stream >= streams.size() || streams[request.stream]->fd < 0) return;
-    completed_any_ = false;
+    ledger_.completed_any = false;
     Link& link = *streams[request.stream];
     if (!link.leaving.empty()) release(link);
     readable(link);
@@ -134,7 +134,7 @@ void Links::poll_for(const Request& request) {
 
 // Loses peers whose kernel no longer answers: neither what was sent nor the question whether there is room by now. Its
 // silence is counted from a look at which an answer was due: this process, too, may have been kept from looking.
-void Links::look_for_silence() {
+void TcpLinks::look_for_silence() {
     next_look_ = now_ns() + between_looks_ns;
     for (auto& link : links_) {
         if (!link->awaited) continue;
@@ -159,42 +159,34 @@ void Links::look_for_silence() {
 }
 
 // Threads that sleep in `poll` for what is complete now.
-void Links::wake_others(int own) {
-    if (completed_any_ && foreground_.load() > own) {
+void TcpLinks::wake_others(int own) {
+    if (ledger_.completed_any && others_wait(own)) {
         uint64_t one = 1;
         (void)!write(kick_, &one, sizeof one);
     }
 }
 
-size_t Links::stream_of(int peer, uint32_t tag) const {
+size_t TcpLinks::stream_of(int peer, uint32_t tag) const {
     const size_t streams = streams_[size_t(peer)].size();
     return streams > 1 ? 1 + tag % (streams - 1) : 0;
 }
 
-void Links::complete(Request* request, State state) {
-    if (!request) return;
-    if (request->notice && state == State::done)
-        host_.notify(uint16_t(request->notice->segment), request->notice->id, request->notice->value);
-    request->state.store(state, std::memory_order_release);
-    completed_any_ = true;
-}
-
-void Links::watch(Link& link) {
+void TcpLinks::watch(Link& link) {
     epoll_event event{};
     event.events = (link.paused_since ? 0u : uint32_t(EPOLLIN)) | (link.wants_write ? uint32_t(EPOLLOUT) : 0u);
     event.data.ptr = &link;
     epoll_ctl(epoll_, EPOLL_CTL_MOD, link.fd, &event);
 }
 
-void Links::enqueue(Link& link, Out out) {
-    if (link.fd < 0 || link.ended_since) return complete(out.request, State::lost);
+void TcpLinks::enqueue(Link& link, Out out) {
+    if (link.fd < 0 || link.ended_since) return ledger_.complete(out.request, State::lost);
     link.out.push_back(std::move(out));
     if (link.out.size() == 1) writable(link);
 }
 
 // See the kernel's networking/msg_zerocopy documentation: each call that sends without a copy has a number, and the
 // socket's queue of errors says which numbers' payloads have gone.
-bool Links::writable(Link& link) {
+bool TcpLinks::writable(Link& link) {
     bool uncopied = link.uncopied;
     while (!link.out.empty()) {
         // Several frames in one call, so that small messages share segments on the wire.
@@ -255,7 +247,7 @@ bool Links::writable(Link& link) {
             left -= step;
             if (out.sent == sizeof(Frame) + out.size) {
                 if (out.uncopied) link.leaving.push_back(std::move(out));
-                else complete(out.request, State::done);
+                else ledger_.complete(out.request, State::done);
                 link.out.pop_front();
             }
         }
@@ -269,7 +261,7 @@ bool Links::writable(Link& link) {
     return true;
 }
 
-void Links::release(Link& link) {
+void TcpLinks::release(Link& link) {
     for (;;) {
         alignas(cmsghdr) char control[128];
         msghdr message{};
@@ -296,15 +288,19 @@ void Links::release(Link& link) {
     retire(link);
 }
 
-void Links::retire(Link& link) {
+void TcpLinks::retire(Link& link) {
     // Numbers begin again at 0 some day.
     while (!link.leaving.empty() && int32_t(link.passed - *link.leaving.front().uncopied) > 0) {
-        complete(link.leaving.front().request, State::done);
+        ledger_.complete(link.leaving.front().request, State::done);
         link.leaving.pop_front();
     }
 }
 
-void Links::send(int peer, size_t stream, const Frame& frame, const void* data, Request* request) {
+void TcpLinks::send(int peer, const Frame& frame, const void* data, Request* request) {
+    send_on(0, peer, frame, data, request);
+}
+
+void TcpLinks::send_on(size_t stream, int peer, const Frame& frame, const void* data, Request* request) {
     std::lock_guard lock(mutex_);
     auto& streams = streams_[size_t(peer)];
     Out out;
@@ -313,11 +309,11 @@ void Links::send(int peer, size_t stream, const Frame& frame, const void* data, 
     out.size = data ? frame.size : 0;
     out.request = request;
     if (request) request->peer = peer;
-    if (streams.empty()) return complete(request, State::lost);
-    enqueue(*streams[stream % streams.size()], std::move(out));
+    if (streams.empty()) return ledger_.complete(request, State::lost);
+    enqueue(*streams[stream], std::move(out));
 }
 
-void Links::send_owned(int peer, size_t stream, const Frame& frame, std::vector<char> data) {
+void TcpLinks::send_owned(int peer, const Frame& frame, std::vector<char> data) {
     std::lock_guard lock(mutex_);
     auto& streams = streams_[size_t(peer)];
     if (streams.empty()) return;
@@ -325,63 +321,39 @@ void Links::send_owned(int peer, size_t stream, const Frame& frame, std::vector<
     out.frame = frame;
     out.size = data.size();
     out.owned = std::move(data);
-    enqueue(*streams[stream % streams.size()], std::move(out));
+    enqueue(*streams[0], std::move(out));
 }
 
-void Links::send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
-                         uint64_t size, Request* request) {
-    Frame frame;
-    frame.type = FrameType::message;
-    frame.key = key;
-    frame.sequence = sequence;
-    frame.tag = tag;
-    frame.check = check;
-    frame.size = size;
+void TcpLinks::send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
+                            uint64_t size, Request* request) {
     const size_t stream = stream_of(peer, tag);
     request->stream = stream;
-    send(peer, stream, frame, size ? data : nullptr, request);
+    send_on(stream, peer, message_frame(key, sequence, tag, check, size), size ? data : nullptr, request);
 }
 
-void Links::receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
-                            uint64_t size, Request* request) {
+void TcpLinks::receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
+                               uint64_t size, Request* request) {
     std::lock_guard lock(mutex_);
-    request->peer = peer;
     request->stream = stream_of(peer, tag);
-    request->into = static_cast<char*>(into);
-    request->size = size;
-    request->check = check;
-    Match match{peer, key, sequence, tag};
-    auto early = unexpected_.find(match);
-    if (early != unexpected_.end()) {
-        auto& [their_check, data] = early->second;
-        bool fits = data.size() == size && their_check == check;
-        if (fits && size) std::memcpy(into, data.data(), size);
-        unexpected_.erase(early);
-        return complete(request, fits ? State::done : State::mismatch);
-    }
     // A payload that is still coming in goes straight to its place only if it was expected.
-    if (lost_[size_t(peer)]) return complete(request, State::lost);
-    posted_[match] = request;
-    if (paused_) resume_paused();
+    if (ledger_.receive(peer, key, sequence, tag, check, into, size, request) && paused_) resume_paused();
 }
 
-void Links::ask(int peer, Frame frame, Request* request) {
+void TcpLinks::ask(int peer, Frame frame, Request* request) {
     std::lock_guard lock(mutex_);
     request->peer = peer;
     auto& streams = streams_[size_t(peer)];
-    if (streams.empty() || lost_[size_t(peer)]) return complete(request, State::lost);
-    frame.key = next_ask_++;
-    asked_[frame.key] = request;
+    if (streams.empty() || ledger_.is_lost(peer)) return ledger_.complete(request, State::lost);
+    frame.key = ledger_.ask(request);
     Out out;
     out.frame = frame;
     enqueue(*streams[0], std::move(out));
 }
 
-void Links::cancel(Request* requests, size_t count) {
+void TcpLinks::cancel(Request* requests, size_t count) {
     std::lock_guard lock(mutex_);
     auto ours = [&](Request* r) { return r && r >= requests && r < requests + count; };
-    std::erase_if(posted_, [&](auto& entry) { return ours(entry.second); });
-    std::erase_if(asked_, [&](auto& entry) { return ours(entry.second); });
+    ledger_.cancel(requests, count);
     for (auto& link : links_) {
         if (ours(link->request)) {  // take the rest off the wire, to nowhere
             link->request = nullptr;
@@ -406,41 +378,24 @@ void Links::cancel(Request* requests, size_t count) {
     }
 }
 
-void Links::abort(uint64_t key) {
-    for (auto entry = posted_.begin(); entry != posted_.end();) {
-        if (std::get<1>(entry->first) == key) {
-            complete(entry->second, State::aborted);
-            entry = posted_.erase(entry);
-        } else {
-            ++entry;
-        }
-    }
-}
-
-void Links::forget(uint64_t key) {
+void TcpLinks::forget(uint64_t key) {
     std::lock_guard lock(mutex_);
-    std::erase_if(unexpected_, [&](auto& entry) { return std::get<1>(entry.first) == key; });
+    ledger_.forget(key);
 }
 
-int Links::who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) {
+int TcpLinks::who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) {
     std::lock_guard lock(mutex_);
-    for (int peer = 0; peer < int(streams_.size()); ++peer)
-        for (auto one = unexpected_.lower_bound({peer, key, sequence, 0}); one != unexpected_.end(); ++one) {
-            auto& [from, group, when, tag] = one->first;
-            if (from != peer || group != key || when != sequence) break;
-            if (one->second.first != check) return peer;
-        }
-    return -1;
+    return ledger_.who_disagrees(key, sequence, check);
 }
 
-uint64_t Links::sent_uncopied() {
+uint64_t TcpLinks::sent_uncopied() {
     std::lock_guard lock(mutex_);
     uint64_t calls = 0;
     for (auto& link : links_) calls += link->calls;
     return calls;
 }
 
-void Links::resume_paused() {
+void TcpLinks::resume_paused() {
     for (auto& link : links_) {
         if (!link->paused_since || link->fd < 0) continue;
         if (!begin(*link)) continue;
@@ -451,7 +406,7 @@ void Links::resume_paused() {
     }
 }
 
-void Links::readable(Link& link) {
+void TcpLinks::readable(Link& link) {
     uint64_t budget = most_at_once;  // then others have their turn
     while (link.fd >= 0 && !link.paused_since && !link.ended_since) {
         bool straight = link.in_payload && link.head == link.tail && link.destination && link.left >= smallest_straight;
@@ -490,7 +445,7 @@ void Links::readable(Link& link) {
 }
 
 // Consumes what lies in the buffer. False: the link is paused or gone.
-bool Links::parse(Link& link) {
+bool TcpLinks::parse(Link& link) {
     while (link.fd >= 0) {
         size_t have = link.tail - link.head;
         if (link.in_payload) {
@@ -515,7 +470,7 @@ bool Links::parse(Link& link) {
     return false;
 }
 
-void Links::advance(Link& link, uint64_t count) {
+void TcpLinks::advance(Link& link, uint64_t count) {
     link.left -= count;
     if (!link.left) return finish(link);
     if (!link.destination) return;
@@ -533,7 +488,7 @@ void Links::advance(Link& link, uint64_t count) {
     link.room = link.owned.size() - have;
 }
 
-bool Links::begin(Link& link) {
+bool TcpLinks::begin(Link& link) {
     const Frame& frame = link.frame;
     if (frame.magic != Frame{}.magic) {
         drop(link, "sent something that is not a frame");
@@ -557,17 +512,10 @@ bool Links::begin(Link& link) {
         }
         case FrameType::message: {
             if (frame.size > largest_message) break;
-            Match match{link.peer, frame.key, frame.sequence, frame.tag};
-            auto posted = posted_.find(match);
-            if (posted != posted_.end()) {
-                Request* request = posted->second;
-                posted_.erase(posted);
-                if (request->size != frame.size || request->check != frame.check) {
-                    complete(request, State::mismatch);
-                    return expect(Into::nothing, nullptr, frame.size);
-                }
-                link.request = request;
-                return expect(Into::posted, request->into, frame.size);
+            if (const auto posted = ledger_.take(link.peer, frame)) {
+                link.request = *posted;
+                return *posted ? expect(Into::posted, (*posted)->into, frame.size)
+                               : expect(Into::nothing, nullptr, frame.size);
             }
             // A large one waits on the wire for its receiver, but not so long that others starve behind it.
             if (frame.size > small && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
@@ -579,66 +527,22 @@ bool Links::begin(Link& link) {
             if (frame.size > largest_passive) break;
             link.owned.resize(frame.size);
             return expect(Into::passive, link.owned.data(), frame.size);
-        case FrameType::read_reply: {
-            auto asked = asked_.find(frame.key);
-            if (asked == asked_.end()) return expect(Into::nothing, nullptr, std::min(frame.size, largest_message));
-            Request* request = asked->second;
-            asked_.erase(asked);
-            if (request->size != frame.size || request->peer != link.peer) {
-                complete(request, State::mismatch);
-                return expect(Into::nothing, nullptr, std::min(frame.size, largest_message));
-            }
-            link.request = request;
-            return expect(Into::posted, request->into, frame.size);
-        }
-        case FrameType::read_request: {
-            Out out;
-            out.data = host_.locate(frame.segment, frame.offset, frame.size, out.keep);
-            if (!out.data) break;
-            Frame reply;
-            reply.type = FrameType::read_reply;
-            reply.key = frame.key;
-            reply.size = frame.size;
-            out.frame = reply;
-            out.size = frame.size;
-            enqueue(link, std::move(out));
-            return link.fd >= 0;
-        }
-        case FrameType::echo: {
-            Out out;
-            out.frame.type = FrameType::read_reply;
-            out.frame.key = frame.key;
-            enqueue(link, std::move(out));
-            return link.fd >= 0;
-        }
-        case FrameType::atomic_request: {
-            auto old = host_.atomic(frame.segment, frame.offset, frame.operation, frame.operand, frame.operand2);
-            if (!old) break;
-            Frame reply;
-            reply.type = FrameType::atomic_reply;
-            reply.key = frame.key;
-            reply.operand = *old;
-            Out out;
-            out.frame = reply;
-            enqueue(link, std::move(out));
-            return link.fd >= 0;
-        }
-        case FrameType::atomic_reply: case FrameType::register_reply: {
-            auto asked = asked_.find(frame.key);
-            if (asked != asked_.end() && asked->second->peer == link.peer) {
-                asked->second->result = frame.operand;
-                complete(asked->second, State::done);
-                asked_.erase(asked);
-            }
+        case FrameType::read_reply:
+            link.request = ledger_.take_reply(link.peer, frame);
+            if (!link.request) return expect(Into::nothing, nullptr, std::min(frame.size, largest_message));
+            return expect(Into::posted, link.request->into, frame.size);
+        case FrameType::atomic_reply: case FrameType::register_reply:
+            ledger_.replied(link.peer, frame);
             return true;
-        }
-        case FrameType::register_segment: {
-            host_.peer_registered(link.peer, frame.segment, frame.operand);
-            Frame reply;
-            reply.type = FrameType::register_reply;
-            reply.key = frame.key;
+        case FrameType::read_request: case FrameType::atomic_request: case FrameType::register_segment:
+        case FrameType::echo: {
+            auto answer = ledger_.answer(link.peer, frame);
+            if (!answer) break;
             Out out;
-            out.frame = reply;
+            out.frame = answer->frame;
+            out.data = answer->data;
+            out.size = answer->frame.size;
+            out.keep = std::move(answer->keep);
             enqueue(link, std::move(out));
             return link.fd >= 0;
         }
@@ -654,7 +558,7 @@ bool Links::begin(Link& link) {
     return false;
 }
 
-void Links::finish(Link& link) {
+void TcpLinks::finish(Link& link) {
     link.in_payload = false;
     const Frame& frame = link.frame;
     switch (link.into) {
@@ -663,28 +567,17 @@ void Links::finish(Link& link) {
             if (frame.value) {
                 if (!host_.notify(frame.segment, frame.check, frame.value))
                     return drop(link, "sent a notification that does not exist");
-                completed_any_ = true;
+                ledger_.completed_any = true;
             }
             break;
         case Into::posted:
-            complete(link.request, State::done);
+            ledger_.complete(link.request, State::done);
             link.request = nullptr;
             break;
-        case Into::unexpected: {
-            Match match{link.peer, frame.key, frame.sequence, frame.tag};
-            auto posted = posted_.find(match);  // it may have been posted meanwhile
-            if (posted != posted_.end()) {
-                Request* request = posted->second;
-                posted_.erase(posted);
-                bool fits = request->size == frame.size && request->check == frame.check;
-                if (fits && frame.size) std::memcpy(request->into, link.owned.data(), frame.size);
-                complete(request, fits ? State::done : State::mismatch);
-            } else {
-                unexpected_[match] = {frame.check, std::move(link.owned)};
-            }
+        case Into::unexpected:
+            ledger_.arrived(link.peer, frame, std::move(link.owned));  // it may have been posted meanwhile
             link.owned = {};
             break;
-        }
         case Into::passive:
             if (!host_.passive_arrived(link.peer, std::move(link.owned)))
                 return drop(link, "sent more passive messages than are taken");
@@ -692,21 +585,21 @@ void Links::finish(Link& link) {
             break;
         case Into::reason:
             host_.group_aborted(frame.key, int(frame.value), {link.owned.begin(), link.owned.end()});
-            abort(frame.key);
+            ledger_.abort(frame.key);
             link.owned = {};
             break;
         case Into::nothing: break;
     }
 }
 
-void Links::forget_out(Link& link) {
-    for (auto& out : link.out) complete(out.request, State::lost);
+void TcpLinks::forget_out(Link& link) {
+    for (auto& out : link.out) ledger_.complete(out.request, State::lost);
     link.out.clear();
 }
 
 // A peer that leaves closes all of its streams. Of one that is done the last message may still be on its way by another
 // stream than the one whose end is seen first.
-void Links::end(Link& link) {
+void TcpLinks::end(Link& link) {
     link.ended_since = now_ns();
     ++ended_;
     epoll_ctl(epoll_, EPOLL_CTL_DEL, link.fd, nullptr);
@@ -720,16 +613,15 @@ void Links::end(Link& link) {
     if (std::all_of(streams.begin(), streams.end(), [](Link* one) { return one->ended_since; })) lose(link.peer);
 }
 
-void Links::drop(Link& link, const char* why) {
-    if (why && !lost_[size_t(link.peer)])
+void TcpLinks::drop(Link& link, const char* why) {
+    if (why && !ledger_.is_lost(link.peer))
         std::fprintf(stderr, "carme_runtime: rank %d %s; its connection was closed.\n", link.peer, why);
     lose(link.peer);
 }
 
 // One stream gone means that order is gone: the peer counts as lost.
-void Links::lose(int peer) {
-    if (lost_[size_t(peer)]) return;
-    lost_[size_t(peer)] = true;
+void TcpLinks::lose(int peer) {
+    if (ledger_.is_lost(peer)) return;
     for (Link* link : streams_[size_t(peer)]) {
         if (link->fd < 0) continue;
         epoll_ctl(epoll_, EPOLL_CTL_DEL, link->fd, nullptr);
@@ -747,33 +639,17 @@ void Links::lose(int peer) {
             link->ended_since = 0;
             --ended_;
         }
-        complete(link->request, State::lost);
+        ledger_.complete(link->request, State::lost);
         link->request = nullptr;
         link->in_payload = false;
         link->keep.reset();
         link->owned = {};
         for (auto* left : {&link->out, &link->leaving}) {
-            for (auto& out : *left) complete(out.request, State::lost);
+            for (auto& out : *left) ledger_.complete(out.request, State::lost);
             left->clear();
         }
     }
-    for (auto entry = posted_.begin(); entry != posted_.end();) {
-        if (std::get<0>(entry->first) == peer) {
-            complete(entry->second, State::lost);
-            entry = posted_.erase(entry);
-        } else {
-            ++entry;
-        }
-    }
-    for (auto entry = asked_.begin(); entry != asked_.end();) {
-        if (entry->second->peer == peer) {
-            complete(entry->second, State::lost);
-            entry = asked_.erase(entry);
-        } else {
-            ++entry;
-        }
-    }
-    host_.peer_lost(peer);
+    ledger_.lose(peer);
 }
 
 }  // namespace carme

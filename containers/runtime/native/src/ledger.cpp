@@ -1,0 +1,144 @@
+#include "ledger.hpp"
+
+#include <cstring>
+
+namespace carme {
+
+bool Ledger::receive(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into, uint64_t size,
+                     Request* request) {
+    request->peer = peer;
+    request->into = static_cast<char*>(into);
+    request->size = size;
+    request->check = check;
+    Match match{peer, key, sequence, tag};
+    auto early = unexpected_.find(match);
+    if (early != unexpected_.end()) {
+        auto& [their_check, data] = early->second;
+        bool fits = data.size() == size && their_check == check;
+        if (fits && size) std::memcpy(into, data.data(), size);
+        unexpected_.erase(early);
+        complete(request, fits ? State::done : State::mismatch);
+        return false;
+    }
+    if (is_lost(peer)) {
+        complete(request, State::lost);
+        return false;
+    }
+    posted_[match] = request;
+    return true;
+}
+
+std::optional<Request*> Ledger::take(int peer, const Frame& message) {
+    auto posted = posted_.find(match_of(peer, message));
+    if (posted == posted_.end()) return std::nullopt;
+    Request* request = posted->second;
+    posted_.erase(posted);
+    if (request->size == message.size && request->check == message.check) return request;
+    complete(request, State::mismatch);
+    return nullptr;
+}
+
+void Ledger::arrived(int peer, const Frame& message, std::vector<char> data) {
+    auto posted = take(peer, message);
+    if (!posted) {
+        unexpected_[match_of(peer, message)] = {message.check, std::move(data)};
+    } else if (Request* request = *posted) {
+        if (message.size) std::memcpy(request->into, data.data(), message.size);
+        complete(request, State::done);
+    }
+}
+
+void Ledger::forget(uint64_t key) {
+    std::erase_if(unexpected_, [&](auto& entry) { return std::get<1>(entry.first) == key; });
+}
+
+int Ledger::who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) const {
+    for (int peer = 0; peer < int(lost_.size()); ++peer)
+        for (auto one = unexpected_.lower_bound({peer, key, sequence, 0}); one != unexpected_.end(); ++one) {
+            auto& [from, group, when, tag] = one->first;
+            if (from != peer || group != key || when != sequence) break;
+            if (one->second.first != check) return peer;
+        }
+    return -1;
+}
+
+void Ledger::abort(uint64_t key) {
+    std::erase_if(posted_, [&](auto& entry) {
+        if (std::get<1>(entry.first) != key) return false;
+        complete(entry.second, State::aborted);
+        return true;
+    });
+}
+
+uint64_t Ledger::ask(Request* request) {
+    asked_[next_ask_] = request;
+    return next_ask_++;
+}
+
+Request* Ledger::take_reply(int peer, const Frame& reply) {
+    auto asked = asked_.find(reply.key);
+    if (asked == asked_.end()) return nullptr;
+    Request* request = asked->second;
+    asked_.erase(asked);
+    if (request->size == reply.size && request->peer == peer) return request;
+    complete(request, State::mismatch);
+    return nullptr;
+}
+
+void Ledger::replied(int peer, const Frame& reply) {
+    auto asked = asked_.find(reply.key);
+    if (asked == asked_.end() || asked->second->peer != peer) return;
+    asked->second->result = reply.operand;
+    complete(asked->second, State::done);
+    asked_.erase(asked);
+}
+
+std::optional<Ledger::Answer> Ledger::answer(int peer, const Frame& question) {
+    Answer answer;
+    answer.frame.key = question.key;
+    switch (question.type) {
+        case FrameType::read_request:
+            answer.data = host_.locate(question.segment, question.offset, question.size, answer.keep);
+            if (!answer.data) return std::nullopt;
+            answer.frame.type = FrameType::read_reply;
+            answer.frame.size = question.size;
+            return answer;
+        case FrameType::echo:
+            answer.frame.type = FrameType::read_reply;
+            return answer;
+        case FrameType::atomic_request: {
+            auto old = host_.atomic(question.segment, question.offset, question.operation, question.operand,
+                                    question.operand2);
+            if (!old) return std::nullopt;
+            answer.frame.type = FrameType::atomic_reply;
+            answer.frame.operand = *old;
+            return answer;
+        }
+        case FrameType::register_segment:
+            host_.peer_registered(peer, question.segment, question.operand);
+            answer.frame.type = FrameType::register_reply;
+            return answer;
+        default:
+            return std::nullopt;
+    }
+}
+
+void Ledger::cancel(Request* requests, size_t count) {
+    auto ours = [&](auto& entry) { return entry.second >= requests && entry.second < requests + count; };
+    std::erase_if(posted_, ours);
+    std::erase_if(asked_, ours);
+}
+
+void Ledger::lose(int peer) {
+    lost_[size_t(peer)] = true;
+    auto theirs = [&](auto& entry) {
+        if (entry.second->peer != peer) return false;
+        complete(entry.second, State::lost);
+        return true;
+    };
+    std::erase_if(posted_, theirs);
+    std::erase_if(asked_, theirs);
+    host_.peer_lost(peer);
+}
+
+}  // namespace carme

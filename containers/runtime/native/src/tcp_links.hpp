@@ -1,0 +1,141 @@
+// Links over TCP: frames over connected sockets, received straight to where they belong.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "ledger.hpp"
+#include "links.hpp"
+
+namespace carme {
+
+class TcpLinks final : public Links {
+public:
+    // Bytes of a payload that the network card is to fetch from where they lie (MSG_ZEROCOPY), where it can: for fewer,
+    // keeping their pages in place and being told when they have gone costs more than a copy.
+    static constexpr uint64_t uncopied_from = 64 * 1024;
+    // A stream copies again once the kernel says that it copies such payloads all the same, as it does on virtual
+    // devices. Tests, which have no others, let it go on.
+    static inline std::atomic<bool> insist_on_uncopied{false};
+
+    TcpLinks(Host& host, int size);
+    ~TcpLinks() override;
+
+    // Stream 0 carries one-sided operations, the others messages of collectives, spread over them by their tags.
+    void add_peer(int peer, const std::vector<int>& sockets) override;
+    void start() override;
+    void stop() override;
+    bool empty() const override { return links_.empty(); }
+
+    void send(int peer, const Frame& frame, const void* data, Request* request) override;
+    void send_owned(int peer, const Frame& frame, std::vector<char> data) override;
+    void ask(int peer, Frame frame, Request* request) override;
+    void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
+                      uint64_t size, Request* request) override;
+    void receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
+                         uint64_t size, Request* request) override;
+    void cancel(Request* requests, size_t count) override;
+    void forget(uint64_t key) override;
+    int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) override;
+    void poll(int timeout_ms, int own = 0) override;
+    // Looks at the stream of the request alone, which takes a system call less.
+    void poll_for(const Request& request) override;
+
+    // Calls that sent of a payload without a copy, so far.
+    uint64_t sent_uncopied();
+
+private:
+    struct Out {
+        Frame frame;
+        const char* data = nullptr;
+        uint64_t size = 0, sent = 0;  // sent counts the header too
+        std::vector<char> owned;
+        std::shared_ptr<void> keep;  // what `data` lies in
+        Request* request = nullptr;
+        std::optional<uint32_t> uncopied;  // the last call that sent of it without a copy
+    };
+    enum class Into { nothing, segment, posted, unexpected, passive, reason };
+    struct Link {
+        int fd = -1;
+        int peer = -1;
+        std::deque<Out> out;
+        bool uncopied = false;           // whether large payloads are sent without a copy
+        uint32_t calls = 0, passed = 0;  // that did so, and those of them whose payload has gone
+        std::unordered_map<uint32_t, uint32_t> passed_early;  // from a call to the one after the last of these
+        std::deque<Out> leaving;  // sent, but the kernel still reads their payloads
+        std::unique_ptr<char[]> buffer;
+        size_t head = 0, tail = 0;
+        bool in_payload = false, wants_write = false;
+        Frame frame;
+        Into into = Into::nothing;
+        char* destination = nullptr;
+        uint64_t left = 0;  // of the payload
+        uint64_t room = 0;  // at `destination`; less than `left` while memory is only taken as the payload comes
+        Request* request = nullptr;
+        std::shared_ptr<void> keep;
+        std::vector<char> owned;
+        int64_t paused_since = 0;
+        int64_t ended_since = 0;  // the peer sends nothing more
+        bool awaited = false;          // something was sent that its kernel may not have answered yet
+        int64_t silent_since = 0;      // the peer's kernel owes an answer; 0: none
+    };
+    static constexpr size_t buffer_size = 32 * 1024;
+    static constexpr uint64_t smallest_straight = 2048;  // bytes of a payload that are not worth a copy
+    static constexpr size_t taken_with_payload = 1024;   // of what follows it
+    // Of one stream in one turn: less than may be expected of a peer, as what is not expected yet is copied.
+    static constexpr uint64_t most_at_once = 512 * 1024;
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+    static constexpr int64_t longest_pause_ns = 50'000;
+#else
+    static constexpr int64_t longest_pause_ns = 20'000'000;
+#endif
+    // A peer is lost whose kernel has been silent for so long, which is noticed within a second.
+    static constexpr int64_t longest_silence_ns = 750'000'000, between_looks_ns = 50'000'000;
+    static constexpr int64_t shortest_nap_ns = 500'000, longest_nap_ns = 2'000'000;  // while others drive the sockets
+    static constexpr uint64_t small = 256 * 1024;
+    static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
+
+    void run();
+    size_t stream_of(int peer, uint32_t tag) const;
+    void send_on(size_t stream, int peer, const Frame& frame, const void* data, Request* request);
+    void wake_others(int own);
+    void readable(Link& link);
+    bool writable(Link& link);  // false: the link is gone
+    void release(Link& link);   // learns which payloads have gone
+    void retire(Link& link);    // those that have
+    void watch(Link& link);
+    bool begin(Link& link);     // a header is complete; false: pause
+    void finish(Link& link);    // its payload is complete
+    bool parse(Link& link);
+    void advance(Link& link, uint64_t count);  // so much of the payload has come
+    void end(Link& link);
+    void forget_out(Link& link);
+    void drop(Link& link, const char* why);
+    void lose(int peer);
+    void enqueue(Link& link, Out out);
+    void resume_paused();
+    void look_for_silence();
+
+    Host& host_;
+    std::mutex mutex_;
+    std::vector<std::vector<Link*>> streams_;
+    std::vector<std::unique_ptr<Link>> links_;
+    Ledger ledger_;
+    std::atomic<int> paused_{0};
+    std::atomic<int> wanting_{0};  // links that wait for room to send
+    std::atomic<int> ended_{0};    // links that ended before others of their peer
+    std::atomic<int> awaiting_{0};  // links whose peer's kernel has not answered all yet, as far as was looked
+    int64_t next_look_ = 0;
+    int epoll_ = -1, kick_ = -1;
+    std::atomic<bool> stopping_{false};
+    std::thread thread_;
+};
+
+}  // namespace carme
