@@ -271,6 +271,7 @@ void TcpLinks::release(Link& link) {
             if (errno == EINTR) continue;
             break;
         }
+        if (!(message.msg_flags & MSG_ERRQUEUE)) break;  // not every kind of socket has such a queue
         for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
             sock_extended_err told;
             if (part->cmsg_len < CMSG_LEN(sizeof told)) continue;

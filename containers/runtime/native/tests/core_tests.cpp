@@ -474,6 +474,32 @@ void farewells() {
     }
 }
 
+// A socket that tells of an error, but has no queue of them: the fuzzer's are such.
+void reset_without_queue() {
+    Context context(0, 2);
+    TcpLinks links(context, 2);
+    std::vector<int> ours;
+    int theirs[2];
+    for (int& fd : theirs) {
+        int pair[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) != 0) std::abort();
+        ours.push_back(pair[0]);
+        fd = pair[1];
+    }
+    links.add_peer(1, ours);
+    uint64_t value = 42;
+    Request sending;
+    links.send_message(1, 7, 0, 0, 0, &value, sizeof value, &sending);
+    for (int fd : theirs) {  // before anything of it was read, and with something left to read here
+        CHECK(send(fd, "half a frame", 12, MSG_NOSIGNAL) == 12);
+        close(fd);
+    }
+    const auto end = Deadline::after_ms(5'000);
+    while (!end.passed() && !context.is_lost(1)) links.poll(20);
+    CHECK(context.is_lost(1));
+    links.cancel(&sending, 1);
+}
+
 // A peer on another node with three streams, of which nobody looks at ours but this thread.
 struct Distant {
     static constexpr size_t long_message = 16 << 20;  // does not fit into the kernel's buffers
@@ -636,6 +662,7 @@ int main() {
     early_letters();
     garbage();
     farewells();
+    reset_without_queue();
     starved();
     vanished();
     if (failures) std::fprintf(stderr, "%d checks failed\n", failures);
