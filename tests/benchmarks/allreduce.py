@@ -100,6 +100,12 @@ def main() -> None:
     )
     options.add_argument("--scenes", nargs="+", choices=[scene.name for scene in SCENES], metavar="SCENE")
     options.add_argument("--sizes", nargs="+", choices=list(SIZES), metavar="SIZE")
+    options.add_argument(
+        "--congestion-control",
+        default="cubic",
+        metavar="NAME",
+        help="TCP's between two nodes, for all that choose none (default cubic, as Linux has it)",
+    )
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.worker:
@@ -116,10 +122,11 @@ def main() -> None:
         scenes = [scene for scene in scenes if not scene.linked] + [Scene("tcp_loopback", 2, 64 * MIB)]
     rows = []
     for scene in scenes:
-        rows += measure(scene, [size for size in sizes if SIZES[size] <= scene.largest], rounds, seconds)
+        fitting = [size for size in sizes if SIZES[size] <= scene.largest]
+        rows += measure(scene, fitting, rounds, seconds, arguments.congestion_control)
     print_table(rows)
     if arguments.json:
-        write_json(arguments.json, rows)
+        write_json(arguments.json, rows, congestion_control=arguments.congestion_control)
 
 
 # The contest
@@ -178,13 +185,15 @@ class Contestant:
                 process.wait()
 
 
-def measure(scene: Scene, sizes: list[str], rounds: int, seconds: float) -> list[dict[str, Any]]:
+def measure(
+    scene: Scene, sizes: list[str], rounds: int, seconds: float, congestion_control: str
+) -> list[dict[str, Any]]:
     """The rows of a scene."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         nodes = None
         if scene.linked and can_be_made():
-            nodes = stack.enter_context(TwoNodes(scene.gbit, folder))
+            nodes = stack.enter_context(TwoNodes(scene.gbit, folder, congestion_control))
         door = folder / "door"
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(door))

@@ -13,8 +13,8 @@ from types import TracebackType
 DEVICE = "link0"
 _NETWORK = "198.18.77."  # for benchmarks of networks (RFC 2544)
 # Far below large messages, and at least a whole packet of the kernel's, which has up to 64 KiB. With less,
-# timers and not the rate are in charge.
-_BURST_SECONDS, _LEAST_BURST, _QUEUE = 200e-6, 80_000, "1mb"
+# timers and not the rate are in charge. What waits for the rate is never dropped, as no network card does.
+_BURST_SECONDS, _LEAST_BURST, _QUEUE = 200e-6, 80_000, "16mb"
 
 # Open MPI and MPICH start ranks on another host by a command like ssh: this is it. Options of ssh come first.
 _AGENT = """#!/bin/sh
@@ -36,12 +36,13 @@ class TwoNodes:
     Args:
         gbit: Rate of each direction in Gbit/s; None: as fast as it goes.
         folder: Where the agent is written that starts commands on a node.
+        congestion_control: TCP's of all connections between them that choose none.
     """
 
     addresses = (f"{_NETWORK}1", f"{_NETWORK}2")
 
-    def __init__(self, gbit: float | None, folder: Path) -> None:
-        self.gbit = gbit
+    def __init__(self, gbit: float | None, folder: Path, congestion_control: str = "cubic") -> None:
+        self.gbit, self.congestion_control = gbit, congestion_control
         self._name = f"carme-bench-{os.getpid()}"
         self.agent = folder / "agent"
         self.agent.write_text(_AGENT.format(name=self._name))
@@ -61,6 +62,8 @@ class TwoNodes:
                 _ip("-n", node, "address", "add", f"{address}/24", "dev", DEVICE)
                 _ip("-n", node, "link", "set", DEVICE, "up")
                 self._receive_on(node, number % (os.cpu_count() or 1))
+                way = [f"{_NETWORK}0/24", "dev", DEVICE, "src", address]
+                _ip("-n", node, "route", "change", *way, "congctl", self.congestion_control)
                 if self.gbit:
                     burst = max(_LEAST_BURST, round(self.gbit * 1e9 / 8 * _BURST_SECONDS))
                     shape = [

@@ -309,3 +309,25 @@ def test_carme_run_starts_programs_for_gpi2(over, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ranks_send_without_timers_between_nodes(launcher):
+    ranks = launcher.start("congestion", [0, 1])
+    assert ranks.finish() == [0, 0], ranks.said()
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    usual = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    expected = {"cubic", "reno"} if usual.startswith("bbr") and {"cubic", "reno"} & {*allowed} else {usual}
+    for said in ranks.outputs.values():
+        assert said.strip() in expected
+
+
+@pytest.mark.parametrize("name", ["reno", "nonsense"])
+def test_the_congestion_control_can_be_chosen(launcher, name):
+    ranks = launcher.start("congestion", [0, 1], environment=lambda _: {"CARME_CONGESTION_CONTROL": name})
+    ranks.finish()
+    for said in ranks.outputs.values():
+        if name == "reno":
+            assert said.strip() == "reno"
+        else:
+            assert said.startswith("InvalidCall CARME_CONGESTION_CONTROL=nonsense cannot be had")
+            assert "Choose from" in said

@@ -140,6 +140,8 @@ void Group::across_nodes(const std::vector<int>& column, int position, char* dat
 // Two nodes send each other everything: as much as a ring would, in one step instead of two.
 void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed,
                          double scale) {
+    if (!compressed && count * size_of(call.type) >= halves_from)
+        return exchange_halves(peer, first, data, count, call, scale);
     Transit transit(call, compressed, data, count, 1, travelling_);
     const uint64_t pieces = transit.pieces(), ahead = std::min(window * piece_bytes / transit.room(), pieces);
     Links& links = context_->links();
@@ -169,6 +171,47 @@ void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const
         send_until(p + 1 + ahead);
     }
     for (uint64_t p = 0; p < pieces; ++p) finish(sends, p);
+}
+
+// Two nodes with many bytes: each adds one half and sends the sums back, which is as many bytes and half the adding. The
+// sums of the first pieces travel behind the last pieces of the other half, so that the link is never idle.
+void Group::exchange_halves(int peer, bool first, char* data, uint64_t count, const Call& call, double scale) {
+    Transit transit(call, false, data, count, 2, travelling_);
+    const uint64_t pieces = transit.pieces(), ahead = std::min<uint64_t>(window, pieces);
+    const uint64_t mine = first ? 0 : 1, theirs = 1 - mine;
+    Links& links = context_->links();
+    const uint32_t check = check_of(call);
+    char* room = scratch(ahead * transit.room());
+    Batch receives(links, 2 * pieces), sends(links, 2 * pieces);
+    auto place = [&](uint64_t p) { return room + p % ahead * transit.room(); };
+    auto expect = [&](uint64_t tag, char* into, uint64_t size) {
+        links.receive_message(peer, key_, sequence_, uint32_t(tag), check, into, size, &receives[tag]);
+    };
+    auto send = [&](uint64_t tag, uint64_t block, uint64_t p) {
+        links.send_message(peer, key_, sequence_, uint32_t(tag), check, transit.at(block, p), transit.size(block, p),
+                           &sends[tag]);
+    };
+    uint64_t sums = 0;  // that are expected
+    auto expect_sum = [&] {
+        expect(pieces + sums, transit.at(theirs, sums), transit.size(theirs, sums));
+        ++sums;
+    };
+    for (uint64_t p = 0; p < ahead; ++p) expect(p, place(p), transit.size(mine, p));
+    for (uint64_t p = 0; p < pieces; ++p) send(p, theirs, p);
+    for (uint64_t p = 0; p < pieces; ++p) {
+        finish(receives, p);
+        transit.unite(mine, p, place(p), !first, scale);
+        send(pieces + p, mine, p);
+        if (p + ahead < pieces) expect(p + ahead, place(p + ahead), transit.size(mine, p + ahead));
+        // A sum takes the place of what was sent.
+        while (sums <= p && sends[sums].state.load(std::memory_order_acquire) == State::done) expect_sum();
+    }
+    while (sums < pieces) {
+        finish(sends, sums);
+        expect_sum();
+    }
+    for (uint64_t p = pieces; p < 2 * pieces; ++p) finish(receives, p);
+    for (uint64_t p = pieces; p < 2 * pieces; ++p) finish(sends, p);
 }
 
 // Few bytes: everybody sends to everybody, one step.

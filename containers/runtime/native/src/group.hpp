@@ -25,6 +25,7 @@ namespace carme {
 constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer on its way between nodes
 constexpr uint64_t small_piece_bytes = 64 << 10, small_block = 4 << 20;  // of compressed blocks up to the latter
 constexpr size_t window = 8;                 // pieces that may be expected at once
+constexpr uint64_t halves_from = 512 << 10;  // bytes, of which two nodes add one half each
 constexpr uint64_t compressed_from = 16 << 10;  // bytes; less travels as it is, whatever the wire type
 
 // What a collective lost when its floats travelled in fewer bits, added when it is repeated.
@@ -138,6 +139,7 @@ private:
     Algorithm choose(size_t nodes, uint64_t count, const Call& call, bool compressed) const;
     void exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed,
                       double scale);
+    void exchange_halves(int peer, bool first, char* data, uint64_t count, const Call& call, double scale);
     void exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
     void ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
               bool compressed);

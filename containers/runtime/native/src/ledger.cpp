@@ -38,6 +38,13 @@ std::optional<Request*> Ledger::take(int peer, const Frame& message) {
     return nullptr;
 }
 
+bool Ledger::awaits(int peer, const Frame& message) const {
+    const auto one = posted_.lower_bound({peer, message.key, 0, 0});
+    if (one == posted_.end()) return false;
+    auto& [from, key, sequence, tag] = one->first;
+    return from == peer && key == message.key && (sequence != message.sequence || one->second->check == message.check);
+}
+
 void Ledger::arrived(int peer, const Frame& message, std::vector<char> data) {
     auto posted = take(peer, message);
     if (!posted) {

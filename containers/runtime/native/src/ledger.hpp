@@ -35,6 +35,8 @@ public:
     // The receive to which a message goes, to be completed after it. nullptr: they disagreed, and the receive has ended.
     // Nothing: there is none yet.
     std::optional<Request*> take(int peer, const Frame& message);
+    // Whether other messages of its group are awaited from that peer, and no other collective in its place.
+    bool awaits(int peer, const Frame& message) const;
     // All of a message has come whose receive was not taken.
     void arrived(int peer, const Frame& message, std::vector<char> data);
     void forget(uint64_t key);

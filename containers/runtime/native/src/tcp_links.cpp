@@ -518,8 +518,10 @@ bool TcpLinks::begin(Link& link) {
                 return *posted ? expect(Into::posted, (*posted)->into, frame.size)
                                : expect(Into::nothing, nullptr, frame.size);
             }
-            // A large one waits on the wire for its receiver, but not so long that others starve behind it.
-            if (frame.size > small && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
+            // It waits on the wire for its receiver if it is large or its turn will come soon, but not so long that
+            // others starve behind it.
+            const bool waits = frame.size > small || (frame.size > kept && busy_with(link.peer, frame));
+            if (waits && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
                 return false;
             link.owned.resize(size_t(std::min(frame.size, first_piece)));
             return expect(Into::unexpected, link.owned.data(), frame.size);
@@ -557,6 +559,17 @@ bool TcpLinks::begin(Link& link) {
     }
     drop(link, "sent a frame that is malformed or reaches outside a segment");
     return false;
+}
+
+// Whether the message's group has something under way with that peer: then it will soon be expected. Letters between two
+// members, which have no check, come in any order.
+bool TcpLinks::busy_with(int peer, const Frame& message) const {
+    if (!message.check) return false;
+    if (ledger_.awaits(peer, message)) return true;
+    const auto& streams = streams_[size_t(peer)];
+    return std::any_of(streams.begin(), streams.end(), [&](const Link* one) {
+        return !one->out.empty() && one->out.front().frame.key == message.key;
+    });
 }
 
 void TcpLinks::finish(Link& link) {

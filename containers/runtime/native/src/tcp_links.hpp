@@ -99,7 +99,8 @@ private:
     // A peer is lost whose kernel has been silent for so long, which is noticed within a second.
     static constexpr int64_t longest_silence_ns = 750'000'000, between_looks_ns = 50'000'000;
     static constexpr int64_t shortest_nap_ns = 500'000, longest_nap_ns = 2'000'000;  // while others drive the sockets
-    static constexpr uint64_t small = 256 * 1024;
+    // Bytes of messages that are kept until they are expected: always, and if their group is not busy.
+    static constexpr uint64_t kept = 16 * 1024, small = 256 * 1024;
     static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
 
     void run();
@@ -112,6 +113,7 @@ private:
     void retire(Link& link);    // those that have
     void watch(Link& link);
     bool begin(Link& link);     // a header is complete; false: pause
+    bool busy_with(int peer, const Frame& message) const;
     void finish(Link& link);    // its payload is complete
     bool parse(Link& link);
     void advance(Link& link, uint64_t count);  // so much of the payload has come

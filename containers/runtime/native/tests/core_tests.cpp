@@ -10,6 +10,7 @@
 
 #include <linux/filter.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -505,7 +506,6 @@ struct Distant {
     static constexpr size_t long_message = 16 << 20;  // does not fit into the kernel's buffers
 
     Distant() : context(0, 2), links(context, 2), data(long_message) {
-        std::vector<int> ours;
         for (int& fd : theirs) {
             auto [out, in] = connected_pair();
             const int little = 64 << 10;
@@ -521,6 +521,18 @@ struct Distant {
         for (int fd : theirs) close(fd);
     }
     void send(uint64_t size) { links.send_message(1, 7, 0, 0, 0, data.data(), size, &request); }
+    // It sends the beginning of `data` as a message of a collective.
+    void says(int stream, uint64_t key, uint32_t tag, uint64_t size) {
+        const Frame frame = message_frame(key, 0, tag, 5, size);
+        CHECK(::send(theirs[stream], &frame, sizeof frame, 0) == sizeof frame);
+        CHECK(::send(theirs[stream], data.data(), size, 0) == ssize_t(size));
+    }
+    // Bytes that have come by a stream, and that nobody has taken.
+    int waiting(int stream) const {
+        int bytes = 0;
+        ioctl(ours[size_t(stream)], FIONREAD, &bytes);
+        return bytes;
+    }
     void poll_for_ms(int64_t ms) {
         const auto end = Deadline::after_ms(ms);
         while (!end.passed() && !context.is_lost(1)) links.poll(20);
@@ -537,7 +549,54 @@ struct Distant {
     std::vector<char> data;
     Request request;
     int theirs[3];
+    std::vector<int> ours;
 };
+
+// A piece that comes before it is expected waits on the wire, where nothing copies it, while its group is busy with others
+// and thus about to expect it; but not for so long that other groups' messages starve behind it.
+void early_pieces() {
+    constexpr uint64_t size = 100'000, letter = 8;
+    constexpr uint64_t busy = 7, idle = 8, other = 9;
+    Distant peer;
+    Request first, second, third, theirs;
+    std::vector<char> into(size), small(letter);
+    auto finish = [&](Request& request) {
+        const auto end = Deadline::after_ms(5'000);
+        while (!end.passed() && request.state.load() == State::pending) peer.links.poll(1);
+        CHECK(request.state.load() == State::done);
+    };
+    auto check = [&] {
+        CHECK(std::memcmp(into.data(), peer.data.data(), size) == 0);
+        std::fill(into.begin(), into.end(), 0);
+    };
+    peer.says(1, idle, 0, size);
+    peer.poll_for_ms(30);
+    CHECK(peer.waiting(1) == 0);  // nobody knows when it will be expected
+
+    peer.links.receive_message(1, busy, 0, 1, 5, into.data(), size, &first);
+    peer.says(1, busy, 0, size);
+    for (int i = 0; i < 3; ++i) peer.links.poll(0);
+    CHECK(peer.waiting(1) > int(size / 2));
+    Request expected;
+    peer.links.receive_message(1, busy, 0, 0, 5, into.data(), size, &expected);
+    finish(expected);
+    check();
+
+    peer.says(1, busy, 2, size);
+    peer.says(1, other, 0, letter);
+    peer.links.receive_message(1, other, 0, 0, 5, small.data(), letter, &theirs);
+    finish(theirs);
+    CHECK(std::memcmp(small.data(), peer.data.data(), letter) == 0);
+    peer.links.receive_message(1, busy, 0, 2, 5, into.data(), size, &second);
+    finish(second);
+    check();
+    peer.says(2, busy, 1, size);
+    finish(first);
+    check();
+    peer.links.receive_message(1, idle, 0, 0, 5, into.data(), size, &third);
+    finish(third);
+    check();
+}
 
 // A process that gets no processor takes nothing for as long as that lasts; its kernel answers for it.
 void starved() {
@@ -660,6 +719,7 @@ int main() {
     other_links();
     letters();
     early_letters();
+    early_pieces();
     garbage();
     farewells();
     reset_without_queue();

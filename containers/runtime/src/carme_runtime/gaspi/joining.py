@@ -22,6 +22,9 @@ from carme_runtime.logs import log
 from carme_runtime.transports import GPI2, NATIVE, TRANSPORT, TRANSPORTS
 
 STREAMS = 3  # to a rank on another node: one for one-sided operations, the others for collectives
+# TCP's congestion control between ranks. BBR is made for long ways: it sends by timers, which between nodes beside each
+# other takes a processor's time and leaves the link idle.
+CONGESTION_CONTROL, PACED, UNPACED = "CARME_CONGESTION_CONTROL", "bbr", ("cubic", "reno")
 GPI2_PORTS = range(20_000, 32_000)  # below those that systems give to clients
 
 
@@ -219,6 +222,7 @@ def _connect_all(
             acceptor.join(1)
     for connection in found.values():
         connection.settimeout(None)
+        _choose_congestion_control(connection)
     return {peer: [found[peer, stream].detach() for stream in range(counts[peer])] for peer in counts}
 
 
@@ -232,6 +236,26 @@ def _reach(entry: Entry, peer: int, deadline: float) -> socket.socket:
             f"{error.strerror or error}.",
             "See whether it still runs, and whether a firewall lies between the nodes.",
         ) from None
+
+
+def _choose_congestion_control(connection: socket.socket) -> None:
+    """The one that CARME_CONGESTION_CONTROL names, else the system's, unless that is BBR. Raises InvalidCall."""
+    level, option = socket.IPPROTO_TCP, socket.TCP_CONGESTION
+    wanted = os.environ.get(CONGESTION_CONTROL)
+    if wanted:
+        try:
+            connection.setsockopt(level, option, wanted.encode())
+        except OSError as error:
+            allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+            raise InvalidCall(
+                f"{CONGESTION_CONTROL}={wanted} cannot be had: {error.strerror}.",
+                f"Choose from {', '.join(allowed)}, or leave it out.",
+            ) from None
+    elif connection.getsockopt(level, option, 16).startswith(PACED.encode()):
+        for name in UNPACED:
+            with contextlib.suppress(OSError):  # not on this system, or not for everybody
+                connection.setsockopt(level, option, name.encode())
+                return
 
 
 def _family(address: str) -> socket.AddressFamily:
