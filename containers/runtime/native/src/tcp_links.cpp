@@ -100,6 +100,7 @@ void TcpLinks::run() {
 void TcpLinks::poll(int timeout_ms, int own) {
     if (links_.empty()) return;
     epoll_event events[32];
+    if (timeout_ms) sleep_until_whole();
     int n = epoll_wait(epoll_, events, 32, timeout_ms);
     std::lock_guard lock(mutex_);
     ledger_.completed_any = false;
@@ -117,6 +118,20 @@ void TcpLinks::poll(int timeout_ms, int own) {
             if (link->ended_since && now_ns() - link->ended_since > longest_farewell_ns) lose(link->peer);
     if (awaiting_ && now_ns() > next_look_) look_for_silence();
     wake_others(own);
+}
+
+// Each packet would wake a sleeper else, and take the core from who computes.
+void TcpLinks::sleep_until_whole() {
+    std::lock_guard lock(mutex_);
+    for (auto& link : links_)
+        if (link->fd >= 0 && link->in_payload && link->head == link->tail && link->left >= smallest_mark)
+            set_mark(*link, std::min(link->left, largest_mark));
+}
+
+void TcpLinks::set_mark(Link& link, uint64_t mark) {
+    if (link.mark == mark) return;
+    const int bytes = int(link.mark = mark);
+    setsockopt(link.fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
 void TcpLinks::poll_for(const Request& request) {
@@ -408,6 +423,12 @@ void TcpLinks::resume_paused() {
 }
 
 void TcpLinks::readable(Link& link) {
+    take(link);
+    // Less than it says may be left to come, and another may sleep already.
+    if (link.fd >= 0 && link.mark > 1 && (!link.in_payload || link.left < link.mark)) set_mark(link, 1);
+}
+
+void TcpLinks::take(Link& link) {
     uint64_t budget = most_at_once;  // then others have their turn
     while (link.fd >= 0 && !link.paused_since && !link.ended_since) {
         bool straight = link.in_payload && link.head == link.tail && link.destination && link.left >= smallest_straight;

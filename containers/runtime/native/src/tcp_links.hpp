@@ -77,6 +77,7 @@ private:
         Into into = Into::nothing;
         char* destination = nullptr;
         uint64_t left = 0;  // of the payload
+        uint64_t mark = 1;  // bytes without which nobody who sleeps is woken
         uint64_t room = 0;  // at `destination`; less than `left` while memory is only taken as the payload comes
         Request* request = nullptr;
         std::shared_ptr<void> keep;
@@ -89,6 +90,8 @@ private:
     static constexpr size_t buffer_size = 32 * 1024;
     static constexpr uint64_t smallest_straight = 2048;  // bytes of a payload that are not worth a copy
     static constexpr size_t taken_with_payload = 1024;   // of what follows it
+    // Of a payload whose rest is awaited asleep: at once, and at least.
+    static constexpr uint64_t largest_mark = 256 * 1024, smallest_mark = 64 * 1024;
     // Of one stream in one turn: less than may be expected of a peer, as what is not expected yet is copied.
     static constexpr uint64_t most_at_once = 512 * 1024;
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
@@ -104,10 +107,13 @@ private:
     static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
 
     void run();
+    void sleep_until_whole();  // marks payloads whose parts are not worth waking up for
+    void set_mark(Link& link, uint64_t mark);
     size_t stream_of(int peer, uint32_t tag) const;
     void send_on(size_t stream, int peer, const Frame& frame, const void* data, Request* request);
     void wake_others(int own);
     void readable(Link& link);
+    void take(Link& link);
     bool writable(Link& link);  // false: the link is gone
     void release(Link& link);   // learns which payloads have gone
     void retire(Link& link);    // those that have

@@ -598,6 +598,47 @@ void early_pieces() {
     check();
 }
 
+// Who sleeps until a long payload is there is not woken by each part of it, but by its end, whoever took parts of it.
+void long_payloads() {
+    constexpr uint64_t size = 400'000, part = 5'000;
+    Distant peer;
+    Request request;
+    std::vector<char> into(size);
+    uint64_t sent = 0;
+    auto says = [&](uint64_t count) {
+        CHECK(send(peer.theirs[1], peer.data.data() + sent, count, 0) == ssize_t(count));
+        sent += count;
+    };
+    peer.links.receive_message(1, 7, 0, 0, 5, into.data(), size, &request);
+    const Frame frame = message_frame(7, 0, 0, 5, size);
+    CHECK(send(peer.theirs[1], &frame, sizeof frame, 0) == sizeof frame);
+    says(part);
+    peer.links.poll(20);
+    CHECK(peer.waiting(1) == 0);
+    std::thread talking([&] {
+        for (int i = 0; i < 10; ++i) {
+            says(part);
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+    });
+    peer.links.poll(100);
+    talking.join();
+    CHECK(peer.waiting(1) == int(10 * part));
+    says(size - sent - part);
+    peer.links.poll_for(request);
+    peer.links.poll_for(request);
+    CHECK(peer.waiting(1) == 0 && request.state.load() == State::pending);
+    std::thread ending([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        says(part);
+    });
+    const int64_t begin = now_ns();
+    while (request.state.load() == State::pending && now_ns() - begin < 5'000'000'000) peer.links.poll(1000);
+    ending.join();
+    CHECK(request.state.load() == State::done && now_ns() - begin < 900'000'000);
+    CHECK(std::memcmp(into.data(), peer.data.data(), size) == 0);
+}
+
 // A process that gets no processor takes nothing for as long as that lasts; its kernel answers for it.
 void starved() {
     Distant peer;
@@ -720,6 +761,7 @@ int main() {
     letters();
     early_letters();
     early_pieces();
+    long_payloads();
     garbage();
     farewells();
     reset_without_queue();
