@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+from pathlib import Path
 
 from carme_runtime import gaspi
 
@@ -13,8 +14,8 @@ except gaspi.GaspiError as error:
 else:
     process.barrier()
     found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+    for file in [*Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as one:
             if one.type == socket.SOCK_STREAM and one.getpeername()[0].startswith("127.0.0."):
                 said = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
                 found.add(said.rstrip(b"\0").decode())

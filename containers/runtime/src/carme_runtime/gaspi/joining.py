@@ -22,8 +22,8 @@ from carme_runtime.logs import log
 from carme_runtime.transports import GPI2, NATIVE, TRANSPORT, TRANSPORTS
 
 STREAMS = 3  # to a rank on another node: one for one-sided operations, the others for collectives
-# TCP's congestion control between ranks. BBR is made for long ways: it sends by timers, which between nodes beside each
-# other takes a processor's time and leaves the link idle.
+# TCP's congestion control between ranks. BBR is made for long ways: it sends by timers, which between nodes
+# beside each other takes a processor's time and leaves the link idle.
 CONGESTION_CONTROL, PACED, UNPACED = "CARME_CONGESTION_CONTROL", "bbr", ("cubic", "reno")
 GPI2_PORTS = range(20_000, 32_000)  # below those that systems give to clients
 
@@ -211,6 +211,8 @@ def _connect_all(
                 )
             changed.wait(0.05)
             changed.clear()
+        for connection in found.values():
+            _choose_congestion_control(connection)
     except BaseException:
         stopped.set()
         for connection in found.values():
@@ -222,7 +224,6 @@ def _connect_all(
             acceptor.join(1)
     for connection in found.values():
         connection.settimeout(None)
-        _choose_congestion_control(connection)
     return {peer: [found[peer, stream].detach() for stream in range(counts[peer])] for peer in counts}
 
 
@@ -239,7 +240,10 @@ def _reach(entry: Entry, peer: int, deadline: float) -> socket.socket:
 
 
 def _choose_congestion_control(connection: socket.socket) -> None:
-    """The one that CARME_CONGESTION_CONTROL names, else the system's, unless that is BBR. Raises InvalidCall."""
+    """Take the one that CARME_CONGESTION_CONTROL names, else the system's, unless that is BBR.
+
+    Raises InvalidCall.
+    """
     level, option = socket.IPPROTO_TCP, socket.TCP_CONGESTION
     wanted = os.environ.get(CONGESTION_CONTROL)
     if wanted:
