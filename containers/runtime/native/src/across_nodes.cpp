@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "group.hpp"
+#include "zeros.hpp"
 
 namespace carme {
 namespace {
@@ -137,6 +138,22 @@ void Group::across_nodes(const std::vector<int>& column, int position, char* dat
     }
 }
 
+void Group::send_piece(Batch& sends, size_t index, int peer, uint32_t tag, uint32_t check, const char* data,
+                       uint64_t size) {
+    if (auto less = without_zeros(data, size); less.size) {
+        sends.sent.push_back(std::move(less.data));
+        data = sends.sent.back().get();
+        size = less.size;
+    }
+    context_->links().send_message(peer, key_, sequence_, tag, check, data, size, &sends[index]);
+}
+
+void Group::expect_piece(Batch& receives, size_t index, int peer, uint32_t tag, uint32_t check, char* into,
+                         uint64_t size) {
+    receives[index].at_most = true;
+    context_->links().receive_message(peer, key_, sequence_, tag, check, into, size, &receives[index]);
+}
+
 // Two nodes send each other everything: as much as a ring would, in one step instead of two.
 void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed,
                          double scale) {
@@ -150,14 +167,13 @@ void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const
     Batch receives(links, pieces), sends(links, pieces);
     auto place = [&](uint64_t p) { return room + p % ahead * transit.room(); };
     auto expect = [&](uint64_t p) {
-        links.receive_message(peer, key_, sequence_, uint32_t(p), check, place(p), transit.size(0, p), &receives[p]);
+        expect_piece(receives, p, peer, uint32_t(p), check, place(p), transit.size(0, p));
     };
     uint64_t sent = 0;
     auto send_until = [&](uint64_t end) {
         for (; sent < std::min(end, pieces); ++sent) {
             transit.prepare(0, sent);
-            links.send_message(peer, key_, sequence_, uint32_t(sent), check, transit.at(0, sent), transit.size(0, sent),
-                               &sends[sent]);
+            send_piece(sends, sent, peer, uint32_t(sent), check, transit.at(0, sent), transit.size(0, sent));
         }
     };
     // Bringing pieces to how they travel takes time, in which those that have come are not to wait.
@@ -185,11 +201,10 @@ void Group::exchange_halves(int peer, bool first, char* data, uint64_t count, co
     Batch receives(links, 2 * pieces), sends(links, 2 * pieces);
     auto place = [&](uint64_t p) { return room + p % ahead * transit.room(); };
     auto expect = [&](uint64_t tag, char* into, uint64_t size) {
-        links.receive_message(peer, key_, sequence_, uint32_t(tag), check, into, size, &receives[tag]);
+        expect_piece(receives, tag, peer, uint32_t(tag), check, into, size);
     };
     auto send = [&](uint64_t tag, uint64_t block, uint64_t p) {
-        links.send_message(peer, key_, sequence_, uint32_t(tag), check, transit.at(block, p), transit.size(block, p),
-                           &sends[tag]);
+        send_piece(sends, tag, peer, uint32_t(tag), check, transit.at(block, p), transit.size(block, p));
     };
     uint64_t sums = 0;  // that are expected
     auto expect_sum = [&] {
@@ -255,17 +270,16 @@ void Group::ring(const std::vector<int>& column, int position, char* data, uint6
     auto expect = [&](uint64_t step) {
         for (uint64_t p = 0; p < pieces; ++p) {
             const uint64_t block = block_at(step);
-            links.receive_message(previous, key_, sequence_, uint32_t(step << 16 | p), check,
-                                  step < m - 1 ? place(step, p) : transit.at(block, p), transit.size(block, p),
-                                  &receives[step * pieces + p]);
+            expect_piece(receives, step * pieces + p, previous, uint32_t(step << 16 | p), check,
+                         step < m - 1 ? place(step, p) : transit.at(block, p), transit.size(block, p));
         }
     };
     auto send = [&](uint64_t step, uint64_t p) {
         const uint64_t block = (self + 2 * m - step) % m;
         if (step < m) transit.prepare(block, p);
         if (step == m - 1) transit.settle(block, p);
-        links.send_message(next, key_, sequence_, uint32_t(step << 16 | p), check, transit.at(block, p),
-                           transit.size(block, p), &sends[step * pieces + p]);
+        send_piece(sends, step * pieces + p, next, uint32_t(step << 16 | p), check, transit.at(block, p),
+                   transit.size(block, p));
     };
     expect(0);
     for (uint64_t p = 0; p < pieces; ++p) send(0, p);
@@ -301,12 +315,11 @@ void Group::halving(const std::vector<int>& column, int position, char* data, ui
     uint64_t step = 0;
     auto tag = [&](uint64_t i) { return uint32_t(step << 26 | i); };
     auto send = [&](uint64_t to, uint64_t i, Batch& batch, uint64_t place) {
-        links.send_message(column[to], key_, sequence_, tag(i), check, transit.at(i / pieces, i % pieces),
-                           transit.size(i / pieces, i % pieces), &batch[place]);
+        send_piece(batch, place, column[to], tag(i), check, transit.at(i / pieces, i % pieces),
+                   transit.size(i / pieces, i % pieces));
     };
     auto expect = [&](uint64_t from, uint64_t i, Batch& batch, uint64_t place, char* into) {
-        links.receive_message(column[from], key_, sequence_, tag(i), check, into,
-                              transit.size(i / pieces, i % pieces), &batch[place]);
+        expect_piece(batch, place, column[from], tag(i), check, into, transit.size(i / pieces, i % pieces));
     };
     auto finish_all = [&](Batch& batch) {
         for (size_t i = 0; i < batch.count; ++i) finish(batch, i);

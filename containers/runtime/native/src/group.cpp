@@ -1,4 +1,5 @@
 #include "group.hpp"
+#include "zeros.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -486,7 +487,12 @@ void Group::finish(Batch& batch, size_t index) {
                       "See what that rank does; the group can no longer be used.");
     }
     switch (request.state.load()) {
-        case State::done: case State::pending: return;
+        case State::done:
+            if (!request.at_most || request.result == request.size) return;
+            request.at_most = false;
+            if (!with_zeros(request.into, request.result, request.size)) fail_other_call(request.peer);
+            return;
+        case State::pending: return;
         case State::lost: fail_lost(request.peer);
         case State::aborted: {
             throw_if_broken();

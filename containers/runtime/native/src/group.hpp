@@ -139,6 +139,9 @@ private:
     Algorithm choose(size_t nodes, uint64_t count, const Call& call, bool compressed) const;
     void exchange_two(int peer, bool first, char* data, uint64_t count, const Call& call, bool compressed,
                       double scale);
+    // A piece of a buffer, which travels without what is zero in it.
+    void send_piece(Batch& sends, size_t index, int peer, uint32_t tag, uint32_t check, const char* data, uint64_t size);
+    void expect_piece(Batch& receives, size_t index, int peer, uint32_t tag, uint32_t check, char* into, uint64_t size);
     void exchange_halves(int peer, bool first, char* data, uint64_t count, const Call& call, double scale);
     void exchange_all(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call);
     void ring(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
@@ -201,6 +204,7 @@ struct Group::Batch {
     Links& links;
     std::unique_ptr<Request[]> requests;
     size_t count;
+    std::vector<std::unique_ptr<char[]>> sent = {};  // instead of what lies in a buffer
 };
 
 }  // namespace carme

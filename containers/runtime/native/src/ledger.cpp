@@ -4,6 +4,14 @@
 
 namespace carme {
 
+namespace {
+
+bool fits(const Request& request, uint64_t size) {
+    return size == request.size || (request.at_most && size < request.size);
+}
+
+}  // namespace
+
 bool Ledger::receive(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into, uint64_t size,
                      Request* request) {
     request->peer = peer;
@@ -14,10 +22,11 @@ bool Ledger::receive(int peer, uint64_t key, uint32_t sequence, uint32_t tag, ui
     auto early = unexpected_.find(match);
     if (early != unexpected_.end()) {
         auto& [their_check, data] = early->second;
-        bool fits = data.size() == size && their_check == check;
-        if (fits && size) std::memcpy(into, data.data(), size);
+        const bool right = fits(*request, data.size()) && their_check == check;
+        request->result = data.size();
+        if (right && !data.empty()) std::memcpy(into, data.data(), data.size());
         unexpected_.erase(early);
-        complete(request, fits ? State::done : State::mismatch);
+        complete(request, right ? State::done : State::mismatch);
         return false;
     }
     if (is_lost(peer)) {
@@ -33,7 +42,8 @@ std::optional<Request*> Ledger::take(int peer, const Frame& message) {
     if (posted == posted_.end()) return std::nullopt;
     Request* request = posted->second;
     posted_.erase(posted);
-    if (request->size == message.size && request->check == message.check) return request;
+    request->result = message.size;
+    if (fits(*request, message.size) && request->check == message.check) return request;
     complete(request, State::mismatch);
     return nullptr;
 }

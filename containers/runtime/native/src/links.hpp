@@ -63,7 +63,8 @@ struct Request {
     char* into = nullptr;
     uint64_t size = 0;
     uint32_t check = 0;
-    uint64_t result = 0;
+    bool at_most = false;  // a message of fewer bytes does as well
+    uint64_t result = 0;   // of an atomic; bytes of a message that was received
     std::optional<Notice> notice = {};  // set in an own segment once it is done
 };
 
@@ -117,7 +118,7 @@ public:
     // `request->result` for an atomic. The reply to an echo says that all that was sent before has taken effect.
     virtual void ask(int peer, Frame frame, Request* request) = 0;
     // A message of a collective: it goes to the receive of the same key, sequence and tag, whichever comes first. Both
-    // must agree on the size and `check`, else the receive ends as a mismatch.
+    // must agree on the size, unless it is `at_most`, and on `check`, else the receive ends as a mismatch.
     virtual void send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
                               uint64_t size, Request* request) = 0;
     virtual void receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,

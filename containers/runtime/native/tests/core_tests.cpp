@@ -17,6 +17,7 @@
 #include "group.hpp"
 #include "queued_links.hpp"
 #include "tcp_links.hpp"
+#include "zeros.hpp"
 
 using namespace carme;
 
@@ -207,6 +208,61 @@ void long_ones(const std::vector<int>& nodes, Wire wire) {
             }
         }
         if (TcpLinks::insist_on_uncopied) CHECK(dynamic_cast<TcpLinks&>(context->links()).sent_uncopied() > 4);
+    });
+}
+
+// What travels of a payload of which much is zero gives the same bytes again, and nothing else is taken for such.
+void zeros() {
+    std::mt19937 random(11);
+    for (uint64_t size : {zeros_from, zeros_from + 1, uint64_t(100'003), uint64_t(256 << 10)})
+        for (unsigned every : {2u, 5u, 40u, 5000u}) {  // one in so many blocks is not zero
+            std::vector<char> data(size, 0), into(size, 1);
+            for (uint64_t i = 0; i < size; ++i)
+                if (i / zero_block * 2654435761u % every == 0 || (i >= size / zero_block * zero_block)) data[i] = char(random());
+            const auto less = without_zeros(data.data(), size);
+            if (every == 2 && less.size == 0) continue;
+            CHECK(less.size && less.size <= size / 4 * 3);
+            std::memcpy(into.data(), less.data.get(), less.size);
+            CHECK(with_zeros(into.data(), less.size, size));
+            CHECK(into == data);
+            for (uint64_t wrong : {uint64_t(0), uint64_t(5), less.size - 1, less.size + 1, less.size - zero_block}) {
+                std::vector<char> spoiled(size, char(0x5A));
+                std::memcpy(spoiled.data(), less.data.get(), less.size);
+                if (wrong < size) CHECK(!with_zeros(spoiled.data(), wrong, size));
+            }
+        }
+    std::vector<char> dense(256 << 10, 1), empty(256 << 10, 0), few(zeros_from - 1, 0);
+    CHECK(!without_zeros(dense.data(), dense.size()).size && !without_zeros(few.data(), few.size()).size);
+    CHECK(without_zeros(empty.data(), empty.size()).size == empty.size() / zero_block / 8);
+    for (uint64_t i = 0; i < empty.size(); i += 4) empty[i + 3] = char(0x80);  // -0.0 is not nothing
+    CHECK(!without_zeros(empty.data(), empty.size()).size);
+}
+
+// Gradients of embeddings: rows of which each rank has a few.
+void rows(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
+    as_ranks(nodes, [&](std::shared_ptr<Context> context) {
+        Group group(context, everyone(*context), Deadline::after_ms(60'000), algorithm);
+        const int n = group.size(), me = group.index();
+        for (auto [count, row] : {std::pair<uint64_t, uint64_t>{60'000, 64}, {400'000, 250}, {1'500'001, 1024}}) {
+            std::vector<float> data(count);
+            auto value = [&, row = row](int rank, uint64_t i) {
+                const uint64_t which = i / row;
+                return which % 11 == uint64_t(rank) || which % 37 == 5 ? float(i % 29) - 14.0f + float(rank) : 0.0f;
+            };
+            auto call = allreduce_of(data);
+            call.wire = wire;
+            for (int run = 0; run < 2; ++run) {
+                for (uint64_t i = 0; i < count; ++i) data[i] = value(me, i);
+                group.execute(call);
+                uint64_t wrong = 0;
+                for (uint64_t i = 0; i < count; ++i) {
+                    float expected = 0;
+                    for (int r = 0; r < n; ++r) expected += value(r, i);
+                    wrong += data[i] != expected;  // exact in bfloat16, too
+                }
+                CHECK(wrong == 0);
+            }
+        }
     });
 }
 
@@ -746,6 +802,11 @@ int main() {
             between_nodes(nodes, algorithm);
     for (Wire wire : {Wire::same, Wire::bf16})
         for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}}) long_ones(nodes, wire);
+    zeros();
+    for (Wire wire : {Wire::same, Wire::bf16}) {
+        rows({0, 1}, Algorithm::automatic, wire);
+        for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) rows({0, 0, 1, 2, 2}, algorithm, wire);
+    }
     feedback({0, 1}, Algorithm::automatic, Wire::bf16);
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::halving}) feedback({0, 1, 2}, algorithm, Wire::int8);
     // Here the kernel says at once that it copies.
