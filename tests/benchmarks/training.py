@@ -442,9 +442,7 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
     made: list[tuple[float, Any]] = []  # when the gradient of each parameter was there
     if name == ALONE:
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(
-                lambda p: made.append((time.perf_counter(), p))
-            )
+            parameter.register_post_accumulate_grad_hook(lambda p: made.append((time.perf_counter(), p)))
 
     def step(model: Any, x: Any, y: Any) -> Any:
         begin = time.perf_counter()
