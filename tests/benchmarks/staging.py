@@ -9,10 +9,8 @@ are the medians. Times are those of the whole command from its start, for large 
 system has written everything to its device. Large files are compared with the time that fio takes to write as
 much in the same rounds: through the page cache (fio), past it (fio_direct), and past it with all of it read
 back from the device (fio_verified), which is what ours does. With --cold the source comes from the device,
-too: there the limit is the time that fio takes for all of it at once, writing, reading the source and reading
-back, with 4 requests for each under way or with 16, whichever is sooner (fio_copy_verified_4 and _16).
-if_both_ways_at_once is what it would take on a device that reads as quickly while it writes as it does alone:
-the longer of writing and of reading twice. Then the second run: nothing has changed, and
+too: there the limit is the longer of writing and of reading twice, as if the device did both at once;
+fio_copy and fio_copy_verified tell how long fio takes to do so. Then the second run: nothing has changed, and
 1 % of the files have. At last the small files are packed into one image, and all are opened and read: in the
 image as jobs mount it (ours), as the kernel mounts it, and in their folder.
 
@@ -264,10 +262,10 @@ def _mounted(mount: list[str | Path], place: Path) -> Iterator[None]:
         place.rmdir()
 
 
-def _fio(size: int, *jobs: tuple[Any, ...], direct: bool = True, depth: int = 4) -> float:
+def _fio(size: int, *jobs: tuple[Any, ...], direct: bool = True) -> float:
     """Seconds that fio takes for jobs at once: each reads or writes so many bytes, of some files in turn."""
     shared = [
-        f"--size={size}", "--bs=2M", "--ioengine=libaio", f"--iodepth={depth}", f"--direct={int(direct)}",
+        f"--size={size}", "--bs=2M", "--ioengine=libaio", "--iodepth=4", f"--direct={int(direct)}",
         "--end_fsync=1", "--file_service_type=sequential",
     ]  # fmt: skip
     each = [
@@ -328,18 +326,12 @@ class Bench:
         times = self._times(source, written=True, between=lambda: self._writes(source, size, writes))
         limits = {name: statistics.median(each) for name, each in writes.items()}
         floor = writing = None
-        more: dict[str, float] = {}
         if limits:
             # Nobody can have everything read back from the device sooner than it can be written and read.
             writing, floor = min(limits["fio"], limits["fio_direct"]), limits["fio_verified"]
-            more = {name: seconds for name, seconds in limits.items() if name != "fio_verified"}
-            if self.cold:  # What is copied has to be read as well: fio does just that, all at once.
+            if self.cold:  # What is copied has to be read as well, at best while the device writes.
                 reading = limits["fio_read"]
-                more["if_both_ways_at_once"] = max(writing, 2 * reading)
-                floor, writing = (
-                    min((seconds for name, seconds in limits.items() if name.startswith(way)), default=None)
-                    for way in ("fio_copy_verified_", "fio_copy_unverified_")
-                )
+                writing, floor = max(writing, reading), max(writing, 2 * reading)
         rows = [
             self._row(
                 "large_files_s",
@@ -347,7 +339,7 @@ class Bench:
                 "0.9 of the disk, read back",
                 (lambda t: 0.9 * t("ours") <= floor) if floor else None,
                 floor=floor,
-                more=more,
+                more={name: seconds for name, seconds in limits.items() if name != "fio_verified"},
             )
         ]
         if "unverified" in times:
@@ -491,15 +483,10 @@ class Bench:
         }
         taken["fio_verified"] = taken["fio_direct"] + taken["fio_read"]
         if self.cold:
-            # How many requests are best depends on the device: its limit is the sooner of both.
             again = ("read", *sorted(source.glob("large*")))
-            jobs: dict[str, tuple[tuple[Any, ...], ...]] = {"fio_copy_verified": (write, again, again)}
-            if "unverified" in self.tools:
-                jobs["fio_copy_unverified"] = (write, again)
-            for name, each in jobs.items():
-                for depth in (4, 16):
-                    copy.unlink()
-                    taken[f"{name}_{depth}"] = _fio(size, *each, depth=depth)
+            for name, jobs in (("fio_copy", (write, again)), ("fio_copy_verified", (write, again, again))):
+                copy.unlink()
+                taken[name] = _fio(size, *jobs)
         copy.unlink()
         for name, each in taken.items():
             seconds.setdefault(name, []).append(each)
