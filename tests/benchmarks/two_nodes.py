@@ -13,7 +13,7 @@ from types import TracebackType
 DEVICE = "link0"
 _NETWORK = "198.18.77."  # for benchmarks of networks (RFC 2544)
 # Far below large messages, and at least a whole packet of the kernel's, which has up to 64 KiB. With less,
-# timers and not the rate are in charge. What waits for the rate is never dropped, as no network card does.
+# timers and not the rate are in charge. What waits for the rate is kept, as in front of a network card.
 _BURST_SECONDS, _LEAST_BURST, _QUEUE = 200e-6, 80_000, "16mb"
 
 # Open MPI and MPICH start ranks on another host by a command like ssh: this is it. Options of ssh come first.
