@@ -32,7 +32,7 @@
 #define BLOCK (256 << 10)
 /* Past the page cache: so much at a time, by at most so many threads, from places that are multiples of this. */
 #define CHUNK (2 << 20)
-#define THREADS 8
+#define THREADS 16
 #define ALIGNED 4096
 /* Of small files that have to come from the device so many are asked for at a time, and at most so many bytes. */
 #define AHEAD 128
@@ -1034,7 +1034,7 @@ void carme_reserve(int file, int64_t size)
    WAY_DIRECT goes past the page cache where the file system lets that be: what is read back comes from the
    device then, and no processor time goes into copies in memory that the device has to be given later anyway.
    Nor does a source that is not in memory come through it then: the kernel would ask for less of it at a time.
-   WAY_EARLY has the device begin to write what is there. `threads`: so many go past the page cache at once, 8 at
+   WAY_EARLY has the device begin to write what is there. `threads`: so many go past the page cache at once, 16 at
    most. `room`: carme_room() bytes for these, on a page's boundary.
    Returns DONE, CHANGED (the source is shorter), CORRUPT, or an errno. */
 int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, hasher hash, int way, int threads,

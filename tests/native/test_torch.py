@@ -75,6 +75,10 @@ def test_parallelize_takes_several_options_together(launcher, nodes, kind):
     launcher.run("parallel", nodes, kind)
 
 
+def test_who_looks_at_a_gradient_that_travels_waits_for_it(launcher):
+    launcher.run("arriving", [0, 1])
+
+
 def test_optimizers_step_as_without_parallelize(launcher):
     launcher.run("late_parameters", [0])
 
@@ -84,9 +88,10 @@ def test_few_bits_on_the_wire_train_nearly_alike(launcher, kind):
     launcher.run("parallel", [0, 1], kind)
 
 
+@pytest.mark.parametrize("steps", ["all", "half"])
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
-def test_what_few_bits_lose_is_added_whatever_the_batches_are(launcher, wire):
-    launcher.run("residuals", [0, 1], wire)
+def test_what_few_bits_lose_is_added_whatever_the_batches_are(launcher, wire, steps):
+    launcher.run("residuals", [0, 1], wire, steps)
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])

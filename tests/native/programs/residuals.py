@@ -1,6 +1,6 @@
 """Gradients that few bits cannot say: over many steps of other batches, a wire loses no more than in one.
 
-Argument 1: how they travel.
+Argument 1: how they travel; 2: in how many steps each parameter has a part, `all` or `half`.
 """
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false
@@ -12,11 +12,29 @@ from torch import nn
 
 import carme_runtime.torch as carme
 
-wire = sys.argv[1]
+wire, steps = sys.argv[1:]
 RATE, STEPS, SMALL = 0.5, 60, 0.0015
 torch.set_num_threads(1)
-model = nn.Linear(8192, 2, bias=False)  # more than the 16 KiB below which nothing is rounded
-nn.init.zeros_(model.weight)
+
+
+class Turns(nn.Module):
+    """Layers of which one after the other has a part in the loss; one of them alone always has."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        # More than the 16 KiB below which nothing is rounded.
+        self.layers = [nn.Linear(8192, 2, bias=False) for _ in range(count)]
+        self.registered = nn.ModuleList(self.layers)
+        self.calls = 0
+        for layer in self.layers:
+            nn.init.zeros_(layer.weight)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layers[self.calls % len(self.layers)](x)
+
+
+model = Turns({"all": 1, "half": 2}[steps])
 optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 model, optimizer = carme.parallelize(model, optimizer, wire=wire)
 rank = torch.distributed.get_rank()
@@ -36,8 +54,9 @@ for step in range(STEPS):
 # now is what they still keep, and no more, and weights miss that times the rate: of shares of the batch that
 # make 1 in the mean, at most unit / (1 - unit) of the gradient; see parallel.py.
 unit, together = {"bf16": (2**-8, sample), "int8": (1 / 254, torch.ones(8192))}[wire]
-exact = -RATE * STEPS * sample
+exact = -RATE * STEPS / len(model.layers) * sample
 bound = RATE * unit / (1 - unit) * together + 5e-6 * exact.abs()  # that of sums in float32
-missed = (model.weight.detach() - exact).abs()
-assert (missed <= bound).all(), f"{(missed / bound).max():.3} times what may be missed"
+for layer in model.layers:
+    missed = (layer.weight.detach() - exact).abs()
+    assert (missed <= bound).all(), f"{(missed / bound).max():.3} times what may be missed"
 torch.distributed.destroy_process_group()

@@ -43,8 +43,8 @@ ENOUGH = 4 << 20
 #: So many threads look for what has changed while the device keeps them waiting. As in native/carme.c.
 LOOKERS = 32
 #: So many blocks of large files are read and written at once, where that goes past this host's memory. A
-#: worker has 2 to 8 of them; native/copying.c has no more.
-IN_FLIGHT = 16
+#: worker has 2 to 16 of them; native/copying.c has no more.
+IN_FLIGHT = 32
 
 #: Called with each problem as it is met, with what a dry run would do (`("remove", path)`), and some times a
 #: second with the progress.
@@ -413,7 +413,7 @@ class _Run:
         try:
             seconds = journal is not None and journal.whole_seconds()
             # Over a network the server's memory is not this host's, and its ways are its own.
-            direct = 0 if tree.is_network(destination) else min(8, max(2, IN_FLIGHT // self.result.workers))
+            direct = 0 if tree.is_network(destination) else min(16, max(2, IN_FLIGHT // self.result.workers))
 
             def make(share: Callable[[], bool]) -> Copier:
                 return Copier(

@@ -403,7 +403,7 @@ class Native:
             compare: Read back what was written, and compare.
             way: `direct` goes past this host's memory to the device and back where the file system lets that
                 be; `early`, and `direct` where it cannot be, have the device begin to write it.
-            threads: So many go past memory at once, 8 at most; the same with every call.
+            threads: So many go past memory at once, 16 at most; the same with every call.
 
         Returns:
             Whether what was read back was the same; None if the file is shorter.

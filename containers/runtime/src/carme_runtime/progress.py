@@ -80,8 +80,6 @@ class Progress:
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has made a step. Where there are several, the first of them counts."""
-        if getattr(optimizer, "_carme_partial", False):
-            return  # `parallelize` steps bucket by bucket
         known = self._optimizer() if self._optimizer else None
         if known is None:
             self._optimizer = weakref.ref(optimizer)

@@ -11,7 +11,7 @@ full. Here the buckets lie in a segment of the runtime's core, so that ranks of 
 import itertools
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from carme_runtime.collectives.group import wire_type
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
 from carme_runtime.torch.memory import keep_freed_memory
+from carme_runtime.torch.stepping import Arriving, by_parameter, step_in_parts
 
 __all__ = ["Parallel", "join_run", "parallelize", "trained"]
 
@@ -55,7 +56,7 @@ def parallelize(
     accumulate: int = 1,
     clip_norm: float | None = None,
     bucket_mb: float | None = None,
-    overlap_step: bool = False,
+    overlap_step: bool | None = None,
     broadcast_buffers: bool = True,
     wire: str = "",
 ) -> tuple[Model, torch.optim.Optimizer]:
@@ -75,9 +76,11 @@ def parallelize(
         clip_norm: Clip the norm of all gradients to this before each step.
         bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: what
             CARME_FUSION_THRESHOLD_KB says, else 8 on one node, 1 between nodes.
-        overlap_step: Let `optimizer.step()` update each bucket's parameters as soon as that one is reduced.
-            The gradients must then not be read between `backward` and `step`; not with `clip_norm`, and only
-            for optimizers that treat each parameter by itself.
+        overlap_step: Let `backward` return while gradients still travel, and `optimizer.step()` update each
+            bucket's parameters as soon as that one is reduced; who reads a gradient between the two waits for
+            all. Not with `clip_norm`, and only for optimizers that treat each parameter by itself. Default:
+            between nodes, where that is known of the optimizer, nothing has replaced its step, and there is
+            no `clip_norm`.
         broadcast_buffers: Give rank 0's buffers (running means and such) to all before each training pass.
         wire: How 32-bit gradients on the host travel between nodes: `bf16` takes half the time of the wire,
             `int8` a quarter. What a step loses by that is added in the next one. Default: as they are.
@@ -115,6 +118,9 @@ class _Bucket:
     mean tells which parameters had none on any rank, and these keep no gradient, as in a single process. The
     last two elements are for a number of samples.
 
+    What fewer bits lost of such a parameter's gradient in the step before arrives in this one, when nobody
+    takes it. It travels again in the next one.
+
     Args:
         parameters: Of one type and device.
         memory: The flat buffer, of `_elements(parameters)`.
@@ -138,6 +144,8 @@ class _Bucket:
             begin += parameter.numel()
         self._used, self._digits = memory[begin:].split([len(parameters), _EXTRA])
         self._unused: list[int] = []
+        self._left: dict[int, torch.Tensor] = {}  # what arrived of parameters that had no part
+        self._arriving: list[Arriving] = []
         self._due: Plan | None = None
         self._work: Any = None
         self._pending: Pending | _SplitPending | None = None
@@ -159,6 +167,9 @@ class _Bucket:
             self.memory.zero_()
         elif scale is not None:
             self.memory.mul_(scale)
+        for index, left in self._left.items():
+            self.views[index].add_(left)  # on every rank, so in the mean
+        self._left.clear()
         self._digits[0], self._digits[1] = samples % _DIGIT, samples // _DIGIT
         if self._inline and isinstance(self._plan, Plan):
             self._due = self._plan
@@ -168,6 +179,13 @@ class _Bucket:
             # Gloo has no mean.
             self.memory.div_(dist.get_world_size())
             self._work = dist.all_reduce(self.memory, async_op=True)
+
+    def arrives(self, wait: Callable[[], None]) -> None:
+        """Until `finish`, who looks at a gradient calls `wait` before."""
+        if not self._arriving:
+            self._arriving = [Arriving.of(view, wait) for view in self.views]
+        for parameter, gradient in zip(self.parameters, self._arriving, strict=True):
+            parameter.grad = gradient
 
     def samples(self, size: int) -> int:
         """What all `size` ranks gave to `start` together."""
@@ -186,10 +204,15 @@ class _Bucket:
         if self._work is not None:
             self._work.wait()
             self._work = None
+        for parameter, view, gradient in zip(self.parameters, self.views, self._arriving, strict=False):
+            if parameter.grad is gradient:  # it may have been forgotten meanwhile
+                parameter.grad = view
         if self._unused:  # also where there is one rank, and nothing to begin
             for index in self._unused:
                 if self._used[index] == 0:
                     self.parameters[index].grad = None
+                    if isinstance(self._plan, _SplitPlan) and self.views[index].any():
+                        self._left[index] = self.views[index].clone()
             self._unused.clear()
         return begun
 
@@ -208,12 +231,12 @@ class Parallel:
         accumulate: int = 1,
         clip_norm: float | None = None,
         bucket_bytes: int | None = None,
-        overlap_step: bool = False,
+        overlap_step: bool | None = False,
         broadcast_buffers: bool = True,
         wire: str = "",
     ) -> None:
         self._model = model
-        self._accumulate, self._clip_norm, self._overlap_step = accumulate, clip_norm, overlap_step
+        self._accumulate, self._clip_norm = accumulate, clip_norm
         self._size = dist.get_world_size() if dist.is_initialized() else 1
         self._group = _core_group()
         self._parameters = trained(model)
@@ -243,6 +266,15 @@ class Parallel:
             for number, bucket in enumerate(self._buckets)
             for index, parameter in enumerate(bucket.parameters)
         }
+        if overlap_step is None:
+            overlap_step = (
+                not near
+                and optimizer is not None
+                and clip_norm is None
+                and by_parameter(optimizer)
+                and "step" not in vars(optimizer)
+            )
+        self._overlap_step = overlap_step
         self._passes = 0
         self._samples = 0
         self._counts: torch.Tensor | None = None
@@ -263,7 +295,7 @@ class Parallel:
         self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self), with_kwargs=True))
         if optimizer and clip_norm is not None:
             self._hooks.append(optimizer.register_step_pre_hook(self._clip))
-        if optimizer and overlap_step:
+        if optimizer and self._overlap_step:
             self._overlap(optimizer)
 
     # -- for trainers with a loop of their own
@@ -281,6 +313,7 @@ class Parallel:
 
     def detach(self) -> None:
         """Leave model and optimizer to themselves."""
+        self._finish()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -367,6 +400,7 @@ class Parallel:
         """The model is called with these arguments."""
         if module is not self._model or not (torch.is_grad_enabled() and module.training):
             return
+        self._finish()  # nobody has made a step
         samples = next((t.shape[0] for t in _tensors((arguments, keywords)) if t.dim() > 0), 1)
         if self._buffers:
             # As DistributedDataParallel does it: few messages, however many buffers.
@@ -388,6 +422,7 @@ class Parallel:
         number, index = self._place[id(parameter)]
         if not self._in_backward:
             self._in_backward = True
+            self._finish()
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # pyright: ignore
         self._take(self._buckets[number], index)
         self._waiting[number] -= 1
@@ -435,7 +470,10 @@ class Parallel:
                 bucket.complete()
             self._waiting = [0] * len(self._buckets)
             self._start_full_ones()
-            if not self._overlap_step:
+            if self._overlap_step and self._size > 1:
+                for bucket in self._buckets:
+                    bucket.arrives(self._finish)
+            else:
                 self._finish()
         self._passes += 1
         self._begin_pass()
@@ -471,30 +509,8 @@ class Parallel:
                 "The optimizer's step was already replaced, by a learning-rate scheduler maybe.",
                 "Call parallelize before you make the scheduler, or leave overlap_step out.",
             )
-        kind = type(optimizer)
-
-        def step(self_: Any, closure: Any = None) -> None:
-            if closure is not None:
-                raise InvalidCall(
-                    "With overlap_step the optimizer takes no closure.",
-                    "Call backward first, then optimizer.step().",
-                )
-            groups = self_.param_groups  # others since a state was loaded
-            whole = [group["params"] for group in groups]
-            try:
-                for number, bucket in enumerate(self._buckets):
-                    self._finish_one(number)
-                    mine = {id(parameter) for parameter in bucket.parameters}
-                    for group, parameters in zip(groups, whole, strict=True):
-                        group["params"] = [parameter for parameter in parameters if id(parameter) in mine]
-                    self_._carme_partial = number + 1 < len(self._buckets)  # one step for `progress`
-                    kind.step(self_)
-            finally:
-                for group, parameters in zip(groups, whole, strict=True):
-                    group["params"] = parameters
-
-        # A class of its own and not an attribute: schedulers wrap the class's function.
-        optimizer.__class__ = type(kind.__name__, (kind,), {"step": step})
+        place = {key: number for key, (number, _) in self._place.items()}
+        step_in_parts(optimizer, place, len(self._buckets), self._finish_one, self._finish)
 
 
 class _BeforeForward:

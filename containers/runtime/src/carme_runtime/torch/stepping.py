@@ -1,0 +1,143 @@
+"""An optimizer's step that begins while gradients still travel.
+
+The method is that of DistributedDataParallel's optimizer overlap, but for scripts that know nothing of it:
+`backward` returns when its own gradients are made, a step waits for one part of them after the other, and
+who looks at a gradient between the two waits for all.
+"""
+
+# As in backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["Arriving", "by_parameter", "step_in_parts"]
+
+#: Of PyTorch's optimizers those that treat each parameter by itself, so that they may step in parts.
+_BY_PARAMETER = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+
+
+def by_parameter(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is known of this optimizer that it treats each parameter by itself."""
+    return type(optimizer) in _BY_PARAMETER
+
+
+class Arriving(torch.Tensor):
+    """A gradient that still travels, with its own memory: whatever is done with it waits for it first.
+
+    Python's calls come to `__torch_function__`, and those that C++ makes to `__torch_dispatch__`.
+    """
+
+    _there: torch.Tensor
+    _wait: Callable[[], None]
+
+    @staticmethod
+    def of(there: torch.Tensor, wait: Callable[[], None]) -> "Arriving":
+        """What stands for the gradient `there` until `wait` has returned."""
+        made = torch.Tensor._make_subclass(Arriving, there)
+        made._there, made._wait = there, wait
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        return _with_arrived(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        return _with_arrived(func, args, kwargs)
+
+
+def _with_arrived(call: Any, arguments: Any, keywords: Any) -> Any:
+    arguments, keywords = tree_map_only(Arriving, _arrived, (arguments, keywords or {}))
+    return call(*arguments, **keywords)
+
+
+def _arrived(gradient: Arriving) -> torch.Tensor:
+    gradient._wait()
+    return gradient._there
+
+
+def step_in_parts(
+    optimizer: torch.optim.Optimizer,
+    place: dict[int, int],
+    parts: int,
+    arrive: Callable[[int], None],
+    arrive_all: Callable[[], None],
+) -> None:
+    """Let the optimizer's step update the parameters of one part after the other, each when it is there.
+
+    Its hooks are called once, before the first part and after the last one. A copy of the optimizer, or one
+    that was saved, steps as if nothing had happened.
+
+    Args:
+        optimizer: Its class becomes one of the same name: schedulers wrap the class's function.
+        place: For each parameter, by its id, the number of its part; others come with the last one.
+        parts: How many there are.
+        arrive: Wait for the gradients of a part.
+        arrive_all: Wait for all of them.
+    """
+    kind: Any = type(optimizer)
+    # PyTorch wraps what calls the hooks around a class's own function.
+    whole = getattr(kind.step, "__wrapped__", kind.step)
+
+    def step(self_: Any, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is not None:
+            given = closure
+
+            def closed() -> Any:
+                found = given()
+                arrive_all()
+                return found
+
+            return whole(self_, closed)
+        groups = self_.param_groups  # others since a state was loaded
+        everything = [group["params"] for group in groups]
+        shares = _shares(everything, place, parts)
+        try:
+            for number, share in enumerate(shares):
+                arrive(number)
+                for group, parameters in zip(groups, share, strict=True):
+                    group["params"] = parameters
+                whole(self_)
+        finally:
+            for group, parameters in zip(groups, everything, strict=True):
+                group["params"] = parameters
+        return None
+
+    def reduce(self_: Any, protocol: Any) -> Any:
+        return _made, (kind,), self_.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
+
+    hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
+    hooked.hooked = True
+    optimizer.__class__ = type(kind.__name__, (kind,), {"step": hooked, "__reduce_ex__": reduce})
+
+
+def _made(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """A copy, before it gets its state."""
+    return kind.__new__(kind)
+
+
+def _shares(
+    groups: Sequence[list[torch.nn.Parameter]], place: dict[int, int], parts: int
+) -> list[list[list[torch.nn.Parameter]]]:
+    """For each part what it has of each group."""
+    shares: list[list[list[torch.nn.Parameter]]] = [[[] for _ in groups] for _ in range(parts)]
+    for index, parameters in enumerate(groups):
+        for parameter in parameters:
+            shares[place.get(id(parameter), parts - 1)][index].append(parameter)
+    return shares

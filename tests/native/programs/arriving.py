@@ -1,0 +1,156 @@
+"""Gradients that still travel when `backward` returns, used between it and the optimizer's step.
+
+Every rank compares with one process that trains on the whole batches. Every way of use is a step.
+"""
+
+# pyright: reportOptionalMemberAccess=false, reportMissingImports=false, reportIndexIssue=false
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+import carme_runtime.torch as carme
+from carme_runtime.torch.stepping import Arriving
+
+torch.set_num_threads(1)
+torch.manual_seed(3)
+alone = nn.Sequential(nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 4))
+model = copy.deepcopy(alone)
+# The last layer has an optimizer of its own, of which nobody has told `parallelize`.
+own = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), torch.optim.AdamW(alone[4].parameters())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+other = torch.optim.AdamW(model[4].parameters())
+hooks: list[str] = []
+optimizer.register_step_pre_hook(lambda *_: hooks.append("before"))
+optimizer.register_step_post_hook(lambda *_: hooks.append("after"))
+model, optimizer = carme.parallelize(model, optimizer, bucket_mb=0.1)
+rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+assert len({*torch.distributed.get_process_group_ranks(None)}) == 2
+
+generator = torch.Generator().manual_seed(1)
+samples: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+def batch(model: nn.Module) -> torch.Tensor:
+    """The loss of this step's samples: of all where one process trains, and of this rank's share."""
+    x, y = samples[-1]
+    if model is not alone:
+        x, y = x[rank::size], y[rank::size]
+    return nn.functional.mse_loss(model(x), y)
+
+
+def travels(model: nn.Module) -> None:
+    """Nothing was waited for by what was done so far, which these tests are about."""
+    if model is not alone:
+        assert all(type(p.grad) is Arriving for p in model.parameters())
+
+
+def plain(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    batch(model).backward()
+    travels(model)
+    its.step()
+    assert all(type(p.grad) is torch.Tensor for p in model.parameters())
+
+
+def clips(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    batch(model).backward()
+    travels(model)
+    clip_grad_norm_(model.parameters(), 0.05, foreach=model is alone or None)
+    its.step()
+
+
+def looks(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    batch(model).backward()
+    travels(model)
+    gradient = model[0].weight.grad
+    norms.append(float(gradient.norm()))
+    norms.append(float(gradient.numpy().sum()))
+    its.step()
+
+
+def changes(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    batch(model).backward()
+    travels(model)
+    model[2].weight.grad *= 0.5
+    model[2].bias.grad.data.clamp_(-0.01, 0.01)
+    model[0].bias.grad = torch.ones(400)
+    its.step()
+
+
+def adds(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    loss = batch(model)
+    loss.backward(retain_graph=True)
+    travels(model)
+    (loss * 2).backward()
+    its.step()
+
+
+def forgets(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    batch(model).backward()
+    travels(model)
+    its.zero_grad()
+    batch(model).backward()
+    its.step()
+
+
+def zeroes(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    batch(model).backward()
+    travels(model)
+    its.zero_grad(set_to_none=False)
+    batch(model).backward()
+    its.step()
+
+
+def encloses(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    def closure() -> float:
+        its.zero_grad()
+        loss = batch(model)
+        loss.backward()
+        return loss.item()
+
+    assert its.step(closure) > 0
+
+
+def two(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    batch(model).backward()
+    travels(model)
+    (own[1] if model is alone else other).step()
+    its.step()
+
+
+def copies(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    batch(model).backward()
+    travels(model)
+    if model is not alone:
+        for same in (copy.deepcopy(its), pickle.loads(pickle.dumps(its))):
+            assert type(same) is torch.optim.SGD
+            same.step()  # of other parameters
+        torch.save(model[0].weight.grad, io.BytesIO())
+    its.step()
+
+
+norms: list[float] = []
+ways: tuple[Callable[[nn.Module, torch.optim.Optimizer], None], ...] = (
+    plain, clips, looks, changes, adds, forgets, zeroes, encloses, two, copies, plain,
+)  # fmt: skip
+for way in ways:
+    samples.append((torch.randn(16, 64, generator=generator), torch.randn(16, 4, generator=generator)))
+    for trained, its in ((alone, own[0]), (model, optimizer)):
+        its.zero_grad()
+        way(trained, its)
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=lambda text: f"{way}: {text}")  # noqa: B023
+assert len(norms) == 4, norms
+torch.testing.assert_close(norms[:2], norms[2:], rtol=1e-4, atol=1e-5)
+assert hooks == ["before", "after"] * len(ways), hooks
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+batch(model).backward()
+optimizer.step()
+scheduler.step()
+assert len(hooks) == 2 * len(ways) + 2
+torch.distributed.destroy_process_group()
