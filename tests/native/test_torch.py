@@ -25,6 +25,8 @@ def test_all_collectives(launcher, nodes):
         "no_sync",
         "static_graph",
         "join",
+        "fp16_hook",
+        "powersgd_hook",
         "zero",
         "fsdp",
         "fsdp+bf16",

@@ -1,7 +1,7 @@
 """An ordinary script for PyTorch's ways of data-parallel training; says what the model became.
 
 Arguments: the backend; ddp, no_sync (DDP that adds up two passes), static_graph, join (DDP with uneven
-inputs), zero (DDP and ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of today). The last two with +bf16
+inputs), fp16_hook or powersgd_hook (DDP with one of PyTorch's ways to compress), zero (DDP and ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of today). The last two with +bf16
 compute in bfloat16 and add gradients in float32, with +bf16_sums they add them in bfloat16, too.
 """
 
@@ -13,6 +13,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -44,6 +45,11 @@ elif how == "fully_shard":
     fully_shard(wrapped, mesh=mesh, mp_policy=policy)
 else:
     wrapped = DDP(model, bucket_cap_mb=1, static_graph=how == "static_graph")
+if how == "fp16_hook":
+    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+elif how == "powersgd_hook":
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 if how == "zero":
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
 else:

@@ -227,7 +227,17 @@ class ProcessGroupCarme(dist.ProcessGroup):
         return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
     def complete_later(self, work: CarmeWork, future: Any) -> None:
-        """Set `future` as soon as `work` is over."""
+        """Set `future` as soon as `work` is over.
+
+        One thread does it for one future after the other, with what is called then. What that begins itself has
+        a thread of its own, as it may wait for it: PowerSGD's hook does.
+        """
+        if getattr(_completing, "here", False):
+            alone: queue.SimpleQueue[tuple[CarmeWork, Any] | None] = queue.SimpleQueue()
+            alone.put((work, future))
+            alone.put(None)
+            threading.Thread(target=_complete, args=(alone,), daemon=True).start()
+            return
         if self._completer is None:
             self._completer = threading.Thread(target=_complete, args=(self._later,), daemon=True)
             self._completer.start()
@@ -521,7 +531,11 @@ class ProcessGroupCarme(dist.ProcessGroup):
         return CarmeWork(self, pending, results or [r for work in works for r in work.result()], wait)
 
 
+_completing = threading.local()  # `here`: in a thread that completes futures
+
+
 def _complete(later: "queue.SimpleQueue[tuple[CarmeWork, Any] | None]") -> None:
+    _completing.here = True
     while (item := later.get()) is not None:
         work, future = item
         try:
