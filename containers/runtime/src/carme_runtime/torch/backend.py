@@ -229,8 +229,8 @@ class ProcessGroupCarme(dist.ProcessGroup):
     def complete_later(self, work: CarmeWork, future: Any) -> None:
         """Set `future` as soon as `work` is over.
 
-        One thread does it for one future after the other, with what is called then. What that begins itself has
-        a thread of its own, as it may wait for it: PowerSGD's hook does.
+        One thread does it for one future after the other, with what is called then. What that begins itself
+        has a thread of its own, as it may wait for it: PowerSGD's hook does.
         """
         if getattr(_completing, "here", False):
             alone: queue.SimpleQueue[tuple[CarmeWork, Any] | None] = queue.SimpleQueue()
