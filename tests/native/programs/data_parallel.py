@@ -2,8 +2,8 @@
 
 Arguments: the backend; ddp, no_sync (DDP that adds up two passes), static_graph, join (DDP with uneven
 inputs), fp16_hook or powersgd_hook (DDP with one of PyTorch's ways to compress), zero (DDP and
-ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of today). The last two with +bf16 compute in bfloat16 and
-add gradients in float32, with +bf16_sums they add them in bfloat16, too.
+ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of today). The last two with +bf16 compute in bfloat16
+and add gradients in float32, with +bf16_sums they add them in bfloat16, too.
 """
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false, reportPrivateImportUsage=false
