@@ -313,13 +313,16 @@ static int64_t nanoseconds(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Whether a place of a file is known not to be in memory. Not all file systems can say so: errno is another one then. */
+/* Whether a place of a file is known not to be in memory. Not all file systems can say so: errno is another one then.
+   The question has the device read it. Who is kept from looking until that is done is told that it is there. */
 static int is_absent(int file, off_t place)
 {
     char byte;
     struct iovec room = {&byte, 1};
+    int64_t begun = nanoseconds();
     errno = 0;
-    return preadv2(file, &room, 1, place, RWF_NOWAIT) < 0 && errno == EAGAIN;
+    ssize_t got = preadv2(file, &room, 1, place, RWF_NOWAIT);
+    return got < 0 ? errno == EAGAIN : got && nanoseconds() - begun > WAITED;
 }
 
 /* Whether a file's beginning has to come from the device, or from a server. */

@@ -158,8 +158,10 @@ def test_a_container_on_one_node(node: Node) -> None:
 def test_the_other_nodes_join(node: Node) -> None:
     node.spec(image=str(node.folder / "torch.sif"), nodes=3)
     node.environment["SLURM_JOB_NUM_NODES"] = "3"
-    node.script("first", f"while [ ! -e {node.folder}/joined ]; do sleep 0.05; done; exit 3")
-    node.script("join", f"touch {node.folder}/joined")
+    # As real agents do, the others stay until the first one leaves.
+    joined, left = node.folder / "joined", node.folder / "left"
+    node.script("first", f"while [ ! -e {joined} ]; do sleep 0.05; done; touch {left}; exit 3")
+    node.script("join", f"touch {joined}; while [ ! -e {left} ]; do sleep 0.05; done")
     code, _, _ = node.run()
     assert code == 3
     (step,) = node.calls("srun")
