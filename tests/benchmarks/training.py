@@ -48,10 +48,7 @@ BATCH = {
 OURS = "carme_parallelize"
 KERAS = "carme_keras"  # ours for models of Keras, which the others train in a loop of PyTorch's
 ALONE = "alone"  # computes without communicating
-#: Ours with the optimizer's step in parts or not. Of a default these are the other choice, on one node and
-#: between two.
-STEPS = {"carme_overlap_step": True, "carme_whole_step": False}
-WAYS = ("gloo_ddp", "carme_ddp", OURS, *STEPS, "carme_horovod", "horovod")
+WAYS = ("gloo_ddp", "carme_ddp", OURS, "carme_overlap_step", "carme_horovod", "horovod")
 KERAS_WAYS = ("gloo_ddp", "carme_ddp", KERAS, "carme_horovod", "horovod")
 QUICK = ("mlp", "keras_mlp")
 RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
@@ -118,7 +115,6 @@ def measure(
         program, more = Path(__file__), {"CARME_BENCHMARK_MODEL": model}
         of_keras = model.startswith("keras")
         ways, own = (KERAS_WAYS, KERAS) if of_keras else (WAYS, OURS)
-        ways = tuple(name for name in ways if STEPS.get(name) is not scene.linked)
         if chosen is not None:
             ways = tuple(name for name in ways if name in {*chosen, own, "gloo_ddp"})
         for name in ways if of_keras else (*ways, ALONE):
@@ -202,7 +198,7 @@ def measure(
                 return 100 * (alone + alone_ms - step) / hideable
 
             share = hidden(ours)
-            ways = {name: hidden(medians[name]) for name in STEPS if name in medians}
+            ways = {name: hidden(medians[name]) for name in ("carme_overlap_step",) if name in medians}
             rows.append(
                 row(
                     f"hidden_{model}_{scene.name}",
@@ -433,10 +429,10 @@ def prepare(name: str, model: Any) -> tuple[Any, int, Callable[[Any, Any, Any], 
     if name in ("gloo_ddp", "carme_ddp"):
         dist.init_process_group(name.partition("_")[0])
         model = torch.nn.parallel.DistributedDataParallel(model)
-    elif name in (OURS, *STEPS):
+    elif name in (OURS, "carme_overlap_step"):
         from carme_runtime.torch import parallelize
 
-        model, optimizer = parallelize(model, optimizer, overlap_step=STEPS.get(name))
+        model, optimizer = parallelize(model, optimizer, overlap_step=name != OURS)
     elif name != ALONE:
         hvd = importlib.import_module("carme_runtime.horovod" if name == "carme_horovod" else "horovod.torch")
         hvd.init()

@@ -77,8 +77,9 @@ def test_parallelize_takes_several_options_together(launcher, nodes, kind):
     launcher.run("parallel", nodes, kind)
 
 
-def test_who_looks_at_a_gradient_that_travels_waits_for_it(launcher):
-    launcher.run("arriving", [0, 1])
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_who_looks_at_a_gradient_that_travels_waits_for_it(launcher, nodes):
+    launcher.run("arriving", nodes)
 
 
 def test_optimizers_step_as_without_parallelize(launcher):

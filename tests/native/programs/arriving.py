@@ -8,6 +8,7 @@ Every rank compares with one process that trains on the whole batches. Every way
 import copy
 import io
 import pickle
+import time
 from collections.abc import Callable
 
 import torch
@@ -28,7 +29,7 @@ other = torch.optim.AdamW(model[4].parameters())
 hooks: list[str] = []
 optimizer.register_step_pre_hook(lambda *_: hooks.append("before"))
 optimizer.register_step_post_hook(lambda *_: hooks.append("after"))
-model, optimizer = carme.parallelize(model, optimizer, bucket_mb=0.1)
+model, optimizer = carme.parallelize(model, optimizer, bucket_mb=0.1, overlap_step=True)
 rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 assert len({*torch.distributed.get_process_group_ranks(None)}) == 2
 
@@ -153,4 +154,54 @@ batch(model).backward()
 optimizer.step()
 scheduler.step()
 assert len(hooks) == 2 * len(ways) + 2
+
+# Of what had no part anywhere there is no gradient, whatever is done between.
+
+
+class Heads(nn.Module):
+    """Two of them, on one trunk; a pass may be over one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(64, 400), nn.Linear(400, 4), nn.Linear(400, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.trunk(x))
+        return self.left(hidden), self.right(hidden)
+
+
+for way in ("again", "zeroes", "given", "one looks"):
+    torch.manual_seed(5)
+    whole = Heads()
+    shared = copy.deepcopy(whole)
+    its = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
+    ours = torch.optim.SGD(shared.parameters(), lr=0.1, momentum=0.9)
+    shared, ours = carme.parallelize(shared, ours, bucket_mb=0.001, overlap_step=True)
+    for _ in range(3):
+        x = torch.randn(16, 64, generator=generator)
+        for trained, its_own, its_x in ((whole, its, x), (shared, ours, x[rank::size])):
+            its_own.zero_grad(set_to_none=way != "zeroes")
+            left, right = trained(its_x)
+            left.square().mean().backward(retain_graph=True)
+            if way == "zeroes":
+                its_own.zero_grad(set_to_none=False)
+                left.square().mean().backward(retain_graph=True)
+            if way != "given" and way != "one looks":
+                right.square().mean().backward()
+            if way == "given":
+                trained.right.bias.grad = torch.ones(4)
+            if way == "one looks" and trained is shared:
+                if rank == 0:
+                    assert trained.trunk.weight.grad.norm() > 0
+                torch.distributed.barrier()
+            assert its_own.state_dict()["param_groups"][0]["params"] == list(range(6))
+            its_own.step()
+        for one, other_one in zip(shared.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(one, other_one, rtol=1e-4, atol=1e-6, msg=way)
+
+# A rank that leaves does not take with it what the others still wait for.
+shared(torch.randn(4, 64))[0].sum().backward()
+if rank == 0:
+    time.sleep(1)
+    assert shared.trunk.weight.grad.isfinite().all()
 torch.distributed.destroy_process_group()

@@ -45,12 +45,12 @@ elif how == "fully_shard":
         fully_shard(model[3], mesh=mesh, mp_policy=policy)
     fully_shard(wrapped, mesh=mesh, mp_policy=policy)
 else:
-    wrapped = DDP(model, bucket_cap_mb=1, static_graph=how == "static_graph")
-if how == "fp16_hook":
-    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-elif how == "powersgd_hook":
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    wrapped = ddp = DDP(model, bucket_cap_mb=1, static_graph=how == "static_graph")
+    if how == "fp16_hook":
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif how == "powersgd_hook":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 if how == "zero":
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
 else:

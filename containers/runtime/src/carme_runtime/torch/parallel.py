@@ -8,6 +8,8 @@ full. Here the buckets lie in a segment of the runtime's core, so that ranks of 
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
+import atexit
+import contextlib
 import itertools
 import os
 import weakref
@@ -26,7 +28,7 @@ from carme_runtime.collectives.group import wire_type
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
 from carme_runtime.torch.memory import keep_freed_memory
-from carme_runtime.torch.stepping import Arriving, by_parameter, step_in_parts
+from carme_runtime.torch.stepping import Arriving, step_in_parts
 
 __all__ = ["Parallel", "join_run", "parallelize", "trained"]
 
@@ -56,7 +58,7 @@ def parallelize(
     accumulate: int = 1,
     clip_norm: float | None = None,
     bucket_mb: float | None = None,
-    overlap_step: bool | None = None,
+    overlap_step: bool = False,
     broadcast_buffers: bool = True,
     wire: str = "",
 ) -> tuple[Model, torch.optim.Optimizer]:
@@ -77,10 +79,9 @@ def parallelize(
         bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: what
             CARME_FUSION_THRESHOLD_KB says, else 8 on one node, 1 between nodes.
         overlap_step: Let `backward` return while gradients still travel, and `optimizer.step()` update each
-            bucket's parameters as soon as that one is reduced; who reads a gradient between the two waits for
-            all. Not with `clip_norm`, and only for optimizers that treat each parameter by itself. Default:
-            between nodes, where that is known of the optimizer, nothing has replaced its step, and there is
-            no `clip_norm`.
+            bucket's parameters as soon as that one is reduced. Who looks at a parameter's `grad` between the
+            two waits for all; what was taken from it in an earlier step must not be used there. Not with
+            `clip_norm`, and only for optimizers that treat each parameter by itself.
         broadcast_buffers: Give rank 0's buffers (running means and such) to all before each training pass.
         wire: How 32-bit gradients on the host travel between nodes: `bf16` takes half the time of the wire,
             `int8` a quarter. What a step loses by that is added in the next one. Default: as they are.
@@ -187,6 +188,11 @@ class _Bucket:
         for parameter, gradient in zip(self.parameters, self._arriving, strict=True):
             parameter.grad = gradient
 
+    @property
+    def unused(self) -> bool:
+        """Whether a parameter had no part in the loss on this rank."""
+        return bool(self._unused)
+
     def samples(self, size: int) -> int:
         """What all `size` ranks gave to `start` together."""
         low, high = self._digits.tolist()
@@ -231,7 +237,7 @@ class Parallel:
         accumulate: int = 1,
         clip_norm: float | None = None,
         bucket_bytes: int | None = None,
-        overlap_step: bool | None = False,
+        overlap_step: bool = False,
         broadcast_buffers: bool = True,
         wire: str = "",
     ) -> None:
@@ -254,7 +260,8 @@ class Parallel:
             _fuse(optimizer)
         # Where computing takes all cores of the only node, a thread that reduces beside it would only be in
         # its way.
-        self._inline = self._group is not None and self._group.no_core_idles()
+        # Nor may who looks at a gradient have to reduce it, as others may not look.
+        self._inline = not overlap_step and self._group is not None and self._group.no_core_idles()
         self._wire = wire
         near = self._group is None or self._group.on_one_node()
         if bucket_bytes is None:
@@ -266,15 +273,7 @@ class Parallel:
             for number, bucket in enumerate(self._buckets)
             for index, parameter in enumerate(bucket.parameters)
         }
-        if overlap_step is None:
-            overlap_step = (
-                not near
-                and optimizer is not None
-                and clip_norm is None
-                and by_parameter(optimizer)
-                and "step" not in vars(optimizer)
-            )
-        self._overlap_step = overlap_step
+        self._overlap_step = overlap_step and bool(self._buckets)
         self._passes = 0
         self._samples = 0
         self._counts: torch.Tensor | None = None
@@ -310,6 +309,10 @@ class Parallel:
     def state_share(self, samples: int, total: int) -> None:
         """From now on a pass is over `samples` of a global batch of `total`; nothing is counted."""
         self._stated = samples, total
+
+    def finish(self) -> None:
+        """Wait for all gradients."""
+        self._finish()
 
     def detach(self) -> None:
         """Leave model and optimizer to themselves."""
@@ -421,8 +424,8 @@ class Parallel:
         """Backpropagation has made this parameter's gradient."""
         number, index = self._place[id(parameter)]
         if not self._in_backward:
-            self._in_backward = True
             self._finish()
+            self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # pyright: ignore
         self._take(self._buckets[number], index)
         self._waiting[number] -= 1
@@ -471,8 +474,13 @@ class Parallel:
             self._waiting = [0] * len(self._buckets)
             self._start_full_ones()
             if self._overlap_step and self._size > 1:
-                for bucket in self._buckets:
+                # Where a parameter had no part here, it is known when all is there whether it has a gradient.
+                known = max((n for n, bucket in enumerate(self._buckets, 1) if bucket.unused), default=0)
+                for number in range(known):
+                    self._finish_one(number)
+                for bucket in self._buckets[known:]:
                     bucket.arrives(self._finish)
+                _underway.add(self)
             else:
                 self._finish()
         self._passes += 1
@@ -511,6 +519,20 @@ class Parallel:
             )
         place = {key: number for key, (number, _) in self._place.items()}
         step_in_parts(optimizer, place, len(self._buckets), self._finish_one, self._finish)
+
+
+_underway: "weakref.WeakSet[Parallel]" = weakref.WeakSet()  # with gradients that may still travel
+
+
+@atexit.register
+def _finish_all() -> None:
+    """Wait for what still travels, which other ranks may wait for."""
+    for parallel in list(_underway):
+        with contextlib.suppress(Exception):  # whoever needs it hears of it
+            parallel.finish()
+
+
+backend.before_leaving.append(_finish_all)
 
 
 class _BeforeForward:

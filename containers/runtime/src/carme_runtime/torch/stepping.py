@@ -1,8 +1,8 @@
 """An optimizer's step that begins while gradients still travel.
 
-The method is that of DistributedDataParallel's optimizer overlap, but for scripts that know nothing of it:
-`backward` returns when its own gradients are made, a step waits for one part of them after the other, and
-who looks at a gradient between the two waits for all.
+The method is that of DistributedDataParallel's optimizer overlap, but for ordinary scripts: `backward`
+returns when its own gradients are made, a step waits for one part of them after the other, and who looks at
+a parameter's gradient between the two waits for all.
 """
 
 # As in backend.py.
@@ -14,27 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["Arriving", "by_parameter", "step_in_parts"]
-
-#: Of PyTorch's optimizers those that treat each parameter by itself, so that they may step in parts.
-_BY_PARAMETER = (
-    torch.optim.ASGD,
-    torch.optim.Adadelta,
-    torch.optim.Adagrad,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.SGD,
-)
-
-
-def by_parameter(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is known of this optimizer that it treats each parameter by itself."""
-    return type(optimizer) in _BY_PARAMETER
+__all__ = ["Arriving", "step_in_parts"]
 
 
 class Arriving(torch.Tensor):
@@ -64,7 +44,9 @@ class Arriving(torch.Tensor):
 
 def _with_arrived(call: Any, arguments: Any, keywords: Any) -> Any:
     arguments, keywords = tree_map_only(Arriving, _arrived, (arguments, keywords or {}))
-    return call(*arguments, **keywords)
+    # What stands in a structure that is not seen through comes again, by `__torch_dispatch__`.
+    with torch._C.DisableTorchFunctionSubclass():
+        return call(*arguments, **keywords)
 
 
 def _arrived(gradient: Arriving) -> torch.Tensor:
@@ -106,17 +88,19 @@ def step_in_parts(
 
             return whole(self_, closed)
         groups = self_.param_groups  # others since a state was loaded
-        everything = [group["params"] for group in groups]
-        shares = _shares(everything, place, parts)
-        try:
-            for number, share in enumerate(shares):
-                arrive(number)
-                for group, parameters in zip(groups, share, strict=True):
-                    group["params"] = parameters
-                whole(self_)
-        finally:
-            for group, parameters in zip(groups, everything, strict=True):
-                group["params"] = parameters
+        shares = _shares([group["params"] for group in groups], place, parts)
+        # Who asks for the optimizer's state meanwhile, as a signal's handler may, finds all of it.
+        part = _made(kind)
+        vars(part).update(vars(self_))
+        for number, share in enumerate(shares):
+            arrive(number)
+            part.param_groups = [
+                {**group, "params": parameters} for group, parameters in zip(groups, share, strict=True)
+            ]
+            whole(part)
+        for group, stepped in zip(groups, part.param_groups, strict=True):
+            group.update((key, value) for key, value in stepped.items() if key != "params")
+        vars(self_).update((key, value) for key, value in vars(part).items() if key != "param_groups")
         return None
 
     def reduce(self_: Any, protocol: Any) -> Any:
