@@ -249,18 +249,16 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Let go of the completing thread; the core's group goes with this object."""
-        for finish in before_leaving:
-            finish()
-        self.abort()
-
-    def abort(self) -> None:
-        """The same as shutdown, but wait for nothing."""
         if self.watch:
             self.watch.stop()
             self.watch = None
         if self._completer:
             self._later.put(None)
             self._completer = None
+
+    def abort(self) -> None:
+        """The same as shutdown."""
+        self.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For collectives that begin from now on."""
@@ -532,9 +530,6 @@ class ProcessGroupCarme(dist.ProcessGroup):
         pending = [pending for work in works for pending in work._pending]
         return CarmeWork(self, pending, results or [r for work in works for r in work.result()], wait)
 
-
-#: Called before this rank leaves its group: what has begun, others may wait for.
-before_leaving: list[Callable[[], None]] = []
 
 _completing = threading.local()  # `here`: in a thread that completes futures
 

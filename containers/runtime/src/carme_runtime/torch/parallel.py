@@ -310,13 +310,9 @@ class Parallel:
         """From now on a pass is over `samples` of a global batch of `total`; nothing is counted."""
         self._stated = samples, total
 
-    def finish(self) -> None:
-        """Wait for all gradients."""
-        self._finish()
-
     def detach(self) -> None:
         """Leave model and optimizer to themselves."""
-        self._finish()
+        self.finish()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -403,7 +399,7 @@ class Parallel:
         """The model is called with these arguments."""
         if module is not self._model or not (torch.is_grad_enabled() and module.training):
             return
-        self._finish()  # nobody has made a step
+        self.finish()  # nobody has made a step
         samples = next((t.shape[0] for t in _tensors((arguments, keywords)) if t.dim() > 0), 1)
         if self._buffers:
             # As DistributedDataParallel does it: few messages, however many buffers.
@@ -424,7 +420,7 @@ class Parallel:
         """Backpropagation has made this parameter's gradient."""
         number, index = self._place[id(parameter)]
         if not self._in_backward:
-            self._finish()
+            self.finish()
             self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # pyright: ignore
         self._take(self._buckets[number], index)
@@ -479,14 +475,15 @@ class Parallel:
                 for number in range(known):
                     self._finish_one(number)
                 for bucket in self._buckets[known:]:
-                    bucket.arrives(self._finish)
+                    bucket.arrives(self.finish)
                 _underway.add(self)
             else:
-                self._finish()
+                self.finish()
         self._passes += 1
         self._begin_pass()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Wait for all gradients that travel."""
         for number in range(len(self._buckets)):
             self._finish_one(number)
 
@@ -518,7 +515,7 @@ class Parallel:
                 "Call parallelize before you make the scheduler, or leave overlap_step out.",
             )
         place = {key: number for key, (number, _) in self._place.items()}
-        step_in_parts(optimizer, place, len(self._buckets), self._finish_one, self._finish)
+        step_in_parts(optimizer, place, len(self._buckets), self._finish_one, self.finish)
 
 
 _underway: "weakref.WeakSet[Parallel]" = weakref.WeakSet()  # with gradients that may still travel
@@ -530,9 +527,6 @@ def _finish_all() -> None:
     for parallel in list(_underway):
         with contextlib.suppress(Exception):  # whoever needs it hears of it
             parallel.finish()
-
-
-backend.before_leaving.append(_finish_all)
 
 
 class _BeforeForward:
