@@ -111,7 +111,7 @@ from carme_webui.accounts.models import User  # noqa: E402
 from carme_webui.api import limits  # noqa: E402
 from carme_webui.api.models import SCOPES, Token  # noqa: E402
 from carme_webui.cluster import picture  # noqa: E402
-from carme_webui.errands import Errands  # noqa: E402
+from carme_webui.errands import Errands, errands  # noqa: E402
 from carme_webui.kept import Kept  # noqa: E402
 from carme_webui.sessions import lifecycle  # noqa: E402
 
@@ -134,8 +134,18 @@ def _static() -> None:
     call_command("collectstatic", interactive=False, verbosity=0)
 
 
+@pytest.fixture
+def _own_errands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test's errands are over before the next test begins, whose hub and broker they would reach."""
+    executor = Errands().executor
+    monkeypatch.setattr(errands, "executor", executor)
+    yield
+    executor.shutdown()
+
+
+# The errands go first: they end after the test's transaction has, for whose locks some of them wait.
 @pytest.fixture(autouse=True)
-def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh_cache(_own_errands: None, db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests' broker changes between two questions.
     monkeypatch.setattr(picture, "seconds", 0.0)
     # So do the tests themselves, to the database, without telling anybody.

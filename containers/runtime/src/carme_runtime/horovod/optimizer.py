@@ -186,7 +186,7 @@ class _Gradients(Parallel):
     def synchronize(self) -> None:
         """Wait for all buckets, and begin those that have not begun."""
         self.start_rest()
-        self._finish()
+        self.finish()
         self.under_way, self.synchronized = False, True
 
     def start_rest(self) -> None:
