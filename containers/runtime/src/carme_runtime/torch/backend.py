@@ -194,7 +194,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
         self._members = [group.ranks.index(rank) for rank in ranks]
         self._in_order = self._members == list(range(len(ranks)))
         self._timeout = timeout
-        self._later: queue.SimpleQueue[tuple[CarmeWork, Any] | None] = queue.SimpleQueue()
+        self._later: queue.SimpleQueue[tuple[dist.Work, Any] | None] = queue.SimpleQueue()
         self._completer: threading.Thread | None = None
         self._name = self._description = ""
         self.watch: hangs.Watch | None = None
@@ -226,14 +226,14 @@ class ProcessGroupCarme(dist.ProcessGroup):
         """Whose tensors it takes: torch looks for the host here before it saves in the background."""
         return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
-    def complete_later(self, work: CarmeWork, future: Any) -> None:
+    def complete_later(self, work: dist.Work, future: Any) -> None:
         """Set `future` as soon as `work` is over.
 
         One thread does it for one future after the other, with what is called then. What that begins itself
         has a thread of its own, as it may wait for it: PowerSGD's hook does.
         """
         if getattr(_completing, "here", False):
-            alone: queue.SimpleQueue[tuple[CarmeWork, Any] | None] = queue.SimpleQueue()
+            alone: queue.SimpleQueue[tuple[dist.Work, Any] | None] = queue.SimpleQueue()
             alone.put((work, future))
             alone.put(None)
             threading.Thread(target=_complete, args=(alone,), daemon=True).start()
@@ -534,16 +534,18 @@ class ProcessGroupCarme(dist.ProcessGroup):
 _completing = threading.local()  # `here`: in a thread that completes futures
 
 
-def _complete(later: "queue.SimpleQueue[tuple[CarmeWork, Any] | None]") -> None:
+def _complete(later: "queue.SimpleQueue[tuple[dist.Work, Any] | None]") -> None:
     _completing.here = True
     while (item := later.get()) is not None:
         work, future = item
         try:
             work.wait()
+            result = work.result()
         except Exception as error:
             future.set_exception(error)
         else:
-            future.set_result(work.result())
+            future.set_result(result)
+            del result
         del item, work, future
 
 

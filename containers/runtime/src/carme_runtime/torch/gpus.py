@@ -65,24 +65,18 @@ _ALIASES = {
 class StagedWork(dist.Work):
     """A collective on GPU tensors that goes through host memory."""
 
-    def __init__(self, results: list[torch.Tensor], limit: float | None) -> None:
+    def __init__(self, group: ProcessGroupCarme, results: list[torch.Tensor], limit: float | None) -> None:
         super().__init__()
-        self._results, self._limit = results, limit
+        self._group, self._results, self._limit = group, results, limit
         self._over = threading.Event()
         self._copied: torch.cuda.Event | None = None
         self._error: BaseException | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def conclude(self, copied: "torch.cuda.Event | None", error: BaseException | None) -> None:
         """Called by the group's thread: the copies back are under way, or something went wrong."""
         self._copied, self._error = copied, error
         self._over.set()
-        if error is None:
-            if copied is not None:
-                copied.synchronize()
-            self._future.set_result(self._results)
-        elif isinstance(error, Exception):
-            self._future.set_exception(error)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Make the current stream wait for the result. Raises what went wrong."""
@@ -111,11 +105,16 @@ class StagedWork(dist.Work):
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result."""
+        """The tensors that hold the result, once they do."""
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._results
 
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":  # pyright: ignore
-        """Completed when the result is in place."""
+        """Completed when the result is in place, by a thread that may wait for more collectives meanwhile."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._group.complete_later(self, self._future)
         return self._future
 
 
@@ -189,7 +188,7 @@ class GpuProcessGroup(ProcessGroupCarme):
             self._stager.start()
         limit = self._timeout.total_seconds()
         results = list(_tensors(arguments[:1]))
-        work = StagedWork(results, limit if limit > 0 else None)
+        work = StagedWork(self, results, limit if limit > 0 else None)
         before = torch.cuda.Event()
         before.record(torch.cuda.current_stream(device))
         method = getattr(ProcessGroupCarme, name)
