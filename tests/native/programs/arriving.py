@@ -8,6 +8,7 @@ Every rank compares with one process that trains on the whole batches. Every way
 import copy
 import io
 import pickle
+import threading
 import time
 from collections.abc import Callable
 
@@ -135,9 +136,30 @@ def copies(model: nn.Module, its: torch.optim.Optimizer) -> None:
     its.step()
 
 
+def watched(model: nn.Module, its: torch.optim.Optimizer) -> None:
+    samples[-1] = samples[-1][0][:15], samples[-1][1][:15]  # another global batch than the one expected
+    if model is not alone and rank == 0:
+        time.sleep(0.3)  # the other one waits here and there at once
+    batch(model).backward()
+    travels(model)
+    gradients = [p.grad for p in model.parameters()]
+
+    def look() -> None:
+        found.append(sum(float(gradient.sum()) for gradient in gradients))
+
+    found: list[float] = []
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    its.step()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len({*found}) == 1, found
+
+
 norms: list[float] = []
 ways: tuple[Callable[[nn.Module, torch.optim.Optimizer], None], ...] = (
-    plain, clips, looks, changes, adds, forgets, zeroes, encloses, two, copies, plain,
+    plain, clips, looks, changes, adds, forgets, zeroes, encloses, two, copies, watched, plain,
 )  # fmt: skip
 for way in ways:
     samples.append((torch.randn(16, 64, generator=generator), torch.randn(16, 4, generator=generator)))

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -274,6 +275,7 @@ class Parallel:
             for index, parameter in enumerate(bucket.parameters)
         }
         self._overlap_step = overlap_step and bool(self._buckets)
+        self._finishing = threading.RLock()  # a thread may look at gradients while another one steps
         self._passes = 0
         self._samples = 0
         self._counts: torch.Tensor | None = None
@@ -489,17 +491,18 @@ class Parallel:
 
     def _finish_one(self, number: int) -> None:
         bucket = self._buckets[number]
-        if not bucket.finish():
-            return
-        if number == 0:
-            self._correction = 1.0
-            if self._expected and not self._stated:
-                total = bucket.samples(self._size)
-                if total != self._expected and total:
-                    self._correction = self._expected / total
-                    self._expected = total
-        if self._correction != 1.0:
-            bucket.memory.mul_(self._correction)
+        with self._finishing:
+            if not bucket.finish():
+                return
+            if number == 0:
+                self._correction = 1.0
+                if self._expected and not self._stated:
+                    total = bucket.samples(self._size)
+                    if total != self._expected and total:
+                        self._correction = self._expected / total
+                        self._expected = total
+            if self._correction != 1.0:
+                bucket.memory.mul_(self._correction)
 
     # -- the optimizer
 
