@@ -4,6 +4,7 @@
 // doubling: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "group.hpp"
 #include "zeros.hpp"
@@ -129,6 +130,8 @@ Algorithm Group::choose(size_t nodes, uint64_t count, const Call& call, bool com
 void Group::across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
                          double scale) {
     const bool compressed = call.wire != Wire::same && count * size_of(call.type) > compressed_from;
+    std::optional<Links::Engaged> engaged;
+    if (count * size_of(call.type) > piece_bytes) engaged.emplace(context_->links(), key_, sequence_, check_of(call));
     if (column.size() == 2)
         return exchange_two(column[size_t(1 - position)], position == 0, data, count, call, compressed, scale);
     switch (choose(column.size(), count, call, compressed)) {

@@ -285,6 +285,7 @@ bool Letter::wait(Deadline deadline) {
 void Group::run(const Call& call, bool in_background) {
     std::lock_guard lock(running_);
     crowded_ = in_background ? context_->crowded_in_background() : context_->crowded();
+    patient_ = !in_background;
     deadline_ = Deadline::after_ms(call.timeout_ms);
     doing_ = name_of(call.kind);
     if (!call.label.empty()) doing_ += " '" + call.label + "'";
@@ -479,7 +480,7 @@ void Group::finish(Batch& batch, size_t index) {
         const int other = context_->links().who_disagrees(key_, sequence_, request.check);
         if (other >= 0) fail_other_call(other);
     };
-    bool over = context_->links().drive(crowded_, deadline_, ready, look, &request);
+    bool over = context_->links().drive(crowded_, deadline_, ready, look, &request, patient_);
     if (!over) {
         break_up(request.peer);
         throw Failure(Trouble::timeout,

@@ -172,7 +172,7 @@ private:
     int slot_ = -1;
     uint32_t sequence_ = 0, staged_ = 0, finished_ = 0;
     Deadline deadline_;
-    bool crowded_ = false;  // how the collective that runs has to wait
+    bool crowded_ = false, patient_ = false;  // how the collective that runs has to wait
     std::string doing_;
     const Call* call_ = nullptr;  // the collective that runs
     std::mutex breaking_;

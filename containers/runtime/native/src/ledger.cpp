@@ -49,6 +49,8 @@ std::optional<Request*> Ledger::take(int peer, const Frame& message) {
 }
 
 bool Ledger::awaits(int peer, const Frame& message) const {
+    if (const auto now = engaged_.find(message.key); now != engaged_.end())
+        return now->second.first != message.sequence || now->second.second == message.check;
     const auto one = posted_.lower_bound({peer, message.key, 0, 0});
     if (one == posted_.end()) return false;
     auto& [from, key, sequence, tag] = one->first;

@@ -35,8 +35,11 @@ public:
     // The receive to which a message goes, to be completed after it. nullptr: they disagreed, and the receive has ended.
     // Nothing: there is none yet.
     std::optional<Request*> take(int peer, const Frame& message);
-    // Whether other messages of its group are awaited from that peer, and no other collective in its place.
+    // Whether its group is engaged in a collective, or other messages of its group are awaited from that peer, and no other
+    // collective in its place.
     bool awaits(int peer, const Frame& message) const;
+    void engage(uint64_t key, uint32_t sequence, uint32_t check) { engaged_[key] = {sequence, check}; }
+    void disengage(uint64_t key) { engaged_.erase(key); }
     // All of a message has come whose receive was not taken.
     void arrived(int peer, const Frame& message, std::vector<char> data);
     void forget(uint64_t key);
@@ -69,6 +72,7 @@ private:
     std::vector<bool> lost_;
     std::map<Match, Request*> posted_;
     std::map<Match, std::pair<uint32_t, std::vector<char>>> unexpected_;
+    std::unordered_map<uint64_t, std::pair<uint32_t, uint32_t>> engaged_;  // sequence and check, by key
     std::unordered_map<uint64_t, Request*> asked_;
     uint64_t next_ask_ = 1;
 };

@@ -130,25 +130,42 @@ public:
     // A peer whose message of this collective is of another call, which nobody here may ever expect; -1: there is none.
     virtual int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) = 0;
 
+    // While this lives a collective will soon expect all messages of its key: what comes before its receive may wait on the
+    // wire instead of being kept, which costs memory and a copy.
+    struct Engaged {
+        Engaged(Links& links, uint64_t key, uint32_t sequence, uint32_t check) : links(links), key(key) {
+            links.engage(key, sequence, check);
+        }
+        Engaged(const Engaged&) = delete;
+        ~Engaged() { links.disengage(key); }
+        Links& links;
+        const uint64_t key;
+    };
+
     // Moves what can be moved. Called by waiting threads; a background thread does it when nobody waits.
     // `own`: 1 where the caller holds a `Foreground`.
     virtual void poll(int timeout_ms, int own = 0) = 0;
     // Looks at what a request waits for alone where nothing else is to be done, if that takes less time.
     virtual void poll_for(const Request&) { poll(0, 1); }
     // Drives the links until `ready()`. False: the deadline passed. `check` throws to end the wait.
-    // `awaited`: what `ready` looks at, where that is one request.
+    // `awaited`: what `ready` looks at, where that is one request. `patient`: a caller who has nothing else to do looks
+    // for longer before sleeping, and lets others have the core between looks.
     template <class Ready, class Check>
-    bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check, const Request* awaited = nullptr) {
+    bool drive(bool crowded, Deadline deadline, Ready&& ready, Check&& check, const Request* awaited = nullptr,
+               bool patient = false) {
         if (ready()) return true;
         Foreground here(*this);
-        const int64_t end_of_spin = now_ns() + (crowded ? 10'000 : longest_spin_ns);
+        const int64_t begin = now_ns(), end_alone = begin + (crowded ? 0 : longest_spin_ns);
+        const int64_t end_of_spin =
+            std::min(begin + (crowded ? 10'000 : patient ? longest_patience_ns : longest_spin_ns), deadline.at);
         int turn = 1;
-        do {
+        for (int64_t now = begin;;) {
             if (awaited && turn++ % turns_for_all) poll_for(*awaited);
             else poll(0, 1);
             if (ready()) return true;
-            if (crowded) sched_yield();
-        } while (now_ns() < end_of_spin);
+            if (now >= end_alone) sched_yield();
+            if ((now = now_ns()) >= end_of_spin) break;
+        }
         int64_t next_check = now_ns() + sleep_slice_ns;
         while (!ready()) {
             if (deadline.passed()) return ready();
@@ -172,6 +189,8 @@ public:
     };
 
 protected:
+    virtual void engage(uint64_t, uint32_t, uint32_t) {}
+    virtual void disengage(uint64_t) {}
     // Whether a thread drives the links, or did so just now and is likely to do so again.
     bool driven() const {
         return foreground_.load() > 0 || now_ns() - last_foreground_.load(std::memory_order_relaxed) < 1'000'000;

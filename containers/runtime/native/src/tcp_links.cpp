@@ -582,6 +582,16 @@ bool TcpLinks::begin(Link& link) {
     return false;
 }
 
+void TcpLinks::engage(uint64_t key, uint32_t sequence, uint32_t check) {
+    std::lock_guard lock(mutex_);
+    ledger_.engage(key, sequence, check);
+}
+
+void TcpLinks::disengage(uint64_t key) {
+    std::lock_guard lock(mutex_);
+    ledger_.disengage(key);
+}
+
 // Whether the message's group has something under way with that peer: then it will soon be expected. Letters between two
 // members, which have no check, come in any order.
 bool TcpLinks::busy_with(int peer, const Frame& message) const {

@@ -106,6 +106,8 @@ private:
     static constexpr uint64_t kept = 16 * 1024, small = 256 * 1024;
     static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
 
+    void engage(uint64_t key, uint32_t sequence, uint32_t check) override;
+    void disengage(uint64_t key) override;
     void run();
     void sleep_until_whole();  // marks payloads whose parts are not worth waking up for
     void set_mark(Link& link, uint64_t mark);
