@@ -125,8 +125,10 @@ def with_gaspi():
         elif face == "allreduce":
             process.allreduce(np.ones(3))
         elif face == "wait" and rank != 1:
-            process.write(0, 0, 1, 0, 0, 8)
-            process.wait()
+            end = time.monotonic() + 3
+            while time.monotonic() < end:  # it answers until it is stopped
+                process.write(0, 0, 1, 0, 0, 8)
+                process.wait()
         elif face == "notify_waitsome" and rank != 1:
             process.notify_waitsome(0)
         elif face == "passive_receive" and rank != 1:
