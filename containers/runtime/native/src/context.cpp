@@ -85,7 +85,7 @@ Context::Context(int rank, int size, const MakeLinks& make_links)
     if (sched_getaffinity(0, sizeof(cpu_set_t), &control(rank).cpus) != 0) CPU_ZERO(&control(rank).cpus);
     control(rank).magic.store(control_magic);
     links_ = make_links ? make_links(*this, rank, size) : std::make_unique<TcpLinks>(*this, size);
-    letters_ = std::make_unique<TcpLinks>(*this, size);
+    letters_ = std::make_unique<TcpLinks>(*this, size, true);
 }
 
 Context::~Context() { close(); }

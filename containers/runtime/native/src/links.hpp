@@ -5,6 +5,7 @@
 // what is here. tests/queued_links.hpp is a small example.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -19,7 +20,7 @@ namespace carme {
 
 enum class FrameType : uint8_t {
     write = 1, read_request, read_reply, atomic_request, atomic_reply, register_segment, register_reply, passive,
-    message, abort_group, echo, kill
+    message, abort_group, echo, kill, heartbeat
 };
 
 // What travels before a payload. Both ends are little-endian, which the handshake checks.

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include <fcntl.h>
 #include <linux/errqueue.h>
@@ -23,8 +24,14 @@
 #endif
 
 namespace carme {
+namespace {
 
-TcpLinks::TcpLinks(Host& host, int size) : host_(host), streams_(size_t(size)), ledger_(host, size) {
+std::string unreachable(int error) { return std::string("cannot be reached: ") + std::strerror(error); }
+
+}  // namespace
+
+TcpLinks::TcpLinks(Host& host, int size, bool one_node)
+    : host_(host), one_node_(one_node), peers_(size_t(size)), ledger_(host, size) {
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     kick_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     epoll_event event{};
@@ -48,15 +55,12 @@ void TcpLinks::add_peer(int peer, const std::vector<int>& sockets) {
         link->peer = peer;
         link->buffer = std::make_unique<char[]>(buffer_size);
         fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-        // A node that vanished is noticed although it says nothing: by the kernel where nothing is on its way, else by
-        // `look_for_silence`. TCP_USER_TIMEOUT would not do: it ends a connection, too, whose other end has no room for a
-        // while, as a process has that is starved of its processor, and whose kernel answers all the same.
-        int on = 1, idle = 1, interval = 1, count = 1, longest_between_tries_ms = 1000;
+        // A node that vanished is noticed by `look_for_silence`. TCP_USER_TIMEOUT would not do: it ends a connection, too,
+        // whose other end has no room for a while, as a process has that is starved of its processor, and whose kernel
+        // answers all the same. Nor would SO_KEEPALIVE: its questions come a second apart at best, and are not repeated when
+        // they get lost.
+        int on = 1, longest_between_tries_ms = 1000;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
         // Older kernels ask an end that has no room less and less often: one that then vanishes is noticed later there.
         setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &longest_between_tries_ms, sizeof longest_between_tries_ms);
         link->uncopied = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
@@ -64,7 +68,7 @@ void TcpLinks::add_peer(int peer, const std::vector<int>& sockets) {
         event.events = EPOLLIN;
         event.data.ptr = link.get();
         epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
-        streams_[size_t(peer)].push_back(link.get());
+        peers_[size_t(peer)].streams.push_back(link.get());
         links_.push_back(std::move(link));
     }
 }
@@ -93,8 +97,16 @@ void TcpLinks::run() {
             continue;
         }
         nap_ns = shortest_nap_ns;
-        poll(paused_.load() || ended_.load() ? 20 : awaiting_.load() ? int(between_looks_ns / 1'000'000) : 1000);
+        poll(patience_ms());
     }
+}
+
+int TcpLinks::patience_ms() const {
+    constexpr int64_t ms = 1'000'000;
+    if (paused_ || ended_) return 20;
+    if (awaiting_) return int(between_looks_ns / ms);
+    if (one_node_) return 1000;
+    return int(std::clamp((next_heartbeat_ - now_ns()) / ms + 1, int64_t(1), int64_t(1000)));
 }
 
 void TcpLinks::poll(int timeout_ms, int own) {
@@ -116,7 +128,9 @@ void TcpLinks::poll(int timeout_ms, int own) {
     if (ended_)
         for (auto& link : links_)
             if (link->ended_since && now_ns() - link->ended_since > longest_farewell_ns) lose(link->peer);
-    if (awaiting_ && now_ns() > next_look_) look_for_silence();
+    const int64_t now = now_ns();
+    if (!one_node_ && now > next_heartbeat_) send_heartbeats();
+    if (awaiting_ && now > last_look_ + between_looks_ns) look_for_silence();
     wake_others(own);
 }
 
@@ -138,7 +152,7 @@ void TcpLinks::poll_for(const Request& request) {
     for (auto* others : {&wanting_, &paused_, &ended_})
         if (others->load(std::memory_order_relaxed)) return poll(0, 1);
     std::lock_guard lock(mutex_);
-    const auto& streams = streams_[size_t(request.peer)];
+    const auto& streams = peers_[size_t(request.peer)].streams;
     if (request.stream >= streams.size() || streams[request.stream]->fd < 0) return;
     ledger_.completed_any = false;
     Link& link = *streams[request.stream];
@@ -147,11 +161,30 @@ void TcpLinks::poll_for(const Request& request) {
     wake_others(1);
 }
 
-// Loses peers whose kernel no longer answers: neither what was sent nor the question whether there is room by now. Its
-// silence is counted from a look at which an answer was due: this process, too, may have been kept from looking.
+void TcpLinks::send_heartbeats() {
+    next_heartbeat_ = now_ns() + std::max(between_heartbeats_ns, int64_t(peers_.size()) * shortest_heartbeat_ns);
+    for (auto& peer : peers_)
+        if (!std::exchange(peer.spoke, false) && !peer.streams.empty()) heartbeat(*peer.streams[0]);
+}
+
+// What is under way already asks as well.
+void TcpLinks::heartbeat(Link& link) {
+    if (link.fd < 0 || link.ended_since || link.awaited || !link.out.empty()) return;
+    Out out;
+    out.frame.type = FrameType::heartbeat;
+    enqueue(link, std::move(out));
+}
+
+// Loses peers whose kernel no longer answers: neither what was sent nor the question whether there is room by now.
 void TcpLinks::look_for_silence() {
-    next_look_ = now_ns() + between_looks_ns;
-    for (auto& link : links_) {
+    const int64_t now = now_ns(), passed = now - last_look_;
+    last_look_ = now;
+    for (auto& peer : peers_) weigh_silence(peer, passed);
+}
+
+void TcpLinks::weigh_silence(Peer& peer, int64_t passed_ns) {
+    bool owed = false, heard = peer.spoke;
+    for (Link* link : peer.streams) {
         if (!link->awaited) continue;
         tcp_info told{};
         socklen_t size = sizeof told;
@@ -159,18 +192,23 @@ void TcpLinks::look_for_silence() {
         // What was sent again in vain may have been answered: there is no room yet. And the kernel answers one question
         // for room only where two come within half a second.
         const bool sent = told.tcpi_last_data_sent < told.tcpi_last_ack_recv;
-        if (!known || !((told.tcpi_unacked && sent) || told.tcpi_probes > 1)) {
-            link->silent_since = 0;
-            // It will send again, or ask for room.
-            if (known && (told.tcpi_unacked || told.tcpi_notsent_bytes || !link->out.empty())) continue;
-            link->awaited = false;
-            --awaiting_;
+        if (known && ((told.tcpi_unacked && sent) || told.tcpi_probes > 1)) {
+            owed = true;
+            heard = heard || int64_t(told.tcpi_last_ack_recv) * 1'000'000 < passed_ns;
             continue;
         }
-        const int64_t now = now_ns(), heard = now - int64_t(told.tcpi_last_ack_recv) * 1'000'000;
-        if (!link->silent_since || heard > link->silent_since) link->silent_since = now;
-        if (now - link->silent_since > longest_silence_ns) lose(link->peer);
+        heard = true;
+        // It will send again, or ask for room.
+        if (known && (told.tcpi_unacked || told.tcpi_notsent_bytes || !link->out.empty())) continue;
+        link->awaited = false;
+        --awaiting_;
     }
+    // This process, or the machine, may have been kept from looking, and its kernel from taking answers: what passed since
+    // the last look counts, but not more of it than usually passes.
+    peer.silent_ns = !owed ? 0 : heard || !peer.silent_ns ? 1 : peer.silent_ns + std::min(passed_ns, 2 * between_looks_ns);
+    if (peer.silent_ns > longest_silence_ns) return drop(*peer.streams[0], "has not answered for 0.7 s");
+    if (peer.silent_ns > worrying_silence_ns)
+        for (Link* link : peer.streams) heartbeat(*link);
 }
 
 // Threads that sleep in `poll` for what is complete now.
@@ -182,7 +220,7 @@ void TcpLinks::wake_others(int own) {
 }
 
 size_t TcpLinks::stream_of(int peer, uint32_t tag) const {
-    const size_t streams = streams_[size_t(peer)].size();
+    const size_t streams = peers_[size_t(peer)].streams.size();
     return streams > 1 ? 1 + tag % (streams - 1) : 0;
 }
 
@@ -246,11 +284,11 @@ bool TcpLinks::writable(Link& link) {
                 forget_out(link);
                 break;
             }
-            drop(link, nullptr);
+            drop(link, unreachable(errno));
             return false;
         }
         if (flags & MSG_ZEROCOPY) link.out.front().uncopied = link.calls++;
-        if (!link.awaited) {
+        if (!link.awaited && !one_node_) {
             link.awaited = true;
             ++awaiting_;
         }
@@ -318,7 +356,7 @@ void TcpLinks::send(int peer, const Frame& frame, const void* data, Request* req
 
 void TcpLinks::send_on(size_t stream, int peer, const Frame& frame, const void* data, Request* request) {
     std::lock_guard lock(mutex_);
-    auto& streams = streams_[size_t(peer)];
+    auto& streams = peers_[size_t(peer)].streams;
     Out out;
     out.frame = frame;
     out.data = static_cast<const char*>(data);
@@ -331,7 +369,7 @@ void TcpLinks::send_on(size_t stream, int peer, const Frame& frame, const void* 
 
 void TcpLinks::send_owned(int peer, const Frame& frame, std::vector<char> data) {
     std::lock_guard lock(mutex_);
-    auto& streams = streams_[size_t(peer)];
+    auto& streams = peers_[size_t(peer)].streams;
     if (streams.empty()) return;
     Out out;
     out.frame = frame;
@@ -358,7 +396,7 @@ void TcpLinks::receive_message(int peer, uint64_t key, uint32_t sequence, uint32
 void TcpLinks::ask(int peer, Frame frame, Request* request) {
     std::lock_guard lock(mutex_);
     request->peer = peer;
-    auto& streams = streams_[size_t(peer)];
+    auto& streams = peers_[size_t(peer)].streams;
     if (streams.empty() || ledger_.is_lost(peer)) return ledger_.complete(request, State::lost);
     frame.key = ledger_.ask(request);
     Out out;
@@ -456,7 +494,8 @@ void TcpLinks::take(Link& link) {
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (got == 0 || (got < 0 && errno == ECONNRESET)) return end(link);
-        if (got < 0) return drop(link, nullptr);
+        if (got < 0) return drop(link, unreachable(errno));
+        peers_[size_t(link.peer)].spoke = true;
         const size_t direct = std::min(size_t(got), payload);
         if (direct) advance(link, direct);
         link.tail += size_t(got) - direct;
@@ -571,9 +610,10 @@ bool TcpLinks::begin(Link& link) {
             return link.fd >= 0;
         }
         case FrameType::abort_group:
-            if (frame.value >= streams_.size() || frame.size > largest_reason) break;
+            if (frame.value >= peers_.size() || frame.size > largest_reason) break;
             link.owned.resize(frame.size);
             return expect(Into::reason, link.owned.data(), frame.size);
+        case FrameType::heartbeat: return true;
         case FrameType::kill:
             host_.told_to_end(link.peer);
             return true;
@@ -597,7 +637,7 @@ void TcpLinks::disengage(uint64_t key) {
 bool TcpLinks::busy_with(int peer, const Frame& message) const {
     if (!message.check) return false;
     if (ledger_.awaits(peer, message)) return true;
-    const auto& streams = streams_[size_t(peer)];
+    const auto& streams = peers_[size_t(peer)].streams;
     return std::any_of(streams.begin(), streams.end(), [&](const Link* one) {
         return !one->out.empty() && one->out.front().frame.key == message.key;
     });
@@ -654,20 +694,20 @@ void TcpLinks::end(Link& link) {
         link.wants_write = false;
         --wanting_;
     }
-    const auto& streams = streams_[size_t(link.peer)];
+    const auto& streams = peers_[size_t(link.peer)].streams;
     if (std::all_of(streams.begin(), streams.end(), [](Link* one) { return one->ended_since; })) lose(link.peer);
 }
 
-void TcpLinks::drop(Link& link, const char* why) {
-    if (why && !ledger_.is_lost(link.peer))
-        std::fprintf(stderr, "carme_runtime: rank %d %s; its connection was closed.\n", link.peer, why);
+void TcpLinks::drop(Link& link, const std::string& why) {
+    if (!ledger_.is_lost(link.peer))
+        std::fprintf(stderr, "carme_runtime: rank %d %s; its connection was closed.\n", link.peer, why.c_str());
     lose(link.peer);
 }
 
 // One stream gone means that order is gone: the peer counts as lost.
 void TcpLinks::lose(int peer) {
     if (ledger_.is_lost(peer)) return;
-    for (Link* link : streams_[size_t(peer)]) {
+    for (Link* link : peers_[size_t(peer)].streams) {
         if (link->fd < 0) continue;
         epoll_ctl(epoll_, EPOLL_CTL_DEL, link->fd, nullptr);
         close(link->fd);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -25,7 +26,8 @@ public:
     // devices. Tests, which have no others, let it go on.
     static inline std::atomic<bool> insist_on_uncopied{false};
 
-    TcpLinks(Host& host, int size);
+    // `one_node`: the host itself learns when a peer's process ends, and no network lies between.
+    TcpLinks(Host& host, int size, bool one_node = false);
     ~TcpLinks() override;
 
     // Stream 0 carries one-sided operations, the others messages of collectives, spread over them by their tags.
@@ -85,7 +87,11 @@ private:
         int64_t paused_since = 0;
         int64_t ended_since = 0;  // the peer sends nothing more
         bool awaited = false;          // something was sent that its kernel may not have answered yet
-        int64_t silent_since = 0;      // the peer's kernel owes an answer; 0: none
+    };
+    struct Peer {
+        std::vector<Link*> streams;
+        bool spoke = false;   // something came since it was last looked at
+        int64_t silent_ns = 0;  // for so long its kernel has owed an answer; 0: it does not
     };
     static constexpr size_t buffer_size = 32 * 1024;
     static constexpr uint64_t smallest_straight = 2048;  // bytes of a payload that are not worth a copy
@@ -99,8 +105,13 @@ private:
 #else
     static constexpr int64_t longest_pause_ns = 20'000'000;
 #endif
-    // A peer is lost whose kernel has been silent for so long, which is noticed within a second.
-    static constexpr int64_t longest_silence_ns = 750'000'000, between_looks_ns = 50'000'000;
+    // A peer that says nothing is sent heartbeats, which its kernel answers even if its process cannot. It is lost when its
+    // kernel has been silent for so long, which is noticed within a second. A packet that is lost is no silence: after less
+    // time it is asked on all streams, and each of them sends again what is not answered.
+    static constexpr int64_t longest_silence_ns = 700'000'000, worrying_silence_ns = 150'000'000;
+    static constexpr int64_t between_looks_ns = 50'000'000;
+    static constexpr int64_t between_heartbeats_ns = 100'000'000;
+    static constexpr int64_t shortest_heartbeat_ns = 1'000'000;  // of a rank with many peers, to each of them in turn
     static constexpr int64_t shortest_nap_ns = 500'000, longest_nap_ns = 2'000'000;  // while others drive the sockets
     // Bytes of messages that are kept until they are expected: always, and if their group is not busy.
     static constexpr uint64_t kept = 16 * 1024, small = 256 * 1024;
@@ -127,22 +138,28 @@ private:
     void advance(Link& link, uint64_t count);  // so much of the payload has come
     void end(Link& link);
     void forget_out(Link& link);
-    void drop(Link& link, const char* why);
+    void drop(Link& link, const std::string& why);
     void lose(int peer);
     void enqueue(Link& link, Out out);
     void resume_paused();
+    int patience_ms() const;  // of the thread in the background
+    void send_heartbeats();
+    void heartbeat(Link& link);
     void look_for_silence();
+    void weigh_silence(Peer& peer, int64_t passed_ns);
 
     Host& host_;
+    const bool one_node_;
     std::mutex mutex_;
-    std::vector<std::vector<Link*>> streams_;
+    std::vector<Peer> peers_;
     std::vector<std::unique_ptr<Link>> links_;
     Ledger ledger_;
     std::atomic<int> paused_{0};
     std::atomic<int> wanting_{0};  // links that wait for room to send
     std::atomic<int> ended_{0};    // links that ended before others of their peer
     std::atomic<int> awaiting_{0};  // links whose peer's kernel has not answered all yet, as far as was looked
-    int64_t next_look_ = 0;
+    int64_t last_look_ = 0;
+    std::atomic<int64_t> next_heartbeat_{0};
     int epoll_ = -1, kick_ = -1;
     std::atomic<bool> stopping_{false};
     std::thread thread_;

@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -594,10 +596,20 @@ struct Distant {
         while (!end.passed() && !context.is_lost(1)) links.poll(20);
     }
     // From here on its kernel does not see what arrives, as if the node were gone.
-    void vanish() {
-        sock_filter nothing{BPF_RET | BPF_K, 0, 0, 0};
-        sock_fprog program{1, &nothing};
-        for (int fd : theirs) CHECK(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
+    void vanish() { lose(theirs, std::numeric_limits<uint32_t>::max()); }
+    // From here on one of ten packets gets lost, whichever way it goes.
+    void lose_packets() {
+        lose(theirs, std::numeric_limits<uint32_t>::max() / 10);
+        lose(ours, std::numeric_limits<uint32_t>::max() / 10);
+    }
+    // Packets whose random number is not above `share` are not seen.
+    static void lose(std::span<const int> sockets, uint32_t share) {
+        sock_filter steps[] = {{BPF_LD | BPF_W | BPF_ABS, 0, 0, uint32_t(SKF_AD_OFF + SKF_AD_RANDOM)},
+                               {BPF_JMP | BPF_JGT | BPF_K, 1, 0, share},
+                               {BPF_RET | BPF_K, 0, 0, 0},
+                               {BPF_RET | BPF_K, 0, 0, std::numeric_limits<uint32_t>::max()}};
+        sock_fprog program{uint16_t(std::size(steps)), steps};
+        for (int fd : sockets) CHECK(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
     }
 
     Context context;
@@ -718,9 +730,9 @@ void starved() {
           std::memcmp(got.data() + sizeof(Frame), peer.data.data(), Distant::long_message) == 0);
 }
 
-// A node that is gone says nothing: noticed within a second while something is on its way to it, soon in any case.
+// A node that is gone says nothing: noticed within a second, or later if it had no room when it went.
 void vanished() {
-    for (auto [sent, latest_ms] : {std::pair<uint64_t, int64_t>{1000, 1000}, {Distant::long_message, 3000}, {0, 3000}}) {
+    for (auto [sent, latest_ms] : {std::pair<uint64_t, int64_t>{1000, 1000}, {Distant::long_message, 3000}, {0, 1000}}) {
         Distant peer;
         if (sent > 1000) {
             peer.send(sent);
@@ -738,6 +750,15 @@ void vanished() {
         CHECK(took_ms <= double(latest_ms + 500));
         if (sent > 1000) CHECK(peer.request.state.load() == State::lost);
     }
+}
+
+// One of which packets get lost is not gone.
+void patchy() {
+    Distant peer;
+    peer.poll_for_ms(200);
+    peer.lose_packets();
+    peer.poll_for_ms(5000);
+    CHECK(!peer.context.is_lost(1));
 }
 
 void arithmetic() {
@@ -828,6 +849,7 @@ int main() {
     reset_without_queue();
     starved();
     vanished();
+    patchy();
     if (failures) std::fprintf(stderr, "%d checks failed\n", failures);
     else std::puts("all checks passed");
     return failures != 0;
