@@ -17,10 +17,13 @@ constexpr int calibration_turns = 5;
 constexpr size_t calibrated_distances = 4;
 constexpr uint32_t calibration_tag = 0xCA11B000;
 
-// Bytes of the pieces of a block. Where elements are brought to fewer bits small ones begin to travel sooner, and less
-// is left to do after the last; else they only cost more calls.
-uint64_t piece_of(uint64_t block, bool compressed) {
-    return compressed && block <= small_block ? small_piece_bytes : piece_bytes;
+// Elements of a piece: as many as have `piece_bytes` on their way. Smaller ones cost more calls and interrupts.
+uint64_t elements_of_piece(Wire wire, uint64_t element) {
+    switch (wire) {
+        case Wire::bf16: return piece_bytes / 2;
+        case Wire::int8: return piece_bytes;
+        default: return piece_bytes / element;
+    }
 }
 
 }  // namespace
@@ -30,12 +33,16 @@ uint64_t piece_of(uint64_t block, bool compressed) {
 // each element do; a result is what all others decode too, so that all ranks have the same bits.
 class Group::Transit {
 public:
-    Transit(const Call& call, bool compressed, char* data, uint64_t count, uint64_t blocks, std::vector<char>& memory)
+    // `places`: for so many pieces on their way there is memory, the next one gets that of the first; 0: for all.
+    Transit(const Call& call, bool compressed, char* data, uint64_t count, uint64_t blocks, std::vector<char>& memory,
+            uint64_t places = 0)
         : call_(call), wire_(compressed ? call.wire : Wire::same), element_(size_of(call.type)), data_(data),
-          count_(count), each_((count + blocks - 1) / blocks), in_piece_(piece_of(each_ * element_, compressed) / element_),
-          pieces_((each_ + in_piece_ - 1) / in_piece_), room_(wire_size(wire_, element_, in_piece_)) {
+          count_(count), each_((count + blocks - 1) / blocks),
+          in_piece_(std::clamp(each_, uint64_t(1), elements_of_piece(wire_, element_))),
+          pieces_((each_ + in_piece_ - 1) / in_piece_), places_(places ? places : blocks * pieces_),
+          room_(wire_size(wire_, element_, in_piece_)) {
         if (wire_ == Wire::same) return;
-        uint64_t needed = blocks * pieces_ * room_;
+        uint64_t needed = places_ * room_;
         if (memory.size() < needed) memory.resize(needed);
         travelling_ = memory.data();
         if (!call.residual) return;
@@ -48,7 +55,8 @@ public:
     uint64_t size(uint64_t block, uint64_t piece) const { return wire_size(wire_, element_, length(block, piece)); }
     // Where a piece is sent from, and where a finished one is received.
     char* at(uint64_t block, uint64_t piece) const {
-        return wire_ == Wire::same ? data_ + begin(block, piece) * element_ : travelling_ + (block * pieces_ + piece) * room_;
+        return wire_ == Wire::same ? data_ + begin(block, piece) * element_
+                                   : travelling_ + (block * pieces_ + piece) % places_ * room_;
     }
     // Before a piece is sent.
     void prepare(uint64_t block, uint64_t piece) const {
@@ -114,7 +122,7 @@ private:
     Wire wire_;
     uint64_t element_;
     char* data_;
-    uint64_t count_, each_, in_piece_, pieces_, room_;
+    uint64_t count_, each_, in_piece_, pieces_, places_, room_;
     char* travelling_ = nullptr;
     float* residual_ = nullptr;
 };
@@ -132,6 +140,10 @@ void Group::across_nodes(const std::vector<int>& column, int position, char* dat
     const bool compressed = call.wire != Wire::same && count * size_of(call.type) > compressed_from;
     std::optional<Links::Engaged> engaged;
     if (count * size_of(call.type) > piece_bytes) engaged.emplace(context_->links(), key_, sequence_, check_of(call));
+    // Who has nothing else to do drives the links between two looks, too: the thread in the background would only take
+    // the core from it.
+    std::optional<Links::Foreground> driving;
+    if (engaged && patient_) driving.emplace(context_->links());
     if (column.size() == 2)
         return exchange_two(column[size_t(1 - position)], position == 0, data, count, call, compressed, scale);
     switch (choose(column.size(), count, call, compressed)) {
@@ -162,8 +174,11 @@ void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const
                          double scale) {
     if (!compressed && count * size_of(call.type) >= halves_from)
         return exchange_halves(peer, first, data, count, call, scale);
-    Transit transit(call, compressed, data, count, 1, travelling_);
-    const uint64_t pieces = transit.pieces(), ahead = std::min(window * piece_bytes / transit.room(), pieces);
+    // What is brought to fewer bits, and taken back, stays in the cache. A thread in the background comes late, and
+    // needs more that is under way.
+    const uint64_t most_ahead = compressed && patient_ ? compressed_window : window;
+    Transit transit(call, compressed, data, count, 1, travelling_, most_ahead);
+    const uint64_t pieces = transit.pieces(), ahead = std::min(most_ahead, pieces);
     Links& links = context_->links();
     const uint32_t check = check_of(call);
     char* room = scratch(ahead * transit.room());
@@ -172,24 +187,23 @@ void Group::exchange_two(int peer, bool first, char* data, uint64_t count, const
     auto expect = [&](uint64_t p) {
         expect_piece(receives, p, peer, uint32_t(p), check, place(p), transit.size(0, p));
     };
-    uint64_t sent = 0;
-    auto send_until = [&](uint64_t end) {
-        for (; sent < std::min(end, pieces); ++sent) {
-            transit.prepare(0, sent);
-            send_piece(sends, sent, peer, uint32_t(sent), check, transit.at(0, sent), transit.size(0, sent));
-        }
+    auto send = [&](uint64_t p) {
+        transit.prepare(0, p);
+        send_piece(sends, p, peer, uint32_t(p), check, transit.at(0, p), transit.size(0, p));
     };
-    // Bringing pieces to how they travel takes time, in which those that have come are not to wait.
-    send_until(compressed ? ahead : pieces);
+    uint64_t sent = 0;
+    while (sent < (compressed ? std::min<uint64_t>(1, pieces) : pieces)) send(sent++);
     for (uint64_t p = 0; p < ahead; ++p) expect(p);
+    // Bringing pieces to how they travel takes time, in which those that have come are not to wait.
+    for (; sent < ahead; send(sent++))
+        if (patient_) links.poll(0, 1);
     for (uint64_t p = 0; p < pieces; ++p) {
         finish(receives, p);
-        if (!compressed) finish(sends, p);  // the result takes the place of what was sent
+        finish(sends, p);  // the result, or a later piece, takes the place of what was sent
         transit.unite(0, p, place(p), !first, scale);
         if (p + ahead < pieces) expect(p + ahead);
-        send_until(p + 1 + ahead);
+        if (sent < pieces) send(sent++);
     }
-    for (uint64_t p = 0; p < pieces; ++p) finish(sends, p);
 }
 
 // Two nodes with many bytes: each adds one half and sends the sums back, which is as many bytes and half the adding. The

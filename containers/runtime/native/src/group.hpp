@@ -22,9 +22,8 @@
 
 namespace carme {
 
-constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer on its way between nodes
-constexpr uint64_t small_piece_bytes = 64 << 10, small_block = 4 << 20;  // of compressed blocks up to the latter
-constexpr size_t window = 8;                 // pieces that may be expected at once
+constexpr uint64_t piece_bytes = 256 << 10;  // of a buffer, on their way between nodes
+constexpr size_t window = 8, compressed_window = 2;  // pieces that may be expected at once; of fewer bits, by two nodes
 constexpr uint64_t halves_from = 512 << 10;  // bytes, of which two nodes add one half each
 constexpr uint64_t compressed_from = 16 << 10;  // bytes; less travels as it is, whatever the wire type
 
