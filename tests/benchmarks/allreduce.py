@@ -35,7 +35,7 @@ from typing import Any
 
 from mpi_environments import mpi_environment
 from report import print_table, row, tidy_up_when_ended, write_json
-from two_nodes import DEVICE, TwoNodes, can_be_made
+from two_nodes import DemoNodes, TwoNodes, can_be_made
 
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {
@@ -51,6 +51,8 @@ TURN_SECONDS, START_SECONDS = 120, 180
 FEWEST_ROUNDS = 3
 SETTLING_SECONDS = 1.5  # of ranks that were stopped: their first second is slow
 ROOT_MAY_RUN = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+NODES: dict[str, type[TwoNodes]] = {"namespaces": TwoNodes, "demo": DemoNodes}
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,12 @@ def main() -> None:
         metavar="NAME",
         help="TCP's between two nodes, for all that choose none (default cubic, as Linux has it)",
     )
+    options.add_argument(
+        "--nodes",
+        choices=list(NODES),
+        default="namespaces",
+        help="which two: namespaces made for it (default), or the network of the demo's n1 and n2",
+    )
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.worker:
@@ -123,10 +131,12 @@ def main() -> None:
     rows = []
     for scene in scenes:
         fitting = [size for size in sizes if SIZES[size] <= scene.largest]
-        rows += measure(scene, fitting, rounds, seconds, arguments.congestion_control)
+        rows += measure(scene, fitting, rounds, seconds, NODES[arguments.nodes], arguments.congestion_control)
     print_table(rows)
     if arguments.json:
-        write_json(arguments.json, rows, congestion_control=arguments.congestion_control)
+        write_json(
+            arguments.json, rows, congestion_control=arguments.congestion_control, nodes=arguments.nodes
+        )
 
 
 # The contest
@@ -186,14 +196,19 @@ class Contestant:
 
 
 def measure(
-    scene: Scene, sizes: list[str], rounds: int, seconds: float, congestion_control: str
+    scene: Scene,
+    sizes: list[str],
+    rounds: int,
+    seconds: float,
+    make_nodes: type[TwoNodes],
+    congestion_control: str,
 ) -> list[dict[str, Any]]:
     """The rows of a scene."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         nodes = None
         if scene.linked and can_be_made():
-            nodes = stack.enter_context(TwoNodes(scene.gbit, folder, congestion_control))
+            nodes = stack.enter_context(make_nodes(scene.gbit, folder, congestion_control))
         door = folder / "door"
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(door))
@@ -348,7 +363,7 @@ def start(
         if nodes:
             prefix = nodes.on(node)
             own |= {"MASTER_ADDR": nodes.addresses[0], "CARME_ADDRESS": nodes.addresses[node]}
-            own |= {"GLOO_SOCKET_IFNAME": DEVICE}
+            own |= {"GLOO_SOCKET_IFNAME": nodes.device}
         environment = os.environ | {k: str(v) for k, v in own.items()} | (more or {})
         processes.append(spawn(name, door, environment, [*prefix, sys.executable], program))
     return Contestant(name, scene.ranks, processes)
@@ -386,21 +401,22 @@ def start_by_mpi(
         # MPICH's UCX shares memory with whoever runs on the same kernel, on whatever node it seems to be.
         own |= {"UCX_TLS": "tcp,self"}
         if nodes:
-            own |= {"UCX_NET_DEVICES": DEVICE}
+            own |= {"UCX_NET_DEVICES": nodes.device}
         if each == 1 or not nodes:
             own |= {"MPIR_CVAR_NOLOCAL": "1"}
     if nodes:
         hosts = ",".join(f"{address}:{each}" for address in nodes.addresses)
         agent = str(nodes.agent)
         if kind == "openmpi":
-            command += ["--host", hosts, "--mca", "btl_tcp_if_include", DEVICE]
+            command += ["--host", hosts, "--mca", "btl_tcp_if_include", nodes.device]
             if folder == HOROVOD_MPI:  # release 4, which names it differently
-                own |= {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_oob_tcp_if_include": DEVICE}
+                own |= {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_oob_tcp_if_include": nodes.device}
             else:
-                own |= {"PRTE_MCA_plm_ssh_agent": agent, "PRTE_MCA_prte_if_include": DEVICE}
+                own |= {"PRTE_MCA_plm_ssh_agent": agent, "PRTE_MCA_prte_if_include": nodes.device}
         else:
             launcher = "bootstrap" if kind == "impi-rt" else "launcher"
-            command += ["-hosts", hosts, f"-{launcher}", "ssh", f"-{launcher}-exec", agent, "-iface", DEVICE]
+            command += ["-hosts", hosts, f"-{launcher}", "ssh", f"-{launcher}-exec", agent]
+            command += ["-iface", nodes.device]
             command += ["-ppn", str(each)]
         command = [*nodes.on(0), *command]
     return Contestant(name, scene.ranks, [spawn(name, door, os.environ | own, [*command, python], program)])

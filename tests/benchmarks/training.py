@@ -302,7 +302,7 @@ def communicate(model: Any, times: int) -> dict[str, float]:
 
     `busy_ms`: how long of it this rank's core was not idle.
     """
-    buckets = next(hook._parallel._buckets for hook in model._forward_pre_hooks.values())
+    buckets = next(hook.parallel._buckets for hook in model._forward_pre_hooks.values())
     begin, idle = time.perf_counter(), idle_seconds()
     for _ in range(times):
         for bucket in buckets:

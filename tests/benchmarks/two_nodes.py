@@ -1,4 +1,4 @@
-"""Two nodes on one machine: network namespaces that a pair of virtual Ethernet devices joins.
+"""Two nodes on one machine: network namespaces that a pair of virtual devices joins, or the demo's nodes.
 
 It is the kernel's whole TCP path, as containers on two nodes have it; only the wire is missing. `tc tbf`
 gives each direction a rate. Needs root, and iproute2.
@@ -7,6 +7,7 @@ gives each direction a rate. Needs root, and iproute2.
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import TracebackType
 
@@ -39,6 +40,8 @@ class TwoNodes:
         congestion_control: TCP's of all connections between them that choose none.
     """
 
+    device = DEVICE
+    network = f"{_NETWORK}0/24"
     addresses = (f"{_NETWORK}1", f"{_NETWORK}2")
 
     def __init__(self, gbit: float | None, folder: Path, congestion_control: str = "cubic") -> None:
@@ -49,33 +52,16 @@ class TwoNodes:
         self.agent.chmod(0o700)
 
     def __enter__(self) -> "TwoNodes":
-        nodes = [f"{self._name}-{number}" for number in (1, 2)]
+        nodes = [self._node(number) for number in (0, 1)]
         try:
-            for node in nodes:
-                _ip("netns", "add", node)
-                _ip("-n", node, "link", "set", "lo", "up")
-            _ip(
-                *("link", "add", DEVICE, "netns", nodes[0], "type", "veth"),
-                *("peer", "name", DEVICE, "netns", nodes[1]),
-            )
-            for number, (node, address) in enumerate(zip(nodes, self.addresses, strict=True)):
-                _ip("-n", node, "address", "add", f"{address}/24", "dev", DEVICE)
-                _ip("-n", node, "link", "set", DEVICE, "up")
+            self._make(nodes)
+            for number, node in enumerate(nodes):
                 self._receive_on(node, number % (os.cpu_count() or 1))
-                way = [f"{_NETWORK}0/24", "dev", DEVICE, "src", address]
-                _ip("-n", node, "route", "change", *way, "congctl", self.congestion_control)
+                self._route(node, number, "congctl", self.congestion_control)
                 if self.gbit:
                     burst = max(_LEAST_BURST, round(self.gbit * 1e9 / 8 * _BURST_SECONDS))
-                    shape = [
-                        "tbf",
-                        "rate",
-                        f"{round(self.gbit * 1000)}mbit",
-                        "burst",
-                        f"{burst}b",
-                        "limit",
-                        _QUEUE,
-                    ]
-                    _run("tc", "-n", node, "qdisc", "add", "dev", DEVICE, "root", *shape)
+                    rate = ["rate", f"{round(self.gbit * 1000)}mbit", "burst", f"{burst}b", "limit", _QUEUE]
+                    _run("tc", "-n", node, "qdisc", "replace", "dev", self.device, "root", "tbf", *rate)
         except BaseException:
             self._take_away()
             raise
@@ -88,26 +74,93 @@ class TwoNodes:
 
     def on(self, node: int) -> list[str]:
         """What a command on node 0 or 1 begins with."""
-        named = ["sh", "-c", 'hostname "$1"; shift; exec "$@"', "sh", f"node{node + 1}"]
-        return ["ip", "netns", "exec", f"{self._name}-{node + 1}", "unshare", "--uts", *named]
+        named = ["sh", "-c", 'hostname "$1"; shift; exec "$@"', "sh", f"node{self._number(node)}"]
+        return ["ip", "netns", "exec", self._node(node), "unshare", "--uts", *named]
 
     def wire_us(self, size: int) -> float | None:
         """Microseconds of `size` bytes on the wire, without any header; None where nothing is shaped."""
         return size * 8 / (self.gbit * 1000) if self.gbit else None
 
-    def _receive_on(self, node: str, core: int) -> None:
+    def _number(self, node: int) -> str:
+        return self.addresses[node].rpartition(".")[2]
+
+    def _node(self, node: int) -> str:
+        return f"{self._name}-{self._number(node)}"
+
+    def _make(self, nodes: list[str]) -> None:
+        for node in nodes:
+            _ip("netns", "add", node)
+            _ip("-n", node, "link", "set", "lo", "up")
+        pair = ["type", "veth", "peer", "name", self.device, "netns", nodes[1]]
+        _ip("link", "add", self.device, "netns", nodes[0], *pair)
+        for node, address in zip(nodes, self.addresses, strict=True):
+            _ip("-n", node, "address", "add", f"{address}/24", "dev", self.device)
+            _ip("-n", node, "link", "set", self.device, "up")
+
+    def _route(self, node: str, number: int, *options: str) -> None:
+        """Give the way to the other node these options."""
+        way = [self.network, "dev", self.device, "proto", "kernel", "src", self.addresses[number]]
+        _ip("-n", node, "route", "change", *way, *options)
+
+    def _receive_on(self, node: str, core: int | None) -> None:
         """Let one core take in what comes to a node, as a network card lets one core take each connection's.
 
         Else each packet is taken in by the core that sent it: they overtake one another, TCP takes that for
         losses and sends hundreds of them again, which no real wire makes it do.
         """
-        file = f"/sys/class/net/{DEVICE}/queues/rx-0/rps_cpus"
-        command = ["sh", "-c", 'printf %s "$1" > "$2"', "sh", f"{1 << core:x}", file]
+        file = f"/sys/class/net/{self.device}/queues/rx-0/rps_cpus"
+        command = ["sh", "-c", 'printf %s "$1" > "$2"', "sh", f"{0 if core is None else 1 << core:x}", file]
         _run("ip", "netns", "exec", node, *command)
 
     def _take_away(self) -> None:
-        for number in (1, 2):
-            subprocess.run(["ip", "netns", "delete", f"{self._name}-{number}"], stderr=subprocess.DEVNULL)
+        for number in (0, 1):
+            subprocess.run(["ip", "netns", "delete", self._node(number)], stderr=subprocess.DEVNULL)
+
+
+class DemoNodes(TwoNodes):
+    """The network of the demo's n1 and n2, which `./demo up` has made; they keep their own file systems.
+
+    Both are joined by a bridge. While it lasts the demo's own traffic is shaped, too.
+    """
+
+    device = "eth0"
+
+    def __init__(self, gbit: float | None, folder: Path, congestion_control: str = "cubic") -> None:
+        self.network, self._pids, self.addresses = _demo_nodes()
+        super().__init__(gbit, folder, congestion_control)
+
+    def _make(self, nodes: list[str]) -> None:
+        for node, pid in zip(nodes, self._pids, strict=True):
+            _ip("netns", "attach", node, str(pid))
+
+    def _take_away(self) -> None:
+        for number in (0, 1):
+            node = self._node(number)
+            shape = ["tc", "-n", node, "qdisc", "del", "dev", self.device, "root"]
+            subprocess.run(shape, stderr=subprocess.DEVNULL)
+            try:
+                self._receive_on(node, None)
+                self._route(node, number)
+            except subprocess.CalledProcessError as error:
+                print(f"{node} could not be set back: {error}", file=sys.stderr)
+        super()._take_away()
+
+
+def _demo_nodes() -> tuple[str, tuple[int, int], tuple[str, str]]:
+    """The demo's network, and the processes and addresses of its first two compute nodes."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "ansible/demo"))
+    from carme_demo.podman import Podman, host_runtime
+    from carme_demo.settings import DEFAULT_NAME, Places, load
+
+    places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
+    settings = load(places)
+    containers = Podman(places, host_runtime()).containers() if settings else []
+    running = {each.name: each.pid for each in containers if each.is_alive}
+    pids = [running.get(f"{places.name}-{name}") for name in ("n1", "n2")]
+    if settings is None or pids[0] is None or pids[1] is None:
+        raise SystemExit("The demo's nodes n1 and n2 do not run. Use: sudo ./demo up --no-run")
+    addresses = {machine.name: machine.address for machine in settings.machines()}
+    return settings.subnet, (pids[0], pids[1]), (addresses["n1"], addresses["n2"])
 
 
 def _ip(*arguments: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from carme.errors import CarmeError
 from carme.validation import NotebookKernel
 from demo_site import ROOT, DemoSite
 
@@ -52,7 +53,14 @@ def session(demo: DemoSite, image: str, script: Path | None = None) -> Iterator[
                 content = base64.b64encode(script.read_bytes()).decode()
                 code = f"import base64; open('{script.name}', 'wb').write(base64.b64decode('{content}'))"
                 assert kernel.run(code, timeout=60).ok
-            yield kernel
+            try:
+                yield kernel
+            except (AssertionError, CarmeError) as error:  # the latter: a cell does not end
+                job_id = demo.carme_json("session", "show", name)["job_id"]
+                error.add_note(
+                    "The job's log: " + demo.carme("logs", str(job_id), check=False).stdout[-3000:]
+                )
+                raise
             if script:
                 kernel.run(f"import os; os.unlink('{script.name}')", timeout=60)
         visitor.stop(name)

@@ -2,7 +2,10 @@
 
 # pyright: reportOptionalSubscript=false, reportGeneralTypeIssues=false, reportOptionalIterable=false
 
+import os
 import re
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -71,6 +74,32 @@ def test_ranks_with_different_states_are_told_so(launcher, tmp_path):
     assert Checkpoints(tmp_path).load() is None
 
 
+def test_a_rank_that_cannot_write_is_heard_of_at_once(launcher, tmp_path):
+    ranks = launcher.run("checkpoint_state", [0, 0], "full disk", str(tmp_path))
+    assert "OSError: [Errno 27] File too large" in ranks.outputs[1]
+    assert "Timeout: The checkpoint was given up by another rank." in ranks.outputs[0]
+    assert [entry.name for entry in tmp_path.glob(".*")] == []
+    assert Checkpoints(tmp_path).steps() == [2]
+
+
+def test_a_rank_that_cannot_load_is_heard_of(launcher, tmp_path):
+    saved(tmp_path, [1])
+    ranks = launcher.start("checkpoint_state", [0, 0], "no memory", str(tmp_path))
+    assert ranks.finish() == [1, 1], ranks.said()
+    assert "Another rank could not load the checkpoint of step 1: MemoryError" in ranks.outputs[0]
+    assert "MemoryError" in ranks.outputs[1] and "Another rank" not in ranks.outputs[1]
+
+
+@pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")])
+def test_ranks_that_have_not_joined_are_told_so(tmp_path, monkeypatch, names):
+    monkeypatch.delitem(sys.modules, "carme_runtime.keras.world", raising=False)
+    for name in names:
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(InvalidCall, match=r"joined the 2 ranks of its run\. Make them after parallelize"):
+        Checkpoints(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
 def saved(folder, steps, keep=3):
     checkpoints = Checkpoints(folder, keep=keep)
     for step in steps:
@@ -93,6 +122,47 @@ def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
     checkpoints.save(1, name="again").wait()
     assert checkpoints.steps() == [1]
     assert checkpoints.load() == (1, {"name": "again"})
+
+
+def test_the_last_one_is_kept_whatever_its_step(tmp_path):
+    saved(tmp_path, [10, 11, 12])
+    assert saved(tmp_path, [4]).steps() == [12, 11, 4]
+
+
+def test_training_that_went_back_does_not_go_on_from_what_it_left(tmp_path):
+    saved(tmp_path, [5, 8, 9, 10], keep=4)
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.resume(5)["step"] == 5
+    assert checkpoints.steps() == [10, 9, 8, 5]
+    checkpoints.save(6, name="again").wait()
+    assert checkpoints.steps() == [6, 5]
+    assert Checkpoints(tmp_path).load() == (6, {"name": "again"})
+
+
+def test_a_look_at_an_earlier_one_removes_nothing(tmp_path):
+    checkpoints = saved(tmp_path, [8, 9, 10])
+    assert checkpoints.load(8)[0] == 8
+    checkpoints.save(11).wait()
+    assert checkpoints.steps() == [11, 10, 9]
+
+
+def test_what_another_process_writes_is_left_alone_until_this_one_saves(tmp_path):
+    saved(tmp_path, [1])
+    partial = tmp_path / ".partial-0123abcd-0"
+    partial.mkdir()
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.load()[0] == 1
+    assert partial.exists()
+    checkpoints.save(2).wait()
+    assert not partial.exists()
+
+
+def test_what_is_being_written_is_loaded(tmp_path, monkeypatch):
+    checkpoints = saved(tmp_path, [1])
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (time.sleep(0.2), fsync(file)))
+    checkpoints.save(2, name="slow")
+    assert checkpoints.load() == (2, {"name": "slow"})
 
 
 @pytest.mark.parametrize("file", ["share-0", "index"])

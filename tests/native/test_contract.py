@@ -214,6 +214,11 @@ def test_torch_trains_over_gpi2_as_over_the_native_transport(over):
 
 
 @over_gpi2
+def test_horovods_calls_over_gpi2(over):
+    over.run("horovod_operations", [0, 0], "2")
+
+
+@over_gpi2
 def test_ranks_that_gaspi_run_started_are_ranks_here(over, tmp_path):
     """Without any variable but those of GPI-2's own launcher."""
     machines = tmp_path / "machines"

@@ -16,6 +16,8 @@ def limit(seconds):
     [
         ("torch", [0, 0, 0], "A collective"),
         ("torch", [0, 0, 1], "A collective"),
+        ("parallelize", [0, 0, 0], "A collective"),
+        ("parallelize", [0, 0, 1], "A collective"),
         ("horovod", [0, 0, 1], "A collective"),
         ("barrier", [0, 0, 0], "A collective"),
         ("allreduce", [0, 0, 1], "A collective"),
@@ -59,9 +61,19 @@ def test_training_with_keras_on_tensorflow_is_seen(launcher, face, late, waiting
     assert re.search(waiting, said), said
 
 
+def test_training_with_keras_on_torch_is_seen(launcher):
+    launcher.variables["KERAS_BACKEND"] = "torch"
+    ranks = launcher.start("hanging", [0, 0], "busy", "keras", environment=limit(4))
+    assert ranks.finish() == [0, 0], ranks.said()
+    said = ranks.said()
+    assert "A collective has waited for 4 s. Where the ranks are:" in said, said
+    assert re.search(r"Rank 1 runs:\n(.*\n)*?.*in busy_elsewhere", said), said
+    assert re.search(r"Rank 0 waits:\n(.*\n)*?.*in wait_for_the_others", said), said
+
+
 @pytest.mark.parametrize(
     ("nodes", "face"),
-    [([0, 0], "torch"), ([0, 0], "barrier"), ([0, 1], "barrier"), ([0, 1], "wait")],
+    [([0, 0], "torch"), ([0, 0], "parallelize"), ([0, 0], "barrier"), ([0, 1], "barrier"), ([0, 1], "wait")],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
 def test_a_stopped_rank_is_named(launcher, nodes, face):

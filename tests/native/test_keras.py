@@ -16,9 +16,9 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-6
 KERAS_DIFFERS = ("shuffled", "tensorflow_data", "several")
 
 
-def train(launcher, folder, nodes, *arguments):
+def train(launcher, folder, nodes, *arguments, program="keras_training"):
     """The results of every rank."""
-    ranks = launcher.start("keras_training", nodes, str(folder / "RANK.json"), *arguments)
+    ranks = launcher.start(program, nodes, str(folder / "RANK.json"), *arguments)
     assert ranks.finish(500) == [0] * len(nodes), ranks.said()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes))]
 
@@ -55,6 +55,16 @@ def test_results_do_not_depend_on_the_number_of_ranks(
         compare(ours, by_keras_alone[backend], f"rank {rank} of {len(nodes)}")
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_loops_of_a_script_do_not_depend_on_the_number_of_ranks(launcher, tmp_path, monkeypatch, backend):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    alone = train(launcher, tmp_path, [0], "plain", program="keras_loop")[0]
+    for nodes in ([0], [0, 0]):
+        for rank, ours in enumerate(train(launcher, tmp_path, nodes, program="keras_loop")):
+            compare(ours, alone, f"rank {rank} of {len(nodes)}")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("backend", "nodes"),
@@ -72,9 +82,39 @@ def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
     launcher.run("keras_scripts", nodes, what, str(folder))
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("backend", "what"),
+    [
+        *(
+            (backend, what)
+            for backend in ("torch", "tensorflow")
+            for what in ("optimizers", "outputs", "stopping")
+        ),
+        ("torch", "workers"),
+        ("tensorflow", "texts"),
+        ("tensorflow", "compilation"),
+    ],
+)
+def test_scripts_on_two_ranks(launcher, tmp_path, monkeypatch, backend, what):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    launcher.run("keras_scripts", [0, 0], what, str(tmp_path))
+
+
 def test_gradients_travel_while_backpropagation_goes_on(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     launcher.run("keras_scripts", [0, 1], "overlap", str(tmp_path))
+
+
+@pytest.mark.parametrize("everywhere", [False, True], ids=["rank 0", "all"])
+def test_who_prints(launcher, tmp_path, monkeypatch, everywhere):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    if everywhere:
+        monkeypatch.setenv("TNT_OUTPUT_ON_ALL_DEVICES", "true")
+    ranks = launcher.run("keras_scripts", [0, 0], "printing", str(tmp_path))
+    for rank, said in ranks.outputs.items():
+        for text in ("Total params", "LearningRateScheduler setting", "4/4 - ", "2/2 - ", "predicted"):
+            assert (text in said) == (everywhere or rank == 0), f"rank {rank}, {text}: {said}"
 
 
 def test_tensorboards_of_all_ranks(launcher, tmp_path, monkeypatch):
@@ -130,6 +170,7 @@ def test_mistakes_are_told_to_all_ranks_and_do_no_harm(launcher, monkeypatch, ba
         "generator's size": "Batch 0 has 8 samples on rank 0, but 6 on rank 1.",
         "generator's length": "The data set ended after 3 batches on rank 1, but not on the others.",
         "order": "Batch 0 has other samples on rank 1 than on rank 0. Give all ranks the same data set",
+        "arrays": "Batch 0 has other samples on rank 1 than on rank 0.",
         "micro-batch": "batch_size=10 is not tnt_micro_batch_size=3 times 2 ranks.",
         "micro-batches": "The data set comes in batches of 8 samples, but the micro-batch size asks for 6",
         "split": "validation_split works on arrays only.",

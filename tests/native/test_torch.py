@@ -70,6 +70,13 @@ def test_parallelize_trains_as_one_process_does(launcher, nodes, kind):
         ([0, 0], "accumulate+overlap+unused"),
         ([0, 1], "clip+uneven"),
         ([0, 1], "wire_bf16+accumulate+clip"),
+        ([0, 0], "accumulate+incomplete"),
+        ([0, 1], "accumulate+incomplete+uneven+clip"),
+        ([0, 0], "accumulate+incomplete+overlap+zeros+unused"),
+        ([0, 1], "eval+uneven"),
+        ([0, 0], "eval+uneven+sequence"),
+        ([0, 0], "failing"),
+        ([0, 1], "failing+everywhere+overlap"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
@@ -147,6 +154,37 @@ def test_monitored_barrier_names_who_was_lost(launcher, tmp_path, nodes, missing
     assert codes == [-signal.SIGKILL if rank == missing else 17 for rank in range(3)], ranks.said()
     for rank in {0, 1, 2} - {missing}:
         assert f"ERROR Rank {missing} was lost during monitored_barrier." in ranks.outputs[rank]
+
+
+@pytest.mark.parametrize("how", ["detach", "forget", "keep"])
+def test_models_trained_one_after_the_other_give_their_memory_back(launcher, how):
+    launcher.run("many_models", [0, 0], how)
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_parallelize_again_compiled_and_with_mistakes(launcher, nodes):
+    launcher.run("called_again", nodes)
+
+
+@pytest.mark.parametrize("face", ["parallelize", "overlap", "horovod", "keras"])
+def test_a_rank_with_fewer_batches_is_waited_for_in_vain_no_longer_than_allowed(launcher, face):
+    launcher.variables["KERAS_BACKEND"] = "torch"
+    ranks = launcher.start("fewer_batches", [0, 0], face)
+    assert ranks.finish() == [0, 0], ranks.said()
+    assert "GAVE UP" in ranks.outputs[0], ranks.said()
+
+
+@pytest.mark.parametrize("face", ["parallelize", "overlap", "horovod"])
+def test_a_step_after_a_pass_that_failed_is_that_of_the_others(launcher, face):
+    launcher.run("failing_pass", [0, 0], face)
+
+
+def test_two_ranks_exchange_tensors_of_gpus_without_the_others(launcher):
+    launcher.run("pairs_of_gpus", [0, 0, 0])
+
+
+def test_groups_beside_another_backend_work(launcher):
+    launcher.run("beside_gloo", [0, 0, 0, 0])
 
 
 def test_parallelize_says_which_ranks_have_another_model(launcher):

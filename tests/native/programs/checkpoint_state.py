@@ -4,13 +4,15 @@
 
 import hashlib
 import os
+import resource
 import sys
+import time
 
 import torch
 import torch.distributed as dist
 
 import carme_runtime.torch  # noqa: F401
-from carme_runtime.checkpoint import Checkpoints
+from carme_runtime.checkpoint import Checkpoints, files
 
 how, folder = sys.argv[1:]
 if int(os.environ["WORLD_SIZE"]) > 1:
@@ -23,6 +25,30 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
 checkpoints = Checkpoints(folder)
 if how == "different":
     checkpoints.save(1, tensor=torch.ones(3 + dist.get_rank())).wait()
+elif how == "full disk":
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
+    begun = time.monotonic()
+    try:
+        checkpoints.save(1, tensor=torch.ones(10000))
+        checkpoints.wait()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+    assert time.monotonic() - begun < 30
+    resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    dist.barrier()
+    checkpoints.save(2, tensor=torch.ones(10000)).wait()
+    dist.destroy_process_group()
+    sys.exit()
+elif how == "no memory":
+    if dist.get_rank() == 1:
+
+        def read(_):
+            raise MemoryError
+
+        files.read = read
+    checkpoints.load()
 elif how == "save":
     assert checkpoints.resume(model=model) is None
     for step in range(3):

@@ -1,8 +1,8 @@
 """Rank 1 does not come in time to what the others wait for.
 
 Arguments: what it does instead (`busy`, `stopped`, or `never` where it does come), and through which face the
-ranks work: `torch` (default), `horovod`, `keras`, `keras-graph` (late within a step of a graph), or a
-call of `carme_runtime.gaspi`.
+ranks work: `torch` (default), `parallelize`, `horovod`, `keras`, `keras-graph` (late within a step of a
+graph), or a call of `carme_runtime.gaspi`.
 """
 
 # pyright: reportMissingImports=false
@@ -55,6 +55,26 @@ def with_torch():
     dist.destroy_process_group()
 
 
+def with_parallelize():
+    import torch
+    import torch.distributed as dist
+
+    from carme_runtime.torch import parallelize
+
+    model = torch.nn.Linear(300, 300)
+    model, optimizer = parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def wait_for_the_others():
+        model(torch.ones(2, 300)).sum().backward()
+        optimizer.step()
+
+    wait_for_the_others()
+    if dist.get_rank() == 1:
+        come_late()
+    wait_for_the_others()
+    dist.destroy_process_group()
+
+
 def with_horovod():
     import torch
 
@@ -73,7 +93,6 @@ def with_horovod():
 def with_keras():
     import keras
     import numpy as np
-    import tensorflow
 
     import carme_runtime.keras as ck
 
@@ -81,6 +100,10 @@ def with_keras():
 
     class Passing(keras.layers.Layer):
         def call(self, inputs):
+            if keras.backend.backend() == "torch":
+                return inputs
+            import tensorflow
+
             def passed(values):
                 if late:
                     late.pop()
@@ -154,5 +177,11 @@ def with_gaspi():
     process.close()
 
 
-faces = {"torch": with_torch, "horovod": with_horovod, "keras": with_keras, "keras-graph": with_keras}
+faces = {
+    "torch": with_torch,
+    "parallelize": with_parallelize,
+    "horovod": with_horovod,
+    "keras": with_keras,
+    "keras-graph": with_keras,
+}
 faces.get(face, with_gaspi)()

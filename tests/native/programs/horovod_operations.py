@@ -4,6 +4,7 @@
 # pyright: reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false, reportMissingImports=false
 
 import sys
+import time
 
 import torch
 from torch import nn
@@ -63,6 +64,20 @@ torch.testing.assert_close(
     (base() * size + total) * 1.5,
 )
 torch.testing.assert_close(hvd.allreduce(mine(), compression=hvd.Compression.fp16), base() + total / size)
+whole = -5 * base() - rank  # means and products of integers are cut off
+for dtype in (torch.int16, torch.int32, torch.int64):
+    sums = (-5 * base() * size - total).to(dtype)
+    mean = (sums / size).to(dtype)
+    assert torch.equal(hvd.allreduce(whole.to(dtype)), mean), dtype
+    held = whole.to(dtype)
+    assert hvd.allreduce_(held, postscale_factor=0.5) is held
+    assert torch.equal(held, ((sums * 0.5).to(dtype) / size).to(dtype))
+    results = hvd.grouped_allreduce([whole.to(dtype), mine()], prescale_factor=1.5, op=hvd.Sum)
+    halves = [(-5 * base() - r).mul(1.5).to(dtype) for r in range(size)]
+    assert torch.equal(results[0], torch.stack(halves).sum(0, dtype=dtype))
+    torch.testing.assert_close(results[1], (base() * size + total) * 1.5)
+large = 2**60 + 1  # more digits than a double has
+assert hvd.allreduce(torch.tensor([large])).tolist() == [large]
 turned = mine().t()
 torch.testing.assert_close(hvd.allreduce(turned), (base() + total / size).t())
 held = mine()
@@ -124,6 +139,11 @@ lengths = [2 + (r < 1) for r in range(size)]
 expected = (torch.arange(2.0 * size + 1)[:, None]).split(lengths)[rank]
 torch.testing.assert_close(hvd.reducescatter(rows), expected + total / size)
 torch.testing.assert_close(hvd.reducescatter(rows, op=hvd.Sum), expected * size + total)
+sums = expected.long() * size + int(total)
+assert torch.equal(hvd.reducescatter(rows.long()), sums.div(size, rounding_mode="trunc"))
+halves = [(torch.arange(2.0 * size + 1)[:, None] + r).mul(0.5).long() for r in range(size)]
+result = hvd.reducescatter(rows.long(), op=hvd.Sum, prescale_factor=0.5)
+assert torch.equal(result, sum(halves).split(lengths)[rank])
 group = [torch.full((rank, 2), rank), torch.tensor([float(rank)])]
 for results in (hvd.grouped_allgather(group), hvd.synchronize(hvd.grouped_allgather_async(group))):
     assert torch.equal(results[0], torch.cat([torch.full((r, 2), r) for r in range(size)]))
@@ -159,6 +179,19 @@ else:
 x = mine().requires_grad_()
 hvd.allreduce(x, op=hvd.Sum).sum().backward()
 assert (x.grad == size).all()
+x = [mine().requires_grad_(), torch.ones(2, dtype=torch.int64), mine((12,), torch.float64).requires_grad_()]
+for options, factor in (
+    ({"op": hvd.Sum}, size),
+    ({}, 1),
+    ({"prescale_factor": 4.0, "compression": hvd.Compression.fp16}, 4),
+):
+    results = hvd.grouped_allreduce(x, **options)
+    ((results[0] * 3).sum() + results[2].sum() * 2).backward()
+    assert (x[0].grad == 3 * factor).all() and (x[2].grad == 2 * factor).all()
+    assert x[0].grad.dtype == torch.float32 and x[2].grad.dtype == torch.float64
+    x[0].grad = x[2].grad = None
+with torch.no_grad():
+    assert not hvd.grouped_allreduce(x)[0].requires_grad
 x = torch.ones(rank + 1, 2, requires_grad=True)
 (hvd.allgather(x) * (rank + 1)).sum().backward()
 torch.testing.assert_close(x.grad, torch.full((rank + 1, 2), (total + size) / size))
@@ -227,13 +260,23 @@ if rank == root:  # the others have no state yet
     optimizer.step()
 hvd.broadcast_parameters(model.state_dict(), root_rank=root)
 hvd.broadcast_parameters(model.named_parameters(), root_rank=root)
+others = torch.nn.ParameterList([torch.full((2, 3), float(rank)), torch.full((3,), float(rank))])
+hvd.broadcast_parameters(list(others.parameters()), root_rank=root)
+assert all((parameter == root).all() for parameter in others)
 hvd.broadcast_optimizer_state(optimizer, root_rank=root)
 for tensor in (*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())):
     everyone = hvd.allgather(tensor.reshape(1, -1).double())
     assert (everyone == everyone[0]).all()
 assert len(optimizer.state) == 4 and optimizer.param_groups[0]["lr"] == 0.1 * (root + 1)
 hvd.barrier()
+clock = time.monotonic
+if rank == root:  # who joins last
+    time.sleep(1)
+    assert hvd.allreduce(torch.tensor([-7])).tolist() == [int(-7 / size)]
+else:  # waits for hours
+    time.monotonic = lambda: clock() * 10000
 assert hvd.join() in range(size)
+time.monotonic = clock
 assert torch.equal(hvd.allgather(torch.tensor([float(rank)])), ranks), "the run does not go on after join"
 hvd.shutdown()
 assert not hvd.is_initialized()

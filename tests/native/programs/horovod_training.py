@@ -15,7 +15,8 @@ kind = sys.argv[1]
 torch.set_num_threads(1)
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
-PASSES = 3 if kind in ("passes", "early") else 1
+PASSES = 3 if kind in ("passes", "set passes", "early") else 1
+SKIPPED = (1, 3) if kind in ("skip", "amp") else ()  # steps that come to nothing
 
 
 class Branching(nn.Module):
@@ -71,8 +72,14 @@ options = {
 }.get(kind, {})
 kind_of_optimizer = type(optimizer)
 optimizer = hvd.DistributedOptimizer(
-    optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=PASSES, **options
+    optimizer,
+    named_parameters=model.named_parameters(),
+    backward_passes_per_step=1 if kind == "set passes" else PASSES,
+    **options,
 )
+if kind == "set passes":
+    optimizer.set_backward_passes_per_step(PASSES)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=kind == "amp")
 assert isinstance(optimizer, kind_of_optimizer)
 if kind != "lbfgs":
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -80,7 +87,7 @@ if kind != "lbfgs":
 generator = torch.Generator().manual_seed(1)
 for step in range(2 + size if kind == "join" else 6):
     alone_optimizer.zero_grad()
-    optimizer.zero_grad()
+    (model if kind == "amp" else optimizer).zero_grad()
     passes = 2 if kind == "early" and step % 2 else PASSES
     batches = [
         [
@@ -121,15 +128,30 @@ for step in range(2 + size if kind == "join" else 6):
     whole()
     if kind == "clip":
         nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
-    alone_optimizer.step()
+    if step not in SKIPPED:
+        alone_optimizer.step()
     if alone_scheduler:
         alone_scheduler.step()
     if kind == "join" and step > 2 + rank:
         continue
     for shares in batches:
         x, y = shares[rank]
-        nn.functional.mse_loss(model(x), y).backward()
-    if kind == "clip":
+        loss = nn.functional.mse_loss(model(x), y)
+        if kind == "amp" and step in SKIPPED and rank == 0:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+    if kind == "skip":
+        optimizer.synchronize()
+        if step not in SKIPPED:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    elif kind == "amp":
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+    elif kind == "clip":
         optimizer.synchronize()
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         with optimizer.skip_synchronize():

@@ -50,6 +50,7 @@ mistakes = {
     "generator's length": lambda: fit(generator(count=3 if odd else 5)),
     "generator": lambda: fit(generator(count=9, fail_at=5 if odd else None)),
     "order": lambda: fit(generator(first=float(odd))),
+    "arrays": lambda: fit(x + float(odd), y),
     "micro-batch": lambda: fit(x, y, batch_size=10, tnt_micro_batch_size=3),
     "micro-batches": lambda: fit(generator(8), tnt_micro_batch_size=3),
     "split": lambda: fit(generator(8), validation_split=0.5),

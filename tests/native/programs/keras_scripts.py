@@ -6,6 +6,8 @@ KERAS_BACKEND is torch or tensorflow.
 # pyright: reportMissingImports=false, reportOptionalSubscript=false, reportOptionalMemberAccess=false
 # pyright: reportPossiblyUnboundVariable=false, reportArgumentType=false
 
+import gc
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 import carme_runtime.keras as tnt
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras.data import Share
 
 kind, folder = sys.argv[1], Path(sys.argv[2])
 on_torch = keras.backend.backend() == "torch"
@@ -267,10 +270,24 @@ def tensors():
     assert (values["array"] == rank).all()
     last = tnt.TensorBroadcaster([rank, 0.5 * rank], root_rank=size - 1).broadcast([rank, 0.5 * rank])
     assert last == [size - 1, 0.5 * (size - 1)]
+    # As Tarantella's scripts call it where there is nothing to give.
+    example = {"rows": np.full((2, 3), rank), "good": rank == 0, "small": np.full(3, rank, "int8")}
+    broadcaster = tnt.TensorBroadcaster(example)
+    first = broadcaster.broadcast(example) if rank == 0 else broadcaster.broadcast()
+    assert first["rows"].tolist() == [[0] * 3] * 2
+    assert first["good"] is True
+    assert first["small"].dtype == "int8" and first["small"].tolist() == [0] * 3
+    if rank == 0:
+        with pytest.raises(InvalidCall, match="without inputs on rank 0, which is the root"):
+            broadcaster.broadcast()
     rows = np.full((rank, 2), rank, "int64")
     gathered = tnt.TensorAllgatherer(rows).allgather(rows)
     assert gathered.tolist() == [[r, r] for r in range(size) for _ in range(r)]
     assert everywhere(rank).tolist() == list(range(size))
+    for dtype in ("bool", "int16", "uint32"):  # which the core does not know
+        gathered = everywhere(rows.astype(dtype))
+        assert gathered.dtype == dtype
+        assert gathered.tolist() == [[dtype == "bool" or r] * 2 for r in range(size) for _ in range(r) if r]
     assert tnt.is_master_rank() == (rank == tnt.get_master_rank())
 
 
@@ -287,11 +304,205 @@ def sequential():
     assert float(functional.keras_model.optimizer.learning_rate) == 0.25
     assert functional(x).shape == (64, 2)
     functional.summary()
+    # As Tarantella's scripts may say.
+    assert tnt.keras.callbacks.Callback is tnt.callbacks.Callback
+    assert tnt.keras.models.load_model is tnt.models.load_model
     data = tnt.ParallelStrategy.DATA
     assert tnt.Model(mlp(), parallel_strategy=data).fit is not None
     assert tnt.Sequential(name="with", parallel_strategy=data).name == "with"
     with pytest.raises(InvalidCall, match=r"does not train with ParallelStrategy\.PIPELINING"):
         tnt.Model(mlp(), parallel_strategy=tnt.ParallelStrategy.PIPELINING)
+
+
+def optimizers():
+    """A model with steps of its own and an optimizer for each half, as adversarial networks have them."""
+
+    class Halves(keras.Model):
+        def __init__(self, holder):
+            super().__init__()
+            shapes = (6, 5), (5, 2)
+            self.halves = [
+                keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(outputs, "tanh")])
+                for inputs, outputs in shapes
+            ]
+            self.built = on_torch  # whose trainer asks for it; that of TensorFlow does not
+            first, second = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9)
+            if holder == "attributes":
+                self.first, self.second = first, second
+            elif holder == "list":
+                self.mine = [first, second]
+            else:
+                self.mine = {"first": first, "more": {"second": second}}
+            self.pairs = lambda: zip(self.halves, (first, second), strict=True)
+
+        def train_step(self, data):
+            for half, optimizer in self.pairs():
+                weights = half.trainable_weights
+                if on_torch:
+                    self.zero_grad()
+                    loss = self.distance(*data)
+                    loss.backward()
+                    with torch.no_grad():
+                        optimizer.apply([w.value.grad for w in weights], weights)
+                else:
+                    with tensorflow.GradientTape() as tape:
+                        loss = self.distance(*data)
+                    gradients: Any = tape.gradient(loss, weights)
+                    optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return {"loss": loss}
+
+        def distance(self, inputs, wanted):
+            distance: Any = keras.ops.mean((self.halves[1](self.halves[0](inputs)) - wanted) ** 2)
+            return distance
+
+    for holder in ("attributes", "list", "dictionary"):
+        ours, alone = Halves(holder), Halves(holder)
+        for half, optimizer in [*ours.pairs(), *alone.pairs()]:
+            optimizer.build(half.trainable_weights)
+        # Another state of an optimizer on every rank: the master rank's holds.
+        _, (_, momentum) = ours.pairs()
+        momentum.variables[2].assign(np.full((5, 2), 0.1 * rank, "float32"))
+        model = tnt.Model(ours)
+        for one in (model, alone):
+            one.compile()
+        weights = model.get_weights()
+        alone.set_weights(tnt.TensorBroadcaster(weights).broadcast(weights))
+        for one in (model, alone):
+            one.fit(x[:44], y[:44], 16, epochs=2, shuffle=False, verbose=0)
+        assert same(model), holder
+        for mine, other in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6, err_msg=holder)
+
+
+def compilation():
+    """Where there is a GPU, Keras compiles for TensorFlow with XLA, which cannot leave the graph."""
+    resolve = keras.Model._resolve_auto_jit_compile
+    keras.Model._resolve_auto_jit_compile = lambda self: True
+    model = compiled()
+    assert model.jit_compile or size > 1
+    before = model.evaluate(x, y, verbose=0)
+    model.fit(x, y, 16, verbose=0, validation_data=(x, y))
+    model.train_on_batch(x, y)
+    assert model.predict(x, verbose=0).shape == (64, 2)
+    assert model.evaluate(x, y, verbose=0) < before
+    model.save(folder / "compiled.keras")
+    loaded = tnt.models.load_model(folder / "compiled.keras")
+    loaded.fit(x, y, 16, verbose=0)
+    assert same(loaded)
+    assert not (size > 1 and (model.jit_compile or loaded.jit_compile))
+    keras.Model._resolve_auto_jit_compile = resolve
+
+
+def outputs():
+    """Predictions of types that the core does not know, and how training goes on without piling up."""
+    inputs = keras.Input((6,))
+    first: Any = inputs
+    first = first[:, :1]
+    made = [
+        keras.ops.cast(first > 0, "bool"),
+        keras.ops.cast(first * 9, "int8"),
+        keras.ops.cast(first, "float32"),
+    ]
+    predicted = tnt.Model(inputs, made).predict(x[:43], 16, verbose=0)
+    assert [part.dtype.name for part in predicted] == ["bool", "int8", "float32"]
+    assert (predicted[0] == (x[:43, :1] > 0)).all()
+    assert (predicted[1] == (x[:43, :1] * 9).astype("int8")).all()
+    assert (predicted[2] == x[:43, :1]).all()
+
+    class Count(keras.callbacks.Callback):
+        shares = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            Count.shares = sum(isinstance(one, Share) for one in gc.get_objects())
+
+    def endless():
+        while True:
+            yield x[:4], y[:4]
+
+    compiled().fit(endless(), steps_per_epoch=60, epochs=2, verbose=0, callbacks=[Count()])
+    assert 0 < Count.shares < 20
+
+
+def stopping():
+    """What one rank's callback ends, ends on all."""
+
+    class Stop(keras.callbacks.Callback):
+        batches = 0
+
+        def stop(self, what):
+            self.batches += 1
+            if self.batches == 2 and rank == size - 1:
+                setattr(self.model, what, True)
+
+    class Tests(Stop):
+        def on_test_batch_end(self, batch, logs=None):
+            self.stop("stop_evaluating")
+
+    class Predictions(Stop):
+        def on_predict_batch_end(self, batch, logs=None):
+            self.stop("stop_predicting")
+
+    class Begun(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            self.model.stop_evaluating = rank == 0
+
+    model = compiled()
+    tests, predictions = Tests(), Predictions()
+    model.evaluate(x, y, 8, verbose=0, callbacks=[tests])
+    assert tests.batches == 2
+    assert model.predict(x, 8, verbose=0, callbacks=[predictions]).shape == (16, 2)
+    assert predictions.batches == 2
+    only = model.evaluate(x, y, 8, verbose=0, callbacks=[Begun()])
+    assert np.isclose(only, model.evaluate(x[:8], y[:8], verbose=0))
+    everywhere(0)
+
+
+def workers():
+    """Processes that read ahead: they shuffle alike, and stay where they were asked to."""
+    started = multiprocessing.Value("i", 0)
+
+    def count(_):
+        with started.get_lock():
+            started.value += 1
+
+    data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    loader = torch.utils.data.DataLoader(
+        data, 16, shuffle=True, num_workers=1, persistent_workers=True, worker_init_fn=count
+    )
+    model = compiled()
+    model.fit(loader, epochs=3, verbose=0)
+    assert same(model)
+    assert started.value == 1
+
+
+def texts():
+    """Batches whose first samples are texts."""
+    words = np.array([["the", "quick"], ["brown", "fox"], ["jumps", "over"]] * 8)
+    inputs = keras.Input((2,), dtype="string")
+    numbers_ = keras.layers.StringLookup(vocabulary=sorted(set(words.flat)))(inputs)
+    model = tnt.Model(inputs, keras.layers.Dense(1)(keras.layers.Embedding(9, 4)(numbers_)[:, 0]))
+    model.compile("sgd", "mse")
+    data = tensorflow.data.Dataset.from_tensor_slices((words, np.ones((24, 1), "float32"))).batch(8)
+    model.fit(data, verbose=0)
+    assert same(model)
+
+
+def printing():
+    model = compiled()
+    model.summary()
+    model.fit(
+        x, y, 16, verbose=2, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1, verbose=1)]
+    )
+    model.evaluate(x, y, verbose=2)
+
+    class Said(keras.callbacks.Callback):
+        verbose = 1
+
+        def on_predict_end(self, logs=None):
+            if self.verbose:
+                print("predicted")
+
+    model.predict(x, verbose=2, callbacks=[Said()])
 
 
 def tensorboards():
@@ -344,6 +555,13 @@ def overlap():
         micro_batches,
         tensors,
         sequential,
+        optimizers,
+        compilation,
+        outputs,
+        stopping,
+        workers,
+        texts,
+        printing,
         tensorboards,
         overlap,
     )

@@ -64,6 +64,7 @@ offered = {
     "overlap": {"overlap_step": True},
     "wire_bf16": {"wire": "bf16"},
     "wire_int8": {"wire": "int8"},
+    "sequence": {"batch_dim": 1},
 }
 options = {name: value for kind in kinds for name, value in offered.get(kind, {}).items()}
 model, optimizer = carme.parallelize(model, optimizer, bucket_mb=0.1, **options)
@@ -71,6 +72,8 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
 alone_scheduler = torch.optim.lr_scheduler.StepLR(alone_optimizer, 4)
 rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 micro = options.get("accumulate", 1)
+if "eval" in kinds:  # as one does to keep the statistics of a batch normalization
+    model.eval()
 
 # What a wire of fewer bits may do to a parameter. A rank's value v, of what it weighs and what it lost
 # before, arrives as v - e. With two nodes each value is rounded once: bfloat16 has 8 significant bits, so |e|
@@ -98,12 +101,25 @@ def note_gradients(x, y, length):
             largest = max(largest, *(float(g.abs().max()) for g in gradients))
 
 
+def fail_in_backward(_, __, output):
+    def fail(_):
+        raise RuntimeError("this pass fails")
+
+    if step == 3 and (rank == 1 or "everywhere" in kinds):
+        output.register_hook(fail)
+
+
+if "failing" in kinds:
+    list(model.children())[1].register_forward_hook(fail_in_backward)
+
 generator = torch.Generator().manual_seed(1)
 dtype = torch.bfloat16 if "bf16" in kinds else torch.float32
 for step in range(8):
-    optimizer.zero_grad()
-    alone_optimizer.zero_grad()
-    for _ in range(micro):
+    for each in (optimizer, alone_optimizer):
+        each.zero_grad(set_to_none="zeros" not in kinds)
+    # The data may end, or the last steps of an epoch be short.
+    passes = micro - step % micro if "incomplete" in kinds else micro
+    for _ in range(passes):
         # The last batches are short, and the last rank's share of them is shorter, down to nothing.
         length = (5 - step // 2) if "uneven" in kinds else 12
         x = torch.randn(length * size, 32, generator=generator).to(dtype)
@@ -114,8 +130,21 @@ for step in range(8):
         share = slice(begin, end)
         if unit:
             note_gradients(x, y, length)
-        nn.functional.mse_loss(model(x[share]), y[share]).backward()
+        if "eval" in kinds and rank == 0 and step % 2:
+            model(x[:3])  # which nobody trains with
+        if "sequence" in kinds:
+            loss = nn.functional.mse_loss(model(x[share][None]), y[share][None])
+        else:
+            loss = nn.functional.mse_loss(model(x[share]), y[share])
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            assert "this pass fails" in str(error), error
+        if "failing" in kinds and step == 3:
+            continue
         (nn.functional.mse_loss(alone(x), y) / micro).backward()
+    if "failing" in kinds and step == 3:
+        continue  # nobody makes this step
     if "clip" in kinds:
         nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
     if "copies" in kinds and step == 3:

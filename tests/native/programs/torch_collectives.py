@@ -2,7 +2,11 @@
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false
 
+import gc
+import threading
+import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,6 +107,64 @@ works = [dist.all_reduce(torch.ones(5000), async_op=True) for _ in range(10)]
 assert all(work.wait() and work.is_completed() for work in works)
 future = dist.all_reduce(tensor := torch.ones(3), async_op=True).get_future()
 assert (future.wait()[0] == size).all()
+
+# What FSDP divides gradients by, before they are added up.
+halved: Any = dist.ReduceOp.PREMUL_SUM(0.5)
+quartered: Any = dist.ReduceOp.PREMUL_SUM(torch.tensor(0.25))
+for dtype in (torch.float32, torch.bfloat16):
+    mine = torch.full((size, 4), 2.0, dtype=dtype)
+    dist.reduce_scatter_tensor(part := torch.empty(4, dtype=dtype), mine, halved)
+    assert (part == size).all() and (mine == 2).all(), dtype
+    dist.all_reduce(mine, quartered)
+    assert (mine == size / 2).all(), dtype
+dist.reduce(mine := torch.full((5,), 2.0), 0, halved)
+assert (mine == (size if rank == 0 else 2)).all()
+try:
+    dist.all_reduce(torch.ones(3, dtype=torch.int32), halved)
+except Exception as error:
+    assert "PREMUL_SUM" in str(error), error
+else:
+    raise AssertionError("integers have no halves")
+
+# Into parameters, which have gradients.
+weight = torch.nn.Parameter(torch.empty(3))
+dist.scatter(weight, [torch.full((3,), float(r)) for r in range(size)] if rank == 0 else None, 0)
+assert (weight == rank).all()
+dist.all_gather(weights := [torch.nn.Parameter(torch.empty(3)) for _ in range(size)], weight.detach())
+assert all((w == r).all() for r, w in enumerate(weights))
+weights = torch.nn.Parameter(torch.empty(3, size).t())  # not contiguous
+dist.all_gather_into_tensor(weights, weight.detach())
+assert (weights == ranks[:, None]).all()
+
+# Messages arrive although nobody keeps what stands for them; the first one holds the others up.
+LONG = 4_000_000
+if rank == 0:
+    for tag in (3, 4, 5):
+        dist.isend(torch.full((LONG,), float(tag)), size - 1, tag=tag)
+    gc.collect()
+elif rank == size - 1:
+    time.sleep(0.5)
+    for tag in (3, 4, 5):
+        work = dist.irecv(got := torch.empty(LONG), 0, tag=tag)
+        assert work and work.wait(timedelta(seconds=20)) and (got == tag).all()
+dist.barrier()
+
+# Each of two threads waits as long as it was told.
+if rank == 0:
+    work = dist.barrier(async_op=True)
+    patient = threading.Thread(target=work.wait)
+    patient.start()
+    time.sleep(0.2)
+    try:
+        work.wait(timedelta(milliseconds=100))
+    except Exception as error:
+        assert "not over in time" in str(error), error
+    else:
+        raise AssertionError("the others had not come")
+    patient.join()
+else:
+    time.sleep(2)
+    dist.barrier()
 
 backwards = dist.new_group(list(reversed(range(size))))
 dist.all_gather_into_tensor(out := torch.empty(size), torch.tensor([float(rank)]), group=backwards)

@@ -22,6 +22,12 @@ RUN = [sys.executable, "-m", "carme_runtime.launcher.command"]
 HUB_TOKEN = "5b7e3c2f90d14a6b8c1d2e3f40516273"
 PATIENCE = 20.0  # seconds until a test that waits for something gives up
 
+# Programs inherit signals that are ignored, as in the background of a script or under nohup; many here are
+# ended by one. A handler that does nothing leaves this process as deaf as it was, and is not inherited.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda number, frame: None)
+
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This process's environment without any job, and with `more`."""

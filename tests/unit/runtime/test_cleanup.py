@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from carme_runtime.ranks import leftovers
+from carme_runtime.ranks.keeper import Keeper
 
 from .conftest import PATIENCE, Job, Process, clean_environment
 
@@ -114,6 +115,29 @@ def test_ranks_of_a_killed_launcher_and_keeper_are_ended(local: Launch, tmp_path
     code, out, errors = local("--cleanup", "--", str(script)).wait()
     assert (code, errors) == (0, "") and out.startswith(f"{rank} on ")
     wait_until_gone(rank)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_rank_of_which_a_dying_launcher_could_not_tell_is_ended(told: bool) -> None:
+    entry = {"CARME_RUN": f"test:{time.monotonic_ns()}"}
+    keeper = Keeper()
+    keeper.begin()
+    keeper.expect(f"CARME_RUN={entry['CARME_RUN']}")
+    rank = subprocess.Popen(["sleep", "300"], env=os.environ | entry, start_new_session=True)
+    if told:
+        keeper.watch(rank.pid)
+        keeper.forget(rank.pid)  # it would be over: what comes is not about it
+    assert keeper._process and keeper._process.stdin
+    keeper._process.stdin.close()
+    keeper._process.wait()
+    try:
+        if told:
+            assert rank.poll() is None
+        else:
+            assert rank.wait(PATIENCE) == -signal.SIGKILL
+    finally:
+        rank.kill()
+        rank.wait()
 
 
 def test_a_run_that_goes_on_is_left_alone(

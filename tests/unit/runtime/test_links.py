@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -106,9 +107,25 @@ async def test_the_end_within_a_frame(wire: Wire) -> None:
 
 async def test_a_peer_that_falls_silent_is_given_up(sealed: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(agent, "SILENCE_SECONDS", 0.05)
     await asyncio.wait_for(agent._keep_alive(sealed.links[0]), 10)
     with pytest.raises(LinkClosed):
         await sealed.links[0].receive()
     await sealed.carry(0)
     assert await sealed.links[1].receive() == {"beat": True}  # it had called until then
+
+
+async def test_a_peer_is_not_given_up_for_a_standstill_of_our_own(
+    sealed: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that Slurm suspends, or a machine that stands still, stops both at once."""
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.1)
+    beats = asyncio.ensure_future(agent._keep_alive(sealed.links[0]))
+    hearing = asyncio.ensure_future(sealed.links[0].receive())
+    await asyncio.sleep(0)
+    time.sleep(agent.SILENT_BEATS * 0.3)  # noqa: ASYNC251 - nothing of this process goes on
+    await asyncio.sleep(0.15)
+    sealed.links[1].send({"beat": True})
+    await sealed.carry(1)
+    assert await hearing == {"beat": True}
+    assert not beats.done()
+    beats.cancel()

@@ -1,6 +1,7 @@
 """What one can ask of carme-run beyond how many ranks and where, and Tarantella's command line."""
 
 import ctypes
+import itertools
 import os
 import platform
 from collections.abc import Callable
@@ -91,22 +92,30 @@ def test_a_hostfile_says_where(
     assert [line.split()[-1] for line in sorted(out.splitlines())] == hosts
 
 
-def test_the_older_command_line_of_tarantella(job: Job, script: Script, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["-ngpuspernode", "-m", "-n"])
+def test_the_older_command_line_of_tarantella(job: Job, script: Script, tmp_path: Path, first: str) -> None:
     (tmp_path / "machines").write_text("n2\nn1\n")
     path = script("import os, sys; print(os.environ['SLURMD_NODENAME'], *sys.argv[1:])")
-    options = ["-ngpuspernode", "2", "-m", str(tmp_path / "machines"), "-n", "3", "--", path, "-n", "9"]
-    code, out, errors = job.launch(*options).wait()
+    options = {"-ngpuspernode": "2", "-m": str(tmp_path / "machines"), "-n": "3"}
+    line = [first, options.pop(first), *itertools.chain(*options.items())]
+    code, out, errors = job.launch(*line, "--", path, "-n", "9").wait()
     assert (code, errors) == (0, "")
     assert sorted(out.splitlines()) == ["[rank 0] n2 -n 9", "[rank 1] n2 -n 9", "[rank 2] n1 -n 9"]
 
 
+def test_a_module_may_have_the_options_of_the_older_command_line(local: Launch, tmp_path: Path) -> None:
+    (tmp_path / "trained.py").write_text("import sys; print(*sys.argv[1:])")
+    done = local("-m", "trained", "-ngpuspernode", "2", "a").wait()
+    assert done == (0, "[rank 0] -ngpuspernode 2 a\n", "")
+
+
 def test_todays_command_line_of_tarantella(local: Launch, script: Script) -> None:
-    names = ["A", "B", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"]
+    names = ["A", "B", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "TNT_OUTPUT_ON_ALL_DEVICES"]
     path = script(f"import os, sys; print(*map(os.environ.get, {names}), *sys.argv[1:], sep='|')")
     options = ["--no-gpu", "-n", "3", "--pin-to-socket", "--output-on-all-devices", "-x", "A=1", "B=2=3"]
     code, out, errors = local(*options, "--", path, "-x", "C=1", "D=2", CUDA_VISIBLE_DEVICES="0,1").wait()
     assert (code, errors) == (0, "")
-    assert sorted(out.splitlines()) == [f"[rank {rank}] 1|2=3||3|-x|C=1|D=2" for rank in range(3)]
+    assert sorted(out.splitlines()) == [f"[rank {rank}] 1|2=3||3|true|-x|C=1|D=2" for rank in range(3)]
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,11 @@ void Group::across_nodes(const std::vector<int>& column, int position, char* dat
 void Group::send_piece(Batch& sends, size_t index, int peer, uint32_t tag, uint32_t check, const char* data,
                        uint64_t size) {
     if (auto less = without_zeros(data, size); less.size) {
-        sends.sent.push_back(std::move(less.data));
-        data = sends.sent.back().get();
+        sends.sent.resize(sends.count);
+        sends.sent[index] = std::move(less.data);
+        while (sends.left < index && sends[sends.left].state.load(std::memory_order_acquire) == State::done)
+            sends.sent[sends.left++].reset();
+        data = sends.sent[index].get();
         size = less.size;
     }
     context_->links().send_message(peer, key_, sequence_, tag, check, data, size, &sends[index]);
@@ -287,7 +290,7 @@ void Group::ring(const std::vector<int>& column, int position, char* data, uint6
     auto expect = [&](uint64_t step) {
         for (uint64_t p = 0; p < pieces; ++p) {
             const uint64_t block = block_at(step);
-            expect_piece(receives, step * pieces + p, previous, uint32_t(step << 16 | p), check,
+            expect_piece(receives, step * pieces + p, previous, uint32_t(step * pieces + p), check,
                          step < m - 1 ? place(step, p) : transit.at(block, p), transit.size(block, p));
         }
     };
@@ -295,7 +298,7 @@ void Group::ring(const std::vector<int>& column, int position, char* data, uint6
         const uint64_t block = (self + 2 * m - step) % m;
         if (step < m) transit.prepare(block, p);
         if (step == m - 1) transit.settle(block, p);
-        send_piece(sends, step * pieces + p, next, uint32_t(step << 16 | p), check, transit.at(block, p),
+        send_piece(sends, step * pieces + p, next, uint32_t(step * pieces + p), check, transit.at(block, p),
                    transit.size(block, p));
     };
     expect(0);

@@ -464,7 +464,8 @@ uint32_t Context::notify_reset(int segment, uint32_t id) {
 }
 
 std::optional<uint64_t> Context::atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a, uint64_t b) {
-    char* at = peer_segment(rank_, segment, offset, 8);
+    std::shared_ptr<void> keep;
+    char* at = locate(segment, offset, 8, keep);
     if (!at || offset % 8 || operation > swap_operation) return std::nullopt;
     std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(at));
     if (operation == add_operation) return word.fetch_add(a);

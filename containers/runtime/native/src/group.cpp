@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace carme {
 namespace {
@@ -160,6 +161,7 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
         execute(first);
     } catch (...) {
         context_->forget_abort(key_);
+        context_->links().forget(key_);
         context_->control(context_->rank()).groups[size_t(slot_)].store(0);
         throw;
     }
@@ -302,13 +304,18 @@ void Group::run(const Call& call, bool in_background) {
                                     (call.reduction != Reduction::sum && call.reduction != Reduction::mean)))
         throw invalid(std::string("Only a sum or mean of float32 travels as ") + name_of(call.wire) + ".",
                       "Leave the wire type out.");
-    switch (call.kind) {
-        case Kind::barrier: arrive(call, nullptr, 0); return barrier(call);
-        case Kind::allreduce: return allreduce(call);
-        case Kind::broadcast: return broadcast(call);
-        case Kind::reduce_scatter: return reduce_scatter(call);
-        case Kind::allgather: return allgather(call);
-        case Kind::alltoall: return alltoall(call);
+    try {
+        switch (call.kind) {
+            case Kind::barrier: arrive(call, nullptr, 0); return barrier(call);
+            case Kind::allreduce: return allreduce(call);
+            case Kind::broadcast: return broadcast(call);
+            case Kind::reduce_scatter: return reduce_scatter(call);
+            case Kind::allgather: return allgather(call);
+            case Kind::alltoall: return alltoall(call);
+        }
+    } catch (const std::bad_alloc&) {  // others would wait for what this member no longer sends
+        break_up(context_->rank());
+        throw;
     }
 }
 

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "context.hpp"
@@ -203,7 +204,9 @@ struct Group::Batch {
     Links& links;
     std::unique_ptr<Request[]> requests;
     size_t count;
-    std::vector<std::unique_ptr<char[]>> sent = {};  // instead of what lies in a buffer
+    // By request: what is sent instead of what lies in a buffer. Those of the first `left` have been, and are gone.
+    std::vector<std::unique_ptr<char[]>> sent = {};
+    size_t left = 0;
 };
 
 }  // namespace carme

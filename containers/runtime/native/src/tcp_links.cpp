@@ -26,6 +26,11 @@
 namespace carme {
 namespace {
 
+constexpr const char* no_memory = "sent a message for which there is no memory";
+
+// At most so long apart, where the kernel lets itself be told.
+void try_again_within(int fd, int ms) { setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &ms, sizeof ms); }
+
 std::string unreachable(int error) { return std::string("cannot be reached: ") + std::strerror(error); }
 
 }  // namespace
@@ -59,10 +64,11 @@ void TcpLinks::add_peer(int peer, const std::vector<int>& sockets) {
         // whose other end has no room for a while, as a process has that is starved of its processor, and whose kernel
         // answers all the same. Nor would SO_KEEPALIVE: its questions come a second apart at best, and are not repeated when
         // they get lost.
-        int on = 1, longest_between_tries_ms = 1000;
+        int on = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        // Older kernels ask an end that has no room less and less often: one that then vanishes is noticed later there.
-        setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &longest_between_tries_ms, sizeof longest_between_tries_ms);
+        // Older kernels ask an end that has no room less and less often: one that then vanishes is noticed later there if
+        // stream 0 is the one without room.
+        try_again_within(fd, longest_between_tries_ms);
         link->uncopied = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
         epoll_event event{};
         event.events = EPOLLIN;
@@ -84,6 +90,10 @@ void TcpLinks::stop() {
         (void)!write(kick_, &one, sizeof one);
         thread_.join();
     }
+    // What is still to be delivered when this process has gone: its kernel gives up once it would wait for so long.
+    std::lock_guard lock(mutex_);
+    for (auto& link : links_)
+        if (link->fd >= 0) try_again_within(link->fd, system_between_tries_ms);
 }
 
 void TcpLinks::run() {
@@ -111,9 +121,9 @@ int TcpLinks::patience_ms() const {
 
 void TcpLinks::poll(int timeout_ms, int own) {
     if (links_.empty()) return;
-    epoll_event events[32];
+    epoll_event events[most_events];
     if (timeout_ms) sleep_until_whole();
-    int n = epoll_wait(epoll_, events, 32, timeout_ms);
+    int n = epoll_wait(epoll_, events, most_events, timeout_ms);
     std::lock_guard lock(mutex_);
     ledger_.completed_any = false;
     if (paused_) resume_paused();
@@ -125,10 +135,11 @@ void TcpLinks::poll(int timeout_ms, int own) {
             if (!writable(*link)) continue;
         if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(*link);
     }
-    if (ended_)
-        for (auto& link : links_)
-            if (link->ended_since && now_ns() - link->ended_since > longest_farewell_ns) lose(link->peer);
     const int64_t now = now_ns();
+    if (ended_ && n < most_events)  // else there may be more to read
+        for (auto& link : links_)
+            if (link->ended_since && now - link->ended_since > longest_farewell_ns && !still_speaks(link->peer))
+                lose(link->peer);
     if (!one_node_ && now > next_heartbeat_) send_heartbeats();
     if (awaiting_ && now > last_look_ + between_looks_ns) look_for_silence();
     wake_others(own);
@@ -162,9 +173,11 @@ void TcpLinks::poll_for(const Request& request) {
 }
 
 void TcpLinks::send_heartbeats() {
-    next_heartbeat_ = now_ns() + std::max(between_heartbeats_ns, int64_t(peers_.size()) * shortest_heartbeat_ns);
-    for (auto& peer : peers_)
+    next_heartbeat_ = now_ns() + between_heartbeats_ns;
+    for (size_t left = std::min(peers_.size(), most_heartbeats); left; --left) {
+        Peer& peer = peers_[next_asked_++ % peers_.size()];
         if (!std::exchange(peer.spoke, false) && !peer.streams.empty()) heartbeat(*peer.streams[0]);
+    }
 }
 
 // What is under way already asks as well.
@@ -183,7 +196,7 @@ void TcpLinks::look_for_silence() {
 }
 
 void TcpLinks::weigh_silence(Peer& peer, int64_t passed_ns) {
-    bool owed = false, heard = peer.spoke;
+    bool owed = false, heard = std::exchange(peer.heard, false);
     for (Link* link : peer.streams) {
         if (!link->awaited) continue;
         tcp_info told{};
@@ -197,9 +210,10 @@ void TcpLinks::weigh_silence(Peer& peer, int64_t passed_ns) {
             heard = heard || int64_t(told.tcpi_last_ack_recv) * 1'000'000 < passed_ns;
             continue;
         }
-        heard = true;
-        // It will send again, or ask for room.
-        if (known && (told.tcpi_unacked || told.tcpi_notsent_bytes || !link->out.empty())) continue;
+        // It will send again, or ask for room. To wait for room is no sign of life.
+        const bool waits = known && (told.tcpi_unacked || told.tcpi_notsent_bytes || !link->out.empty());
+        heard = heard || !waits || int64_t(told.tcpi_last_ack_recv) * 1'000'000 < passed_ns;
+        if (waits) continue;
         link->awaited = false;
         --awaiting_;
     }
@@ -495,7 +509,7 @@ void TcpLinks::take(Link& link) {
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (got == 0 || (got < 0 && errno == ECONNRESET)) return end(link);
         if (got < 0) return drop(link, unreachable(errno));
-        peers_[size_t(link.peer)].spoke = true;
+        hear(peers_[size_t(link.peer)]);
         const size_t direct = std::min(size_t(got), payload);
         if (direct) advance(link, direct);
         link.tail += size_t(got) - direct;
@@ -543,13 +557,13 @@ void TcpLinks::advance(Link& link, uint64_t count) {
     try {
         link.owned.resize(size_t(std::min<uint64_t>(link.frame.size, 2 * have)));
     } catch (const std::bad_alloc&) {
-        return drop(link, "sent a message for which there is no memory");
+        return drop(link, no_memory);
     }
     link.destination = link.owned.data() + have;
     link.room = link.owned.size() - have;
 }
 
-bool TcpLinks::begin(Link& link) {
+bool TcpLinks::begin(Link& link) try {
     const Frame& frame = link.frame;
     if (frame.magic != Frame{}.magic) {
         drop(link, "sent something that is not a frame");
@@ -574,15 +588,18 @@ bool TcpLinks::begin(Link& link) {
         case FrameType::message: {
             if (frame.size > largest_message) break;
             if (const auto posted = ledger_.take(link.peer, frame)) {
+                link.waited_in_vain = false;
                 link.request = *posted;
                 return *posted ? expect(Into::posted, (*posted)->into, frame.size)
                                : expect(Into::nothing, nullptr, frame.size);
             }
             // It waits on the wire for its receiver if it is large or its turn will come soon, but not so long that
             // others starve behind it.
-            const bool waits = frame.size > small || (frame.size > kept && busy_with(link.peer, frame));
-            if (waits && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
+            const bool soon = frame.size > kept && !link.waited_in_vain && busy_with(link.peer, frame);
+            if ((frame.size > small || soon) &&
+                (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
                 return false;
+            if (link.paused_since) link.waited_in_vain = true;
             link.owned.resize(size_t(std::min(frame.size, first_piece)));
             return expect(Into::unexpected, link.owned.data(), frame.size);
         }
@@ -619,6 +636,9 @@ bool TcpLinks::begin(Link& link) {
             return true;
     }
     drop(link, "sent a frame that is malformed or reaches outside a segment");
+    return false;
+} catch (const std::bad_alloc&) {
+    drop(link, no_memory);
     return false;
 }
 
@@ -680,6 +700,20 @@ void TcpLinks::finish(Link& link) {
 void TcpLinks::forget_out(Link& link) {
     for (auto& out : link.out) ledger_.complete(out.request, State::lost);
     link.out.clear();
+}
+
+// What has come counts from now on, however long nobody looked.
+void TcpLinks::hear(Peer& peer) {
+    peer.spoke = peer.heard = true;
+    if (!ended_) return;
+    for (Link* link : peer.streams)
+        if (link->ended_since) link->ended_since = now_ns();
+}
+
+// Whether something of a stream waits to be expected.
+bool TcpLinks::still_speaks(int peer) const {
+    const auto& streams = peers_[size_t(peer)].streams;
+    return std::any_of(streams.begin(), streams.end(), [](const Link* one) { return one->paused_since; });
 }
 
 // A peer that leaves closes all of its streams. Of one that is done the last message may still be on its way by another

@@ -25,6 +25,9 @@ public:
     // A stream copies again once the kernel says that it copies such payloads all the same, as it does on virtual
     // devices. Tests, which have no others, let it go on.
     static inline std::atomic<bool> insist_on_uncopied{false};
+    // Between two questions whether an end that has no room has some by now. Tests do as older kernels, which ask less and
+    // less often.
+    static inline std::atomic<int> longest_between_tries_ms{1000};
 
     // `one_node`: the host itself learns when a peer's process ends, and no network lies between.
     TcpLinks(Host& host, int size, bool one_node = false);
@@ -86,11 +89,12 @@ private:
         std::vector<char> owned;
         int64_t paused_since = 0;
         int64_t ended_since = 0;  // the peer sends nothing more
+        bool waited_in_vain = false;   // a message was not expected for as long as it may wait, and none since was
         bool awaited = false;          // something was sent that its kernel may not have answered yet
     };
     struct Peer {
         std::vector<Link*> streams;
-        bool spoke = false;   // something came since it was last looked at
+        bool spoke = false, heard = false;  // something came since its last heartbeat, since the last look for silence
         int64_t silent_ns = 0;  // for so long its kernel has owed an answer; 0: it does not
     };
     static constexpr size_t buffer_size = 32 * 1024;
@@ -111,7 +115,9 @@ private:
     static constexpr int64_t longest_silence_ns = 700'000'000, worrying_silence_ns = 150'000'000;
     static constexpr int64_t between_looks_ns = 50'000'000;
     static constexpr int64_t between_heartbeats_ns = 100'000'000;
-    static constexpr int64_t shortest_heartbeat_ns = 1'000'000;  // of a rank with many peers, to each of them in turn
+    static constexpr size_t most_heartbeats = 100;  // at once: of more peers each has its turn
+    static constexpr int system_between_tries_ms = 120'000;
+    static constexpr int most_events = 32;
     static constexpr int64_t shortest_nap_ns = 500'000, longest_nap_ns = 2'000'000;  // while others drive the sockets
     // Bytes of messages that are kept until they are expected: always, and if their group is not busy.
     static constexpr uint64_t kept = 16 * 1024, small = 256 * 1024;
@@ -147,6 +153,8 @@ private:
     void heartbeat(Link& link);
     void look_for_silence();
     void weigh_silence(Peer& peer, int64_t passed_ns);
+    void hear(Peer& peer);
+    bool still_speaks(int peer) const;
 
     Host& host_;
     const bool one_node_;
@@ -159,6 +167,7 @@ private:
     std::atomic<int> ended_{0};    // links that ended before others of their peer
     std::atomic<int> awaiting_{0};  // links whose peer's kernel has not answered all yet, as far as was looked
     int64_t last_look_ = 0;
+    size_t next_asked_ = 0;  // the peer whose turn it is to be sent a heartbeat
     std::atomic<int64_t> next_heartbeat_{0};
     int epoll_ = -1, kick_ = -1;
     std::atomic<bool> stopping_{false};

@@ -24,8 +24,9 @@ struct Deadline {
     int64_t at = std::numeric_limits<int64_t>::max();
 
     static Deadline after_ms(int64_t ms) {
-        if (ms < 0) return {};
-        return {now_ns() + ms * 1'000'000};
+        const int64_t now = now_ns();
+        if (ms < 0 || ms > (std::numeric_limits<int64_t>::max() - now) / 1'000'000) return {};
+        return {now + ms * 1'000'000};
     }
     bool passed() const { return at != std::numeric_limits<int64_t>::max() && now_ns() >= at; }
 };

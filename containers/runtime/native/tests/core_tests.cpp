@@ -463,7 +463,8 @@ void garbage() {
         context->connect(ends);
         for (int i = 0; i < 30; ++i) {
             Frame frame;
-            frame.type = FrameType(random() % 12);
+            const auto type = FrameType(random() % 13);
+            frame.type = type == FrameType::kill ? FrameType::heartbeat : type;
             frame.segment = uint16_t(random() % 3);
             frame.offset = random() % 2 ? random() % 5000 : ~uint64_t(0) - random() % 64;
             frame.size = random() % 3 ? random() % 2000 : uint64_t(random()) << 20;
@@ -582,8 +583,8 @@ struct Distant {
     // It sends the beginning of `data` as a message of a collective.
     void says(int stream, uint64_t key, uint32_t tag, uint64_t size) {
         const Frame frame = message_frame(key, 0, tag, 5, size);
-        CHECK(::send(theirs[stream], &frame, sizeof frame, 0) == sizeof frame);
-        CHECK(::send(theirs[stream], data.data(), size, 0) == ssize_t(size));
+        CHECK(::send(theirs[stream], &frame, sizeof frame, MSG_NOSIGNAL) == sizeof frame);
+        CHECK(::send(theirs[stream], data.data(), size, MSG_NOSIGNAL) == ssize_t(size));
     }
     // Bytes that have come by a stream, and that nobody has taken.
     int waiting(int stream) const {
@@ -664,6 +665,62 @@ void early_pieces() {
     peer.links.receive_message(1, idle, 0, 0, 5, into.data(), size, &third);
     finish(third);
     check();
+}
+
+// A peer leaves while nobody looks for a while: what came before the end of its first stream, and is more than is taken at
+// once, is not lost.
+void unread_farewell() {
+    constexpr uint64_t size = 1'500'000;
+    Distant peer;
+    std::vector<char> into(size);
+    peer.links.receive_message(1, 7, 0, 0, 5, into.data(), size, &peer.request);
+    close(peer.theirs[0]);
+    peer.theirs[0] = -1;
+    peer.links.poll(0);
+    std::thread leaving([&] {
+        peer.says(1, 7, 0, size);
+        for (int i : {1, 2}) shutdown(peer.theirs[i], SHUT_WR);
+    });
+    std::this_thread::sleep_for(std::chrono::nanoseconds(Links::longest_farewell_ns + 100'000'000));
+    peer.links.poll(0);  // takes a part
+    CHECK(peer.request.state.load() == State::pending && !peer.context.is_lost(1));
+    peer.poll_for_ms(5000);
+    leaving.join();
+    CHECK(peer.request.state.load() == State::done && std::memcmp(into.data(), peer.data.data(), size) == 0);
+    CHECK(peer.context.is_lost(1));
+}
+
+// A rank that has ended is gone, but what it handed to its kernel comes, also to one that was stopped meanwhile.
+void left_behind() {
+    // Together they fit into the buffer that any kernel allows, and each of them is copied there.
+    constexpr uint64_t size = 50'000, pieces = 5;
+    auto [theirs, ours] = connected_pair();
+    const int room = 4 << 20, little = 64 << 10;
+    setsockopt(theirs, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
+    setsockopt(ours, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+    std::vector<char> data(size);
+    for (size_t i = 0; i < size; ++i) data[i] = char(i * 7 + i / 1000);
+    {
+        Context context(0, 2);
+        TcpLinks links(context, 2);
+        links.add_peer(1, {ours});
+        Request requests[pieces];
+        for (uint32_t tag = 0; tag < pieces; ++tag) links.send_message(1, 7, 0, tag, 5, data.data(), size, &requests[tag]);
+        const auto end = Deadline::after_ms(5000);
+        for (auto& request : requests) {
+            while (!end.passed() && request.state.load() == State::pending) links.poll(20);
+            CHECK(request.state.load() == State::done);
+        }
+        links.cancel(requests, pieces);
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(6));
+    std::vector<char> got(pieces * (sizeof(Frame) + size) + 1);
+    size_t have = 0;
+    for (ssize_t count; (count = recv(theirs, got.data() + have, got.size() - have, 0)) > 0;) have += size_t(count);
+    CHECK(have == got.size() - 1);
+    for (uint64_t i = 0; i < pieces; ++i)
+        CHECK(std::memcmp(got.data() + i * (sizeof(Frame) + size) + sizeof(Frame), data.data(), size) == 0);
+    close(theirs);
 }
 
 // Who sleeps until a long payload is there is not woken by each part of it, but by its end, whoever took parts of it.
@@ -750,6 +807,20 @@ void vanished() {
         CHECK(took_ms <= double(latest_ms + 500));
         if (sent > 1000) CHECK(peer.request.state.load() == State::lost);
     }
+}
+
+// A stream that waits for room, and whose kernel asks for it more and more seldom, hides nothing: others are not answered.
+void vanished_with_a_full_stream() {
+    const int usual = TcpLinks::longest_between_tries_ms.exchange(120'000);
+    Distant peer;
+    TcpLinks::longest_between_tries_ms = usual;
+    peer.send(Distant::long_message);
+    peer.poll_for_ms(4500);  // by then the kernel asks every three seconds
+    CHECK(!peer.context.is_lost(1));
+    peer.vanish();
+    const int64_t begin = now_ns();
+    peer.poll_for_ms(20'000);
+    CHECK(peer.context.is_lost(1) && now_ns() - begin < 1'500'000'000);
 }
 
 // One of which packets get lost is not gone.
@@ -846,9 +917,12 @@ int main() {
     long_payloads();
     garbage();
     farewells();
+    unread_farewell();
+    left_behind();
     reset_without_queue();
     starved();
     vanished();
+    vanished_with_a_full_stream();
     patchy();
     if (failures) std::fprintf(stderr, "%d checks failed\n", failures);
     else std::puts("all checks passed");

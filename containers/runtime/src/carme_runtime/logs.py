@@ -10,6 +10,8 @@ import sys
 
 LEVEL = "CARME_LOG_LEVEL"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+# Tarantella's name. Where it is true, Keras says on every rank what it else says on the master rank alone.
+KERAS_EVERYWHERE = "TNT_OUTPUT_ON_ALL_DEVICES"
 
 log = logging.getLogger("carme_runtime")
 

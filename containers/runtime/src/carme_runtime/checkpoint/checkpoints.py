@@ -4,8 +4,9 @@ import contextlib
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from carme_runtime.logs import log
 
 _SLOWER = 10  # times that another rank may take longer to write than this one
 _AT_LEAST = 60.0  # seconds that it may take in any case
+
+Result = TypeVar("Result")
 
 
 class Saving:
@@ -38,6 +41,10 @@ class Saving:
         if self._error:
             raise self._error
 
+    def settle(self) -> None:
+        """Wait until it is written, or was given up."""
+        self._over.wait()
+
     def conclude(self, error: BaseException | None) -> None:
         """It is over."""
         self._error = error
@@ -46,6 +53,8 @@ class Saving:
 
 class Checkpoints:
     """The checkpoints of one run in one folder. All ranks make it, and call its methods in the same order.
+
+    The ranks have joined before, by `parallelize`, `hvd.init()` or `init_process_group`, or for Keras.
 
     The state is the same on all ranks, as it is with DistributedDataParallel, `parallelize`, Horovod or
     `carme_runtime.keras`, or FSDP has divided it among all of them. Each rank writes an equal share of it,
@@ -65,17 +74,13 @@ class Checkpoints:
         self._saves = 0
         self._last: Saving | None = None
         self._room = np.empty(0, np.uint8)
-        error = None
-        if self._rank == 0:
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                files.clear(self._folder)
-            except OSError as reason:
-                error = f"The folder {self._folder} for checkpoints cannot be used: {reason.strerror}."
+        self._overtaken: set[str] = set()
         # A name of this run's own: what an earlier one left unfinished must not be taken for its work.
-        self._token, error = self._told((secrets.token_hex(4), error))
-        if error:
-            raise CarmeRuntimeError(error, "Choose a folder that you may write to.")
+        self._token = self._from_rank_0(self._begin)
+
+    def _begin(self) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return secrets.token_hex(4)
 
     def save(self, step: int, /, **state: Any) -> Saving:
         """Begin to write a checkpoint; the state may change again when this returns.
@@ -119,23 +124,40 @@ class Checkpoints:
     def load(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
         """Step and state of the newest checkpoint that is undamaged, or of that of `step`; None without any.
 
+        Training goes on from it: what is saved next takes the place of those that are later than that.
+
         Raises:
             Damaged: There are some, and none is undamaged.
         """
-        there = [c.name for c in files.found(self._folder) if step is None or files.step_of(c) == step]
+        if self._last:
+            self._last.settle()
+        found: list[str] = self._from_rank_0(lambda: [c.name for c in files.found(self._folder)])
         error: GaspiError | None = None
-        for name in self._told(there):
+        for name in found:
+            number = files.step_of(Path(name))
+            if step is not None and number != step:
+                continue
             state: Any = None
-            mine = None
+            mine: Exception | None = None
             try:
                 state = files.read(self._folder / name)
-            except files.Damaged as reason:
+            except Exception as reason:
                 mine = reason
-            troubles = self._ranks.exchange(mine and mine.message)
-            trouble = next((text for text in troubles if text), None)
+            damage = mine.message if isinstance(mine, files.Damaged) else None
+            other = f"{type(mine).__name__}: {mine}" if mine and not damage else None
+            troubles = self._ranks.exchange((damage, other))
+            failure = next((text for _, text in troubles if text), None)
+            if failure:
+                # Not the checkpoint's fault: an older one would not do better.
+                raise mine or CarmeRuntimeError(
+                    f"Another rank could not load the checkpoint of step {number}: {failure}",
+                    "See what that one says.",
+                )
+            trouble = next((text for text, _ in troubles if text), None)
             if trouble is None:
-                return files.step_of(Path(name)), state
-            error = mine or files.Damaged(trouble, "Use an older checkpoint.")
+                self._overtaken = {later for later in found if files.step_of(Path(later)) > number}
+                return number, state
+            error = files.Damaged(trouble, "Use an older checkpoint.")
             log.warning("%s", error)
         if error:
             raise error
@@ -163,12 +185,17 @@ class Checkpoints:
         error = None
         try:
             begun = time.monotonic()
+            if self._rank == 0:
+                # At first what an earlier run left, and then what this one gave up; not before it saves, as
+                # whoever only loads may do so beside a run that saves.
+                left = f".partial-{self._token}-*" if self._saves > 1 else ".partial-*"
+                files.clear(self._folder, left, partial)
             files.write_share(partial, self._rank, self._room.data, layout)
             patience = _AT_LEAST + _SLOWER * (time.monotonic() - begun)
             if self._rank == 0:
                 ends = [share(layout.size, rank, self._size)[1] for rank in range(self._size)]
-                files.commit(partial, saving.step, packed, layout, ends, patience)
-                files.prune(self._folder, self._keep)
+                newest = files.commit(partial, saving.step, packed, layout, ends, patience)
+                files.prune(self._folder, self._keep, newest, self._overtaken)
             else:
                 _await_commit(partial, patience)
         except BaseException as reason:
@@ -178,17 +205,25 @@ class Checkpoints:
             log.error("The checkpoint of step %d was not written: %s", saving.step, reason)
         saving.conclude(error)
 
-    def _told(self, content: Any) -> Any:
-        """Rank 0's."""
-        return self._ranks.exchange(content)[0]
+    def _from_rank_0(self, action: Callable[[], Result]) -> Result:
+        """What `action` gives there. If it fails, it does so for all ranks."""
+        result = error = None
+        if self._rank == 0:
+            try:
+                result = action()
+            except OSError as reason:
+                error = f"The folder {self._folder} for checkpoints cannot be used: {reason.strerror}."
+        result, error = self._ranks.exchange((result, error))[0]
+        if error:
+            raise CarmeRuntimeError(error, "Choose a folder that you may write to.")
+        return result
 
 
 def _await_commit(partial: Path, seconds: float) -> None:
     """Wait until rank 0 has given the checkpoint its name."""
     end = time.monotonic() + seconds
     while partial.exists():
-        if (partial / files.FAILED).exists():
-            raise Timeout("The checkpoint was given up by another rank.", "See what that one says.")
+        files.raise_if_given_up(partial)
         if time.monotonic() > end:
             raise Timeout("Rank 0 did not finish the checkpoint in time.", "See what it says.")
         time.sleep(0.02)

@@ -139,18 +139,33 @@ def read(checkpoint: Path) -> Any:
     return put_together(index["structure"], Layout(index["tensors"], index["size"]), stream)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for old in found(folder)[keep:]:
+def prune(folder: Path, keep: int, newest: Path, overtaken: set[str]) -> None:
+    """Remove all but `newest`, which was written last, and those with the highest steps: `keep` in all.
+
+    Those named in `overtaken` with a higher step than `newest` go in any case: training has gone back behind
+    them, and must not go on from them after it has ended.
+    """
+    others = [checkpoint for checkpoint in found(folder) if checkpoint.name != newest.name]
+    valid = [c for c in others if c.name not in overtaken or step_of(c) <= step_of(newest)]
+    for old in others:
+        if old in valid[: keep - 1]:
+            continue
         hidden = folder / f".old-{old.name}"
         old.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def clear(folder: Path) -> None:
-    """Remove what was being written or removed when a run ended."""
-    for entry in (*folder.glob(".partial-*"), *folder.glob(".old-*")):
-        shutil.rmtree(entry, ignore_errors=True)
+def clear(folder: Path, left: str, partial: Path) -> None:
+    """Remove what has names like `left`, or was being removed when a run ended; but not `partial`."""
+    for entry in (*folder.glob(left), *folder.glob(".old-*")):
+        if entry.name != partial.name:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def raise_if_given_up(partial: Path) -> None:
+    """Raises Timeout where a rank has given the checkpoint up."""
+    if (partial / FAILED).exists():
+        raise Timeout("The checkpoint was given up by another rank.", "See what that one says.")
 
 
 def _await_digests(partial: Path, ranks: int, seconds: float) -> list[list[str]]:
@@ -160,6 +175,7 @@ def _await_digests(partial: Path, ranks: int, seconds: float) -> list[list[str]]
         missing = {rank for rank in missing if not (partial / f"digest-{rank}").exists()}
         if not missing:
             return [(partial / f"digest-{rank}").read_text().split() for rank in range(ranks)]
+        raise_if_given_up(partial)
         if time.monotonic() > end:
             raise Timeout(
                 f"The checkpoint in {partial} was given up, for these ranks did not write their shares: "

@@ -1,9 +1,13 @@
 """The ranks that write a checkpoint together: those of `torch.distributed`, or of Keras on TensorFlow."""
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.gaspi import launchers
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,11 @@ class Ranks:
 
 
 def joined() -> Ranks:
-    """The run that this process is part of, which may be one rank."""
+    """The run that this process is part of, which may be one rank.
+
+    Raises:
+        InvalidCall: There are several ranks, and this one has not joined the others.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         dist = torch.distributed
@@ -33,4 +41,12 @@ def joined() -> Ranks:
     if keras is not None:
         world = keras.world()
         return Ranks(world.rank, world.size, world.exchange)
+    size = (launchers.translated(os.environ) | os.environ).get("WORLD_SIZE", "1")
+    # Ranks of Horovod itself cannot join: what one of them saves is its own.
+    if int(size) > 1 and "horovod" not in sys.modules:
+        # Each would take the folder for its own, and write whole checkpoints into it beside the others.
+        raise InvalidCall(
+            f"Checkpoints were asked for before this rank had joined the {size} ranks of its run.",
+            "Make them after parallelize, init_process_group or init() of carme_runtime.horovod.",
+        )
     return Ranks(0, 1, lambda content: [content])

@@ -22,6 +22,11 @@ def group_type(context: Any) -> Any:
     return getattr(context, "group_type", None) or load().Group
 
 
+def segments(context: Any) -> int:
+    """How many segments there are that groups on a context reduce in place; other transports' copy."""
+    return 0 if hasattr(context, "group_type") else load().SEGMENTS
+
+
 def plan_type(context: Any) -> Any:
     """The same for plans."""
     return getattr(context, "plan_type", None) or load().Plan

@@ -88,10 +88,17 @@ class Plan:
     def __init__(self, plan: Any, buffer: Any, kept: Kept) -> None:
         self._buffer = buffer
         self._kept = kept
-        self.run: Callable[[], None] = plan.run
+        self._run: Callable[[], None] = plan.run
         self._start = plan.start
-        if profile.recorder:
-            self.run = _timed(plan.run, buffer)
+
+    def run(self) -> None:
+        """Run it now. `hangs` knows by this frame that a thread waits."""
+        if profile.recorder is None:
+            return self._run()
+        began = time.perf_counter()
+        self._run()
+        profile.recorder.add(profile.WAITING, "allreduce", began)
+        profile.recorder.add(profile.COLLECTIVE, "allreduce", began, _size(self._buffer))
 
     def start(self) -> Pending:
         """Begin in the background."""
@@ -323,10 +330,12 @@ class Group:
     def send(self, array: Any, member: int, tag: int = 0) -> Pending:
         """Begin to send `array` to member number `member`.
 
-        Tags are numbers below 2**32; the runtime itself uses the eight highest.
+        Tags are numbers below 2**32; the runtime itself uses the eight highest. It arrives, also where nobody
+        keeps or waits for what this returns.
         """
         at, count, kind = locate(array)
-        return Pending(self._group.send(member, at, count * SIZES[kind], tag), (array,))
+        self._kept.sweep()
+        return Pending(self._group.send(member, at, count * SIZES[kind], tag), (array,), self._kept)
 
     def receive(self, array: Any, member: int, tag: int = 0) -> Pending:
         """Begin to receive into `array` what member number `member` sends with the same tag."""
@@ -387,17 +396,6 @@ class Group:
         profile.recorder.add(profile.WAITING, name, began)
         profile.recorder.add(profile.COLLECTIVE, name, began, size)
         return None
-
-
-def _timed(run: Callable[[], None], buffer: Any) -> Callable[[], None]:
-    def timed() -> None:
-        began = time.perf_counter()
-        run()
-        if profile.recorder:
-            profile.recorder.add(profile.WAITING, "allreduce", began)
-            profile.recorder.add(profile.COLLECTIVE, "allreduce", began, _size(buffer))
-
-    return timed
 
 
 def _size(buffer: Any) -> int:

@@ -33,7 +33,7 @@ from carme_runtime.ranks import Node
 
 HANDSHAKE_SECONDS = 3.0
 BEAT_SECONDS = 5.0
-SILENCE_SECONDS = 30.0  # an agent that says nothing for so long is frozen or cut off
+SILENT_BEATS = 7  # an agent that says nothing during so many (30 to 35 s) is frozen or cut off
 UNKNOWN_PEERS = 64  # connections at a time that have not proved yet that they know the key
 ACCEPT_PAUSE_SECONDS = 0.5  # when this process or host has run out of something
 LOGGED_REFUSALS = 20  # a port scan must not fill the job's log
@@ -310,11 +310,15 @@ async def _let_in(
 
 
 async def _keep_alive(link: Link) -> None:
-    """Let the peer know that we live, and break the link when it has been silent for too long."""
-    loop = asyncio.get_running_loop()
-    while True:
+    """Let the peer know that we live, and break the link when it has been silent for too long.
+
+    Silence is counted in beats of our own, not by the clock: when this process stood still itself (a job that
+    Slurm suspended, a virtual machine that was moved), what the peer said meanwhile has not been read yet.
+    """
+    silent, heard = 0, link.heard
+    while silent < SILENT_BEATS:
         await asyncio.sleep(BEAT_SECONDS)
-        if loop.time() - link.heard > SILENCE_SECONDS:
-            link.close()
-            return
+        silent = silent + 1 if link.heard == heard else 0
+        heard = link.heard
         link.send({"beat": True})
+    link.close()

@@ -11,10 +11,10 @@ import time
 
 import torch.distributed as dist
 
-from carme_runtime.collectives.errors import InvalidCall, Timeout
+from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.torch import backend
 
-_SEGMENT = 223  # of torch's own context: `parallelize` has those above
+_SEGMENT = 0  # of torch's own context: `parallelize` has those above
 _ENTRIES = 4096
 _HEAD = struct.Struct("qq")  # entries written; 0, or one more than that once the rank has joined
 _ENTRY = struct.Struct("qqqq")
@@ -51,10 +51,10 @@ class Journal:
         self._count += 1
         _HEAD.pack_into(self._memory, 0, self._count, 0)
 
-    def follow(self, patience: float) -> "Follower":
-        """This rank begins nothing more by itself. `patience`: seconds to wait for the others' next step."""
+    def follow(self) -> "Follower":
+        """This rank begins nothing more by itself."""
         _HEAD.pack_into(self._memory, 0, self._count, self._count + 1)
-        return Follower(self, patience)
+        return Follower(self)
 
     def read(self, rank: int, begin: int, layout: struct.Struct, at: int) -> tuple[int, ...]:
         """Read from the journal of `rank`."""
@@ -68,14 +68,13 @@ class Journal:
 class Follower:
     """The steps of the others that a joined rank has not taken yet."""
 
-    def __init__(self, journal: Journal, patience: float) -> None:
-        self._journal, self._patience = journal, patience
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
 
     def next(self) -> Entry | None:
-        """The next step; None when all ranks have joined and none is left."""
+        """The next step, however long it takes; None when all ranks have joined and none is left."""
         journal, here = self._journal, self._journal._here
-        end = time.monotonic() + self._patience
-        while time.monotonic() < end:
+        while True:
             heads = [journal.read(rank, 0, _HEAD, here) for rank in range(journal._group.size)]
             for rank, (count, joined) in enumerate(heads):
                 known = joined - 1 if joined else count
@@ -91,7 +90,6 @@ class Follower:
             if all(joined for _, joined in heads):
                 return None
             time.sleep(_POLL_SECONDS)
-        raise Timeout("The other ranks began nothing for long.", "See what they do.")
 
     def last(self) -> int:
         """The rank that joined last; all ranks leave together."""

@@ -38,15 +38,20 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def broadcast_parameters(
-    params: dict[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
+    params: dict[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor], root_rank: int = 0
 ) -> None:
-    """Give all ranks the root's values, in place. `params`: `state_dict()` or `named_parameters()`."""
+    """Give all ranks the root's values, in place.
+
+    `params`: what `state_dict()`, `named_parameters()` or `parameters()` gives.
+    """
     if not isinstance(params, dict) and not isinstance(params, Iterable):
         raise InvalidCall(
             f"broadcast_parameters got a {type(params).__name__}.",
-            "Give model.state_dict() or model.named_parameters().",
+            "Give model.state_dict(), model.named_parameters() or model.parameters().",
         )
-    pairs: Any = sorted(params.items()) if isinstance(params, dict) else params
+    given: Any = sorted(params.items()) if isinstance(params, dict) else params
+    # A parameter could be taken apart into rows as a pair is into name and tensor.
+    pairs = (entry if isinstance(entry, tuple) else (None, entry) for entry in given)
     handles = [
         broadcast_async_(tensor, root_rank, name)
         for name, tensor in pairs

@@ -15,8 +15,6 @@ from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.horovod.compression import Compression
 from carme_runtime.horovod.world import world
 
-JOIN_SECONDS = 600.0
-
 
 class ReduceOp(enum.IntEnum):
     """How tensors are reduced."""
@@ -118,6 +116,19 @@ class _Differentiable(torch.autograd.Function):
         return ctx.back(gradients[0].contiguous()), None, None
 
 
+class _Grouped(torch.autograd.Function):
+    """As `_Differentiable`, for an operation on several tensors that its gradients go through as well."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], *tensors: Any) -> Any:
+        ctx.run = run
+        return tuple(run(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *ctx.run([gradient.contiguous() for gradient in gradients])
+
+
 # Allreduce
 
 
@@ -149,6 +160,35 @@ def offered(op: ReduceOp) -> ReduceOp:
     return op
 
 
+def _averages_integers(op: ReduceOp, tensor: torch.Tensor) -> bool:
+    """Whether the mean over ranks is a sum that is divided afterwards, and cut off, as Horovod does it."""
+    kind = tensor.dtype
+    return op == Average and not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
+
+
+def _begin(tensor: torch.Tensor, op: ReduceOp, prescale: float) -> ReduceOp:
+    """Scale before the reduction, in place; what the ranks reduce with."""
+    _scale(tensor, prescale)
+    return Sum if _averages_integers(op, tensor) else op
+
+
+def _end(tensor: torch.Tensor, op: ReduceOp, postscale: float) -> torch.Tensor:
+    """Scale after the reduction, in place."""
+    _scale(tensor, postscale)
+    if _averages_integers(op, tensor):
+        tensor.div_(world().size, rounding_mode="trunc")
+    return tensor
+
+
+def _scale(tensor: torch.Tensor, factor: float) -> None:
+    if factor == 1.0:
+        return
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        tensor.mul_(factor)
+    else:
+        tensor.copy_(tensor.double().mul_(factor))
+
+
 def _reduce(
     tensors: Sequence[torch.Tensor],
     results: Sequence[torch.Tensor],
@@ -172,19 +212,17 @@ def _reduce(
             else:
                 flat = torch.cat([tensors[index].detach().reshape(-1) for index in members])
                 parts.append((flat, members))
-            if prescale != 1.0:
-                flat.mul_(prescale)
-            note(ALLREDUCE, _dtype(flat), flat.numel(), int(op))
-            works.append(dist.all_reduce(flat, TORCH_OPS[op], async_op=True))
+            by = _begin(flat, op, prescale)
+            note(ALLREDUCE, _dtype(flat), flat.numel(), int(by))
+            works.append(dist.all_reduce(flat, TORCH_OPS[by], async_op=True))
 
     def end() -> Any:
         for flat, members in parts:
             sizes = [tensors[index].numel() for index in members]
             for index, part in zip(members, flat.split(sizes), strict=True):
                 results[index].detach().copy_(part.view(results[index].shape))
-        if postscale != 1.0:
-            for result in results:
-                result.detach().mul_(postscale)
+        for result in results:
+            _end(result.detach(), op, postscale)
         return finish()
 
     return _begun(works, end, name)
@@ -311,15 +349,20 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Several tensors reduced over all ranks as one."""
-    small = [compression.compress(tensor) for tensor in tensors]
-    handle = grouped_allreduce_async(
-        [tensor for tensor, _ in small], average, name, op, prescale_factor, postscale_factor
-    )
-    return [
-        compression.decompress(result, ctx)
-        for result, (_, ctx) in zip(synchronize(handle), small, strict=True)
-    ]
+    """Several tensors reduced over all ranks as one; their gradients are reduced the same way."""
+    chosen = _op(average, op)
+
+    def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        small = [compression.compress(tensor) for tensor in given]
+        handle = grouped_allreduce_async(
+            [tensor for tensor, _ in small], None, name, chosen, prescale_factor, postscale_factor
+        )
+        return [
+            compression.decompress(result, ctx)
+            for result, (_, ctx) in zip(synchronize(handle), small, strict=True)
+        ]
+
+    return list(_Grouped.apply(run, *tensors))  # pyright: ignore
 
 
 # The others
@@ -479,12 +522,13 @@ def reducescatter_async(
     chosen, (rank, size) = _op(None, op), (world().rank, world().size)
     rows = [source.shape[0] // size + (index < source.shape[0] % size) for index in range(size)]
     if prescale_factor != 1.0:
-        source = source * prescale_factor
+        source = source.clone()
+    by = _begin(source, chosen, prescale_factor)
     result = source.new_empty((rows[rank], *source.shape[1:]))
     note(REDUCESCATTER)
     parts = list(source.split(rows))
-    work = dist.reduce_scatter(result, parts, TORCH_OPS[chosen], async_op=True)
-    return _begun([work], lambda: result if postscale_factor == 1.0 else result.mul_(postscale_factor), name)
+    work = dist.reduce_scatter(result, parts, TORCH_OPS[by], async_op=True)
+    return _begun([work], lambda: _end(result, chosen, postscale_factor), name)
 
 
 def reducescatter(
@@ -576,7 +620,7 @@ def join(device: int = -1) -> int:
     if here.journal is None:
         return 0
     place = "cpu" if device < 0 else f"cuda:{device}"
-    follower = here.journal.follow(JOIN_SECONDS)
+    follower = here.journal.follow()
     while (entry := follower.next()) is not None:
         kind, first, second, third = entry
         if kind == ALLREDUCE:

@@ -60,8 +60,7 @@ def DistributedOptimizer(
         raise InvalidCall(f"DistributedOptimizer got op={op!r}.", "Choose Average or Sum.")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidCall("gradient_predivide_factor was given without averaging.", "Use op=Average.")
-    if backward_passes_per_step < 1:
-        raise InvalidCall("backward_passes_per_step is less than 1.", "Give 1 or more.")
+    _check_passes(backward_passes_per_step)
     _check_names(optimizer, named_parameters)
     vars(optimizer).pop("step", None)  # a scheduler's wrapper, which would lead around the reduction
     kind = type(optimizer)
@@ -77,6 +76,11 @@ def DistributedOptimizer(
     optimizer._plain_step = kind.step.__get__(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
     optimizer.__class__ = type(kind.__name__, (_Synchronized, type(optimizer)), {})
     return optimizer
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise InvalidCall("backward_passes_per_step is less than 1.", "Give 1 or more.")
 
 
 def _check_names(
@@ -111,6 +115,11 @@ class _Synchronized:
     def synchronize(self) -> None:
         """Wait until all gradients are reduced: afterwards they can be read, and clipped."""
         self._horovod.synchronize()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Add up the gradients of so many passes from now on before they are reduced."""
+        _check_passes(passes)
+        self._horovod.count_passes(passes)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -149,11 +158,14 @@ class _Synchronized:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
+        if self._horovod.end_failed_pass():
+            self._horovod.begin_step()
         if self._horovod.under_way:
             raise InvalidCall(
                 "optimizer.zero_grad() was called between backward and step.",
                 "Call it before backward, or after step or synchronize.",
             )
+        self._horovod.begin_anew()
         super().zero_grad(set_to_none)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -183,6 +195,15 @@ class _Gradients(Parallel):
         """What comes now is for the next step."""
         self.under_way = self.synchronized = self._started = False
 
+    def begin_anew(self) -> None:
+        """After `synchronize` without `step`, as where a gradient was infinite: that step is left out."""
+        if self.synchronized:
+            self.begin_step()
+
+    def count_passes(self, passes: int) -> None:
+        """Reduce after so many passes, counted from now on."""
+        self._accumulate, self._passes = passes, 0
+
     def synchronize(self) -> None:
         """Wait for all buckets, and begin those that have not begun."""
         self.start_rest()
@@ -191,6 +212,7 @@ class _Gradients(Parallel):
 
     def start_rest(self) -> None:
         """Reduce what is there, where `step` comes before the last backward pass, or without any."""
+        self.end_failed_pass()
         if self._started:
             return
         self._started = self.under_way = True
@@ -222,7 +244,18 @@ class _Gradients(Parallel):
     def _scale(self) -> None:
         return None
 
+    def end_failed_pass(self) -> bool:
+        reduced = super().end_failed_pass()
+        if reduced:
+            self._started, self._passes = True, 0
+        return reduced
+
+    def _before_step(self, *_: Any) -> None:
+        """`start_rest` has done it."""
+
     def _ready(self, parameter: nn.Parameter) -> None:
+        self.end_failed_pass()
+        self.begin_anew()
         if self._started:
             raise InvalidCall(
                 f"Gradients were computed more than {self._accumulate} times before a call of step or "

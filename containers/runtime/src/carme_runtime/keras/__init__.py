@@ -9,16 +9,21 @@ those over all ranks, and results do not depend on the number of ranks. Names an
 Tarantella, so that `import carme_runtime.keras as tnt` runs scripts that were written for it.
 """
 
-from carme_runtime.keras import callbacks, models, start
+import sys
+
+from carme_runtime.keras import callbacks, data, models, start
 from carme_runtime.keras.model import Model, ParallelStrategy, Sequential
+from carme_runtime.keras.optimizer import Optimizer
 from carme_runtime.keras.tensors import TensorAllgatherer, TensorAllreducer, TensorBroadcaster
 from carme_runtime.keras.world import get_master_rank, get_rank, get_size, init, is_master_rank
 
 TarantellaModel = Model
+keras = sys.modules[__name__]  # scripts also say tnt.keras.callbacks, tnt.keras.models, ...
 start.begin()
 
 __all__ = [
     "Model",
+    "Optimizer",
     "ParallelStrategy",
     "Sequential",
     "TarantellaModel",
@@ -26,6 +31,7 @@ __all__ = [
     "TensorAllreducer",
     "TensorBroadcaster",
     "callbacks",
+    "data",
     "get_master_rank",
     "get_rank",
     "get_size",

@@ -1,7 +1,7 @@
 """Callbacks on many ranks: all see the same logs, and one of them writes files."""
 
-import os
 from collections.abc import Callable as Function
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras import state
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.steps import VALIDATION
-from carme_runtime.keras.world import World, world
+from carme_runtime.keras.world import World, wanted, world
 
 # Two writers of one file destroy it.
 WRITERS = tuple(
@@ -27,6 +27,7 @@ WRITERS = tuple(
     if hasattr(keras.callbacks, name)
 )
 _TENSORBOARD_EVERYWHERE = "TNT_TENSORBOARD_ON_ALL_DEVICES"
+_STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}  # Keras' names
 
 
 class Callback(keras.callbacks.Callback):
@@ -152,7 +153,7 @@ for _moment in ("begin", "end"):
 
 def _runs_everywhere(callback: Any) -> bool:
     if isinstance(callback, keras.callbacks.TensorBoard):
-        return os.environ.get(_TENSORBOARD_EVERYWHERE, "").lower() in ("1", "true", "yes", "on")
+        return wanted(_TENSORBOARD_EVERYWHERE)
     return not isinstance(callback, WRITERS)
 
 
@@ -190,11 +191,21 @@ class First(keras.callbacks.Callback):
 
 
 class Last(keras.callbacks.Callback):
-    """After all others: what one rank's callbacks decided holds for every rank."""
+    """After all others: what one rank's callbacks decided holds for every rank.
 
-    def __init__(self, trained: Trained) -> None:
+    Args:
+        trained: The model.
+        watched: The kinds of work of which callbacks look at each batch, and may stop it there.
+    """
+
+    def __init__(self, trained: Trained, watched: Collection[str]) -> None:
         super().__init__()
         self._trained = trained
+        for work in watched:
+            # Not as methods: Keras goes on with the next batch while callbacks run, unless one has these.
+            setattr(
+                self, f"on_{work}_batch_end", lambda batch, logs=None, work=work: self._agree_to_stop(work)
+            )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """The master rank may have restored a backup."""
@@ -204,18 +215,19 @@ class Last(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stop together."""
-        self._agree_to_stop()
+        self._agree_to_stop("train")
 
-    def _agree_to_stop(self) -> None:
-        self.model.stop_training = bool(world().table([bool(self.model.stop_training)]).any())
-
-
-class LastOfBatch(Last):
-    """The same where callbacks look at each batch, and may stop there."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Any = None) -> None:
         """Stop together."""
-        self._agree_to_stop()
+        self._agree_to_stop("test")
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Stop together."""
+        self._agree_to_stop("predict")
+
+    def _agree_to_stop(self, work: str) -> None:
+        stop = bool(getattr(self.model, _STOPS[work]))
+        setattr(self.model, _STOPS[work], bool(world().table([stop]).any()))
 
 
 class Told(keras.callbacks.Callback):
@@ -233,16 +245,20 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
     wrapped = [
         one if isinstance(one, Callback) else Callback(one) for one in keras.tree.flatten(callbacks or [])
     ]
-    looks_at_batches = here.size > 1 and any(_looks_at_batches(one.keras_callback) for one in wrapped)
-    looks_at_batches = bool(here.table([looks_at_batches]).any())
+    # What a single rank decides holds anyway.
+    watching = [
+        here.size > 1 and any(_looks_at_batches(one.keras_callback, work) for one in wrapped)
+        for work in _STOPS
+    ]
+    watched = here.table([*watching]).sum(0)  # by any rank
     running = [one for one in wrapped if one.run_on_all_ranks or here.is_master]
     for one in running:
         one.localize = trained.localize
-        if not here.is_master and hasattr(one.keras_callback, "verbose"):
+        if not here.prints and hasattr(one.keras_callback, "verbose"):
             one.keras_callback.verbose = 0
         if isinstance(one.keras_callback, keras.callbacks.TensorBoard) and one.run_on_all_ranks:
             _own_folder(one.keras_callback, here.rank)
-    last = LastOfBatch(trained) if looks_at_batches else Last(trained)
+    last = Last(trained, [work for work, watch in zip(_STOPS, watched, strict=True) if watch])
     # Unwrapped where nothing is changed: Keras looks at the classes of some.
     plain = [one.keras_callback if one.aggregate_logs else one for one in running]
     told = [Told()] if progress.active() else []
@@ -256,8 +272,10 @@ def _own_folder(tensorboard: Any, rank: int) -> None:
         tensorboard.log_dir = str(folder / f"rank_{rank}")
 
 
-def _looks_at_batches(callback: Any) -> bool:
+def _looks_at_batches(callback: Any, work: str) -> bool:
+    names = [f"on_{work}_batch_begin", f"on_{work}_batch_end"]
+    if work == "train":
+        names += ["on_batch_begin", "on_batch_end"]
     return any(
-        getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
-        for name in ("on_batch_end", "on_train_batch_end", "on_batch_begin", "on_train_batch_begin")
+        getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name) for name in names
     ) or isinstance(callback, keras.callbacks.LambdaCallback)

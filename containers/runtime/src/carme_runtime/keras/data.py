@@ -16,7 +16,8 @@ import numpy as np
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.library import keras
-from carme_runtime.keras.world import World, ranks
+from carme_runtime.keras.optimizer import loop
+from carme_runtime.keras.world import World, ranks, world
 
 # Keras takes a data adapter for any data set, but does not export the class.
 _adapters = keras.src.trainers.data_adapters
@@ -65,7 +66,9 @@ def _first(batch: Any) -> Any:
 
 
 def _mark(sample: Any) -> int:
-    return zlib.crc32(np.array(keras.ops.convert_to_numpy(sample), order="C").tobytes())
+    array = np.array(keras.ops.convert_to_numpy(sample), order="C")
+    # Of objects, such as texts, an array has the addresses.
+    return zlib.crc32(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
 
 
 class Shares(DataAdapter):
@@ -94,7 +97,8 @@ class Shares(DataAdapter):
     ) -> None:
         self._source, self._world, self._on_share = source, world, on_share
         self._distribute, self._largest = distribute, largest
-        self.history: list[Share] = []
+        self.history: list[Share] | None = None  # of an epoch, where somebody wants it
+        self._divided: tuple[_ShareSampler, Any] | None = None
         stated = source.batch_size
         if training and distribute and stated is not None and stated < world.size:
             raise too_small(stated, world.size)
@@ -115,7 +119,9 @@ class Shares(DataAdapter):
         return self._source.get_tf_dataset().element_spec
 
     def __iter__(self) -> Iterator[Any]:
-        # The loader's iterator is made now, as Keras would: making it draws random numbers.
+        # The loader's iterator is made now, as Keras would: making it draws random numbers, and where it has
+        # worker processes, it draws the indices of its first batches.
+        _same_randomness(self._world)
         return self._epoch(self._batches())
 
     @property
@@ -137,8 +143,9 @@ class Shares(DataAdapter):
         self._source.on_epoch_end()
 
     def _epoch(self, batches: Iterator[tuple[Any, Share]]) -> Iterator[Any]:
-        _same_randomness(self._world)
-        self.history.clear()
+        _same_randomness(self._world)  # what ran since the iterator was made may have drawn some here alone
+        if self.history is not None:
+            self.history.clear()
         step = 0
         while True:
             problem: Exception | None = None
@@ -160,7 +167,8 @@ class Shares(DataAdapter):
             batch, part = found
             if not self._distribute:
                 part = Share(int(table[: self._world.rank, 2].sum()), part.samples, int(table[:, 2].sum()))
-            self.history.append(part)
+            if self.history is not None:
+                self.history.append(part)
             self._on_share(part)
             yield batch
             step += 1
@@ -212,8 +220,16 @@ class Shares(DataAdapter):
             return (_cut(batch, rank, size) for batch in iter(loader))
         loader = self._source.get_torch_dataloader()
         if size > 1 and _by_index(loader):
-            sampler = _ShareSampler(loader.batch_sampler, rank, size)
-            shares = iter(_with_sampler(loader, sampler))
+            if self._divided is None or not loader.persistent_workers:
+                # Arrays give the same sample each time; a data set of one's own may change it at random.
+                arrays = isinstance(self._source, _adapters.ArrayDataAdapter)
+                look = loader.dataset.__getitems__ if arrays else None
+                sampler = _ShareSampler(
+                    loader.batch_sampler, rank, size, look and (lambda at: _first(look(at)))
+                )
+                self._divided = sampler, _with_sampler(loader, sampler)
+            sampler, divided = self._divided
+            shares = iter(divided)
             return ((batch, sampler.drawn.popleft()) for batch in shares)
         return (_cut(batch, rank, size) for batch in iter(loader))
 
@@ -224,15 +240,26 @@ def _cut(batch: Any, rank: int, size: int) -> tuple[Any, Share]:
 
 
 class _ShareSampler:
-    """Of each batch's indices those of this rank; `drawn` says what the shares are, in order."""
+    """Of each batch's indices those of this rank; `drawn` says what the shares are, in order.
 
-    def __init__(self, batches: Any, rank: int, size: int) -> None:
-        self._batches, self._rank, self._size = batches, rank, size
+    Args:
+        batches: Lists of indices.
+        rank: This rank,
+        size: of so many.
+        sample: Of a list of indices what they stand for, where all ranks must find the same.
+    """
+
+    def __init__(
+        self, batches: Any, rank: int, size: int, sample: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._batches, self._rank, self._size, self._sample = batches, rank, size, sample
         self.drawn: deque[Share] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
+        self.drawn.clear()  # of an epoch that was left before its end
         for indices in self._batches:
-            part = share(len(indices), self._rank, self._size, _mark(indices[0]))
+            first = indices[0] if self._sample is None else self._sample(indices[:1])
+            part = share(len(indices), self._rank, self._size, _mark(first))
             self.drawn.append(part)
             yield indices[part.begin : part.begin + part.samples] or indices[:1]
 
@@ -264,7 +291,114 @@ def _with_sampler(loader: Any, sampler: _ShareSampler) -> Any:
         multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
     )
+
+
+class Dataset:
+    """A data set for a training loop that a script writes itself.
+
+        for x, y in Dataset(dataset).distribute_dataset_across_ranks():
+
+    Args:
+        dataset: What `fit` takes, in batches of the size over all ranks.
+        num_ranks: All, which is meant without it, or 1: then nothing is split.
+        rank: This one.
+        shuffle_seed: Of no meaning: what shuffles without a seed of its own does so alike on all ranks.
+    """
+
+    def __init__(
+        self, dataset: Any, num_ranks: int | None = None, rank: int | None = None, shuffle_seed: int = 42
+    ) -> None:
+        everyone = world()
+        self._data = dataset if isinstance(dataset, tuple) else (dataset,)
+        self._world = World(None) if num_ranks == 1 else everyone
+        if num_ranks not in (None, 1, everyone.size) or rank not in (None, self._world.rank):
+            raise InvalidCall(
+                f"Rank {everyone.rank} of {everyone.size} cannot have the share of {rank} of {num_ranks}.",
+                "Leave num_ranks and rank out.",
+            )
+
+    def distribute_dataset_across_ranks(
+        self, user_micro_batch_size: int | None = None, is_training: bool = True
+    ) -> "Batches":
+        """This rank's part of every batch; all samples in batches of that size where it is not for training.
+
+        All ranks call it together for training, and go through all that they get together. Every rank gets as
+        many batches as there are. Where a batch has less samples than there are ranks, the last ranks get one
+        that does not count: `Optimizer` knows the share.
+
+        Args:
+            user_micro_batch_size: Samples in a full batch on each rank; single samples become batches then.
+            is_training: If not, each rank goes through all samples by itself, so that its metrics are those
+                of all.
+
+        Raises:
+            InvalidCall: Batches that are too small for the ranks, data of an unknown kind.
+        """
+        size, micro = self._world.size, user_micro_batch_size
+        if not is_training:
+            source = self._adapted(micro)
+            return Batches(lambda: _in_pieces(source, micro, world().size), None)
+        whole = None if micro is None else micro * size
+        found: list[Shares] = []
+
+        def prepare() -> None:
+            take = self._take if size == world().size else lambda part: None
+            found.append(Shares(self._adapted(whole), self._world, take, largest=whole, training=True))
+
+        self._world.together(prepare, call="distribute_dataset_across_ranks", user_micro_batch_size=micro)
+        return Batches(lambda: _of_epoch(found[0]), found[0].num_batches)
+
+    def _adapted(self, batch_size: int | None) -> Any:
+        if batch_size is not None and batch_size < 1:
+            raise InvalidCall(f"user_micro_batch_size times ranks is {batch_size}.", "Give at least 1.")
+        data = self._data if batch_size is None else (batched(self._data[0], batch_size), *self._data[1:])
+        return adapt(*data, batch_size=batch_size if hasattr(data[0], "shape") else None)
+
+    def _take(self, part: Share) -> None:
+        loop().take(part.samples, part.total)
+
+
+class Batches:
+    """What a training loop goes through, once for every epoch."""
+
+    def __init__(self, epoch: Callable[[], Iterator[Any]], count: int | None) -> None:
+        self._epoch, self._count = epoch, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._epoch()
+
+    def __len__(self) -> int:
+        if self._count is None:
+            raise TypeError("The number of batches is not known.")
+        return self._count
+
+
+def _of_epoch(shares: Shares) -> Iterator[Any]:
+    """The shares of an epoch, which ends in Python's way on every backend."""
+    shares.on_epoch_begin()
+    ends = (import_module("tensorflow").errors.OutOfRangeError,) if _backend() == "tensorflow" else ()
+    batches = iter(shares)
+    while True:
+        try:
+            batch = next(batches, None)
+        except ends:
+            batch = None
+        if batch is None:
+            break
+        yield batch
+    loop().rest()
+    shares.on_epoch_end()
+
+
+def _in_pieces(source: Any, micro: int | None, size: int) -> Iterator[Any]:
+    """All batches, in pieces as large as a rank's share of them."""
+    for batch in _of_epoch(Shares(source, World(None), lambda part: None)):
+        total = length(batch)
+        most = micro or share(total, 0, size).samples
+        for begin in range(0, total, most):
+            yield rows(batch, Share(begin, min(most, total - begin), total))
 
 
 def adapt(

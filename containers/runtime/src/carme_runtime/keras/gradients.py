@@ -26,3 +26,8 @@ class Gradients:
         """The next pass is over this share."""
         assert self._parallel is not None
         self._parallel.state_share(share.samples, share.total)
+
+    def rest(self) -> None:
+        """The step is over: what a loop of the script's own makes of the model is this rank's alone."""
+        assert self._parallel is not None
+        self._parallel.rest()

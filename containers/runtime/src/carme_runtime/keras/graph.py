@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from carme_runtime import fusion
 from carme_runtime.keras.data import Share, Shares
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.losses import WEIGHTS
-from carme_runtime.keras.steps import VALIDATION, Steps, assign_values, flat_values
+from carme_runtime.keras.optimizer import reducing, take_over
+from carme_runtime.keras.steps import VALIDATION, Steps, assign_values, flat_values, optimizers
+from carme_runtime.keras.sums import GraphSums
+from carme_runtime.keras.variables import make_equal
 from carme_runtime.keras.world import World
-from carme_runtime.logs import log
-
-_BUCKET_BYTES = 8 << 20
 
 
 class GraphSteps(Steps):
@@ -28,19 +27,25 @@ class GraphSteps(Steps):
     def __init__(self, model: Any, world: World) -> None:
         super().__init__(model, world)
         self._tf: Any = import_module("tensorflow")
-        self._of_total = self._tf.Variable([0.0, 1.0], trainable=False, dtype="float64")
+        self._sums = GraphSums(world)
+        self._of_total = self._sums.of_total
         self._kept: dict[str, Any] = {}  # what this rank has counted, as variables of the graph
         self._keeps = False
-        self._bucket_bytes = fusion.threshold(_BUCKET_BYTES)
         model.train_function = model.test_function = None
 
     def take(self, share: Share) -> None:
         """The next step is over this share."""
-        self._of_total.assign([share.samples, share.total])
+        self._sums.take(share.samples, share.total)
         self._settled = self._world.size == 1
 
     def build(self, data: Any) -> None:
         """Make the model's variables for data like these, before the graph is made."""
+        if self._world.size > 1:
+            # XLA has no node that leaves the graph, and Keras takes XLA by itself where there is a GPU. All
+            # that makes a graph with such nodes comes here before.
+            self._model.jit_compile = False
+        if _only_steps_call(self._model):
+            return
         if isinstance(data, Shares):
             data = data.example()
         self._model._symbolic_build(data_batch=data)
@@ -71,21 +76,9 @@ class GraphSteps(Steps):
         self._begun = True
         if self._world.size == 1:
             return
-        self._model.jit_compile = False  # XLA has no node that leaves the graph
-        self._give_out(self._compare_variables())
-        self._take_over(self._model.optimizer)
-
-    def _take_over(self, optimizer: Any) -> None:
-        """Let the optimizer see the gradients of the whole batch."""
-        if optimizer is None:
-            return
-        of_class = type(optimizer).apply
-
-        def apply(gradients: Any, trainable_variables: Any = None) -> None:
-            variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
-            of_class(optimizer, self._reduced(list(gradients), list(variables)), trainable_variables)
-
-        optimizer.apply = apply
+        make_equal(self._world, self._variables())
+        for optimizer in optimizers(self._model):
+            take_over(optimizer)
 
     def _train_step(self, data: Any) -> dict[str, Any]:
         return self._counted(self._train, data, training=True)
@@ -98,12 +91,13 @@ class GraphSteps(Steps):
         variables = model.metrics_variables
         before = [tf.identity(v.value) for v in variables]
         model.reset_metrics()
-        logs = step(data)
+        with reducing(self._sums.reduced):
+            logs = step(data)
         if variables:
             own = self._counting(variables)
             if self.wants_local_logs:
                 self._keep(own, "" if training else VALIDATION)
-            whole = self._sum(own, "metrics")
+            whole = self._sums.sum(own, "metrics")
             parts = tf.split(whole, [int(np.prod(tuple(v.shape), dtype=np.int64)) for v in variables])
             for v, earlier, part in zip(variables, before, parts, strict=True):
                 v.assign(earlier + tf.cast(tf.reshape(part, v.shape), v.dtype))
@@ -112,7 +106,7 @@ class GraphSteps(Steps):
         if others:
             samples, total = tf.unstack(self._of_total)
             values = tf.stack([tf.cast(value, "float64") for value in others.values()])
-            values = self._sum(tf.where(samples > 0, values * samples, 0.0), "logs") / total
+            values = self._sums.sum(tf.where(samples > 0, values * samples, 0.0), "logs") / total
             others = dict(zip(others, tf.unstack(values), strict=True))
         return {name: others[name] if name in others else metrics[name] for name in logs}
 
@@ -134,66 +128,15 @@ class GraphSteps(Steps):
         part = self._of_total[0] / self._of_total[1]
         if kind == WEIGHTS:
             own = self._counting([weight])[0]
-            whole = self._sum(own[None], "the denominator of a loss")[0]
+            whole = self._sums.sum(own[None], "the denominator of a loss")[0]
             return tf.cast(tf.math.divide_no_nan(own, whole * part), value.dtype)
         return tf.cast(tf.math.divide_no_nan(tf.ones_like(part), part), value.dtype)
 
-    def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """The gradients of the mean loss over the whole batch."""
-        tf = self._tf
-        whole = list(gradients)
-        buckets: list[list[int]] = []
-        # Backpropagation makes the last ones first.
-        for index in reversed([i for i, gradient in enumerate(gradients) if gradient is not None]):
-            if isinstance(gradients[index], tf.IndexedSlices):
-                whole[index] = self._gathered(gradients[index])
-                continue
-            whole[index] = tf.ensure_shape(gradients[index], variables[index].shape)
-            size = sum(whole[i].dtype.size * _count(whole[i]) for i in buckets[-1]) if buckets else 0
-            if not buckets or size >= self._bucket_bytes or whole[buckets[-1][0]].dtype != whole[index].dtype:
-                buckets.append([])
-            buckets[-1].append(index)
-        log.debug("Gradients are reduced in %d parts.", len(buckets))
-        part = self._of_total[0] / self._of_total[1]
-        for number, bucket in enumerate(buckets):
-            flat = tf.concat([tf.reshape(whole[index], [-1]) for index in bucket], 0)
-            flat = tf.where(part > 0, flat * tf.cast(part, flat.dtype), tf.zeros_like(flat))
-            parts = tf.split(self._sum(flat, f"gradients {number}"), [_count(whole[i]) for i in bucket])
-            for index, reduced in zip(bucket, parts, strict=True):
-                whole[index] = tf.reshape(reduced, whole[index].shape)
-        return whole
 
-    def _gathered(self, gradient: Any) -> Any:
-        """The rows of an embedding's gradient from all ranks; the optimizer adds up those of one index."""
-        tf = self._tf
-        part = self._of_total[0] / self._of_total[1]
-
-        def gather(values: np.ndarray, indices: np.ndarray, part: np.ndarray) -> list[np.ndarray]:
-            mine = slice(None) if part > 0 else slice(0)
-            scaled = (values[mine] * part).astype(values.dtype)
-            rows = self._world.concatenate(scaled, "gradients of rows")
-            numbers = self._world.concatenate(indices[mine].copy(), "rows with gradients")
-            return [np.concatenate(rows), np.concatenate(numbers)]
-
-        types = [gradient.values.dtype, gradient.indices.dtype]
-        values, indices = tf.numpy_function(gather, [gradient.values, gradient.indices, part], types)
-        values.set_shape([None, *gradient.values.shape[1:]])
-        indices.set_shape([None])
-        return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-    def _sum(self, vector: Any, label: str) -> Any:
-        """A node that adds up a vector over ranks."""
-
-        def add(values: np.ndarray) -> np.ndarray:
-            return self._world.add(np.array(values), label)
-
-        whole = self._tf.numpy_function(add, [vector], vector.dtype)
-        whole.set_shape(vector.shape)
-        return whole
-
-
-def _count(tensor: Any) -> int:
-    return int(np.prod(tuple(tensor.shape), dtype=np.int64))
+def _only_steps_call(model: Any) -> bool:
+    """Whether a model is nothing but its own steps with built layers, as adversarial networks are."""
+    layers = model._flatten_layers(include_self=False)
+    return type(model).call is keras.Model.call and all(layer.built for layer in layers)
 
 
 def steps(model: Any, world: World) -> Steps:

@@ -10,6 +10,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras import callbacks as callbacks_module
 from carme_runtime.keras import state as state_module
 from carme_runtime.keras.data import (
+    Share,
     Shares,
     adapt,
     batched,
@@ -21,6 +22,7 @@ from carme_runtime.keras.data import (
 )
 from carme_runtime.keras.graph import steps
 from carme_runtime.keras.library import keras
+from carme_runtime.keras.optimizer import loop
 from carme_runtime.keras.world import world
 
 _OWN = ("_model", "_world", "_steps")
@@ -94,7 +96,12 @@ class Model:
         setattr(self._model, name, value)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """What the Keras model makes of the arguments, on this rank alone."""
+        """What the Keras model makes of the arguments, on this rank alone.
+
+        Where a loop of the script's own begins to train the model, all ranks get rank 0's variables first.
+        """
+        if self._world.size > 1 and not self._steps.in_loop and loop().trains(keywords.get("training")):
+            self._steps.enter_loop(arguments, keywords)
         return self._model(*arguments, **keywords)
 
     def __repr__(self) -> str:
@@ -253,12 +260,14 @@ class Model:
         shares = self._data_of_call(
             "predict", x, None, None, batch_size, tnt_micro_batch_size, steps, tnt_distribute_dataset
         )
+        shares.history = []
         own = self._model.predict(
             shares, verbose=self._verbose(verbose), steps=steps, callbacks=self._callbacks(callbacks)
         )
         if self._world.size == 1 or not tnt_distribute_dataset:
             return own
-        return keras.tree.map_structure(lambda part: self._in_order(part, shares), own)
+        history = shares.history
+        return keras.tree.map_structure(lambda part: self._in_order(part, history), own)
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **keywords: Any) -> Any:
         """One step on a global batch, which all ranks give; see `keras.Model.train_on_batch`."""
@@ -303,8 +312,8 @@ class Model:
         self._steps.restart()
 
     def summary(self, *arguments: Any, **keywords: Any) -> None:
-        """Print the model, on the master rank; see `keras.Model.summary`."""
-        if self._world.is_master:
+        """Print the model, on the master rank unless all are asked for; see `keras.Model.summary`."""
+        if self._world.prints:
             self._model.summary(*arguments, **keywords)
 
     @classmethod
@@ -381,7 +390,7 @@ class Model:
         return running
 
     def _verbose(self, verbose: Any) -> Any:
-        return verbose if self._world.is_master else 0
+        return verbose if self._world.prints else 0
 
     def _on_batch(
         self,
@@ -405,9 +414,9 @@ class Model:
             self._steps.begin()
         return call(x, y, sample_weight=sample_weight, **keywords)
 
-    def _in_order(self, own: np.ndarray, shares: Shares) -> np.ndarray:
+    def _in_order(self, own: np.ndarray, history: list[Share]) -> np.ndarray:
         """The outputs of all ranks in the order of the samples."""
-        history, size = shares.history, self._world.size
+        size = self._world.size
         lengths = [max(part.samples, 1) for part in history]
         kept = [
             piece[: part.samples]

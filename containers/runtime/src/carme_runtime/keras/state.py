@@ -6,7 +6,7 @@ import numpy as np
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.library import keras
-from carme_runtime.keras.steps import SEEDS
+from carme_runtime.keras.variables import SEEDS
 from carme_runtime.keras.world import MASTER, world
 
 

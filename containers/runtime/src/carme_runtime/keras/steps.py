@@ -9,10 +9,12 @@ import numpy as np
 from carme_runtime.keras.data import Share, length
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.losses import WEIGHTS, GlobalLoss
-from carme_runtime.keras.world import MASTER, World
+from carme_runtime.keras.optimizer import as_they_are, reducing, take_over
+from carme_runtime.keras.sums import eagerly
+from carme_runtime.keras.variables import compare, give_out, make_equal
+from carme_runtime.keras.world import World
 
 VALIDATION = "val_"  # before the names of logs
-SEEDS = "seed_generator_state"  # the name of such variables
 
 
 class Steps:
@@ -31,6 +33,7 @@ class Steps:
         self._gradients: Any = None
         self._begun = False
         self._settled = True
+        self.in_loop = False
         self.share: Share | None = None
         self._running = Share(0, 0, 0)
         self.wants_local_logs = False
@@ -63,14 +66,29 @@ class Steps:
         if self._world.size > 1:
             from carme_runtime.keras.gradients import Gradients
 
-            variables = self._compare_variables()
+            variables = self._variables()
+            compare(self._world, variables)
             self._gradients = self._gradients or Gradients()
             self._gradients.attach(self._model)
-            self._give_out(variables)
+            give_out(self._world, variables)
+            for optimizer in optimizers(self._model):
+                take_over(optimizer)
+
+    def enter_loop(self, arguments: Any, keywords: dict[str, Any]) -> None:
+        """A loop of the script's own trains the model from now on: make the ranks equal.
+
+        The loop calls the model with these arguments, of which shapes and types count if it is not built.
+        """
+        self.in_loop = True
+        with eagerly():
+            if not self._model.built:
+                alike = keras.tree.map_structure(_zeros, (arguments, keywords | {"training": False}))
+                self._model(*alike[0], **alike[1])
+            make_equal(self._world, list(self._model.variables))
 
     def settle(self) -> None:
         """Give all ranks the mean of what the ranks have gathered on the way, such as moving averages."""
-        if self._settled:
+        if self._settled and not self.in_loop:  # a step in a graph of the script's own does not come by here
             return
         self._settled = True
         moving = [v for v in self._model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
@@ -120,7 +138,12 @@ class Steps:
         model = self._model
         before = {id(v): _copy(v) for v in model.metrics_variables}
         model.reset_metrics()
-        logs = step(data)
+        try:
+            with reducing(as_they_are):
+                logs = step(data)
+        finally:
+            if training:
+                self._gradients.rest()
         variables = model.metrics_variables
         own = flat_values(variables)
         if share.samples == 0:
@@ -173,29 +196,32 @@ class Steps:
 
     # -- the beginning
 
-    def _compare_variables(self) -> list[Any]:
-        """Those of model and optimizer, which are alike on all ranks."""
+    def _variables(self) -> list[Any]:
+        """Those of model and optimizers."""
         model = self._model
-        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
-        shapes = {
-            f"Variable {number} of model and optimizer": f"{tuple(v.shape)} of {v.dtype}"
-            for number, v in enumerate(variables)
-        }
-        remedy = "Build and compile the same model on all ranks."
-        self._world.agree({"The number of variables of model and optimizer": len(variables)}, remedy=remedy)
-        self._world.agree(shapes, remedy=remedy)
-        return variables
+        return [*model.variables, *(v for one in optimizers(model) for v in one.variables)]
 
-    def _give_out(self, variables: list[Any]) -> None:
-        """The master rank's values."""
-        for number, v in enumerate(variables):
-            value = np.array(keras.ops.convert_to_numpy(v.value), order="C")
-            # Not by its name: Keras numbers layers, on one rank maybe more of them than on another.
-            self._world.broadcast(value.reshape(-1).view(np.uint8), MASTER, f"variable {number}")
-            if v.name == SEEDS:
-                # Dropout shall not hit the same places in every rank's share.
-                value = value + np.array([self._world.rank, 0], value.dtype)
-            v.assign(value)
+
+def optimizers(model: Any) -> list[Any]:
+    """That which the model was compiled with, and those in its attributes, which its own steps use."""
+    looked_at: dict[int, Any] = {}  # by identity: lists may hold each other
+    waiting = [model.optimizer, vars(model)]
+    for value in waiting:
+        if id(value) in looked_at:
+            continue
+        looked_at[id(value)] = value
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+    return [value for value in looked_at.values() if isinstance(value, keras.optimizers.Optimizer)]
+
+
+def _zeros(argument: Any) -> Any:
+    """What is like a tensor that may stand in a graph, where it has no values yet."""
+    if not hasattr(argument, "shape"):
+        return argument
+    return keras.ops.zeros([length or 1 for length in argument.shape], argument.dtype)
 
 
 def _count(variable: Any) -> int:

@@ -7,14 +7,14 @@ import numpy as np
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.library import keras
-from carme_runtime.keras.world import MASTER, get_size, world
+from carme_runtime.keras.world import MASTER, get_rank, get_size, world
 
 
 class _Tensors:
     """Inputs of one structure and one shape each, given at first as an example."""
 
     def __init__(self, inputs: Any) -> None:
-        self._described = _describe(inputs)
+        self._example, self._described = inputs, _describe(inputs)
 
     def _each(self, inputs: Any, operation: Callable[[np.ndarray], np.ndarray]) -> Any:
         if _describe(inputs) != self._described:
@@ -45,7 +45,14 @@ class TensorBroadcaster(_Tensors):
         self._root = root_rank
 
     def broadcast(self, inputs: Any = None) -> Any:
-        """The root's inputs; those of other ranks only say of what structure and shape they are."""
+        """The root's inputs. Other ranks may leave theirs out, of which only structure and shape count."""
+        if inputs is None:
+            if get_rank() == self._root:
+                raise InvalidCall(
+                    f"broadcast was called without inputs on rank {self._root}, which is the root.",
+                    "Give it there what all ranks shall get.",
+                )
+            inputs = self._example
         return self._each(inputs, lambda array: world().broadcast(array, self._root))
 
 
@@ -68,8 +75,8 @@ class TensorAllgatherer:
 
 def _array(leaf: Any) -> np.ndarray:
     """A copy on the host."""
-    array = np.array(keras.ops.convert_to_numpy(leaf) if hasattr(leaf, "shape") else leaf)
-    if array.dtype.kind not in "iuf" and array.dtype.name != "bfloat16":
+    array = np.array(keras.ops.convert_to_numpy(leaf) if hasattr(leaf, "shape") else leaf, order="C")
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise InvalidCall(
             f"An object of type {type(leaf).__name__} cannot be sent.", "Give numbers, arrays or tensors."
         )

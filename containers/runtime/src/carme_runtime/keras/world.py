@@ -13,40 +13,53 @@ import numpy as np
 
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.collectives.group import TYPES
 from carme_runtime.gaspi import launchers
 from carme_runtime.keras.library import keras
+from carme_runtime.logs import KERAS_EVERYWHERE
 
 MASTER = 0
+_LIMIT = 30 * 60 * 1000  # milliseconds, as torch has it
 
 
 class World:
-    """All ranks of the run. `group` is None where there is one."""
+    """All ranks of the run.
 
-    def __init__(self, group: Group | None) -> None:
-        self._group = group
+    Args:
+        group: None where there is one rank.
+        limit: Milliseconds after which what they do together is given up; -1: never.
+    """
+
+    def __init__(self, group: Group | None, limit: int = -1) -> None:
+        self._group, self._limit = group, limit
         self.rank = group.index if group else 0
         self.size = group.size if group else 1
 
     @property
     def is_master(self) -> bool:
-        """Whether this rank writes files and prints."""
+        """Whether this rank writes files."""
         return self.rank == MASTER
+
+    @property
+    def prints(self) -> bool:
+        """Whether this rank prints: the master rank, or all where that is asked for."""
+        return self.is_master or wanted(KERAS_EVERYWHERE)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self._group:
-            self._group.barrier()
+            self._group.barrier(self._limit)
 
     def add(self, array: Any, label: str = "") -> Any:
         """The sum over all ranks, in place; `array` is a NumPy array or a torch tensor on the host."""
         if self._group:
-            self._group.allreduce(array, label=label)
+            self._group.allreduce(array, label=label, timeout=self._limit)
         return array
 
     def broadcast(self, array: Any, root: int = MASTER, label: str = "") -> Any:
         """What rank `root` has, in place."""
         if self._group:
-            self._group.broadcast(array, root, label=label)
+            self._group.broadcast(_sendable(array), root, label=label, timeout=self._limit)
         return array
 
     def concatenate(self, array: np.ndarray, label: str = "") -> list[np.ndarray]:
@@ -54,11 +67,16 @@ class World:
         if not self._group:
             return [array]
         heads = self.table([len(array)])[:, 0]
-        counts = [int(head) * (array[:1].size if len(array) else _size(array.shape[1:])) for head in heads]
-        everything = np.empty(sum(counts), array.dtype)
-        self._group.allgather(everything, np.ascontiguousarray(array).reshape(-1), counts, label=label)
+        own = _sendable(np.ascontiguousarray(array).reshape(-1))
+        row = int(np.prod(array.shape[1:], dtype=np.int64)) * array.itemsize // own.itemsize
+        counts = [int(head) * row for head in heads]
+        everything = np.empty(sum(counts), own.dtype)
+        self._group.allgather(everything, own, counts, label=label, timeout=self._limit)
         parts = np.split(everything, np.cumsum(counts)[:-1])
-        return [part.reshape(head, *array.shape[1:]) for part, head in zip(parts, heads, strict=True)]
+        return [
+            part.view(array.dtype).reshape(head, *array.shape[1:])
+            for part, head in zip(parts, heads, strict=True)
+        ]
 
     def table(self, row: list[int]) -> np.ndarray:
         """The rows of all ranks, which are of one length."""
@@ -66,7 +84,7 @@ class World:
         if not self._group:
             return own[None]
         everyone = np.empty(self.size * own.size, np.int64)
-        self._group.allgather(everyone, own)
+        self._group.allgather(everyone, own, timeout=self._limit)
         return everyone.reshape(self.size, own.size)
 
     def exchange(self, entry: Any) -> list[Any]:
@@ -131,6 +149,11 @@ def ranks(numbers: list[int], small: bool = False) -> str:
     return f"{'r' if small else 'R'}ank{'s' if len(numbers) > 1 else ''} {text}"
 
 
+def wanted(variable: str) -> bool:
+    """Whether an environment variable says yes."""
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on")
+
+
 _world: World | None = None
 
 
@@ -138,7 +161,7 @@ def world() -> World:
     """The ranks of this run; joins them at the first call."""
     global _world
     if _world is None:
-        _world = World(_join())
+        _world = World(*_join())
     return _world
 
 
@@ -171,20 +194,20 @@ def is_master_rank() -> bool:
     return world().is_master
 
 
-def _join() -> Group | None:
+def _join() -> tuple[Group | None, int]:
     launchers.complete()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return None
+        return None, -1
     if keras.backend.backend() == "torch":
         return _join_by_torch()
     from carme_runtime import gaspi
 
     process = gaspi.init()
     atexit.register(process.close)
-    return process.everyone
+    return process.everyone, _LIMIT
 
 
-def _join_by_torch() -> Group:
+def _join_by_torch() -> tuple[Group, int]:
     import torch.distributed as dist
 
     from carme_runtime.torch import backend
@@ -197,8 +220,10 @@ def _join_by_torch() -> Group:
             f"torch.distributed was started with the backend {dist.get_backend()}.",
             f'Use init_process_group("{backend.NAME}"), or leave it to carme_runtime.keras.',
         )
-    return group.another_group()[1]
+    return group.another_group()[1], group.limit
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
+def _sendable(array: np.ndarray) -> np.ndarray:
+    """The same memory, as bytes where the core does not know its type; objects it refuses."""
+    known = array.dtype.name in TYPES or array.dtype.hasobject
+    return array if known else array.reshape(-1).view(np.uint8)

@@ -32,7 +32,7 @@ ALIASES = {
     "--pin-to-socket": "--pin-cpus", "--pin-memory-to-socket": "--pin-memory",
 }  # fmt: skip
 # What is so without being asked for.
-NEEDLESS = ("--output-on-all-devices", "--log-on-all-devices")
+NEEDLESS = ("--log-on-all-devices",)
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
@@ -168,6 +168,12 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument(
         "--output", choices=("all", "master"), default="all", help="whose output is shown (default: all)"
+    )
+    parser.add_argument(
+        "--output-on-all-devices",
+        action="store_true",
+        help="with carme_runtime.keras, every rank prints what fit, evaluate, predict, summary and callbacks "
+        "say (default: rank 0)",
     )
     parser.add_argument(
         "--log-folder", type=Path, metavar="DIR", help="also write the output of rank N to DIR/rank-N.log"
@@ -321,6 +327,7 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
     chosen = {
         TRANSPORT: options.transport,
         logs.LEVEL: options.log_level,
+        logs.KERAS_EVERYWHERE: "true" if options.output_on_all_devices else None,
         fusion.THRESHOLD: options.fusion_threshold,
         "CARME_HANG_SECONDS": options.hang_seconds,
     }
@@ -332,12 +339,20 @@ def _as_ours(arguments: list[str]) -> list[str]:
     arguments = _one_variable_each(arguments)
     count = _own_options(arguments)
     own, rest = arguments[:count], arguments[count:]
-    if "-ngpuspernode" in own and rest[:1] == ["-m"]:
-        # The older launcher's -m names a file of hosts, and options may follow it.
+    if rest[:1] == ["-m"] and _names_hosts(own, rest[1:]):
         return [*_as_ours(own), "--hostfile", *rest[1:2], *_as_ours(rest[2:])]
     for theirs, ours in ALIASES.items():
         own = [ours + word[len(theirs) :] if word.partition("=")[0] == theirs else word for word in own]
     return [word for word in own if word not in NEEDLESS] + rest
+
+
+def _names_hosts(before: list[str], rest: list[str]) -> bool:
+    """Whether -m is the older launcher's, which names a file of hosts; options may follow it.
+
+    `-ngpuspernode` is that launcher's, too. Behind the name it may be a module's, if there is no such file.
+    """
+    after = rest[1 : 1 + _own_options(rest[1:])]
+    return "-ngpuspernode" in before or ("-ngpuspernode" in after and Path(rest[0]).is_file())
 
 
 def _own_options(arguments: list[str]) -> int:

@@ -1,7 +1,8 @@
 """Ends the ranks of an agent that died without a chance to end them itself.
 
-Runs as a process beside the agent and reads process groups from its standard input: `+GROUP` when
-one starts, `-GROUP` when it is over. The end of the input means that the agent is gone.
+Runs as a process beside the agent and reads process groups from its standard input: `?ENTRY` when one is
+about to start whose leader has this entry in its environment, `+GROUP` when it has, `-GROUP` when it is over.
+The end of the input means that the agent is gone.
 """
 
 import contextlib
@@ -9,6 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+#: Seconds within which a process that was being started is there, and between two looks for it.
+STARTED, LOOK = 2.0, 0.02
 
 
 class Keeper:
@@ -27,6 +33,10 @@ class Keeper:
                 start_new_session=True,
             )
 
+    def expect(self, entry: str) -> None:
+        """A group is about to start whose leader's environment has the entry `NAME=VALUE`; empty: none is."""
+        self._tell(f"?{entry}\n")
+
     def watch(self, group: int) -> None:
         """Kill `group`, which has just been started, should this process die."""
         self._tell(f"+{group}\n")
@@ -39,6 +49,7 @@ class Keeper:
         """End the keeper."""
         if self._process is not None:
             assert self._process.stdin
+            self.expect("")
             self._process.stdin.close()
             self._process.wait()
 
@@ -53,15 +64,42 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
+    expected = ""
     for line in sys.stdin:
+        if line.startswith("?"):
+            expected = line[1:].rstrip("\n")
+            continue
         group = int(line)
         if group > 0:
             groups.add(group)
+            expected = ""
         else:
             groups.discard(-group)
+    _kill(groups)
+    until = time.monotonic() + STARTED
+    while expected and time.monotonic() < until:
+        # The agent died while it started one, of which it could not tell.
+        _kill(_leaders(os.fsencode(expected)) - groups)
+        time.sleep(LOOK)
+
+
+def _kill(groups: set[int]) -> None:
     for group in groups:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+
+
+def _leaders(entry: bytes) -> set[int]:
+    """The leaders of process groups of this user that have an entry in their environment."""
+    found: set[int] = set()
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or is not for this process to see
+            pid = int(folder.name)
+            if os.getpgid(pid) != pid or folder.stat().st_uid != os.getuid():
+                continue
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(pid)
+    return found
 
 
 if __name__ == "__main__":

@@ -274,6 +274,7 @@ class _Run:
         base[leftovers.MARK] = leftovers.mark(self.number)
         self._keeper.begin()
         for rank in request["ranks"]:
+            self._keeper.expect(f"{leftovers.MARK}={base[leftovers.MARK]}")
             try:
                 with _pinned(rank.get("cpus"), bool(rank.get("memory"))):
                     process = subprocess.Popen(

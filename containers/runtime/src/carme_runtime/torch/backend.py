@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -45,7 +46,7 @@ REDUCIBLE = (
 )
 _JOIN_SECONDS = 600.0
 _WAITING_IN = str(Path(dist.__file__).parent) + os.sep
-_world: Any = None  # the core's context, shared by all groups of this process
+_contexts: list[Any] = []  # the core's, which others may need until this process ends
 
 
 def register() -> None:
@@ -72,22 +73,28 @@ def _offer_monitored_barrier() -> None:
 
 
 def _create(options: Any, _: Any) -> "ProcessGroupCarme":
-    global _world
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    world = dist.group.WORLD  # None while this makes it
     timeout: timedelta = options.timeout
-    first = options.group_id in ("", "0", "default_pg") or _world is None
     seconds = hangs.limit()
-    if first:
-        _world = _join(options.store, options.group_rank, options.group_size, timeout)
-    group = Group(_world, ranks, _milliseconds(timeout))
+    alone = not isinstance(world, ProcessGroupCarme)
+    if alone:
+        # Beside a group of another backend the members join each other, and count themselves.
+        ranks = list(range(options.group_size))
+        context = _join(options.store, options.group_rank, options.group_size, timeout)
+        if world is None:  # those of a run that this process has left
+            _contexts.clear()
+        _contexts.append(context)
+    else:
+        ranks, context = list(options.global_ranks_in_group), world.context
+    group = Group(context, ranks, _milliseconds(timeout))
     if not torch.cuda.is_available():
-        made = ProcessGroupCarme(group, ranks, timeout)
+        made = ProcessGroupCarme(context, group, ranks, timeout)
     else:
         from carme_runtime.torch.gpus import GpuProcessGroup
 
-        staging = Group(_world, ranks, _milliseconds(timeout))
-        made = GpuProcessGroup(group, staging, ranks, timeout, options.store)
-    if first:
+        staging = Group(context, ranks, _milliseconds(timeout))
+        made = GpuProcessGroup(context, group, staging, ranks, timeout, options.store)
+    if alone:
         made.watch = hangs.watch(made, group, seconds, (_WAITING_IN,))
     return made
 
@@ -132,20 +139,33 @@ class CarmeWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until it is over. Raises what went wrong."""
         limit = _milliseconds(timeout)
-        with self._lock:
-            if not self._over:
-                try:
-                    over = all(pending.wait(limit) for pending in self._pending)
-                    if over and self._finish:
-                        self._finish()
-                except BaseException as error:
-                    self._conclude(error)
-                    raise
-                if not over:
-                    raise Timeout("A collective was not over in time.", "Wait longer.")
-                self._conclude(None)
+        end = time.monotonic() + limit / 1000
+        # Another thread may wait in here, for longer.
+        over = self._lock.acquire(timeout=-1 if limit < 0 else min(limit / 1000, threading.TIMEOUT_MAX))
+        if over:
+            try:
+                over = self._over or self._await(-1 if limit < 0 else end)
+            finally:
+                self._lock.release()
+        if not over:
+            raise Timeout("A collective was not over in time.", "Wait longer.")
         if self._error:
             raise self._error
+        return True
+
+    def _await(self, end: float) -> bool:
+        """Wait until it is over, or until `end`, -1: for ever; whether it is over."""
+        try:
+            for pending in self._pending:
+                left = -1 if end < 0 else max(int((end - time.monotonic()) * 1000), 0)
+                if not pending.wait(left):
+                    return False
+            if self._finish:
+                self._finish()
+        except BaseException as error:
+            self._conclude(error)
+            raise
+        self._conclude(None)
         return True
 
     def _conclude(self, error: BaseException | None) -> None:
@@ -184,12 +204,20 @@ class CarmeWork(dist.Work):
 
 
 class ProcessGroupCarme(dist.ProcessGroup):
-    """What `torch.distributed` calls. `group`: the core's; `ranks`: of the members in the whole run."""
+    """What `torch.distributed` calls.
 
-    def __init__(self, group: Group, ranks: list[int], timeout: timedelta) -> None:
+    Args:
+        context: The core's.
+        group: The core's, of all members.
+        ranks: The members' numbers in the context, in torch's order.
+        timeout: For each collective.
+    """
+
+    def __init__(self, context: Any, group: Group, ranks: list[int], timeout: timedelta) -> None:
         # The core sorts its members, torch keeps the order in which they were named.
         mine = group.ranks[group.index]
         super().__init__(ranks.index(mine), len(ranks))  # pyright: ignore[reportCallIssue]
+        self.context = context
         self._group = group
         self._members = [group.ranks.index(rank) for rank in ranks]
         self._in_order = self._members == list(range(len(ranks)))
@@ -245,7 +273,12 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
     def another_group(self) -> tuple[Any, Group]:
         """The core's context, and a group of the same members for calls in an order of their own."""
-        return _world, Group(_world, self._group.ranks, _milliseconds(self._timeout))
+        return self.context, Group(self.context, self._group.ranks, self.limit)
+
+    @property
+    def limit(self) -> int:
+        """Milliseconds after which a collective is given up; -1: never."""
+        return _milliseconds(self._timeout)
 
     def shutdown(self) -> None:
         """Let go of the completing thread; the core's group goes with this object."""
@@ -268,17 +301,19 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None, *_: Any) -> CarmeWork:
         """Reduce in place."""
-        name = _operation(opts.reduceOp) if opts is not None else "sum"
-        return self._reduce_all(tensors, name, opts)
+        return self._reduce_all(tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> CarmeWork:
         """Reduce several tensors in place."""
-        return self._reduce_all(tensors, _operation(opts.reduceOp) if opts is not None else "sum", opts)
+        return self._reduce_all(tensors, opts)
 
-    def _reduce_all(self, tensors: list[torch.Tensor], name: str, opts: Any) -> CarmeWork:
+    def _reduce_all(self, tensors: list[torch.Tensor], opts: Any) -> CarmeWork:
         pending, finishers = [], []
+        name, factor = _reduction(opts, *tensors)
         for tensor in tensors:
             flat, op, finish = _reducible(tensor, name)
+            if factor is not None:
+                flat.mul_(factor)
             pending.append(self._begin(self._group.allreduce, flat, op, opts=opts))
             finishers.append(finish)
         return CarmeWork(self, pending, tensors, _all(finishers))
@@ -286,9 +321,8 @@ class ProcessGroupCarme(dist.ProcessGroup):
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> CarmeWork:
         """Reduce to one member; what the others hold does not change."""
         if self.rank() == opts.rootRank:
-            return self._reduce_all(tensors, _operation(opts.reduceOp), opts)
-        copies = [tensor.clone() for tensor in tensors]
-        return self._reduce_all(copies, _operation(opts.reduceOp), opts)
+            return self._reduce_all(tensors, opts)
+        return self._reduce_all([tensor.clone() for tensor in tensors], opts)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> CarmeWork:
         """Give all members the root's tensor."""
@@ -322,7 +356,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
         def finish() -> None:
             for output, part in zip(by_member, room.split(counts), strict=True):
-                output.copy_(part.view(output.dtype).view(output.shape))
+                _assign(output, part.view(output.dtype))
 
         return self._begin(self._group.allgather, room, source, counts, opts=opts), finish
 
@@ -334,9 +368,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
             return CarmeWork(self, [pending], [output])
         room = torch.empty(output.numel(), dtype=output.dtype)
         work, finish = self._gather(list(room.chunk(self.size())), tensor, opts)
-        return CarmeWork(
-            self, [work], [output], _all([finish, lambda: output.copy_(room.view(output.shape))])
-        )
+        return CarmeWork(self, [work], [output], _all([finish, lambda: _assign(output, room)]))
 
     _allgather_base = all_gather_single
 
@@ -376,11 +408,11 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
     def _reduce_scatter_uneven(self, output: torch.Tensor, parts: list[torch.Tensor], opts: Any) -> CarmeWork:
         whole = torch.cat([part.reshape(-1) for part in parts])
-        work = self._reduce_all([whole], _operation(opts.reduceOp), opts)
+        work = self._reduce_all([whole], opts)
         begin = sum(part.numel() for part in parts[: self.rank()])
 
         def finish() -> None:
-            output.copy_(whole[begin : begin + output.numel()].view(output.shape))
+            _assign(output, whole[begin : begin + output.numel()])
 
         return self._joined([work], finish, [output])
 
@@ -389,7 +421,9 @@ class ProcessGroupCarme(dist.ProcessGroup):
     ) -> CarmeWork:
         """Reduce one tensor, and keep this member's block."""
         _host(output, tensor)
-        name = _operation(opts.reduceOp) if opts is not None else "sum"
+        name, factor = _reduction(opts, tensor)
+        if factor is not None:
+            tensor = tensor.detach() * factor
         if not self._in_order:
             blocks = tensor.reshape(self.size(), -1)
             tensor = torch.cat([blocks[self._members.index(m)] for m in range(self.size())])
@@ -445,7 +479,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
         def finish() -> None:
             for output, part in zip(back, room.split(counts), strict=True):
-                output.copy_(part.view(output.dtype).view(output.shape))
+                _assign(output, part.view(output.dtype))
 
         sends = [_size(tensor) for tensor in to]
         pending = self._begin(self._group.alltoall, room, source, counts, sends, opts=opts)
@@ -555,12 +589,20 @@ def _milliseconds(timeout: timedelta | None) -> int:
     return max(int(timeout.total_seconds() * 1000), 1)
 
 
-def _operation(op: Any) -> str:
+def _reduction(opts: Any, *tensors: torch.Tensor) -> tuple[str, float | None]:
+    """The core's name of the reduction, and a factor that each member's part has before it."""
+    op: Any = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
     for known, name in OPERATIONS.items():
         if op == known:
-            return name
+            return name, None
+    kind, factor = op.__getstate__()  # torch tells neither in another way
+    if op == dist.ReduceOp.PREMUL_SUM:
+        if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+            raise InvalidCall("PREMUL_SUM was asked for of integers.", "Give floating-point numbers.")
+        return "sum", float(factor)
     raise InvalidCall(
-        f"The carme backend has no reduction {op}.", f"Choose from {', '.join(OPERATIONS.values())}."
+        f"The carme backend has no reduction {kind.name}.",
+        f"Choose from {', '.join(OPERATIONS.values())}.",
     )
 
 

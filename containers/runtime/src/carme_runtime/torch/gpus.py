@@ -9,7 +9,6 @@ copies back in the order of the calls, so that the caller's kernels run on meanw
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportMissingImports=false
 # pyright: reportArgumentType=false, reportPrivateImportUsage=false
 
-import hashlib
 import queue
 import socket
 import threading
@@ -122,20 +121,28 @@ class GpuProcessGroup(ProcessGroupCarme):
     """A group on a machine with GPUs: host tensors as ever, GPU tensors over NCCL or staged.
 
     Args:
+        context: The core's.
         group: For host tensors.
         staging: The same members again, for staged tensors: calls of two threads must not mix in one group.
-        ranks: The members' ranks in the whole run.
+        ranks: The members' numbers in the context.
         timeout: For each collective.
         store: Where NCCL's members find each other.
     """
 
     def __init__(
-        self, group: Group, staging: Group, ranks: list[int], timeout: timedelta, store: Any
+        self,
+        context: Any,
+        group: Group,
+        staging: Group,
+        ranks: list[int],
+        timeout: timedelta,
+        store: Any,
     ) -> None:
-        super().__init__(group, ranks, timeout)
+        super().__init__(context, group, ranks, timeout)
         self._staging, self._ranks, self._store = staging, ranks, store
         self._nccl: Any = None
-        self._decided = False
+        self._told = False  # the others, where this rank's GPU is
+        self._apart: dict[int | None, bool] = {}  # whether all members, or this one and another, share none
         self._orders: queue.SimpleQueue[Callable[[ProcessGroupCarme], None] | None] = queue.SimpleQueue()
         self._stager: threading.Thread | None = None
 
@@ -153,26 +160,33 @@ class GpuProcessGroup(ProcessGroupCarme):
         """One collective on GPU tensors."""
         device = next(tensor.device for tensor in _tensors(arguments) if tensor.is_cuda)
         names, matters = _COLLECTIVES[name]
-        if nccl := self._with_nccl(device):
+        peer = arguments[1] if name in ("send", "recv") else None
+        if nccl := self._with_nccl(device, peer):
             method = next(getattr(nccl, candidate) for candidate in names if hasattr(nccl, candidate))
             return method(*arguments, **keywords)
         return self._staged(name, matters, device, arguments, keywords)
 
-    def _with_nccl(self, device: torch.device) -> Any:
-        """NCCL's group, if all members have a GPU of their own. All members come here at the same call."""
-        if not self._decided:
-            self._decided = True
+    def _with_nccl(self, device: torch.device, peer: int | None) -> Any:
+        """NCCL's group, if all members have a GPU of their own, or this one and `peer` have.
+
+        Those come here, and each tells where its GPU is before it looks for the others.
+        """
+        if not self._told:
+            self._told = True
             properties = torch.cuda.get_device_properties(device)
             place = f"{socket.gethostname()} {getattr(properties, 'uuid', device.index)}"
-            mine = torch.tensor(list(hashlib.sha256(place.encode()).digest()), dtype=torch.uint8)
-            places = [torch.empty_like(mine) for _ in range(self.size())]
-            ProcessGroupCarme.allgather(self, [places], [mine]).wait()
-            alone = len({tuple(found.tolist()) for found in places}) == self.size()
-            if alone and dist.is_nccl_available():
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = self._timeout
-                store = dist.PrefixStore("carme-nccl", self._store)
-                self._nccl = dist.ProcessGroupNCCL(store, self.rank(), self.size(), options)
+            self._store.set(f"carme-gpu-{self.rank()}", place)
+        if peer not in self._apart:
+            members = range(self.size()) if peer is None else (self.rank(), peer)
+            places = {self._store.get(f"carme-gpu-{member}") for member in members}
+            self._apart[peer] = len(places) == len(members)
+        if not (self._apart[peer] and dist.is_nccl_available()):
+            return None
+        if self._nccl is None:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            store = dist.PrefixStore("carme-nccl", self._store)
+            self._nccl = dist.ProcessGroupNCCL(store, self.rank(), self.size(), options)
         return self._nccl
 
     def _staged(
@@ -221,7 +235,7 @@ class GpuProcessGroup(ProcessGroupCarme):
 
     def _stage(self) -> None:
         """The thread that carries out staged collectives, one after the other."""
-        host = ProcessGroupCarme(self._staging, self._ranks, self._timeout)
+        host = ProcessGroupCarme(self.context, self._staging, self._ranks, self._timeout)
         while (order := self._orders.get()) is not None:
             order(host)
             del order

@@ -10,20 +10,23 @@ full. Here the buckets lie in a segment of the runtime's core, so that ranks of 
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.constants import default_pg_timeout
 
 from carme_runtime import fusion
 from carme_runtime.collectives import Pending, Plan
+from carme_runtime.collectives.core import segments
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.group import wire_type
 from carme_runtime.logs import log
@@ -33,7 +36,6 @@ from carme_runtime.torch.stepping import Arriving, step_in_parts
 
 __all__ = ["Parallel", "join_run", "parallelize", "trained"]
 
-_FIRST_SEGMENT = 224  # of 255; the numbers below are left to the program
 _ALIGNMENT = 64  # bytes of a cache line, where buckets begin
 _JOIN = timedelta(seconds=600)
 _MIB = 1 << 20
@@ -62,6 +64,7 @@ def parallelize(
     overlap_step: bool = False,
     broadcast_buffers: bool = True,
     wire: str = "",
+    batch_dim: int = 0,
 ) -> tuple[Model, torch.optim.Optimizer]:
     """Train `model` over all ranks of the run; both objects stay what they are and are used as before.
 
@@ -69,13 +72,15 @@ def parallelize(
     AdamW) and was told neither `fused` nor `foreach`: a step then reads and writes its memory once.
 
     Every rank gives its own share of the global batch to the model; the gradients that the optimizer sees are
-    those of the mean loss over the global batch, also where shares differ in length (the first dimension of
-    the first tensor that the model is called with counts) and where a rank's share is empty.
+    those of the mean loss over the global batch, also where shares differ in length (that of the first tensor
+    that the model is called with counts, see `batch_dim`) and where a rank's share is empty.
 
     Args:
         model: Its parameters on the host or on one GPU. Rank 0's parameters and buffers are given to all.
         optimizer: Over parameters of this model.
-        accumulate: Backward passes to each step of the optimizer; gradients are reduced in the last of them.
+        accumulate: Backward passes to each step of the optimizer; gradients are reduced in the last of them,
+            and are those of the loss divided by this number. A step before that, at the end of the data say,
+            reduces what there is: with fewer passes the sum of their losses is divided by the same number.
         clip_norm: Clip the norm of all gradients to this before each step.
         bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: what
             CARME_FUSION_THRESHOLD_KB says, else 8 on one node, 1 between nodes.
@@ -86,6 +91,7 @@ def parallelize(
         broadcast_buffers: Give rank 0's buffers (running means and such) to all before each training pass.
         wire: How 32-bit gradients on the host travel between nodes: `bf16` takes half the time of the wire,
             `int8` a quarter. What a step loses by that is added in the next one. Default: as they are.
+        batch_dim: Which dimension of the model's inputs counts the samples: 1 for (sequence, batch).
 
     Raises:
         InvalidCall: An argument that cannot be, or ranks with different models.
@@ -95,6 +101,10 @@ def parallelize(
             f"parallelize got accumulate={accumulate} and bucket_mb={bucket_mb}.",
             "Give at least 1 and more than 0.",
         )
+    if clip_norm is not None and not clip_norm > 0:
+        raise InvalidCall(f"parallelize got clip_norm={clip_norm}.", "Give more than 0.")
+    if batch_dim < 0:
+        raise InvalidCall(f"parallelize got batch_dim={batch_dim}.", "Count dimensions from 0.")
     if overlap_step and clip_norm is not None:
         raise InvalidCall(
             "overlap_step and clip_norm exclude each other: the norm is known when all gradients are.",
@@ -103,7 +113,17 @@ def parallelize(
     wire_type(wire)
     join_run()
     bucket_bytes = None if bucket_mb is None else int(bucket_mb * _MIB)
-    Parallel(model, optimizer, accumulate, clip_norm, bucket_bytes, overlap_step, broadcast_buffers, wire)
+    Parallel(
+        model,
+        optimizer,
+        accumulate,
+        clip_norm,
+        bucket_bytes,
+        overlap_step,
+        broadcast_buffers,
+        wire,
+        batch_dim,
+    )
     return model, optimizer
 
 
@@ -111,6 +131,7 @@ def join_run() -> None:
     """Join the ranks that the environment names, if there are any and this process has not done it."""
     if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend.NAME, timeout=_JOIN)
+        cast(backend.ProcessGroupCarme, dist.group.WORLD).set_timeout(default_pg_timeout)
 
 
 class _Bucket:
@@ -241,8 +262,13 @@ class Parallel:
         overlap_step: bool = False,
         broadcast_buffers: bool = True,
         wire: str = "",
+        batch_dim: int = 0,
     ) -> None:
         self._model = model
+        self._optimizer, self._batch_dim = optimizer, batch_dim
+        for former in _attached(model):
+            if optimizer and former._optimizer is optimizer:  # this one takes its place
+                former.detach()
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._size = dist.get_world_size() if dist.is_initialized() else 1
         self._group = _core_group()
@@ -277,7 +303,9 @@ class Parallel:
         self._overlap_step = overlap_step and bool(self._buckets)
         self._finishing = threading.RLock()  # a thread may look at gradients while another one steps
         self._passes = 0
-        self._samples = 0
+        self._window = 0  # samples of the passes since the last step,
+        self._batch = 0  # and of the one that comes
+        self._told = True
         self._counts: torch.Tensor | None = None
         self._counting: Any = None
         # Samples of the global batch before this one. Batches seldom change their size: gradients are
@@ -289,11 +317,15 @@ class Parallel:
         self._counts_in_bucket = exact and bool(self._buckets) and _counts_exactly(self._buckets[0].memory)
         self._correction = 1.0
         self._stated: tuple[int, int] | None = None
+        self._rests = False
         self._begin_pass()
         self._hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(self._ready) for parameter in self._parameters
+            parameter.register_post_accumulate_grad_hook(_weakly(self._ready))
+            for parameter in self._parameters
         ]
         self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self), with_kwargs=True))
+        if optimizer:
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         if optimizer and clip_norm is not None:
             self._hooks.append(optimizer.register_step_pre_hook(self._clip))
         if optimizer and self._overlap_step:
@@ -310,10 +342,15 @@ class Parallel:
 
     def state_share(self, samples: int, total: int) -> None:
         """From now on a pass is over `samples` of a global batch of `total`; nothing is counted."""
-        self._stated = samples, total
+        self._stated, self._rests = (samples, total), False
+
+    def rest(self) -> None:
+        """Until the next share is stated, gradients are this rank's own."""
+        self._rests = True
 
     def detach(self) -> None:
         """Leave model and optimizer to themselves."""
+        self.end_failed_pass()
         self.finish()
         for hook in self._hooks:
             hook.remove()
@@ -396,23 +433,54 @@ class Parallel:
         self._waiting = [len(bucket.parameters) for bucket in self._buckets]
         self._next = 0  # the first bucket that is not being reduced
         self._in_backward = False
+        self._ending: Callable[[], Any] = _nothing
 
+    # It talks to the other ranks, which cannot be compiled.
+    @torch._disable_dynamo  # pyright: ignore[reportUntypedFunctionDecorator]
     def before_forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """The model is called with these arguments."""
-        if module is not self._model or not (torch.is_grad_enabled() and module.training):
+        if self._rests or module is not self._model or not torch.is_grad_enabled():
             return
+        if self._optimizer:
+            self._look_for_new_ones()
+        if self.end_failed_pass():
+            for parameter in self._parameters:
+                parameter.grad = None  # of no use to anybody
         self.finish()  # nobody has made a step
-        samples = next((t.shape[0] for t in _tensors((arguments, keywords)) if t.dim() > 0), 1)
+        dim = self._batch_dim
+        self._batch = next((t.shape[dim] for t in _tensors((arguments, keywords)) if t.dim() > dim), 1)
+        self._told = False
+        if not module.training:  # a rank may do that alone, unless backpropagation follows
+            return
         if self._buffers:
             # As DistributedDataParallel does it: few messages, however many buffers.
             dist._broadcast_coalesced(dist.group.WORLD, self._buffers, _BROADCAST_BYTES, 0)  # pyright: ignore
-        if self._stated:
-            return
-        self._samples = samples + (self._samples if self._passes % self._accumulate else 0)
-        if self._size > 1 and self._reduces() and not (self._counts_in_bucket and self._expected):
+        if self._reduces():
+            self._tell()
+
+    def _look_for_new_ones(self) -> None:
+        """Refuse to train a parameter that is not reduced: ranks would drift apart without a word."""
+        new = [p for p in self._model.parameters() if p.requires_grad and id(p) not in self._place]
+        if new:  # unless they have an optimizer of their own
+            new = [p for p in new if not any(id(p) in one._place for one in _attached(self._model))]
+        if new:
+            name = next(name for name, parameter in self._model.named_parameters() if parameter is new[0])
+            raise InvalidCall(
+                f"{name} is to be trained now, but was not when parallelize was called.",
+                "Call parallelize again after parameters were added or unfrozen.",
+            )
+
+    def _tell(self) -> None:
+        """Begin to count the samples of all ranks, where the first bucket does not."""
+        self._told = True
+        if self._size > 1 and not self._stated and not (self._counts_in_bucket and self._expected):
             # Told now, needed when the first bucket is full.
             self._counts = torch.tensor([self._samples], dtype=torch.int64)
             self._counting = dist.all_reduce(self._counts, async_op=True)
+
+    @property
+    def _samples(self) -> int:
+        return self._window + self._batch
 
     def _reduces(self) -> bool:
         """Whether the pass that comes or runs is the last before a step."""
@@ -420,11 +488,18 @@ class Parallel:
 
     def _ready(self, parameter: nn.Parameter) -> None:
         """Backpropagation has made this parameter's gradient."""
+        if self._rests:
+            return
         number, index = self._place[id(parameter)]
+        self.end_failed_pass()
         if not self._in_backward:
             self.finish()
+            if not self._told and self._reduces():
+                self._tell()
             self._in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # pyright: ignore
+            ending = functools.partial(self._after_backward)
+            self._ending = weakref.ref(ending)
+            torch.autograd.Variable._execution_engine.queue_callback(ending)  # pyright: ignore
         self._take(self._buckets[number], index)
         self._waiting[number] -= 1
         if self._reduces():
@@ -434,6 +509,11 @@ class Parallel:
         """Bring a gradient into its bucket, unless autograd has added to it there."""
         parameter, view = bucket.parameters[index], bucket.views[index]
         gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            raise InvalidCall(
+                "A gradient is sparse, and gradients are gathered in memory of their own.",
+                "Make the layer with sparse=False: what is zero does not travel between nodes anyhow.",
+            )
         if gradient is None or gradient.data_ptr() == view.data_ptr():
             return
         with torch.no_grad():
@@ -465,12 +545,16 @@ class Parallel:
         scale = share / self._accumulate
         return None if scale == 1 else scale
 
+    def _start_rest(self) -> None:
+        """Reduce all that is not being reduced yet."""
+        for bucket in self._buckets[self._next :]:
+            bucket.complete()
+        self._waiting = [0] * len(self._buckets)
+        self._start_full_ones()
+
     def _after_backward(self) -> None:
         if self._reduces():
-            for bucket in self._buckets[self._next :]:
-                bucket.complete()
-            self._waiting = [0] * len(self._buckets)
-            self._start_full_ones()
+            self._start_rest()
             if self._overlap_step and self._size > 1:
                 # Where a parameter had no part here, it is known when all is there whether it has a gradient.
                 known = max((n for n, bucket in enumerate(self._buckets, 1) if bucket.unused), default=0)
@@ -481,8 +565,24 @@ class Parallel:
                 _underway.add(self)
             else:
                 self.finish()
+        self._end_pass()
+
+    def _end_pass(self) -> None:
         self._passes += 1
+        self._window = self._samples if self._passes % self._accumulate else 0
         self._begin_pass()
+
+    def end_failed_pass(self) -> bool:
+        """Where backpropagation raised, take part in what the other ranks reduce; whether that was so."""
+        # The engine keeps what it calls in the end as long as it is at work.
+        if not self._in_backward or self._ending() is not None:
+            return False
+        reduces = self._reduces()
+        if reduces:
+            self._start_rest()
+            self.finish()
+        self._end_pass()
+        return reduces
 
     def finish(self) -> None:
         """Wait for all gradients that travel."""
@@ -506,6 +606,21 @@ class Parallel:
 
     # -- the optimizer
 
+    def _before_step(self, *_: Any) -> None:
+        self.end_failed_pass()
+        if self._passes % self._accumulate == 0:
+            return
+        # Fewer passes than were announced: this reduces what they made.
+        self._batch = 0
+        self._tell()
+        for bucket in self._buckets:
+            for index in range(len(bucket.parameters)):
+                self._take(bucket, index)
+        self._start_rest()
+        self.finish()
+        self._passes = self._window = 0
+        self._begin_pass()
+
     def _clip(self, *_: Any) -> None:
         assert self._clip_norm is not None
         nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
@@ -518,6 +633,7 @@ class Parallel:
                 "Call parallelize before you make the scheduler, or leave overlap_step out.",
             )
         place = {key: number for key, (number, _) in self._place.items()}
+        self._hooks.append(_OwnStep(optimizer))
         step_in_parts(optimizer, place, len(self._buckets), self._finish_one, self.finish)
 
 
@@ -532,15 +648,26 @@ def _finish_all() -> None:
             parallel.finish()
 
 
+class _OwnStep:
+    """The step that an optimizer had before its parts were stepped one after the other."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._kind = optimizer, type(optimizer)
+
+    def remove(self) -> None:
+        """Give it back."""
+        self._optimizer.__class__ = self._kind
+
+
 class _BeforeForward:
     """The model's hook; a copy of the model, or one that was saved, goes its own way."""
 
     def __init__(self, parallel: Parallel | None = None) -> None:
-        self._parallel = parallel
+        self.parallel = parallel
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if self._parallel is not None:
-            self._parallel.before_forward(module, arguments, keywords)
+        if self.parallel is not None:
+            self.parallel.before_forward(module, arguments, keywords)
 
     def __deepcopy__(self, memo: object) -> "_BeforeForward":
         return _BeforeForward()
@@ -573,28 +700,39 @@ class _SplitPending:
 
 
 class _CoreGroup:
-    """The core's group of all ranks, and segments that all of them know.
+    """The core's group of all ranks, and segments that are reduced in place.
 
     Args:
         context: The core's.
+        limit: Milliseconds after which a reduction is given up; -1: never.
         lanes: Groups of the same ranks. Plans take turns on them: while one bucket's thread waits for a core
             that computes, or for the other node to begin, the wire still has the next bucket's bytes.
     """
 
-    def __init__(self, context: Any, lanes: list[Any]) -> None:
-        self._context, self._group, self._lanes = context, lanes[0], itertools.cycle(lanes)
-        self._segments = 0
+    def __init__(self, context: Any, limit: int, lanes: list[Any]) -> None:
+        self._context, self._limit = context, limit
+        self._group, self._lanes = lanes[0], itertools.cycle(lanes)
+        # The lowest number is that of Horovod's journal. The last one given back is used next, as ranks let
+        # go of each other's old memory when they meet new memory under its number.
+        self._free = list(range(1, segments(context)))
 
     def shared_bytes(self, count: int) -> torch.Tensor:
-        """Zeros in a new segment of this rank, which the ranks of its node reduce in place."""
-        number = _FIRST_SEGMENT + self._segments
-        self._segments += 1
-        self._context.segment_alloc(number, count)
-        for rank in self._group.ranks:
-            if rank != self._group.ranks[self._group.index]:
-                self._context.segment_register(number, rank, -1)
-        self._group.barrier()
-        return torch.from_numpy(self._context.segment_array(number))[:count]
+        """Zeros, which the ranks of a node reduce in place as long as there are segments.
+
+        Each rank takes numbers of its own: they travel with what is reduced. One is given back when nobody
+        has the memory any more, also as somebody's gradient, or what a reduction under way still needs.
+        """
+        if not self._free:
+            return torch.zeros(count, dtype=torch.uint8)
+        number = self._free.pop()
+        try:
+            self._context.segment_alloc(number, count)
+        except BaseException:
+            self._free.append(number)
+            raise
+        memory = self._context.segment_array(number)
+        weakref.finalize(memory, _give_back, self._context, number, self._free).atexit = False
+        return torch.from_numpy(memory)[:count]
 
     def no_core_idles(self) -> bool:
         """Whether all ranks are on this node, and their threads compute on all its cores."""
@@ -608,10 +746,21 @@ class _CoreGroup:
         """The repeated mean of this memory over all ranks; its first elements are the gradients."""
         lane = next(self._lanes)
         if not wire or self.on_one_node() or memory.dtype != torch.float32:
-            return lane.plan_allreduce(memory, "mean")
+            return lane.plan_allreduce(memory, "mean", self._limit)
         # What stands behind the gradients must arrive as it is.
-        first = lane.plan_allreduce(memory[:gradients], "mean", wire=wire)
-        return _SplitPlan(first, lane.plan_allreduce(memory[gradients:], "mean"))
+        first = lane.plan_allreduce(memory[:gradients], "mean", self._limit, wire)
+        return _SplitPlan(first, lane.plan_allreduce(memory[gradients:], "mean", self._limit))
+
+
+def _attached(model: nn.Module) -> list[Parallel]:
+    """What was attached to a model and was not detached."""
+    hooks = [hook for hook in model._forward_pre_hooks.values() if isinstance(hook, _BeforeForward)]
+    return [hook.parallel for hook in hooks if hook.parallel]
+
+
+def _give_back(context: Any, number: int, free: list[int]) -> None:
+    context.segment_delete(number)
+    free.append(number)
 
 
 # One for each process group: a program may leave a run and join another.
@@ -629,7 +778,7 @@ def _core_group() -> _CoreGroup | None:
         context, first = group.another_group()
         several = len({context.node_of(rank) for rank in first.ranks}) > 1
         lanes = [first, *(group.another_group()[1] for _ in range((_LANES - 1) * several))]
-        _cores[group] = _CoreGroup(context, lanes)
+        _cores[group] = _CoreGroup(context, group.limit, lanes)
     return _cores[group]
 
 
@@ -659,6 +808,21 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
                         parameter, memory_format=torch.preserve_format
                     )
         group["fused"] = True
+
+
+def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
+    """Calls `method` as long as its object is there: who collects garbage does not see parameters' hooks."""
+    reference = weakref.WeakMethod(method)
+
+    def call(parameter: nn.Parameter) -> None:
+        if present := reference():
+            present(parameter)
+
+    return call
+
+
+def _nothing() -> None:
+    """Stands for a weak reference to what is gone."""
 
 
 def _bytes(parameter: nn.Parameter) -> int:

@@ -1,0 +1,63 @@
+"""Rank 1 has a batch less than rank 0, which is told so after the time that the process group allows.
+
+Argument: what trains, `parallelize`, `overlap` (the same with overlap_step), `horovod` or `keras`.
+"""
+
+# pyright: reportMissingImports=false
+
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import carme_runtime.torch as carme
+from carme_runtime.collectives.errors import Timeout
+
+face = sys.argv[1]
+LIMIT = 4
+torch.set_num_threads(1)
+dist.init_process_group("carme", timeout=timedelta(seconds=LIMIT))
+rank = dist.get_rank()
+batches = 3 - rank
+
+
+def train_with_torch():
+    model = nn.Linear(300, 300)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if face == "horovod":
+        import carme_runtime.horovod as hvd
+
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(optimizer)
+    else:
+        model, optimizer = carme.parallelize(model, optimizer, overlap_step=face == "overlap")
+    for _ in range(batches):
+        optimizer.zero_grad()
+        model(torch.ones(2, 300)).sum().backward()
+        optimizer.step()
+
+
+def train_with_keras():
+    import keras
+
+    import carme_runtime.keras as ck
+
+    model = ck.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+    model.compile("sgd", "mse")
+    data = torch.ones(4, 4), torch.ones(4, 2)
+    for _ in range(batches):
+        model.fit(*data, batch_size=4, verbose=0)
+
+
+began = time.monotonic()
+try:
+    train_with_keras() if face == "keras" else train_with_torch()
+except Timeout:
+    print("GAVE UP", flush=True)
+    assert rank == 0
+else:
+    assert rank == 1
+    time.sleep(LIMIT + 8)  # it is there, and does something else
