@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import ssl
 import subprocess
 import tempfile
@@ -19,6 +20,9 @@ from carme_demo.podman import Podman, host_runtime
 from carme_demo.settings import DEFAULT_NAME, Places, load, passwords
 
 ROOT = Path(__file__).resolve().parent.parent
+
+#: For `DemoSite.slurm_settings`: a node that does not answer is given up after about 17 s.
+IMPATIENT = "SlurmdTimeout=6\n"
 
 
 class DemoSite:
@@ -102,10 +106,14 @@ class DemoSite:
 
     @contextmanager
     def slurm_settings(self, lines: str) -> Iterator[None]:
-        """Further lines of slurm.conf on every host for a while; no job may be left afterwards."""
+        """Further lines of slurm.conf on every host for a while, of which the last counts.
+
+        No job may be left afterwards.
+        """
         hosts = [machine.name for machine in self.settings.machines()]
+        kept = f"/etc/slurm/slurm.conf.{secrets.token_hex(4)}"
         for host in hosts:
-            self.run(host, "cp", "--preserve=all", "/etc/slurm/slurm.conf", "/etc/slurm/slurm.conf.kept")
+            self.run(host, "cp", "--preserve=all", "/etc/slurm/slurm.conf", kept)
             self.run(host, "tee", "--append", "/etc/slurm/slurm.conf", data=lines)
         self.run("head", "scontrol", "reconfigure")
         try:
@@ -113,7 +121,7 @@ class DemoSite:
         finally:
             self.end_all_jobs()
             for host in hosts:
-                self.run(host, "mv", "/etc/slurm/slurm.conf.kept", "/etc/slurm/slurm.conf")
+                self.run(host, "mv", kept, "/etc/slurm/slurm.conf")
             self.run("head", "scontrol", "reconfigure")
 
     def wait_for_hub(self) -> None:

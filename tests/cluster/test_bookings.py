@@ -72,9 +72,8 @@ def no_booking_left(demo: DemoSite) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_booking_left")
 def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(demo: DemoSite) -> None:
-    today = this_minute(demo)
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
-        name = book(owner, **today)
+        name = book(owner, **this_minute(demo))
         line = wait_until("it has begun", lambda: "State=ACTIVE" in kept(demo, name) and kept(demo, name))
         assert "Users=user1 " in line and "NO_HOLD_JOBS_AFTER" in line
         node = re.search(r" Nodes=(\S+)", line)
@@ -82,7 +81,7 @@ def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(dem
 
         # Half of the demo's GPUs is one node: a second booking is refused, with the nearest free times.
         page = other.fetch(f"{other.url}bookings/new/")
-        answer = other.send(page, other.form(page, "length"), BOOKING | today)
+        answer = other.send(page, other.form(page, "length"), BOOKING | this_minute(demo))
         assert answer.status_code == 422 and "may be booked at a time" in answer.text
         assert 'name="slot"' in answer.text
         assert other.fetch(f"{other.url}bookings/{name}/").status_code == 404

@@ -69,7 +69,7 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         visitor = stack.enter_context(demo.visitor("user1"))
         other = stack.enter_context(demo.visitor("user2"))
         computing = other.start(OPTIONS | {"title": "GPU"})
-        names = {title: visitor.start(OPTIONS | {"title": title}) for title in ("idle", "busy", "run")}
+        names = {title: visitor.start(OPTIONS | {"title": title}) for title in ("busy", "run")}
         kernels: dict[str, NotebookKernel] = {}
         for title in ("busy", "run"):
             visitor.wait(names[title], "ready", timeout=120)
@@ -80,6 +80,7 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         assert kernels["run"].run(RUN, timeout=30).output.strip() == "None"
         # No kernel at all, and nobody looks: its GPU alone says that something goes on.
         other.wait(computing, "ready", timeout=120)
+        names["idle"] = visitor.start(OPTIONS | {"title": "idle"})
         visitor.wait(names["idle"], "ready", timeout=120)
         server = visitor.open(names["idle"])
 

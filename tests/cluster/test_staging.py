@@ -118,7 +118,7 @@ def test_results_of_a_job_that_fails(demo: DemoSite) -> None:
     # What lies in memory comes with the job itself.
     assert not [job for job in brought(demo) if job.is_active]
     wait_until("the results are out", lambda: results(demo, "/home/user1/stopped/state") == "200\n")
-    assert "Results: 1 files" in demo.carme("logs", str(job_id)).stdout
+    wait_until("the log says it", lambda: "Results: 1 files" in demo.carme("logs", str(job_id)).stdout)
 
 
 @pytest.mark.usefixtures("lines")

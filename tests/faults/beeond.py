@@ -38,9 +38,8 @@ def hook(name: str) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def site() -> Iterator[DemoSite]:
+def site(demo: DemoSite) -> Iterator[DemoSite]:
     """The demo as a site that has BeeOND."""
-    demo = DemoSite()
     stand_in = Path(ROOT / "tests/simulated_beeond.sh").read_text()
     for host in HOSTS:
         demo.run(host, "cp", "--preserve=all", TOML, f"{TOML}.kept")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo_site import ROOT, DemoSite
+from demo_site import IMPATIENT, ROOT, DemoSite
 from faults.batch import Batch, Result
 from faults.plan import FAULTS, PHASES, heal
 
@@ -13,8 +13,11 @@ RESULTS = pytest.StashKey[dict[str, dict[str, Result]]]()
 
 
 @pytest.fixture(scope="session")
-def demo() -> DemoSite:
-    return DemoSite()
+def demo() -> Iterator[DemoSite]:
+    """The demo, for once quick to give nodes up."""
+    site = DemoSite()
+    with site.slurm_settings(IMPATIENT):
+        yield site
 
 
 @pytest.fixture(scope="module")

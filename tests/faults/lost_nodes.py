@@ -3,12 +3,13 @@
 import json
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from carme.jobs import Job
+from carme.jobs import Job, JobState
 from demo_site import DemoSite, wait_until
 
 SCRIPT = Path(__file__).parent / "elastic_training.py"
@@ -141,6 +142,25 @@ def test_a_run_that_is_not_elastic_ends_with_an_error_when_a_node_is_lost(demo: 
     demo.run("n2", "kill", "-9", agent)
     assert over(demo, training.job_id).exit_code == 1
     assert "The agent of n2 was lost, so the run was ended." in training.log()
+
+
+def test_a_run_outlives_a_suspension_of_its_job(demo: DemoSite) -> None:
+    """As `scontrol suspend` and Slurm's gang scheduling do it: for longer than an agent may be silent."""
+    counts = "for n in $(seq 20); do echo COUNT $n; sleep 1; done"
+    job_id = submit(demo, "base", "carme-run", "-n", "2", "--devices-per-node", "1", "--", "sh", "-c", counts)
+
+    def log() -> str:
+        return demo.carme("logs", str(job_id)).stdout
+
+    wait_until("both ranks run", lambda: log().count("COUNT 3") == 2)
+    demo.run("head", "scontrol", "suspend", str(job_id))
+    wait_until("the job stands still", lambda: job(demo, job_id).state is JobState.SUSPENDED)
+    before = log()
+    time.sleep(45)
+    assert log() == before
+    demo.run("head", "scontrol", "resume", str(job_id))
+    assert over(demo, job_id).exit_code == 0, log()
+    assert log().count("COUNT 20") == 2
 
 
 def test_a_job_ends_with_its_first_node_and_leaves_nothing_on_the_others(demo: DemoSite) -> None:

@@ -6,7 +6,7 @@ from time import monotonic
 
 from jupyterhub.user import UserDict
 
-from carme.sessions import Ending, ServerStatus, Session, SessionNote
+from carme.sessions import Ending, ServerStatus, Session, SessionNote, SessionState
 from carme_spawner.spawner import CarmeSpawner
 from carme_spawner.watcher import JobWatcher, has_ended
 
@@ -35,19 +35,25 @@ class Caretaker:
         self._watcher = watcher
         self._places = asyncio.Semaphore(AT_ONCE)
         self._strays: dict[int, float] = {}
+        self._ending: dict[int, asyncio.Task[None]] = {}
 
     async def watch(self) -> None:
         """Go round for ever."""
         while True:
-            await self.round()
+            try:
+                await self.round()
+            except Exception:
+                # Whatever one round trips over, the next one must still come.
+                self._watcher.log.exception("A round through the sessions failed.")
             await asyncio.sleep(ROUND)
 
     async def round(self) -> None:
-        """Look at every session."""
-        await asyncio.gather(
-            *(self._look_for(spawner) for spawner in self.silent()),
-            *(self._end(session) for session in self._lasting_strays()),
-        )
+        """Look at every session. Strays are ended beside it, which takes as long as Slurm is away."""
+        self._ending = {job_id: task for job_id, task in self._ending.items() if not task.done()}
+        for session in self._lasting_strays():
+            if session.job_id not in self._ending:
+                self._ending[session.job_id] = asyncio.create_task(self._end(session))
+        await asyncio.gather(*(self._look_for(spawner) for spawner in self.silent()))
 
     def silent(self) -> Iterator[CarmeSpawner]:
         """Servers of whom nothing has been heard, or that did not answer when they were looked for."""
@@ -59,13 +65,15 @@ class Caretaker:
     def strays(self) -> list[Session]:
         """Sessions whose job runs although the hub has no server for them.
 
-        An earlier hub process ended before it knew its job, or before it could end it.
+        An earlier hub process ended before it knew its job, or before it could end it. What is to end anyway
+        the broker cancels again.
         """
         known = {spawner.job_id for spawner in self._spawners()}
         return [
             session
             for session in self._watcher.sessions()
             if not session.is_over
+            and session.state is not SessionState.STOPPING
             and str(session.job_id) not in known
             and (job := self._watcher.find(session.job_id))
             and not has_ended(job)

@@ -156,8 +156,11 @@ class CarmeHub(JupyterHub):
         server.proto, server.ip, server.port = url.scheme, url.hostname or "", url.port or 443
         self.db.commit()
         await user._wait_up(spawner)
-        await self.proxy.add_user(user, name)
         spawner.add_poll_callback(self.stopped(user, spawner))
+        try:
+            await self.proxy.add_user(user, name)
+        except Exception:
+            self.log.exception("%s has no route yet; the next look at routes adds it", spawner._log_name)
 
 
 class Restarting(RequestHandler):

@@ -7,7 +7,7 @@ from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
 from carme.sessions import SessionNote
 
-#: Seconds between two attempts while the broker is away, at first and at most.
+#: Seconds between two attempts while the broker is away or has too much to do, at first and at most.
 FIRST_DELAY, LONGEST_DELAY = 0.1, 1.0
 
 
@@ -41,15 +41,15 @@ class Notes:
             try:
                 await self._broker.note(job_id, user, note, session)
                 return
-            except BrokerUnavailable:
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LONGEST_DELAY)
             except CarmeError as error:
-                self._log.error(
-                    "The broker does not take this note about job %s of %s: %s %s",
-                    *(job_id, user, note.model_dump_json(exclude_defaults=True), error),
-                )
-                return
+                if not isinstance(error, BrokerUnavailable) and error.code != "busy":
+                    self._log.error(
+                        "The broker does not take this note about job %s of %s: %s %s",
+                        *(job_id, user, note.model_dump_json(exclude_defaults=True), error),
+                    )
+                    return
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY)
 
     def _forget(self, job_id: int, task: asyncio.Task[None]) -> None:
         if self._last.get(job_id) is task:

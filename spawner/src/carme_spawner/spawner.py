@@ -20,8 +20,16 @@ from traitlets import Float, Instance, Integer, List, Unicode, default
 
 from carme.broker import AsyncBrokerClient
 from carme.config import SessionSettings, Settings
-from carme.errors import BrokerTimeout, BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound
-from carme.jobs import Job, JobRequest, SessionOptions
+from carme.errors import (
+    BrokerTimeout,
+    BrokerUnavailable,
+    CarmeError,
+    Denied,
+    InvalidRequest,
+    NotFound,
+    SlurmError,
+)
+from carme.jobs import Job, JobRequest, JobState, SessionOptions
 from carme.sessions import (
     STATES,
     Ending,
@@ -131,11 +139,15 @@ class CarmeSpawner(SlurmSpawner):
     address: tuple[str, int] | None = None
     #: Whether the proxy leads to the server.
     routed = False
-    #: Whether the server answered when it was last looked for; when it was last heard of (`time.monotonic`).
-    reachable = True
+    #: Whether the server answered when it was last looked for, None after a restart of the hub, as what the
+    #: last one noted may not have arrived; and when it was last heard of (`time.monotonic`).
+    reachable: bool | None = True
     heard = 0.0
     idle = Instance(IdleWatch, ())
-    ending_idle = False
+    #: What the broker was told of the idleness; None if this hub has told nothing.
+    told_idle: tuple[float | None, float | None] | None = None
+    #: The hub itself ends its job: it is idle, or lost.
+    being_ended = False
     #: Key and certificate of the server, until its job has them.
     files: Mapping[str, str] = {}
 
@@ -291,13 +303,14 @@ class CarmeSpawner(SlurmSpawner):
 
         Raises:
             BrokerUnavailable: It did not.
+            SlurmError: It did, but could not look at Slurm yet.
         """
         name = job_name(self.session_name)
         for left in reversed(range(BROKERS_RETURN)):
             try:
                 jobs = await self.broker.jobs(self.user.name)
                 return max((job.id for job in jobs if job.name == name), default=None)
-            except BrokerUnavailable:
+            except (BrokerUnavailable, SlurmError):
                 if not left:
                     raise
             await asyncio.sleep(1)
@@ -364,8 +377,10 @@ class CarmeSpawner(SlurmSpawner):
 
     async def silence(self, event: asyncio.Event) -> None:
         """Wait for news, but not forever: what is unknown is looked up again."""
+        # Not `wait_for`, which in Python 3.11 loses a cancellation that comes together with the news.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(event.wait(), LONGEST_SILENCE)
+            async with asyncio.timeout(LONGEST_SILENCE):
+                await event.wait()
 
     async def death(self, job: Job) -> CarmeError:
         """Why a job ended before its server was there, in the broker's words."""
@@ -415,8 +430,12 @@ class CarmeSpawner(SlurmSpawner):
             in_background(asyncio.create_task(self._end_of_job()))
             return
         session = self.known_session()
-        if job and job.is_pending and session and session.state is SessionState.LOST:
+        if self.being_ended or not (job and session):
+            return
+        waits = job.is_pending and job.state is not JobState.CONFIGURING
+        if waits and session.state is SessionState.LOST:
             # Slurm was restarted with an old state and would start a second server, of which nobody knows.
+            self.being_ended = True
             note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.LOST, message=PUT_BACK)
             in_background(
                 asyncio.create_task(self.watcher.end(session.job_id, self.user.name, session.name, note))
@@ -504,17 +523,18 @@ class CarmeSpawner(SlurmSpawner):
     def report_activity(self, report: Activity) -> None:
         """Take what the server does: it lives, and it is in use or not."""
         self.heard = monotonic()
-        if not self.reachable:
+        if self.routed and not self.reachable:
             self.found()
         if report.first_page is not None:
             self.note(marks=(mark(Step.FIRST_PAGE, report.first_page),))
-        now, before = time(), (self.idle.since, self.idle.stops)
+        now = time()
         busy = (report.kernels, report.terminals, report.gpus, report.ranks)
         self.idle.take((*busy, now) if report.busy_since_last else busy, self.policy(), now)
-        if before != (self.idle.since, self.idle.stops):
+        if self.told_idle != (self.idle.since, self.idle.stops):
+            self.told_idle = (self.idle.since, self.idle.stops)
             self.note(idle_since=moment(self.idle.since), stops_idle=moment(self.idle.stops))
-        if self.idle.due and not self.ending_idle:
-            self.ending_idle = True
+        if self.idle.due and not self.being_ended:
+            self.being_ended = True
             self.log.info("%s is stopped for being idle", self._log_name)
             # JupyterHub hears of it as of any other end of the job.
             in_background(asyncio.create_task(self.end(int(self.job_id), Ending.IDLE)))
@@ -522,24 +542,26 @@ class CarmeSpawner(SlurmSpawner):
     async def look_for_server(self) -> None:
         """Find out whether the server still answers, and tell the broker when that has changed."""
         server = self.server
-        assert server is not None
+        if server is None:
+            return  # it has ended
         try:
             async with asyncio.timeout(ANSWER):
                 await fetch(server.url + "api", raise_for_status=False, allow_redirects=False)
         except Exception as error:  # whatever is wrong with the way to it
-            if self.reachable and self.routed:
+            if self.reachable is not False and self.routed:
                 self.reachable = False
                 self.log.warning("%s does not answer: %s", self._log_name, error or type(error).__name__)
                 self.note(server=ServerStatus.UNREACHABLE)
         else:
             self.heard = monotonic()
-            if not self.reachable:
+            if self.routed and not self.reachable:
                 self.found()
 
     async def tell_of_sign_out(self) -> None:
         """Let the server close the connections of those who have just signed out."""
         server = self.server
-        assert server is not None
+        if server is None:
+            return
         try:
             async with asyncio.timeout(ANSWER):
                 await fetch(server.url + "carme/logins", method="POST", allow_redirects=False)
@@ -552,9 +574,9 @@ class CarmeSpawner(SlurmSpawner):
             )
 
     def found(self) -> None:
-        """The server answers again."""
+        """The server answers, which the broker may not know."""
         self.reachable = True
-        self.log.info("%s answers again", self._log_name)
+        self.log.info("%s answers", self._log_name)
         self.note(server=ServerStatus.READY)
 
     def note(self, **what: Any) -> None:
@@ -579,6 +601,7 @@ class CarmeSpawner(SlurmSpawner):
         self.token_id = state.get("token_id", 0)
         self.identity = state.get("identity", "")
         self.routed = state.get("routed", False)
+        self.reachable = None if self.routed else True
         address = state.get("address")
         self.address = (address[0], address[1]) if address else None
 
@@ -605,9 +628,10 @@ class CarmeSpawner(SlurmSpawner):
         super().clear_state()
         self.token_id = 0
         self.address = None
-        self.routed = self.ending_idle = False
+        self.routed = self.being_ended = False
         self.reachable = True
         self.idle = IdleWatch()
+        self.told_idle = None
 
     def save_state(self) -> None:
         self.orm_spawner.state = self.get_state()

@@ -126,7 +126,8 @@ class JobWatcher:
     async def _job(self, job_id: int, user: str) -> Job | None:
         if not self._answered.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._answered.wait(), FIRST_ANSWER)
+                async with asyncio.timeout(FIRST_ANSWER):
+                    await self._answered.wait()
         if (known := self.find(job_id)) is not None:
             return known
         try:
@@ -183,7 +184,11 @@ class JobWatcher:
             self._take(self._sessions, {session.job_id: session for session in batch.sessions})
             self._answered.set()
             for job_id in news:
-                self.changed(job_id)
+                try:
+                    self.changed(job_id)
+                except Exception:
+                    # Whatever one session trips over, the others must still hear.
+                    self.log.exception("What is new of job %s could not be taken in.", job_id)
 
     def _take(self, known: dict[int, T], news: dict[int, T]) -> None:
         """Keep the news, but what is over only if somebody holds it."""

@@ -160,7 +160,7 @@ def test_slurm_fences_jobs_and_keeps_accounts(site: str, request: pytest.Fixture
 def test_the_demo_may_replace_a_setting_of_slurm_and_add_one(demo: Rendered) -> None:
     settings = demo.settings()
     assert settings["TaskPlugin"] == "task/cgroup"
-    assert settings["SlurmdTimeout"] == "6"
+    assert settings["SlurmdTimeout"] == "30"
     assert len([line for line in demo.lines("slurm.conf") if line.startswith("TaskPlugin=")]) == 1
 
 

@@ -181,17 +181,32 @@ class Site:
         return [json.loads(line) for line in self.settings.broker.audit_log.read_text().splitlines()]
 
 
+@pytest.fixture
+def line_seconds() -> float:
+    """How long the broker waits for a request; for tests to override."""
+    return 30.0
+
+
 @pytest_asyncio.fixture
 async def site(
-    settings: Settings, slurm: FakeSlurm, accounts: None, home: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    slurm: FakeSlurm,
+    accounts: None,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line_seconds: float,
 ) -> AsyncIterator[Site]:
-    async with running(settings, slurm, home, monkeypatch) as site:
+    async with running(settings, slurm, home, monkeypatch, line_seconds) as site:
         yield site
 
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: Settings, slurm: FakeSlurm, home: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    slurm: FakeSlurm,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line_seconds: float = 30.0,
 ) -> AsyncIterator[Site]:
     gateway = SlurmCommands(python=PYTHON, cluster="test")
     broker = Broker(settings, gateway, python=PYTHON)
@@ -209,9 +224,9 @@ async def running(
 
     monkeypatch.setattr(server_module, "identify", identify)
     work = asyncio.create_task(broker.run())
-    async with Server(settings, broker, line_seconds=0.5):
+    async with Server(settings, broker, line_seconds=line_seconds):
         # Wait for the first picture of the cluster, as a real client's retry would.
-        for _ in range(200):
+        while True:
             with contextlib.suppress(Exception):
                 await site.client.cluster()
                 break

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -290,7 +291,10 @@ class _Pretended:
         return 1, self.uid, self.uid
 
 
-async def test_refusals_cannot_flood_the_audit_log(site: Any, order: JobRequest) -> None:
+async def test_refusals_cannot_flood_the_audit_log(
+    site: Any, order: JobRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme.broker.audit.time", SimpleNamespace(monotonic=lambda: 0.0))
     reader, writer = await asyncio.open_unix_connection(site.settings.broker.socket, limit=1 << 20)
     for _ in range(REFUSALS_A_MINUTE + 20):
         writer.write(b'{"method": "jobs", "user": "bob"}\nnonsense\n')
@@ -666,6 +670,7 @@ async def test_a_huge_request_does_not_leave_the_client(site: Any, order: JobReq
         await site.client.submit(order.model_copy(update={"environment": {"A": "x" * (1 << 20)}}))
 
 
+@pytest.mark.parametrize("line_seconds", [0.5])
 async def test_a_slow_writer_is_sent_away(site: Any) -> None:
     reader, writer = await asyncio.open_unix_connection(site.settings.broker.socket)
     writer.write(b'{"method": ')

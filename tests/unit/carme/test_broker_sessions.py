@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -164,7 +165,8 @@ async def test_a_waiting_session_has_an_outlook(site: Any) -> None:
     assert "higher priority" in session.outlook.reason and session.sentence == session.outlook.reason
 
 
-async def test_notes_cost_slurm_nothing(site: Any) -> None:
+async def test_notes_cost_slurm_nothing(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carme.broker.watch.CLUSTER_AT_MOST_EVERY", 3600.0)
     site.slurm.jobs = [JOB]
     await reaches(site, SessionState.STARTING)
     site.act("hub", trusted=True)
@@ -295,7 +297,10 @@ async def told(site: Any, job_id: int, words: str) -> str:
     return sentence
 
 
-async def test_what_took_the_place_of_a_preempted_session_is_named(site: Any) -> None:
+async def test_what_took_the_place_of_a_preempted_session_is_named(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme.broker.preemptions.ANSWER_SECONDS", 60.0)
     preempted = JOB | {"T": "PREEMPTED", "e": ENDED}
     site.slurm.jobs = [preempted]
     assert "in favour of one with a higher priority" in (await reaches(site, SessionState.ENDED)).sentence
@@ -459,6 +464,22 @@ async def test_a_broker_that_was_restarted_submits_a_lost_session_again(
     async with start() as site:
         site.act("hub", trusted=True)
         assert (await resubmitted(site)).state is SessionState.QUEUED
+
+
+async def test_a_broker_that_ended_before_it_kept_a_lost_jobs_new_number_finds_it(
+    start: Callable[[], Any], slurm: Any, order: JobRequest
+) -> None:
+    async with start() as site:
+        lost = await submitted(site, order)
+    slurm.account(recorded(lost, "PENDING"))
+    slurm.jobs = [one | {"A": 107} for one in slurm.jobs if one["A"] == lost]
+    async with start() as site:
+        site.act("hub", trusted=True)
+        session = await resubmitted(site)
+        assert (session.state, session.job_id, session.lost_jobs) == (SessionState.QUEUED, 107, (lost,))
+        await shown(site)
+        assert len(site.slurm.calls("sbatch")) == 1
+        assert [one.job_id for one in await site.client.sessions(active=False)] == [107]
 
 
 async def test_a_lost_session_waits_for_the_accounting(site: Any, order: JobRequest) -> None:
@@ -660,6 +681,24 @@ async def test_a_damaged_record_costs_one_session(tmp_path: Path, caplog: pytest
     async with book_at(tmp_path, lambda: datetime.now(UTC)) as book:
         assert [one.job_id for one in book.sessions(None, active=False)] == [2]
     assert "job 1 is left out" in caplog.text
+
+
+async def test_what_a_full_disk_did_not_take_is_kept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clock() -> datetime:
+        return datetime.now(UTC)
+
+    async with book_at(tmp_path, clock) as book:
+        book.observe([facts_of(1), facts_of(2, JobState.FAILED)], None)
+        await book.save()
+        with monkeypatch.context() as full:
+            full.setattr(Store, "_write", Mock(side_effect=sqlite3.OperationalError("disk is full")))
+            book.note(1, "ada", SessionNote(server=ServerStatus.READY))
+            await book.save()
+        await book.save()
+        async with book_at(tmp_path, clock) as other:
+            assert other.session("s1", "ada").state is SessionState.READY
 
 
 async def test_a_store_that_cannot_be_opened_is_told(tmp_path: Path) -> None:

@@ -209,6 +209,37 @@ def test_a_job_put_back_into_the_queue_has_no_server_any_more() -> None:
     assert "back into the queue" in back.sentence
 
 
+def test_a_server_that_is_heard_of_after_its_job_was_put_back_is_lost() -> None:
+    def at(seconds: float) -> datetime:
+        return NOW + timedelta(seconds=seconds)
+
+    def told(facts: Facts) -> Facts:
+        return facts.model_copy(update={"state": session_of(facts).state})
+
+    facts = told(seen(told(Facts(job=job())), job(JobState.PENDING), at(1), at(1)))
+    assert facts.state is SessionState.QUEUED
+    facts = told(noted(facts, SessionNote(server=ServerStatus.READY), at(2)))
+    # A look that had begun before shows what was, maybe.
+    early = told(seen(facts, job(JobState.PENDING), at(3), at(1.9)))
+    assert early.state is SessionState.READY
+    lost = told(seen(early, job(JobState.PENDING), at(4), at(3.9)))
+    assert lost.state is SessionState.LOST
+    assert "back into the queue" in session_of(lost).sentence
+    # It does not come back with the job, but another one may.
+    again = told(seen(lost, job(), at(5), at(4.9)))
+    assert again.state is SessionState.STARTING
+    assert told(noted(again, SessionNote(server=ServerStatus.READY), at(6))).state is SessionState.READY
+    assert told(seen(facts, job(), at(3), at(2.9))).state is SessionState.READY
+
+
+def test_what_clears_away_a_session_that_its_owner_stopped_does_not_say_why_it_ended() -> None:
+    stopped = noted(Facts(job=job(JobState.PENDING)), SessionNote(ending=Ending.STOPPED))
+    cleared = noted(stopped, SessionNote(ending=Ending.LOST, message="The hub did not know it any more."))
+    over = session_of(seen(cleared, job(JobState.CANCELLED, node_list=""), NOW))
+    assert over.ending is Ending.STOPPED
+    assert "did not know" not in over.sentence
+
+
 # What is told
 
 

@@ -21,7 +21,7 @@ from jupyterhub.proxy import Proxy
 
 from carme.broker import protocol
 from carme.config import Settings
-from carme.errors import CarmeError, InvalidRequest, NotFound
+from carme.errors import CarmeError, InvalidRequest, NotFound, SlurmError
 from carme.jobs import Job, JobState
 from carme.sessions import Ending, Extension, Session, SessionNote
 from carme.sessions.facts import Facts, noted, seen, session_of
@@ -42,8 +42,11 @@ class FakeBroker:
         self.command: list[str] | None = FAKE_SESSION
         self.refuse: CarmeError | None = None
         self.dies = ""  # "before" or "after" the next submission has reached Slurm; answers nothing
+        self.blind = 0  # so many questions for jobs come before it has looked at Slurm
         self.answering = asyncio.Event()  # cleared: submits, but says so later
         self.answering.set()
+        self.hearing = asyncio.Event()  # cleared: notes are taken in later
+        self.hearing.set()
         self.jobs: dict[int, Job] = {}
         self.requests: dict[int, protocol.Submit] = {}
         self.unseen: set[int] = set()  # jobs that Slurm does not list yet
@@ -101,13 +104,14 @@ class FakeBroker:
             case protocol.Submit():
                 return await self.submit(request)
             case protocol.Note(job_id=job_id, note=note, session=session):
+                await self.hearing.wait()
                 self.meant.append((job_id, session))
                 if job_id not in self.facts:
                     raise NotFound(f"There is no session of job {job_id}.")
                 self.notes.append((job_id, note))
-                facts = noted(self.facts[job_id], note)
-                self.facts[job_id] = facts.model_copy(update={"state": session_of(facts).state})
+                self.take(noted(self.facts[job_id], note, datetime.now(UTC)))
                 await self.tell()
+                await self.look(job_id)
             case protocol.Cancel(job_id=job_id, session=session):
                 self.meant.append((job_id, session))
                 self.cancelled.append(job_id)
@@ -118,6 +122,9 @@ class FakeBroker:
                     raise NotFound(f"There is no job {job_id}.")
                 return self.jobs[job_id]
             case protocol.GetJobs(user=user):
+                if self.blind:
+                    self.blind -= 1
+                    raise SlurmError("The broker has just started.", code="slurm-away")
                 seen = (job for job in self.jobs.values() if job.id not in self.unseen)
                 return [job for job in seen if job.user == user and job.is_active]
             case protocol.GetEvents(cursor=cursor, wait=wait):
@@ -220,9 +227,17 @@ class FakeBroker:
 
     async def change(self, job_id: int, **values: Any) -> None:
         self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
-        facts = seen(self.facts[job_id], self.jobs[job_id], datetime.now(UTC))
-        self.facts[job_id] = facts.model_copy(update={"state": session_of(facts).state})
+        await self.look(job_id)
+
+    async def look(self, job_id: int) -> None:
+        """Look at Slurm, as the broker does every second."""
+        now = datetime.now(UTC)
+        self.take(seen(self.facts[job_id], self.jobs[job_id], now, now))
         await self.tell()
+
+    def take(self, facts: Facts) -> None:
+        """Know this now."""
+        self.facts[facts.job.id] = facts.model_copy(update={"state": session_of(facts).state})
 
     async def lose(self, job_id: int, number: int) -> None:
         """Slurm loses a job that waits, and takes it again under another number."""
@@ -272,7 +287,7 @@ class Site:
         config.JupyterHub.authenticator_class = DummyAuthenticator
         config.JupyterHub.proxy_class = FakeProxy
         config.JupyterHub.log_level = "WARN"
-        config.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0.3, "slow_stop_timeout": 0.3}
+        config.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0.3, "slow_stop_timeout": 60}
         config.DummyAuthenticator.allow_all = True
         CarmeHub.clear_instance()
         self.hub = CarmeHub.instance(config=config)
@@ -294,7 +309,7 @@ class Site:
                 if spawner._spawn_future:
                     doomed.append(spawner._spawn_future)
         for watcher in JobWatcher._shared.pop(asyncio.get_running_loop(), {}).values():
-            doomed.append(watcher._task)
+            doomed += [watcher._task, *watcher.notes._last.values()]
         for task in doomed:
             task.cancel()
         await asyncio.gather(*doomed, return_exceptions=True)
@@ -357,6 +372,17 @@ class Site:
         if response.status_code == 202:
             await eventually(lambda: len(self.broker.requests) > before, "the job is submitted")
         return response
+
+    async def runs(self, name: str = "s1", user: str = "ada") -> None:
+        """Wait until the hub knows that the job of a session runs."""
+
+        def known() -> bool:
+            assert self.hub
+            spawner = next(one for one in self.hub.users.values() if one.name == user).spawners[name]
+            job = spawner.watcher.find(int(spawner.job_id)) if spawner.job_id else None
+            return bool(job and job.is_running)
+
+        await eventually(known, "the hub knows that the job runs")
 
     def wait_for_outcome(self) -> None:
         """From now on, starts answer when they have succeeded or failed."""
@@ -435,6 +461,8 @@ def settings(tmp_path: Path, state_directory: Path) -> Settings:
 async def site(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(FakeProxy, "routes", {})
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.setenv(name, "")  # the hub sets them, and other tests shall not have them
     broker = FakeBroker(settings.broker.socket)
     await broker.open()
     site = Site(settings, broker)

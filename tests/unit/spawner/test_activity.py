@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -162,31 +163,33 @@ async def test_a_pause_of_the_hub_stops_nobody(running: Site, clock: list[float]
     answer = await running.report(100, "activity", json=activity())
     assert answer.json()["stops_idle"] is None
     assert running.broker.cancelled == []
+    # What the last hub had threatened is taken back.
+    await eventually(lambda: running.broker.session(100).stops_idle is None, "the broker knows")
+
+
+@pytest.fixture
+async def thaw(running: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The server does not answer until this is called, which the broker knows."""
+    frozen = running.broker.folder(100) / "frozen"
+    frozen.touch()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(spawner, "ANSWER", 0.2)
+        await own(running).look_for_server()
+    await eventually(lambda: running.broker.session(100).state is SessionState.LOST, "the broker knows")
+    return frozen.unlink
 
 
 async def test_a_server_that_does_not_answer_is_noted_and_found_again(
-    running: Site, monkeypatch: pytest.MonkeyPatch
+    running: Site, thaw: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(spawner, "ANSWER", 0.2)
-    session = own(running)
-    frozen = running.broker.folder(100) / "frozen"
-    frozen.touch()
-    await session.look_for_server()
-    await eventually(lambda: running.broker.session(100).state is SessionState.LOST, "the broker knows")
     assert running.broker.cancelled == []
-    frozen.unlink()
-    monkeypatch.setattr(spawner, "ANSWER", 5)
-    await session.look_for_server()
+    thaw()
+    await own(running).look_for_server()
     await eventually(lambda: running.broker.session(100).state is SessionState.READY, "the broker knows")
 
 
-async def test_a_report_says_that_a_server_is_there_again(
-    running: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spawner, "ANSWER", 0.2)
-    (running.broker.folder(100) / "frozen").touch()
-    await own(running).look_for_server()
-    await eventually(lambda: running.broker.session(100).state is SessionState.LOST, "the broker knows")
+@pytest.mark.usefixtures("thaw")
+async def test_a_report_says_that_a_server_is_there_again(running: Site) -> None:
     await running.report(100, "activity", json=activity())
     await eventually(lambda: running.broker.session(100).state is SessionState.READY, "the broker knows")
 
@@ -211,6 +214,50 @@ async def test_a_restarting_hub_keeps_servers_that_do_not_answer(
     assert await running.is_ready()
 
 
+async def test_a_server_that_is_there_again_after_a_restart_of_the_hub_is_found(
+    running: Site, thaw: Callable[[], None]
+) -> None:
+    await running.down()
+    thaw()
+    await running.up()
+    await eventually(lambda: running.broker.session(100).state is SessionState.READY, "the broker knows")
+
+
+async def test_a_job_that_ends_while_its_server_waits_to_be_looked_for_ends_no_watch(
+    running: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert running.hub
+    await running.start("s2")
+    await eventually(lambda: running.is_ready("s2"), "the second server is ready")
+    monkeypatch.setattr(caretaker, "SILENCE", -1.0)
+    monkeypatch.setattr(spawner, "ANSWER", 2)
+    for job_id in (100, 101):
+        (running.broker.folder(job_id) / "frozen").touch()
+    care = running.hub.caretaker
+    monkeypatch.setattr(care, "_places", asyncio.Semaphore(1))
+    round_ = asyncio.create_task(care.round())
+    await asyncio.sleep(0.2)
+    await running.broker.finish(101, JobState.NODE_FAIL)
+    await eventually(lambda: "/jupyter/user/ada/s2/" not in running.routes, "the end is noticed")
+    assert not round_.done()
+    await round_
+
+
+async def test_a_round_that_fails_is_not_the_last(running: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert running.hub
+    care, rounds = running.hub.caretaker, []
+
+    async def fail() -> None:
+        rounds.append(1)
+        raise RuntimeError
+
+    monkeypatch.setattr(care, "round", fail)
+    monkeypatch.setattr(caretaker, "ROUND", 0.01)
+    watching = asyncio.create_task(care.watch())
+    await eventually(lambda: len(rounds) > 1, "another round")
+    watching.cancel()
+
+
 async def test_the_reason_of_a_stop_is_told_before_the_job_is_cancelled(running: Site) -> None:
     await running.api("DELETE", "users/ada/servers/s1")
     await eventually(lambda: running.broker.jobs[100].is_over, "the job is over")
@@ -224,6 +271,7 @@ async def test_the_reason_of_a_stop_is_told_before_the_job_is_cancelled(running:
 async def test_notes_wait_for_a_broker_that_is_away_and_keep_their_order(site: Site) -> None:
     site.broker.command = ["sleep", "60"]
     await site.start()
+    await site.runs()
     await site.broker.close()
     started = await site.report(100, "ready", json={"port": 40123, "host": "127.0.0.1", "pid": 7})
     assert started.status_code == 204

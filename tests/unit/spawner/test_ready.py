@@ -19,6 +19,7 @@ async def waiting(site: Site) -> Site:
     """A session whose job runs on this host and whose server has not reported yet."""
     site.broker.command = ["sleep", "60"]
     assert (await site.start()).status_code == 202
+    await site.runs()
     return site
 
 

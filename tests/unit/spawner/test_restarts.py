@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from carme.jobs import JobState
-from carme.sessions import Ending
+from carme.sessions import Ending, SessionState
 from carme_spawner import caretaker
 from carme_spawner.watcher import JobWatcher
 
@@ -49,6 +49,32 @@ async def test_a_queued_session_goes_on_waiting(site: Site) -> None:
     assert site.broker.cancelled == []
     await site.broker.run(100, FAKE_SESSION)
     await eventually(site.is_ready, "the server is ready")
+    assert "/jupyter/user/ada/s1/" in site.routes
+    await site.broker.finish(100, JobState.TIMEOUT)
+    await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "its end is noticed")
+
+
+async def test_a_queued_session_becomes_ready_after_a_restart_though_the_proxy_is_away(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.broker.command = None
+    await site.start()
+    await site.down()
+    await site.up()
+    assert site.hub
+    tried = asyncio.Event()
+
+    async def refuse(*_: object) -> None:
+        tried.set()
+        raise ConnectionError("the proxy is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(site.hub.proxy, "add_user", refuse)
+        await site.broker.run(100, FAKE_SESSION)
+        await asyncio.wait_for(tried.wait(), 30)
+        await eventually(site.is_ready, "the server is ready")
+    assert "/jupyter/user/ada/s1/" not in site.routes
+    await site.hub.update_last_activity()
     assert "/jupyter/user/ada/s1/" in site.routes
     await site.broker.finish(100, JobState.TIMEOUT)
     await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "its end is noticed")
@@ -107,7 +133,7 @@ async def test_a_job_that_appears_after_the_hub_looked_for_it_gets_no_key_and_en
     await eventually(site.hub.caretaker.strays, "the hub notices it")
     monkeypatch.setattr(caretaker, "STRAY", 0.0)
     await site.hub.caretaker.round()
-    assert site.broker.cancelled == [100]
+    await eventually(lambda: site.broker.cancelled == [100], "it is cancelled")
 
 
 async def test_a_hub_that_is_ended_answers_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +189,18 @@ async def test_a_session_whose_number_is_another_jobs_ends_and_leaves_that_alone
     assert {session for _, session in site.broker.meant} == {"s1"}
 
 
-async def test_a_session_that_slurm_put_back_into_the_queue_ends(site: Site) -> None:
+@pytest.mark.parametrize("heard", ["before", "after"])
+async def test_a_session_that_slurm_put_back_into_the_queue_ends(site: Site, heard: str) -> None:
+    site.broker.hearing.clear()
     await site.start()
     await eventually(site.is_ready, "the server is ready")
+    if heard == "before":
+        site.broker.hearing.set()
+        await eventually(
+            lambda: site.broker.session(100).state is SessionState.READY, "the broker has heard of it"
+        )
     await site.broker.change(100, state=JobState.PENDING, node_list="", started=None)
+    site.broker.hearing.set()
     await eventually(lambda: site.broker.cancelled == [100], "the job is cancelled")
     session = site.broker.session(100)
     assert (session.ending, "put it back" in session.sentence) == (Ending.LOST, True)
@@ -184,6 +218,25 @@ async def test_a_hub_that_ends_between_report_and_route_opens_the_route_later(si
     await site.up()
     await eventually(site.is_ready, "the server is ready")
     assert site.routes["/jupyter/user/ada/s1/"]["target"] == target
+
+
+async def test_a_note_that_ends_with_the_hub_is_told_by_the_next(site: Site) -> None:
+    site.broker.hearing.clear()
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    await site.down()
+    site.broker.hearing.set()
+    assert site.broker.session(100).state is SessionState.STARTING
+    await site.up()
+    await eventually(lambda: site.broker.session(100).state is SessionState.READY, "the broker knows")
+
+
+async def test_a_broker_that_comes_back_before_it_has_looked_at_slurm_loses_no_start(site: Site) -> None:
+    site.broker.dies = "after"
+    site.broker.blind = 2
+    assert (await site.start()).status_code in (201, 202)
+    await eventually(site.is_ready, "the server is ready")
+    assert (list(site.broker.jobs), site.broker.blind) == ([100], 0)
 
 
 async def test_a_session_that_the_hub_knows_is_no_stray(site: Site) -> None:

@@ -1,16 +1,19 @@
 """What counts as use of a session, seen with real processes."""
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
 
-from carme_spawner.singleuser.activity import Gpus, Processes
+from carme_spawner.singleuser.activity import Activity, Gpus, Processes
+from carme_spawner.singleuser.time_left import TimeLeft
 
 BURN = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 NVML = """
@@ -26,6 +29,20 @@ def nvmlDeviceGetUtilizationRates(handle):
     rates.gpu = used[handle]
     return rates
 """
+
+
+async def test_reports_go_on_when_one_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Activity, "look", Mock(side_effect=RuntimeError("a kernel is being started")))
+    hub = Mock(tell=AsyncMock(return_value={"ends": None}))
+    reports = TimeLeft(hub, Mock())
+    reports.start()
+    try:
+        for sent in (1, 2):
+            while hub.tell.await_count < sent:  # noqa: ASYNC110 - the test's own limit ends it
+                await asyncio.sleep(0.01)
+            reports.tell_soon()
+    finally:
+        reports.stop()
 
 
 @pytest.fixture
@@ -47,7 +64,10 @@ def shell() -> Iterator[subprocess.Popen[str]]:
 def start(shell: subprocess.Popen[str], *command: str) -> psutil.Process:
     assert shell.stdin and shell.stdout
     print(list(command), file=shell.stdin, flush=True)
-    return psutil.Process(int(shell.stdout.readline()))
+    process = psutil.Process(int(shell.stdout.readline()))
+    while not process.cmdline():
+        time.sleep(0.001)  # Linux shows its words a moment after it has begun
+    return process
 
 
 def test_a_program_that_computes_counts_and_one_that_waits_does_not(shell: subprocess.Popen[str]) -> None:

@@ -97,7 +97,8 @@ async def test_a_job_that_dies_at_once_says_why_and_what_it_wrote_last(site: Sit
     assert await site.server() is None
 
 
-async def test_without_a_broker_a_start_says_so(site: Site) -> None:
+async def test_without_a_broker_a_start_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carme_spawner.spawner.BROKERS_RETURN", 2)
     site.wait_for_outcome()
     await site.broker.close()
     response = await site.start()
@@ -134,6 +135,8 @@ async def test_a_broker_that_is_away_ends_no_session(site: Site) -> None:
 
 
 async def test_a_stop_without_a_broker_is_made_up_for(site: Site) -> None:
+    assert site.hub
+    site.hub.tornado_application.settings["slow_stop_timeout"] = 0.3
     await site.start()
     await eventually(site.is_ready, "the server is ready")
     await site.broker.close()
@@ -241,3 +244,19 @@ async def test_the_token_of_a_session_reaches_nothing_but_its_own(site: Site) ->
 def user(site: Site) -> Any:
     assert site.hub
     return next(user for user in site.hub.users.values() if user.name == "ada")
+
+
+async def test_a_start_that_is_given_up_together_with_its_news_is_given_up(site: Site) -> None:
+    await site.start()
+    assert site.hub
+    spawner: Any = next(iter(site.hub.users.values())).spawners["s1"]
+    for steps in range(8):
+        news = asyncio.Event()
+        waiting = asyncio.create_task(spawner.silence(news))
+        await asyncio.sleep(0.01)
+        news.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await waiting

@@ -226,6 +226,7 @@ async def hub(site: Site, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """The hub as a server sees it whose job runs and which has not reported yet."""
     site.broker.command = ["sleep", "60"]
     await site.start()
+    await site.runs()
     for name, value in site.broker.requests[100].request.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CARME_JOB_FOLDER", str(site.broker.folder(100)))

@@ -253,7 +253,8 @@ def test_a_session_that_is_ready_ends_soon_or_fails(alice: User) -> None:
     alice.save()
     row, _new = Session.request(alice, make_options(), "s12345678")
     now = timezone.now()
-    ready = make_session("s12345678", ends=now + timedelta(minutes=10, seconds=30))
+    passed = now - timedelta(minutes=1)  # what threatened before its hub was restarted
+    ready = make_session("s12345678", ends=now + timedelta(minutes=10, seconds=30), stops_idle=passed)
     for _round in range(2):
         row.follow(ready)
         warn_of_ends(now)

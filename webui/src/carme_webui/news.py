@@ -124,7 +124,8 @@ class News:
                 return version
             self._waiting.setdefault(user, set()).add(waiter)
         try:
-            await asyncio.wait_for(waiter.event.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await waiter.event.wait()
         except TimeoutError:
             pass
         finally:

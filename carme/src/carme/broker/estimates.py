@@ -1,5 +1,6 @@
 """How often the expected starts that were told came true."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -70,6 +71,13 @@ class Estimates:
         self._changed.clear()
         self._dropped.clear()
         return changes
+
+    def take_back(self, changed: Iterable[Estimate], dropped: Iterable[int]) -> None:
+        """What the last `take` told could not be kept; what has changed since holds."""
+        for estimate in changed:
+            if estimate.job_id not in self._dropped:
+                self._changed.setdefault(estimate.job_id, estimate)
+        self._dropped |= {job_id for job_id in dropped if job_id not in self._changed}
 
     def _drop(self, job_id: int) -> None:
         self._changed.pop(job_id, None)

@@ -15,7 +15,7 @@ from carme.errors import InvalidRequest, NotFound
 from carme.jobs import Cluster, Job
 from carme.jobs.nodes import expand
 from carme.sessions import Ending, Outlook, ServerStatus, Session, SessionNote, Step
-from carme.sessions.facts import Facts, noted, seen, session_name, session_of
+from carme.sessions.facts import Facts, has_lost_server, noted, seen, session_name, session_of
 from carme.sessions.outlook import Range, places, used_share
 from carme.sessions.outlook import outlook as outlook_of
 
@@ -164,8 +164,8 @@ class SessionBook:
         entry = self._entries.get(job.id)
         return entry is not None and same(entry.facts.job, job) and entry.facts.is_unwanted
 
-    def observe(self, jobs: Sequence[Job], cluster: Cluster | None) -> None:
-        """Take in what Slurm shows now: jobs of all users and kinds, and nodes."""
+    def observe(self, jobs: Sequence[Job], cluster: Cluster | None, taken: datetime | None = None) -> None:
+        """Take in what Slurm shows now: jobs of all users and kinds, and nodes; `taken` as for `seen`."""
         now = self._clock()
         nodes = cluster.nodes if cluster else ()
         silent = frozenset(node.name for node in nodes if _SILENT.search(node.state))
@@ -179,8 +179,10 @@ class SessionBook:
             if entry is None or not same(entry.facts.job, job):
                 # Slurm begins again at the first number when it has used up its numbers.
                 self._put(seen(Facts(job=job), job, now), unheard, outlook)
-            elif (entry.facts.job, entry.silent, entry.outlook) != (job, unheard, outlook):
-                self._put(seen(entry.facts, job, now), unheard, outlook)
+            elif (entry.facts.job, entry.silent, entry.outlook) != (job, unheard, outlook) or has_lost_server(
+                entry.facts, job, taken
+            ):
+                self._put(seen(entry.facts, job, now, taken), unheard, outlook)
             self._judge(job, outlook)
 
     def note(self, job_id: int, user: str, note: SessionNote) -> None:
@@ -201,7 +203,7 @@ class SessionBook:
                 "Leave them out.",
                 field="marks",
             )
-        self._put(noted(entry.facts, note), entry.silent, entry.outlook)
+        self._put(noted(entry.facts, note, self._clock()), entry.silent, entry.outlook)
 
     @contextlib.contextmanager
     def cancelling(self, job_id: int, ending: Ending) -> Iterator[None]:
@@ -237,7 +239,10 @@ class SessionBook:
         changes = Changes(sessions, forgotten, *self.estimates.take())
         self._unsaved.clear()
         self._forgotten.clear()
-        await self._store.write(changes)
+        if not await self._store.write(changes):
+            self._unsaved |= {facts.job.id for facts in sessions}
+            self._forgotten |= set(forgotten)
+            self.estimates.take_back(changes.estimates, changes.dropped)
 
     def expire(self) -> None:
         """Forget sessions that ended long ago, and the oldest of users who have very many."""

@@ -68,13 +68,18 @@ class Store:
         await self._run(self._close)
         self._thread.shutdown()
 
-    async def write(self, changes: Changes) -> None:
-        """Keep these changes. Returns when these and all earlier ones would survive the broker's end."""
+    async def write(self, changes: Changes) -> bool:
+        """Keep these changes. Returns when these and all earlier ones would survive the broker's end.
+
+        Returns:
+            Whether they would: a full disk must not end the broker, and whoever asked tries again.
+        """
         try:
             await self._run(lambda: self._write(changes))
         except sqlite3.Error as error:
-            # A full disk must not end the broker: what is in memory is right, and is written when it changes.
             _log.error("%s cannot be written: %s.", self._file, error)
+            return False
+        return True
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

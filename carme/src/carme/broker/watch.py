@@ -220,17 +220,18 @@ class Watch:
         await self._book.save()
 
     async def _look(self, number: int) -> None:
+        taken = datetime.now(UTC)
         found = await self._queue()
         if await self._take(found, number):
             self._cluster_due = min(self._cluster_due, self._cluster_seen + CLUSTER_AT_MOST_EVERY)
-        await self._show()
+        await self._show(taken)
         await self._cancel_abandoned(found)
         await self._cancel_again(found)
         await self._cancel_headless(found)
         await self._close_lost()
         if time.monotonic() >= self._cluster_due:
             await self.look_at_nodes()
-            await self._show()
+            await self._show(taken)
         if self._extras_due <= time.monotonic() < self._observed_until:
             self._extras_due = time.monotonic() + CLUSTER_EVERY
             self._reservations = await self._slurm.reservations()
@@ -245,8 +246,8 @@ class Watch:
             self._queue_due = time.monotonic() + QUEUE_EVERY
         return self._found
 
-    async def _show(self) -> None:
-        self._book.observe(self.jobs(), self._cluster)
+    async def _show(self, taken: datetime) -> None:
+        self._book.observe(self.jobs(), self._cluster, taken)
         await self._feed.tell()
 
     async def _cancel_abandoned(self, found: list[Job]) -> None:
@@ -403,12 +404,19 @@ class Watch:
         begun = known is not None and (known.started is not None or known.is_running)
         waited = job.state is JobState.PENDING and not begun
         wanted = job.id not in self._unwanted and not self._book.is_unwanted(job)
-        twice = any(one.key == job.key for one in self._found)
-        if waited and wanted and not twice and self._book.is_own(job):
-            if patient and not closed:
-                return job
-            with contextlib.suppress(CarmeError):
-                return await self._submit_again(job)
+        twins = [one for one in self._found if one.key == job.key]
+        if waited and wanted and self._book.is_own(job):
+            again = next((one for one in twins if one.user == job.user and one.is_active), None)
+            if again and job.key not in self._abandoned:
+                # It was submitted again by a broker that ended before it had kept the new number.
+                _log.warning("Job %s, which Slurm had lost while it waited, is job %s.", job.id, again.id)
+                self._book.moved(job, again)
+                return again
+            if not twins:
+                if patient and not closed:
+                    return job
+                with contextlib.suppress(CarmeError):
+                    return await self._submit_again(job)
         _log.warning("Slurm has lost job %s.", job.id)
         return job.model_copy(update={"state": JobState.FAILED, "reason": FORGOTTEN})
 
@@ -428,6 +436,7 @@ class Watch:
             update={"id": number, "submitted": now, "reason": "", "planned_start": None, "planned_nodes": ""}
         )
         self._book.moved(job, again)
+        await self._book.save()
         self.hurry()
         return again
 

@@ -14,7 +14,7 @@ from carme.jobs.nodes import expand
 from carme.sessions.models import Mark, Outlook, ServerStatus, Session, SessionNote
 from carme.sessions.states import Ending, SessionState, Step
 
-__all__ = ["Facts", "noted", "seen", "session_name", "session_of", "state_of", "timeline"]
+__all__ = ["Facts", "has_lost_server", "noted", "seen", "session_name", "session_of", "state_of", "timeline"]
 
 EPOCH = datetime.fromtimestamp(0, UTC)  # in a note: not idle, nothing threatens
 RESOLUTION = timedelta(seconds=1)  # of Slurm's times
@@ -31,6 +31,7 @@ class Facts(BaseModel):
         job: Its Slurm job as last seen.
         state: The state that was told last; None before the first.
         server, was_ready: What the hub noted last, and whether the server was ever ready.
+        server_at: When the broker heard the former; None if that is not known.
         marks: The steps that services noted.
         submitted_seen, allocated_seen: When the broker itself saw Slurm take the job, and start it.
         ending, message: What was noted about its end.
@@ -45,6 +46,7 @@ class Facts(BaseModel):
     job: Job
     state: SessionState | None = None
     server: ServerStatus | None = None
+    server_at: datetime | None = None
     was_ready: bool = False
     marks: tuple[Mark, ...] = ()
     submitted_seen: datetime | None = None
@@ -77,12 +79,13 @@ def session_name(job: Job) -> str | None:
     return match[1] if match else None
 
 
-def seen(facts: Facts, job: Job, now: datetime) -> Facts:
+def seen(facts: Facts, job: Job, now: datetime, taken: datetime | None = None) -> Facts:
     """The facts after a look at Slurm.
 
     Args:
         job: The session's job as Slurm shows it now.
         now: When that was.
+        taken: When the look had not begun yet; None if that is not known.
     """
     if facts.job.preempted_by and not job.preempted_by:
         # A broker that was started again may see what took the place no more.
@@ -91,6 +94,8 @@ def seen(facts: Facts, job: Job, now: datetime) -> Facts:
     if _waits(job.state) and not _waits(facts.job.state):
         # Slurm put it back into the queue: the server that there was is gone.
         known |= {"server": None, "allocated_seen": None, "nodes": ""}
+    elif has_lost_server(facts, job, taken):
+        known["server"] = None
     elif facts.allocated_seen is None and _waits(facts.job.state) and _has_nodes(job):
         known["allocated_seen"] = now
     if job.is_over and facts.ended is None:
@@ -100,21 +105,36 @@ def seen(facts: Facts, job: Job, now: datetime) -> Facts:
     return facts.model_copy(update=known)
 
 
-def noted(facts: Facts, note: SessionNote) -> Facts:
+def has_lost_server(facts: Facts, job: Job, taken: datetime | None) -> bool:
+    """Whether the job waits although its server had been ready before this look at Slurm began.
+
+    Slurm put it back into the queue, and the hub's note came only afterwards.
+    """
+    if taken is None or facts.server_at is None or facts.server is not ServerStatus.READY:
+        return False
+    return _waits(job.state) and facts.server_at < taken
+
+
+def noted(facts: Facts, note: SessionNote, now: datetime | None = None) -> Facts:
     """The facts after a note; the first time of a step holds, and the first ending.
 
-    Who clears away what is ending anyway notes an ending too, which is not why it ends.
+    Who clears away what is ending anyway notes an ending too, which is not why it ends: nor is its message.
+
+    Args:
+        now: When the note came.
     """
     known: dict[str, object] = {}
     if note.server is not None:
         known["server"] = note.server
+        known["server_at"] = now
         known["was_ready"] = facts.was_ready or note.server is ServerStatus.READY
     if note.marks:
         times = {mark.step: mark for mark in (*reversed(note.marks), *facts.marks)}
         known["marks"] = tuple(times[step] for step in _STEPS if step in times)
-    if note.ending is not None and facts.ending is None and not facts.is_ending:
+    is_why = facts.ending is None and not facts.is_ending
+    if note.ending is not None and is_why:
         known["ending"] = note.ending
-    if note.message:
+    if note.message and (note.ending is None or is_why):
         known["message"] = note.message
     for field in ("idle_since", "stops_idle"):
         moment = getattr(note, field)

@@ -30,8 +30,8 @@ def warn_of_ends(now: datetime) -> None:
         told = row.last_told
         if told is None:
             continue
-        left = [(end - now, end) for end in (told.ends, told.stops_idle) if end is not None]
-        if not left or not timedelta(0) < min(left)[0] <= BEFORE:
+        left = [(end - now, end) for end in (told.ends, told.stops_idle) if end is not None and end > now]
+        if not left or min(left)[0] > BEFORE:
             continue
         minutes, end = max(1, min(left)[0] // timedelta(minutes=1)), min(left)[1]
         tell(
