@@ -62,7 +62,13 @@ class _Channel:
 
     def __init__(self, url: str, headers: dict[str, str], ssl: Any) -> None:
         self._connecting = connect(
-            url, additional_headers=headers, ssl=ssl, max_size=None, open_timeout=HANDSHAKE_SECONDS
+            url,
+            additional_headers=headers,
+            ssl=ssl,
+            max_size=None,
+            open_timeout=HANDSHAKE_SECONDS,
+            # Ranks that keep all processors busy delay the answer to a ping; a cell has its own time limit.
+            ping_timeout=None,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="channel", daemon=True)
