@@ -59,6 +59,9 @@ class Caretaker:
         """Servers of whom nothing has been heard, or that did not answer when they were looked for."""
         limit = monotonic() - SILENCE
         for spawner in self._spawners():
+            session = spawner.known_session()
+            if session is not None and session.state is SessionState.SUSPENDED:
+                continue  # it cannot answer, and comes back by itself
             if spawner.routed and spawner.ready and (spawner.heard < limit or not spawner.reachable):
                 yield spawner
 

@@ -46,7 +46,7 @@ from carme_spawner.idle import IdleWatch
 from carme_spawner.logins import LoginsHandler
 from carme_spawner.names import server_name
 from carme_spawner.ready import ReadyHandler
-from carme_spawner.watcher import JobWatcher, has_ended, job_name
+from carme_spawner.watcher import JobWatcher, has_ended, job_name, serves
 
 # Importing batchspawner installs an API with which a server's own token sets any attribute of its spawner,
 # commands that the hub executes among them. It must not exist; ours take what they name, nothing else.
@@ -305,11 +305,10 @@ class CarmeSpawner(SlurmSpawner):
             BrokerUnavailable: It did not.
             SlurmError: It did, but could not look at Slurm yet.
         """
-        name = job_name(self.session_name)
         for left in reversed(range(BROKERS_RETURN)):
             try:
                 jobs = await self.broker.jobs(self.user.name)
-                return max((job.id for job in jobs if job.name == name), default=None)
+                return max((job.id for job in jobs if serves(job, self.session_name)), default=None)
             except (BrokerUnavailable, SlurmError):
                 if not left:
                     raise
@@ -426,7 +425,7 @@ class CarmeSpawner(SlurmSpawner):
     def _look(self) -> None:
         job = self.watcher.find(int(self.job_id))
         # Without callbacks nobody is there yet to clean up; `add_poll_callback` looks again.
-        if self._callbacks and (job is None or job.is_over or job.name != job_name(self.session_name)):
+        if self._callbacks and (job is None or job.is_over or not serves(job, self.session_name)):
             in_background(asyncio.create_task(self._end_of_job()))
             return
         session = self.known_session()

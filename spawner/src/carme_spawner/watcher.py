@@ -36,6 +36,11 @@ def job_name(session: str) -> str:
     return f"session-{session}"
 
 
+def serves(job: Job, session: str) -> bool:
+    """Whether a job is a session's, as the broker knows it: anybody may give other jobs any name."""
+    return job.kind == "session" and job.name == job_name(session)
+
+
 class JobWatcher:
     """The latest state of every job and session, kept current by the broker's events.
 
@@ -117,7 +122,7 @@ class JobWatcher:
             NotFound: There never was such a job, or it has another session's number now.
         """
         job = await self._job(job_id, user)
-        if job is not None and job.name != job_name(session):
+        if job is not None and not serves(job, session):
             raise NotFound(
                 f"Job {job_id} is not the one of session {session} any more.", "Start the session again."
             )

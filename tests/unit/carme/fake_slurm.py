@@ -26,8 +26,22 @@ lock = (state / "lock").open("a")
 fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def records(file: str, fields: list[str], separator: str) -> str:
-    lines = json.loads((state / file).read_text())
+def allotted(job: dict) -> dict:
+    """What squeue's long form tells of a job: what is given in it, else what follows from the short form."""
+    nodes, cpus, memory = int(job.get("D", 1)), int(job.get("C", 0)), str(job.get("m", "0M"))
+    gres = re.fullmatch(r"(?:gres[:/])?gpu:(?:([^:]+):)?(\d+)", str(job.get("b", "")))
+    size = re.fullmatch(r"(\d+)([MG]?)(c?)", memory)
+    whole = int(size[1]) * (1024 if size[2] == "G" else 1) * (cpus if size[3] else nodes) if size else 0
+    tres = f"cpu={cpus},mem={whole}M,node={nodes},billing={cpus}"
+    if gres:
+        total = int(gres[2]) * nodes
+        tres += f",gres/gpu={total}" + (f",gres/gpu:{gres[1]}={total}" if gres[1] else "")
+    long = {"JobID": job["A"], "RestartCnt": 0, "OverSubscribe": "OK", "NumNodes": nodes, "NumTasks": nodes}
+    return long | {"tres-alloc": tres, "tres-per-node": job.get("b", "N/A")} | job
+
+
+def records(file: str, fields: list[str], separator: str, whole=dict) -> str:
+    lines = [whole(line) for line in json.loads((state / file).read_text())]
     return "".join("".join(str(line.get(f, "")) + separator for f in fields) + "\n" for line in lines)
 
 
@@ -42,6 +56,12 @@ if name == "squeue" and "format" in options:
     separator = first[1:]
     fields = [part[0] for part in options["format"].split("%")[1:]]
     sys.stdout.write(records("jobs.json", fields, separator))
+elif name == "squeue" and "helpFormat" in options:
+    print("JobID  OverSubscribe  tres-alloc")
+elif name == "squeue" and "tres-alloc" in options["Format"]:
+    # As 24.11 answers, with the total and each type of GPUs that the accounting counts.
+    first, *_ = fields = [part.partition(":") for part in options["Format"].split(",")]
+    sys.stdout.write(records("jobs.json", [field for field, _, _ in fields], first[2], allotted))
 elif name == "squeue":
     private = "exit_code" not in options["Format"] and (state / "private").exists()
     for job in jobs:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from carme.errors import NotFound, SlurmError
 from carme.jobs import JobState, Partition
-from carme.slurm import Label, parsing
+from carme.slurm import Label, parsing, tres
 from carme.slurm.refusals import refusal
 
 S = "|5f|"
@@ -24,8 +24,7 @@ def test_queue() -> None:
     output = line(
         *("7", "ada", "carme", "gpu", "RUNNING", "None", "2", "n[1-2]", "gres/gpu:a100:2", "4", "2000M"),
         *(
-            "1-01:30:00",
-            "1795181538",
+            *("1-01:30:00", "1-00:30:00", "1795181538"),
             "1795181539",
             "1795186939",
             *("4294901757", "(null)", "night", "normal", "n1", "7", "N/A"),
@@ -35,8 +34,7 @@ def test_queue() -> None:
     ) + line(
         *("8", "bob", "(null)", "long", "PENDING", "Resources", "1", "", "N/A", "1", "100M"),
         *(
-            "UNLIMITED",
-            "1795181538",
+            *("UNLIMITED", "UNLIMITED", "1795181538"),
             "1795190000",
             "N/A",
             "17",
@@ -53,6 +51,7 @@ def test_queue() -> None:
     assert (mine.id, mine.key, mine.kind, mine.image, mine.name) == (7, KEY, "session", "torch", "a b")
     assert (mine.gpus, mine.gpu_type, mine.memory_mb, mine.minutes_limit) == (4, "a100", 4000, 1530)
     assert mine.started == datetime(2026, 11, 20, 13, 32, 19, tzinfo=UTC)
+    assert mine.planned_end == mine.ends == datetime(2026, 11, 20, 15, 2, 19, tzinfo=UTC)
     assert mine.ended is None  # the end of a running job is a limit, not an end
     assert (other.kind, other.key, other.name, other.minutes_limit) == ("other", None, "evil\n9|5e|x", None)
     assert other.started is None
@@ -73,14 +72,14 @@ def test_queue() -> None:
     ],
 )
 def test_a_job_without_its_first_node(state: str, first: str, nodes: str, gone: str) -> None:
-    head = ("7", "ada", "", "gpu", state, "None", "1", nodes, "N/A", "1", "1M", "1:00:00")
+    head = ("7", "ada", "", "gpu", state, "None", "1", nodes, "N/A", "1", "1M", "1:00:00", "0:30")
     (job,) = parsing.queue(line(*head, "1", "1", "1", "1", "", "", "", first, "7", "N/A", "a", "(null)"), S)
     assert job.failed_node == gone
 
 
 @given(st.text(), st.text())
 def test_no_name_or_comment_makes_a_job_up(name: str, comment: str) -> None:
-    state = ("7", "ada", "", "gpu", "RUNNING", "None", "1", "n1", "N/A", "1", "1M", "1:00:00")
+    state = ("7", "ada", "", "gpu", "RUNNING", "None", "1", "n1", "N/A", "1", "1M", "1:00:00", "0:30")
     head = (*state, "1", "1", "1", "1", "", "", "", "n1", "7", "N/A")
     jobs = parsing.queue(line(*head, name, comment) + line("8", *head[1:], "b", "c"), S)
     assert S in name + comment or [(job.id, job.user) for job in jobs] == [(7, "ada"), (8, "ada")]
@@ -97,7 +96,7 @@ def test_no_name_or_comment_makes_a_job_up(name: str, comment: str) -> None:
     ],
 )
 def test_tasks_of_an_array(number: str, array: str, which: str, expected: tuple[object, ...]) -> None:
-    head = (number, "ada", "", "gpu", "PENDING", "None", "1", "", "N/A", "1", "1M", "1:00:00")
+    head = (number, "ada", "", "gpu", "PENDING", "None", "1", "", "N/A", "1", "1M", "1:00:00", "0:30")
     rest = ("1", "1", "1", "1", "", "", "", "n/a", array, which, "a", "(null)")
     (job,) = parsing.queue(line(*head, *rest), S)
     assert (job.array_id, job.task, job.tasks, job.slurm_name) == expected
@@ -207,16 +206,113 @@ def test_whose_jobs_a_partition_takes() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("gres:gpu:a100:2", (2, "a100")),
-        ("gres/gpu:a100:2", (2, "a100")),
-        ("gres:gpu:3", (3, None)),
-        ("gres/gpu", (1, None)),
-        ("N/A", (0, None)),
-        ("gres/shard:4,gres/gpu:1", (1, None)),
+        ("gres:gpu:a100:2", {"a100": 2}),
+        ("gres/gpu:a100:2", {"a100": 2}),
+        ("gres:gpu:3", {"gpu": 3}),
+        ("gres/gpu", {"gpu": 1}),
+        ("gres/gpu=2", {"gpu": 2}),
+        ("cpu=2,gres/gpu:a100=1", {"a100": 1}),
+        ("gres/gpu:1g.5gb:3,gres/gpu:2g.10gb:1", {"1g.5gb": 3, "2g.10gb": 1}),
+        ("N/A", {}),
+        ("gres/shard:4,gres/gpu:1", {"gpu": 1}),
     ],
 )
-def test_gres(text: str, expected: tuple[int, str | None]) -> None:
-    assert parsing.gres_per_node(text) == expected
+def test_gres(text: str, expected: dict[str, int]) -> None:
+    assert tres.gpus_asked(text) == expected
+
+
+#: Every way to ask, as sbatch took it, and what squeue then said: 24.11 with GPUs in the accounting, and
+#: 22.05 without. Fields: restarts, nodes, tasks, TRES, TRES per job, node, socket, task, OverSubscribe.
+ASKED = {
+    "--gpus=1, running": (
+        "0|1|1|cpu=1,mem=100M,node=1,billing=1,gres/gpu=1,gres/gpu:a100=1|gres/gpu:1|N/A|N/A|N/A|OK",
+        ({"a100": 1}, 1, 100),
+    ),
+    "--gpus=1 on 22.05": (
+        "0|1|1|cpu=1,mem=8000M,node=1,billing=1|gres:gpu:1|N/A|N/A|N/A|OK",
+        ({"gpu": 1}, 1, 8000),
+    ),
+    "--gpus=3": (
+        "0|1|1|cpu=1,mem=100M,node=1,billing=1,gres/gpu=3|gres/gpu:3|N/A|N/A|N/A|OK",
+        ({"gpu": 3}, 1, 100),
+    ),
+    "--gpus=a100:2": (
+        "0|1|1|cpu=1,mem=100M,node=1,billing=1,gres/gpu=2,gres/gpu:a100=2|gres/gpu:a100:2|N/A|N/A|N/A|OK",
+        ({"a100": 2}, 1, 100),
+    ),
+    "--gpus=a100:2 without types in the accounting": (
+        "0|1|1|cpu=1,mem=100M,node=1,billing=1,gres/gpu=2|gres/gpu:a100:2|N/A|N/A|N/A|OK",
+        ({"a100": 2}, 1, 100),
+    ),
+    "--gpus-per-task=1 --ntasks=2": (
+        "0|1|2|cpu=2,mem=100M,node=1,billing=2,gres/gpu=2|N/A|N/A|N/A|gres/gpu=1|OK",
+        ({"gpu": 2}, 2, 100),
+    ),
+    "--gpus-per-task=1 --ntasks=2 on 22.05": (
+        "0|1|2|cpu=2,mem=8000M,node=1,billing=2|N/A|N/A|N/A|gres:gpu:1|OK",
+        ({"gpu": 2}, 2, 8000),
+    ),
+    "--tres-per-task=gres/gpu:1 --ntasks=2": (
+        "0|1|2|cpu=2,mem=100M,node=1,billing=2,gres/gpu=2|N/A|N/A|N/A|gres/gpu:1|OK",
+        ({"gpu": 2}, 2, 100),
+    ),
+    "--gpus-per-socket=1": (
+        "0|1|1|cpu=1,mem=100M,node=1,billing=1,gres/gpu=1|N/A|N/A|gres/gpu:1|N/A|OK",
+        ({"gpu": 1}, 1, 100),
+    ),
+    "--gpus-per-socket=1 on 22.05": (
+        "0|1|1|cpu=1,mem=8000M,node=1,billing=1|N/A|N/A|gres:gpu:1|N/A|OK",
+        ({"gpu": 1}, 1, 8000),
+    ),
+    "--gpus=2 --ntasks-per-gpu=2": (
+        "0|1|4|cpu=4,mem=100M,node=1,billing=4,gres/gpu=2|gres/gpu:2|N/A|N/A|N/A|OK",
+        ({"gpu": 2}, 4, 100),
+    ),
+    "--gpus-per-node=a100:1, two nodes, on 22.05": (
+        "0|2|2|cpu=2,mem=8000M,node=2,billing=2|N/A|gres:gpu:a100:1|N/A|N/A|OK",
+        ({"a100": 2}, 2, 8000),
+    ),
+    "--gres=shard:2": (
+        "0|1|1|cpu=1,mem=100M,node=1,billing=1,gres/shard=2|N/A|gres/shard:2|N/A|N/A|OK",
+        ({}, 1, 100),
+    ),
+    "--gres=gpu:1g.5gb:1": (
+        "0|1|1|cpu=1,mem=100M,node=1,billing=1,gres/gpu=1,gres/gpu:1g.5gb=1|N/A|gres/gpu:1g.5gb:1|N/A|N/A|OK",
+        ({"1g.5gb": 1}, 1, 100),
+    ),
+    "--mem=0": ("0|1|1|cpu=1,mem=8000M,node=1,billing=1|N/A|N/A|N/A|N/A|OK", ({}, 1, 8000)),
+    "--exclusive, running": (
+        "0|1|1|cpu=8,mem=100M,node=1,billing=8,gres/gpu=4,gres/gpu:a100=4|N/A|N/A|N/A|N/A|NO",
+        ({"a100": 4}, 8, 100),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ASKED)
+def test_what_jobs_have_however_they_asked_for_it(way: str) -> None:
+    recorded, (gpus, cpus, memory_mb) = ASKED[way]
+    (has,) = tres.allotted("9|" + recorded + "|\n", "|", "OverSubscribe").values()
+    assert (has.gpus, has.cpus, has.memory_mb) == (gpus, cpus, memory_mb)
+    assert has.whole_nodes == ("exclusive" in way)
+
+
+def test_a_job_has_what_slurm_allotted_it() -> None:
+    head = ("9", "ada", "", "gpu", "RUNNING", "None", "2", "n[1-2]", "N/A", "1", "1M", "1:00:00", "30:00")
+    short = line(*head, "1", "1", "1795181538", "1", "", "", "", "n1", "9", "N/A", "a", "(null)")
+    recorded = "9|3|2|2|cpu=2,mem=200M,node=2,gres/gpu=3,gres/gpu:a100=3|gres/gpu:3|N/A|N/A|N/A|NO|"
+    (job,) = parsing.queue(short, S, tres.allotted(recorded, "|", "Exclusive"))
+    assert not job.whole_nodes  # in newer releases that is another field
+    assert (job.gpus, job.gpu_type, job.cpus, job.memory_mb, job.restarts) == (3, "a100", 2, 200, 3)
+
+
+def test_a_gpu_of_which_a_job_has_a_share_is_not_free() -> None:
+    # As 24.11 shows a node with a job of three GPUs and one of two shards.
+    used = "gpu:a100:3(IDX:0-2),shard:a100:2(0/4,0/4,0/4,2/4)"
+    assert tres.gpus_used(used) == {"a100": 3 + 1}
+    assert tres.gpus_used("gpu:a100:0(IDX:N/A),shard:a100:0(0/4,0/4,0/4,0/4)") == {}
+    assert tres.gpus_used("gpu:0,shard:3(3/4,0/4)") == {"gpu": 1}
+    # As 26.05 shows it: a GPU that is in use as a whole has no shards to give.
+    assert tres.gpus_used("gpu:a100:1(IDX:0),shard:a100:1(-/4,1/4,0/4,0/4)") == {"a100": 2}
 
 
 def test_small_values() -> None:

@@ -92,7 +92,12 @@ def test_only_a_server_that_was_ready_and_answers_is_ready() -> None:
         ("ready", "RUNNING", "starting", True, "ready"),
         ("ready", "RUNNING", "ready", False, "lost"),
         ("ready", "RUNNING", "unreachable", True, "lost"),
-        ("ready", "SUSPENDED", "ready", True, "ready"),
+        ("ready", "SUSPENDED", "ready", True, "suspended"),
+        ("ready", "SUSPENDED", "unreachable", False, "suspended"),  # it cannot answer
+        ("suspended", "RUNNING", "ready", True, "ready"),
+        ("suspended", "RUNNING", "unreachable", True, "lost"),
+        ("suspended", "RUNNING", "starting", True, "starting"),
+        ("suspended", "PENDING", None, True, "lost"),
         ("ready", "PENDING", None, True, "lost"),
         ("ready", "COMPLETING", "ready", True, "stopping"),
         ("ready", "RUNNING", "gone", True, "stopping"),

@@ -13,7 +13,7 @@ import carme.translation
 from carme.cli import main
 from carme.errors import InvalidRequest
 from carme.jobs.endings import ending_sentence
-from carme.jobs.explanations import PENDING_REASONS, waiting_for
+from carme.jobs.explanations import PENDING_REASONS, suspended, waiting_for
 from carme.jobs.states import JobState
 from carme.jobs.status import Job
 from carme.launch.exits import Exit
@@ -128,6 +128,21 @@ def test_why_a_job_waits(detail: str) -> None:
         text = waiting_for(reason, "" if reason == "SomethingNew" else detail)
         said = translated(text, "de")
         assert said != text and (detail in said or reason == "SomethingNew"), text
+
+
+def test_what_is_missing_for_a_job() -> None:
+    for detail in (
+        "2 GPUs must become free on n1, in use by your job 12 and 3 jobs of others until 14:53 at the latest",
+        "1 GPU and 4 processors must become free on n1 and n2, in use by 1 job of others",
+        "3000 MiB of memory must become free on n1",
+        "down or drained: n1, n2",
+    ):
+        said = translated(waiting_for("Resources", detail), "de")
+        assert not {"must", "use", "jobs", "next", "down", "memory"} & set(said.split()), said
+    for by_slurm, left in ((True, 90), (False, None)):
+        for session in (True, False):
+            said = translated(suspended(session, by_slurm, left), "de")
+            assert "angehalten" in said and "minute" not in said, said
 
 
 def ended(kind: str, **values: object) -> Job:

@@ -1,7 +1,6 @@
 """Who has which node when, from what Slurm says. Pure functions."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 
 from carme.bookings.slots import Claim
 from carme.jobs import Job, Reservation
@@ -21,7 +20,7 @@ def of_jobs(jobs: Iterable[Job], reservations: Iterable[Reservation] = ()) -> li
     for job in jobs:
         if not job.is_running or job.started is None:
             continue
-        end = job.started + timedelta(minutes=job.minutes_limit) if job.minutes_limit is not None else None
+        end = job.ends
         until = ends.get(job.reservation)
         if until is not None:
             end = min(end, until) if end is not None else until

@@ -1,6 +1,7 @@
 """Gives running jobs more time, one at a time."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from carme.config import Settings
@@ -12,11 +13,16 @@ from carme.slurm import Slurm
 
 
 class Extensions:
-    """Extends jobs as the site's policy, Slurm's limits and the schedule allow."""
+    """Extends jobs as the site's policy, Slurm's limits and the schedule allow.
 
-    def __init__(self, settings: Settings, slurm: Slurm) -> None:
+    Args:
+        known: A job of Slurm's as what it is on record: policies for sessions must not end with a comment.
+    """
+
+    def __init__(self, settings: Settings, slurm: Slurm, known: Callable[[Job], Job]) -> None:
         self._settings = settings
         self._slurm = slurm
+        self._known = known
         # Two that were decided on the same picture could together take what only one of them may have.
         self._turn = asyncio.Lock()
 
@@ -32,7 +38,7 @@ class Extensions:
             SlurmError: Slurm refused, or is away.
         """
         async with self._turn:
-            jobs = await self._slurm.queue()
+            jobs = list(map(self._known, await self._slurm.queue()))
             reservations = await self._slurm.reservations()
             limits = await self._slurm.limits([job.user])
             present = next((one for one in jobs if one.id == job.id), job)
@@ -54,5 +60,7 @@ class Extensions:
                     "Start it again with the time that it needs.",
                     field="job_id",
                 ) from None
-        assert present.started is not None  # else it could not be extended
-        return Extension(ends=present.started + timedelta(minutes=limit), minutes_limit=limit)
+        assert present.ends is not None and present.minutes_limit is not None  # else it could not be extended
+        return Extension(
+            ends=present.ends + timedelta(minutes=limit - present.minutes_limit), minutes_limit=limit
+        )

@@ -184,7 +184,8 @@ class Policy:
         """Warn and stop by what fires now."""
         every = timedelta(minutes=self._policy.every_minutes)
         before = _KEPT.dump_json(self._warned)
-        jobs = {job.id: job for job in self._watch.jobs() if job.is_running}
+        # What is suspended cannot use its GPUs.
+        jobs = {job.id: job for job in self._watch.jobs() if job.is_running and not job.is_suspended}
         for job_id, known in list(self._warned.items()):
             if known.ended is not None and now - known.ended < STOPS_TOLD:
                 continue

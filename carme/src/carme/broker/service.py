@@ -24,6 +24,7 @@ from carme.broker.overview import Overview, SessionFigures
 from carme.broker.policy import Policy, itself
 from carme.broker.projects import Projects
 from carme.broker.protocol import EventBatch, JobFacts, LogPart, Recipe, Script
+from carme.broker.records import Record
 from carme.broker.reports import Reports
 from carme.broker.sessions import SessionBook
 from carme.broker.shares import Shares
@@ -103,7 +104,7 @@ class Broker:
         self._feed = Feed()
         self._book = SessionBook(Store(settings.broker.state_directory), self._feed)
         self._watch = Watch(slurm, settings.slurm.poll_seconds, self._feed, self._book)
-        self._extensions = Extensions(settings, slurm)
+        self._extensions = Extensions(settings, slurm, self._book.records.known)
         self._bookings = Bookings(settings, slurm)
         self._projects = Projects(slurm)
         self._reports = Reports(settings, slurm, self._watch, self._feed)
@@ -335,7 +336,7 @@ class Broker:
         what["stage"] = [f"{stage.target}:{stage.source}" for stage in request.stage]
         owner = await owner_of_job(peer, request.user, self._settings)
         for job in self._watch.jobs():
-            if (job.user, job.name, job.is_active) == (owner.name, request.name, True):
+            if job.key and (job.user, job.name, job.is_active) == (owner.name, request.name, True):
                 return job.id
         try:
             asked = JobRequest(
@@ -353,7 +354,7 @@ class Broker:
             if order is None:
                 return None
             async with self._programs.take(owner.uid):
-                job_id = await self._slurm.submit(order, owner)
+                job_id = await self._start(order, owner)
         except CarmeError as error:
             self._audit.record(peer, "bring", owner.name, error.code, message=error.message, **what)
             raise
@@ -386,12 +387,27 @@ class Broker:
 
     async def _submit_order(self, order: Order, owner: UnixAccount) -> int:
         try:
-            return await self._slurm.submit(order, owner)
+            return await self._start(order, owner)
         except SlurmError as error:
             if not order.prefer or error.code == "slurm-away":
                 raise
             # The copies may be gone since the last look, and Slurm knows no such nodes any more.
-            return await self._slurm.submit(replace(order, prefer=""), owner)
+            return await self._start(replace(order, prefer=""), owner)
+
+    async def _start(self, order: Order, owner: UnixAccount) -> int:
+        """Submit a job. It is on record before Slurm has it: the broker may end before the answer comes."""
+        request, records = order.request, self._book.records
+        known = {"key": order.key, "user": owner.name, "name": request.name, "image": request.image}
+        records.begin(Record(**known, kind=request.kind, submitted=datetime.now(UTC)))
+        await self._book.save()
+        try:
+            job_id = await self._slurm.submit(order, owner)
+        except CarmeError as error:
+            if error.code != "slurm-away":
+                records.refused(order.key)
+            raise
+        records.took(order.key, job_id)
+        return job_id
 
     async def _with_data(self, order: Order, owner: UnixAccount) -> Order:
         """The order, which begins when a job of its own, submitted here, has brought the data."""
@@ -402,7 +418,7 @@ class Broker:
         if first is None:
             return order
         async with self._programs.take(owner.uid):
-            job_id = await self._slurm.submit(first, owner)
+            job_id = await self._start(first, owner)
         self._led[job_id] = features(order, owner)
         await self._watch.add(self._submitted(first, owner, job_id))
         return replace(order, after=job_id)
@@ -529,6 +545,7 @@ class Broker:
             try:
                 async with self._accounting.take(peer.account.uid):
                     job = await self._slurm.accounted(job_id, task)
+                job = job and self._book.records.known(job)
             except SlurmError as error:
                 if error.code != "no-accounting":
                     raise
@@ -553,9 +570,10 @@ class Broker:
         account = await acting_for(peer, request.user, self._settings)
         since = request.since or datetime.now(UTC) - HISTORY
         async with self._accounting.take(peer.account.uid):
-            return await self._slurm.history(
+            found = await self._slurm.history(
                 account.name if account else None, since, request.limit, request.until
             )
+        return list(map(self._book.records.known, found))
 
     async def _log(self, peer: Peer, request: protocol.GetLog | protocol.GetResult) -> LogPart:
         job = await self._job(peer, request.job_id, request.user, request.task)

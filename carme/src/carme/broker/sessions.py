@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from carme.broker.estimates import Estimates
 from carme.broker.feed import Feed
+from carme.broker.records import Records
 from carme.broker.store import Changes, Store
 from carme.errors import InvalidRequest, NotFound
 from carme.jobs import Cluster, Job
@@ -55,6 +56,7 @@ class SessionBook:
         self._forgotten: set[int] = set()
         self._wordless: set[int] = set()
         self.estimates = Estimates([])
+        self.records = Records()
 
     async def open(self) -> list[Job]:
         """Read what was known when the broker ended; the jobs that were not over then.
@@ -62,11 +64,13 @@ class SessionBook:
         Raises:
             CarmeError: The store cannot be opened.
         """
-        sessions, estimates = await self._store.open()
-        self.estimates = Estimates(estimates)
-        for facts in sessions:
+        stored = await self._store.open()
+        self.estimates = Estimates(stored.estimates)
+        self.records.load(stored.since, stored.records)
+        for facts in stored.sessions:
             self._entries[facts.job.id] = _Entry(facts, session_of(facts), self._feed.number())
-        return [facts.job for facts in sessions if facts.ended is None]
+            self.records.adopt(facts.job)
+        return [facts.job for facts in stored.sessions if facts.ended is None]
 
     async def close(self) -> None:
         """Keep everything and close the store."""
@@ -236,16 +240,18 @@ class SessionBook:
         """Keep what has changed. Returns when it would survive the broker's end."""
         sessions = [self._entries[job_id].facts for job_id in self._unsaved if job_id in self._entries]
         forgotten = [job_id for job_id in self._forgotten if job_id not in self._entries]
-        changes = Changes(sessions, forgotten, *self.estimates.take())
+        changes = Changes(sessions, forgotten, *self.estimates.take(), *self.records.take())
         self._unsaved.clear()
         self._forgotten.clear()
         if not await self._store.write(changes):
             self._unsaved |= {facts.job.id for facts in sessions}
             self._forgotten |= set(forgotten)
             self.estimates.take_back(changes.estimates, changes.dropped)
+            self.records.take_back(changes.records, changes.unrecorded)
 
     def expire(self) -> None:
-        """Forget sessions that ended long ago, and the oldest of users who have very many."""
+        """Forget sessions and jobs that ended long ago, and the oldest sessions of users with very many."""
+        self.records.expire(self._clock())
         old = self._clock() - KEPT
         ended: Counter[str] = Counter()
         for job_id, entry in sorted(self._entries.items(), reverse=True):
@@ -290,8 +296,15 @@ class SessionBook:
 
 
 def same(old: Job, new: Job) -> bool:
-    """Whether two pictures show the same job: Slurm may give a number again."""
-    return (old.user, old.name, old.key) == (new.user, new.name, new.key)
+    """Whether two pictures of one number show the same job: Slurm may give a number again.
+
+    Names say nothing, their owners change them; and keys are those on record (`Records`).
+    """
+    if old.user != new.user or old.key != new.key:
+        return False
+    if old.key is not None or old.submitted is None or new.submitted is None:
+        return True
+    return new.submitted == old.submitted or (new.submitted > old.submitted and new.restarts > old.restarts)
 
 
 @lru_cache(maxsize=4096)

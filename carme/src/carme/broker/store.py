@@ -6,13 +6,14 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from carme.broker.estimates import Estimate
+from carme.broker.records import Record
 from carme.errors import CarmeError
 from carme.sessions.facts import Facts
 from carme.sessions.outlook import Range
@@ -20,6 +21,7 @@ from carme.sessions.outlook import Range
 _log = logging.getLogger("carme.broker")
 
 _T = TypeVar("_T")
+_Model = TypeVar("_Model", bound=BaseModel)
 
 _VERSION = 1
 _TABLES = """
@@ -27,17 +29,35 @@ CREATE TABLE IF NOT EXISTS sessions (job_id INTEGER PRIMARY KEY, facts TEXT NOT 
 CREATE TABLE IF NOT EXISTS estimates (
     job_id INTEGER PRIMARY KEY, earliest TEXT NOT NULL, latest TEXT NOT NULL, kept INTEGER, judged INTEGER
 );
+CREATE TABLE IF NOT EXISTS jobs (key TEXT PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS recorded (since TEXT NOT NULL);
 """
+
+
+class Stored(NamedTuple):
+    """What was known when the broker ended.
+
+    Attributes:
+        estimates: In the order in which they were judged.
+        since: Since when every job that the broker submits is recorded.
+    """
+
+    sessions: list[Facts]
+    estimates: list[Estimate]
+    records: list[Record]
+    since: datetime
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is to be written; by job id what is to be known no more."""
+    """What is to be written; by job id, and by key of records, what is to be known no more."""
 
     sessions: Sequence[Facts] = ()
     forgotten: Collection[int] = ()
     estimates: Sequence[Estimate] = ()
     dropped: Collection[int] = ()
+    records: Sequence[Record] = ()
+    unrecorded: Collection[str] = ()
 
 
 class Store:
@@ -55,8 +75,8 @@ class Store:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._open_file: sqlite3.Connection | None = None
 
-    async def open(self) -> tuple[list[Facts], list[Estimate]]:
-        """Open the file; the sessions in it, and the estimates in the order in which they were judged.
+    async def open(self) -> Stored:
+        """Open the file; what is in it.
 
         Raises:
             CarmeError: It cannot be opened, or a newer version of Carme wrote it.
@@ -84,7 +104,7 @@ class Store:
     async def _run(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _open(self) -> tuple[list[Facts], list[Estimate]]:
+    def _open(self) -> Stored:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._open_file = file = sqlite3.connect(self._file)
@@ -103,20 +123,30 @@ class Store:
             estimates = file.execute(
                 "SELECT job_id, earliest, latest, kept, judged FROM estimates ORDER BY judged"
             ).fetchall()
+            records = file.execute("SELECT key, record FROM jobs").fetchall()
+            now = datetime.now(UTC).isoformat()
+            file.execute("INSERT INTO recorded SELECT ? WHERE NOT EXISTS (SELECT 1 FROM recorded)", (now,))
+            file.commit()
+            (since,) = file.execute("SELECT since FROM recorded").fetchone()
         except (sqlite3.Error, OSError) as error:
             raise CarmeError(
                 f"{self._file} cannot be opened: {error}.",
                 "See that its folder can be written and the disk is not full; move a damaged file away.",
                 code="state",
             ) from None
-        return list(self._read(sessions)), list(map(_estimate, estimates))
+        return Stored(
+            list(self._read(Facts, sessions)),
+            list(map(_estimate, estimates)),
+            list(self._read(Record, records)),
+            datetime.fromisoformat(since),
+        )
 
-    def _read(self, rows: list[tuple[int, str]]) -> Iterable[Facts]:
-        for job_id, text in rows:
+    def _read(self, model: type[_Model], rows: list[tuple[int | str, str]]) -> Iterable[_Model]:
+        for job, text in rows:
             try:
-                yield Facts.model_validate_json(text)
+                yield model.model_validate_json(text)
             except ValidationError as error:
-                _log.error("What %s says about job %s is left out: %s", self._file, job_id, error)
+                _log.error("What %s says about job %s is left out: %s", self._file, job, error)
 
     def _write(self, changes: Changes) -> None:
         assert self._open_file is not None
@@ -130,6 +160,11 @@ class Store:
             file.executemany("DELETE FROM sessions WHERE job_id = ?", [(one,) for one in changes.forgotten])
             file.executemany("INSERT OR REPLACE INTO estimates VALUES (?, ?, ?, ?, ?)", estimates)
             file.executemany("DELETE FROM estimates WHERE job_id = ?", [(one,) for one in changes.dropped])
+            file.executemany(
+                "INSERT OR REPLACE INTO jobs VALUES (?, ?)",
+                [(record.key, record.model_dump_json()) for record in changes.records],
+            )
+            file.executemany("DELETE FROM jobs WHERE key = ?", [(key,) for key in changes.unrecorded])
 
     def _close(self) -> None:
         if self._open_file is not None:

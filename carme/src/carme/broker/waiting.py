@@ -2,17 +2,22 @@
 
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation
+from carme.jobs.explanations import BY_SLURM
 from carme.jobs.limits import Limits, limit_detail
+from carme.jobs.shortage import running_on, shortage
 from carme.slurm import Slurm
 
 AGAIN_SECONDS = 30.0
 USERS_AT_ONCE = 200
+SHORT_AT_ONCE = 100  # waiting jobs, those with the highest priority first, of which is told what is missing
 NODES_SHOWN = 4
 
 _LIMITS = ("Assoc", "QOS")
+_SHORT = ("Resources", "Priority")
 _NODES = ("ReqNodeNotAvail", "Nodes required for job", "Nodes_required_for_job", "NodeDown")
 
 
@@ -34,7 +39,8 @@ class Waiting:
         self._asked = {"limits": -AGAIN_SECONDS, "reservations": -AGAIN_SECONDS}
 
     async def complete(self, jobs: Iterable[Job], cluster: Cluster | None) -> dict[int, Job]:
-        """Those of the jobs, by id, about whose waiting more is known than Slurm's queue says."""
+        """Those of the jobs, by id, about whose waiting or suspension more is known than the queue says."""
+        jobs = list(jobs)
         waiting = [job for job in jobs if job.key and job.is_pending]
         limited = {job.user for job in waiting if job.reason.startswith(_LIMITS)}
         booked = {job.reservation for job in waiting if job.reason == "Reservation" and job.reservation}
@@ -48,8 +54,13 @@ class Waiting:
         except CarmeError:
             pass  # the sentence without the detail is still true
         found = {}
+        suspending = {one.name for one in cluster.partitions if one.suspends} if cluster else set()
+        for job in jobs:
+            if job.is_suspended and job.partition in suspending:
+                found[job.id] = job.model_copy(update={"detail": BY_SLURM})
+        short = _shortages(waiting, jobs, cluster) if cluster else {}
         for job in waiting:
-            if detail := self._detail(job, cluster):
+            if detail := short.get(job.id) or self._detail(job, cluster):
                 found[job.id] = job.model_copy(update={"detail": detail})
         return found
 
@@ -85,3 +96,13 @@ class Waiting:
             more = f" and {len(gone) - NODES_SHOWN} more" if len(gone) > NODES_SHOWN else ""
             return ", ".join(gone[:NODES_SHOWN]) + more
         return ""
+
+
+def _shortages(waiting: Iterable[Job], jobs: Iterable[Job], cluster: Cluster) -> dict[int, str]:
+    """What is missing for jobs that wait for nodes, by job."""
+    short = [job for job in waiting if job.reason in _SHORT]
+    if not short:
+        return {}
+    short.sort(key=lambda job: (-(job.priority or 0), job.id))
+    running, now = running_on(jobs), datetime.now(UTC)
+    return {job.id: shortage(job, cluster, running, now) for job in short[:SHORT_AT_ONCE]}

@@ -12,6 +12,7 @@ from carme.broker.aftermath import Aftermaths
 from carme.broker.feed import Feed
 from carme.broker.overview import JobFigures, Overview
 from carme.broker.preemptions import Preemptions
+from carme.broker.records import CLOCKS
 from carme.broker.sessions import SessionBook, same
 from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
@@ -241,7 +242,7 @@ class Watch:
         """The queue as it is; the pulse comes first, so that what it has seen is in the queue for certain."""
         pulse = await self._slurm.pulse()
         if pulse != self._pulse or time.monotonic() >= self._queue_due:
-            self._found = await self._slurm.queue()
+            self._found = self._book.records.queue(await self._slurm.queue(), datetime.now(UTC))
             self._pulse = pulse
             self._queue_due = time.monotonic() + QUEUE_EVERY
         return self._found
@@ -336,6 +337,8 @@ class Watch:
                 jobs[job.id] = job.model_copy(
                     update={"exit_code": old.job.exit_code, "signal": old.job.signal}
                 )
+        if self._cluster is not None:
+            jobs = {job_id: job.on(self._cluster) for job_id, job in jobs.items()}
         jobs |= await self._aftermaths.complete(jobs.values())
         jobs |= await self._preemptions.complete(jobs.values())
         jobs |= await self._waiting.complete(jobs.values(), self._cluster)
@@ -393,11 +396,12 @@ class Watch:
             if patient and error.code != "no-accounting":
                 return job
             known = None
-        if known is not None and (known.user, known.name) != (job.user, job.name):
+        if known is not None and not _tells_of(known, job):
             known = None  # of another job that once had this number
         if known is not None and known.is_over and not _closed(known):
             # The accounting gets a job's comment, which says what it is, only with its regular end.
-            return known.model_copy(update={"kind": job.kind, "key": job.key, "image": job.image})
+            what = {"name": job.name, "kind": job.kind, "key": job.key, "image": job.image}
+            return known.model_copy(update=what)
         if known is not None and not known.is_over:
             self._unclosed.add(job.id)
         closed = await self._close_lost()
@@ -422,6 +426,8 @@ class Watch:
 
     async def _submit_again(self, job: Job) -> Job:
         """The job as it waits again. Raises CarmeError when it does not."""
+        self._book.records.again(job.key or "")
+        await self._book.save()
         owner = await asyncio.to_thread(UnixAccount.named, job.user)
         try:
             number = await self._slurm.submit_again(job, owner, self._book.submissions(job) + 1)
@@ -435,10 +441,21 @@ class Watch:
         again = job.model_copy(
             update={"id": number, "submitted": now, "reason": "", "planned_start": None, "planned_nodes": ""}
         )
+        self._book.records.took(job.key or "", number)
         self._book.moved(job, again)
         await self._book.save()
         self.hurry()
         return again
+
+
+def _tells_of(known: Job, job: Job) -> bool:
+    """Whether a record in the accounting is of this job; its owner may have renamed it since."""
+    if known.user != job.user:
+        return False
+    if known.submitted is None or job.submitted is None or known.submitted == job.submitted:
+        return True
+    # It was put back into the queue, or the time is the broker's own: Slurm had not shown the job yet.
+    return known.name == job.name and known.submitted > job.submitted - CLOCKS
 
 
 def _closed(job: Job) -> bool:

@@ -14,6 +14,7 @@ class Partition(_Seen):
     """A queue of the cluster; `max_minutes` is None without a limit.
 
     `groups`, `accounts`: whose jobs it takes, of Unix groups and of accounts; empty: everybody's.
+    `suspends`: Slurm itself suspends jobs in it in favour of others.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Partition(_Seen):
     groups: list[str] = []
     accounts: list[str] = []
     refused_accounts: list[str] = []
+    suspends: bool = False
 
     def takes(self, groups: Collection[str], accounts: Collection[str]) -> bool:
         """Whether it takes jobs of who is in these groups, and may have them paid by one of these accounts.
@@ -59,6 +61,12 @@ class Cluster(_Seen):
     taken: datetime
     partitions: list[Partition] = []
     nodes: list[Node] = []
+
+    def members(self, partitions: str) -> list[Node]:
+        """The nodes of these partitions, whose names are joined by commas."""
+        asked = set(partitions.split(","))
+        names = {name for one in self.partitions if one.name in asked for name in one.node_names}
+        return [node for node in self.nodes if node.name in names]
 
 
 class Licence(_Seen):

@@ -2,6 +2,8 @@
 
 import re
 
+from carme.jobs.times import minutes_text
+
 _WHEN_OTHERS_END = "it starts when other jobs under that limit end, so end one that you no longer need"
 _WITH_NODES = "it starts when they are back, or choose another partition or other GPUs"
 _NEVER = "it will never start, so cancel it and"
@@ -119,6 +121,9 @@ _RESOURCES = {
     "BB": "burst buffer space",
 }
 
+#: The detail of a suspended job in a partition in which Slurm itself suspends jobs.
+BY_SLURM = "slurm"
+
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^,;\s\[]+(?:\[[^]]*\])?)")
 
 
@@ -134,11 +139,30 @@ def waiting_for(reason: str, detail: str = "") -> str:
     sentence = PENDING_REASONS.get(reason) or PENDING_REASONS.get(word) or _limit(word)
     if not sentence:
         return f"The job waits; Slurm says {reason!r}, ask an administrator what that means."
+    if word == "Resources" and detail:
+        return f"The job is next in line and waits ({detail}); wait, or ask for less to start sooner."
     if match := _UNAVAILABLE.search(reason):
         detail = match[1]
     # What is known belongs to the cause, which ends where the next step begins.
     cause, mark, step = sentence.partition("; ")
     return f"{cause.rstrip('.')} ({detail}){mark or '.'}{step}" if detail else sentence
+
+
+def suspended(session: bool, by_slurm: bool, seconds_left: int | None) -> str:
+    """One sentence on a job that is suspended: by whom, and that its time stands still.
+
+    Args:
+        session: It is a session's.
+        by_slurm: Slurm may have done it, in favour of others.
+        seconds_left: What is left of its time.
+    """
+    what = "session" if session else "job"
+    who = f"Slurm suspended the {what} in favour of others, or an administrator did"
+    if not by_slurm:
+        who = f"An administrator suspended the {what}"
+    left = max(1, seconds_left // 60) if seconds_left is not None else None
+    then = f" with {minutes_text(left)} left" if left is not None else ""
+    return f"{who}: it keeps its memory and GPUs, and its time stands still; it goes on by itself{then}."
 
 
 def _limit(word: str) -> str:

@@ -10,7 +10,7 @@ from carme.jobs.cluster import Cluster, Node, Reservation
 from carme.jobs.limits import Limits, longest_minutes
 from carme.jobs.nodes import expand
 from carme.jobs.status import Job
-from carme.jobs.times import minutes_text
+from carme.jobs.times import minutes_text, moment_text
 from carme.wording import number
 
 __all__ = ["extended_limit"]
@@ -65,16 +65,22 @@ def extended_limit(
         raise _refused(f"The {what} is over or about to end.", "Start it again with the time that it needs.")
     if job.minutes_limit is None:
         raise _refused(f"The {what} has no time limit.", "It needs no more time.")
+    ends = job.ends
+    if ends is None:
+        raise _refused(
+            f"The {what} is suspended, so its time stands still.", "Extend it when it has been resumed."
+        )
     if not policy.extend:
         raise _refused(
             f"In partition {job.partition} nobody may extend their {what}s.",
             f"Start the {what} with the time that it needs, or ask an administrator.",
         )
-    ends = job.started + timedelta(minutes=job.minutes_limit)
+    # Later than it started, if it was suspended in between.
+    begun = ends - timedelta(minutes=job.minutes_limit)
     wanted = ends + timedelta(minutes=minutes)
     bound = min(
         [
-            *_lengths(job, job.started, policy, cluster, limits),
+            *_lengths(job, begun, policy, cluster, limits),
             *_bookings(job, reservations),
             *_clashes(job, ends, wanted, cluster, list(jobs), reservations),
         ],
@@ -86,10 +92,10 @@ def extended_limit(
     most = (bound[0] - ends) // timedelta(minutes=1)
     if most < 1:
         raise _refused(
-            f"The {what} cannot be extended beyond {_moment(ends, now)}, because {bound[1]}.",
+            f"The {what} cannot be extended beyond {moment_text(ends, now)}, because {bound[1]}.",
             "Save your work before then.",
         )
-    until = _moment(ends + timedelta(minutes=most), now)
+    until = moment_text(ends + timedelta(minutes=most), now)
     raise _refused(
         f"The {what} can be extended by at most {minutes_text(most)}, until {until}, because {bound[1]}.",
         f"Ask for at most {number(most, 'minute')}.",
@@ -98,13 +104,6 @@ def extended_limit(
 
 def _refused(message: str, remedy: str) -> InvalidRequest:
     return InvalidRequest(message, remedy, field="minutes")
-
-
-def _moment(when: datetime, now: datetime) -> str:
-    """A time of day in the zone of this host, with the date if it is another day's."""
-    local = when.astimezone()
-    day = "" if local.date() == now.astimezone().date() else "%Y-%m-%d "
-    return local.strftime(f"{day}%H:%M %Z")
 
 
 def _lengths(
@@ -171,8 +170,7 @@ def _claims(
         each = _each(other)
         limit = timedelta(minutes=other.minutes_limit) if other.minutes_limit is not None else None
         if other.is_running and other.started:
-            end = other.started + limit if limit is not None else None
-            yield _Claim(other.started, end, frozenset(expand(other.node_list)), *each, "")
+            yield _Claim(other.started, other.ends, frozenset(expand(other.node_list)), *each, "")
         elif other.is_pending and other.planned_start and other.planned_nodes:
             start, nodes = other.planned_start, frozenset(expand(other.planned_nodes))
             why = "another job waits and is planned to start there then"

@@ -85,9 +85,11 @@ def forecast(
         if start is None:
             continue  # Slurm has no plan for it
         start = max(start, now) if waits else start
-        length = timedelta(minutes=job.minutes_limit) if job.minutes_limit is not None else None
+        end = job.ends
+        if waits and job.minutes_limit is not None:
+            end = start + timedelta(minutes=job.minutes_limit)
         # What is still there after its limit goes on for now.
-        first, last = span(start, start + length if length is not None else None)
+        first, last = span(start, end)
         last = max(last, 1) if not waits else last
         names = expand(job.planned_nodes if waits else job.node_list)
         for place, name in enumerate(names):

@@ -1,13 +1,15 @@
 """What Slurm knows about a job."""
 
-from datetime import datetime
-from typing import Literal
+from datetime import datetime, timedelta
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
 from carme.jobs.arrays import includes, task_name
+from carme.jobs.cluster import Cluster
 from carme.jobs.endings import ending_of
-from carme.jobs.explanations import waiting_for
+from carme.jobs.explanations import BY_SLURM, suspended, waiting_for
+from carme.jobs.nodes import expand
 from carme.jobs.states import JobState, Phase
 
 
@@ -17,9 +19,13 @@ class Job(BaseModel):
     `reason` is Slurm's word for why it waits, `explanation` the same, or how it ended, in plain words.
 
     Attributes:
-        detail: What is known about the reason for which it waits: the limit and its use, the booking's begin.
+        detail: What is known about the reason for which it waits: the limit and its use, the booking's begin;
+            of a suspended job `BY_SLURM` where Slurm itself suspends jobs.
         priority: Slurm's number; jobs with a higher one are looked at first, 0 is on hold.
         planned_start, planned_nodes: Where and when Slurm's scheduler means to start it while it waits.
+        planned_end: When Slurm ends it as things stand, while it runs and has a limit.
+        seconds_left: What is left of its time while it is suspended: that stands still.
+        whole_nodes: It gets all of its nodes, however little it asks for.
         reservation, qos: The reservation and the quality of service that it belongs to.
         cancelled_by: Who cancelled it; None when it was not, or that is not known (yet).
         peak_memory_mb: The most memory (MiB) that it had on one node, known for jobs that ran out of it.
@@ -27,6 +33,7 @@ class Job(BaseModel):
         array_id: The array that it is a task of: Slurm's number of all of them together.
         task: Which task of it; None for what stands for several that wait.
         tasks: Those several, like `5-9%2`.
+        restarts: How often Slurm has put it back into the queue.
         preempted_by: What took its place when Slurm preempted it, in words; empty when that is not known, or
             not its owner's to know.
     """
@@ -47,16 +54,20 @@ class Job(BaseModel):
     priority: int | None = None
     planned_start: datetime | None = None
     planned_nodes: str = ""
+    planned_end: datetime | None = None
+    seconds_left: int | None = None
     reservation: str = ""
     qos: str = ""
     nodes: int = 0
     node_list: str = ""
     gpus: int = 0
     gpu_type: str | None = None
+    whole_nodes: bool = False
     cpus: int = 0
     memory_mb: int = 0
     minutes_limit: int | None = None
     submitted: datetime | None = None
+    restarts: int = 0
     started: datetime | None = None
     ended: datetime | None = None
     exit_code: int | None = None
@@ -72,15 +83,52 @@ class Job(BaseModel):
     @computed_field
     @property
     def explanation(self) -> str:
-        """One sentence for a job that waits or has ended; empty while it runs."""
+        """One sentence for a job that waits, is suspended or has ended; empty while it runs."""
         if self.is_over:
             return ending_of(self, None, was_ready=True)[1]
         if self.state is JobState.CONFIGURING:
             return waiting_for("Prolog")
+        if self.is_suspended:
+            return suspended(self.kind == "session", self.detail == BY_SLURM, self.seconds_left)
         # Ours depend on nothing but the job that brings their data.
         staging = self.reason == "Dependency" and self.kind != "other"
         reason = "BurstBufferStageIn" if staging else self.reason
         return waiting_for(reason, self.detail) if self.is_pending else ""
+
+    def on(self, cluster: Cluster) -> Self:
+        """The same with all that its nodes have, where it gets them whole but Slurm does not count that.
+
+        While such a job waits Slurm counts what it asks for alone; then its planned nodes count, or the least
+        that nodes of its partition have.
+        """
+        if not self.whole_nodes or self.is_over:
+            return self
+        names = expand(self.planned_nodes if self.is_pending else self.node_list)
+        nodes = [node for node in cluster.nodes if node.name in names]
+        times = 1
+        if not nodes:
+            members = cluster.members(self.partition)
+            nodes, times = (
+                sorted(members, key=lambda node: (sum(node.gpus.values()), node.cpus))[:1],
+                self.nodes,
+            )
+        gpus = max(self.gpus, times * sum(sum(node.gpus.values()) for node in nodes))
+        kinds = {kind for node in nodes for kind in node.gpus}
+        kind = kinds.pop() if len(kinds) == 1 and kinds != {"gpu"} else None
+        cpus = max(self.cpus, times * sum(node.cpus for node in nodes))
+        return self.model_copy(update={"gpus": gpus, "gpu_type": self.gpu_type or kind, "cpus": cpus})
+
+    @property
+    def ends(self) -> datetime | None:
+        """When Slurm ends it as things stand: its own word, else by its limit.
+
+        None for a job that holds no nodes, has no limit, or is suspended: its time stands still.
+        """
+        if self.is_pending or self.is_over or self.is_suspended or self.minutes_limit is None:
+            return None
+        if self.planned_end is not None or self.started is None:
+            return self.planned_end
+        return self.started + timedelta(minutes=self.minutes_limit)
 
     @property
     def slurm_name(self) -> str:
@@ -104,6 +152,11 @@ class Job(BaseModel):
     def is_running(self) -> bool:
         """Its processes run."""
         return self.state.phase is Phase.RUNNING
+
+    @property
+    def is_suspended(self) -> bool:
+        """Its processes are stopped until somebody has them go on; it keeps its memory and its GPUs."""
+        return self.state is JobState.SUSPENDED
 
     @property
     def is_over(self) -> bool:

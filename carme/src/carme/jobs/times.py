@@ -1,6 +1,7 @@
 """Lengths of time as people write them."""
 
 import re
+from datetime import datetime
 
 from carme.errors import InvalidRequest
 from carme.wording import number
@@ -39,3 +40,10 @@ def minutes_text(minutes: int) -> str:
     hours, mins = divmod(rest, 60)
     parts = [(days, "day"), (hours, "hour"), (mins, "minute")]
     return " ".join(number(count, unit) for count, unit in parts if count) or "0 minutes"
+
+
+def moment_text(when: datetime, now: datetime) -> str:
+    """A time of day in the zone of this host, with the date if it is another day's."""
+    local = when.astimezone()
+    day = "" if local.date() == now.astimezone().date() else "%Y-%m-%d "
+    return local.strftime(f"{day}%H:%M %Z")

@@ -164,8 +164,10 @@ def state_of(
     if job.phase is Phase.ENDING and job is not JobState.UNKNOWN:
         return SessionState.STOPPING
     # A server that is ready while its job waits was heard of before the next look at Slurm.
+    if job is JobState.SUSPENDED:
+        return SessionState.SUSPENDED
     if _waits(job) and server is not ServerStatus.READY:
-        was_up = previous in (SessionState.READY, SessionState.LOST)
+        was_up = previous in (SessionState.READY, SessionState.SUSPENDED, SessionState.LOST)
         return SessionState.LOST if was_up else SessionState.QUEUED
     if not reachable or server is ServerStatus.UNREACHABLE:
         return SessionState.STARTING if previous in before else SessionState.LOST
@@ -210,14 +212,13 @@ def session_of(facts: Facts, silent: Collection[str] = (), outlook: Outlook | No
         if facts.lost_jobs:
             sentence = f"{sentence} {_RESUBMITTED}".strip()
             outlook = outlook.model_copy(update={"reason": sentence}) if outlook else None
+    elif state is SessionState.SUSPENDED:
+        sentence = job.explanation
     elif state is SessionState.LOST:
         sentence = _loss(facts, reachable)
     elif state is SessionState.READY:
         sentence = _missing(facts, silent)
     running = state in (SessionState.STARTING, SessionState.READY, SessionState.STOPPING, SessionState.LOST)
-    ends = None
-    if running and job.started and job.minutes_limit:
-        ends = job.started + timedelta(minutes=job.minutes_limit)
     return Session(
         name=session_name(job) or job.name,
         owner=job.user,
@@ -231,7 +232,7 @@ def session_of(facts: Facts, silent: Collection[str] = (), outlook: Outlook | No
         node_list=job.node_list,
         partition=job.partition,
         marks=timeline(facts),
-        ends=ends,
+        ends=job.ends if running else None,
         idle_since=facts.idle_since if running else None,
         stops_idle=facts.stops_idle if running else None,
     )

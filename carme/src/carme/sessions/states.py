@@ -12,6 +12,7 @@ class SessionState(StrEnum):
     QUEUED = "queued"
     STARTING = "starting"
     READY = "ready"
+    SUSPENDED = "suspended"
     STOPPING = "stopping"
     ENDED = "ended"
     LOST = "lost"
@@ -23,6 +24,7 @@ STATES: dict[SessionState, str] = {
     SessionState.QUEUED: "Waiting in the queue",
     SessionState.STARTING: "Starting",
     SessionState.READY: "Ready",
+    SessionState.SUSPENDED: "Suspended",
     SessionState.STOPPING: "Stopping",
     SessionState.ENDED: "Ended",
     SessionState.LOST: "Out of reach",
@@ -32,25 +34,55 @@ STATES: dict[SessionState, str] = {
 #: or its server does not answer: it comes back, or it ends.
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.REQUESTED: frozenset(
-        {SessionState.QUEUED, SessionState.STARTING, SessionState.STOPPING, SessionState.ENDED}
+        {
+            SessionState.QUEUED,
+            SessionState.STARTING,
+            SessionState.SUSPENDED,
+            SessionState.STOPPING,
+            SessionState.ENDED,
+        }
     ),
     SessionState.QUEUED: frozenset(
-        {SessionState.STARTING, SessionState.READY, SessionState.STOPPING, SessionState.ENDED}
+        {
+            SessionState.STARTING,
+            SessionState.READY,
+            SessionState.SUSPENDED,
+            SessionState.STOPPING,
+            SessionState.ENDED,
+        }
     ),
     SessionState.STARTING: frozenset(
         {
             SessionState.QUEUED,  # Slurm puts a job back whose node failed before anything had run
+            SessionState.READY,
+            SessionState.SUSPENDED,
+            SessionState.STOPPING,
+            SessionState.ENDED,
+            SessionState.LOST,
+        }
+    ),
+    SessionState.READY: frozenset(
+        {SessionState.SUSPENDED, SessionState.STOPPING, SessionState.ENDED, SessionState.LOST}
+    ),
+    SessionState.SUSPENDED: frozenset(
+        {
+            SessionState.STARTING,
             SessionState.READY,
             SessionState.STOPPING,
             SessionState.ENDED,
             SessionState.LOST,
         }
     ),
-    SessionState.READY: frozenset({SessionState.STOPPING, SessionState.ENDED, SessionState.LOST}),
     SessionState.STOPPING: frozenset({SessionState.ENDED}),
     SessionState.ENDED: frozenset(),
     SessionState.LOST: frozenset(
-        {SessionState.STARTING, SessionState.READY, SessionState.STOPPING, SessionState.ENDED}
+        {
+            SessionState.STARTING,
+            SessionState.READY,
+            SessionState.SUSPENDED,
+            SessionState.STOPPING,
+            SessionState.ENDED,
+        }
     ),
 }
 

@@ -34,6 +34,7 @@ from carme.slurm.gateway import Aftermath, ExitStatus, Order
 from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
 from carme.slurm.refusals import refusal
+from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE, allotted
 
 # Times as seconds since 1970, whatever the host's zone.
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
@@ -57,6 +58,7 @@ class SlurmCommands:
     def __init__(self, python: str = sys.executable, cluster: str = "") -> None:
         self._python = python
         self._cluster = cluster
+        self._exclusive = ""  # squeue's field for it, once it is known
 
     async def pulse(self) -> str:
         # squeue asks the controller two questions each time, scontrol one. Its output is not read, as users'
@@ -67,8 +69,16 @@ class SlurmCommands:
     async def queue(self) -> list[Job]:
         separator = _separator()
         form = separator.join(f"%{field}" for field in parsing.QUEUE_FIELDS) + separator
-        output = await _ask("squeue", "--states=all", "--noheader", "--noconvert", f"--format={form}")
-        return parsing.queue(output, separator)
+        which = ("squeue", "--states=all", "--noheader", "--noconvert")
+        # What jobs have, the short form does not tell. A suffix makes fields as long as they are.
+        if not self._exclusive:
+            # It answers by itself; the oldest releases know no such option.
+            known = (await run("squeue", "--helpFormat")).output.decode(errors="replace").split()
+            self._exclusive = next((field for field in EXCLUSIVE if field in known), "OverSubscribe")
+        fields = (*ALLOTTED_FIELDS, self._exclusive)
+        long = ",".join(f"{field}:{separator}" for field in fields)
+        has = allotted(await _ask(*which, f"--Format={long}"), separator, self._exclusive)
+        return parsing.queue(await _ask(*which, f"--format={form}"), separator, has)
 
     async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = ",".join(map(str, ids))

@@ -5,7 +5,7 @@ records are told apart by a separator that is drawn anew for each call and canno
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -15,9 +15,22 @@ from carme.jobs.nodes import expand
 from carme.projects.models import ACCOUNT_PATTERN, ProjectAccount, Use
 from carme.slurm.gateway import Aftermath, ExitStatus
 from carme.slurm.label import Label
+from carme.slurm.tres import (
+    MEMORY_UNITS,
+    Allotted,
+    gpus_asked,
+    gpus_counted,
+    gpus_used,
+    gres,
+    only_type,
+    records,
+    text_of,
+    to_int,
+    tres_of,
+)
 
 QUEUE_FIELDS = (
-    *("A", "u", "a", "P", "T", "r", "D", "N", "b", "C", "m", "l", "V", "S", "e"),
+    *("A", "u", "a", "P", "T", "r", "D", "N", "b", "C", "m", "l", "L", "V", "S", "e"),
     *("Q", "Y", "v", "q", "B", "F", "K", "j", "k"),
 )
 ACCOUNTING_FIELDS = (
@@ -29,59 +42,64 @@ AFTERMATH_FIELDS = ("JobIDRaw", "UID", "State", "MaxRSS")
 ADMIN_COMMENT_FIELDS = ("JobIDRaw", "AdminComment")
 FAILED_NODE_FIELDS = ("JobIDRaw", "FailedNode")
 
-_MEMORY_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _UNUSABLE = {
     *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "NOT_RESPONDING", "UNKNOWN"),
     *("POWERING_DOWN", "POWERED_DOWN", "REBOOT_ISSUED", "REBOOT", "INVAL", "INVALID_REG", "PLANNED_DOWN"),
 }
 
 
-def records(output: str, separator: str, count: int) -> Iterator[list[str]]:
-    """Records of `count` fields, each field followed by the separator."""
-    fields = output.split(separator)[:-1]
-    for first in range(0, len(fields) - count + 1, count):
-        record = fields[first : first + count]
-        record[0] = record[0].lstrip("\n")
-        yield record
+def queue(output: str, separator: str, allotments: Mapping[int, Allotted] | None = None) -> list[Job]:
+    """Jobs in squeue's output with QUEUE_FIELDS.
 
-
-def queue(output: str, separator: str) -> list[Job]:
-    """Jobs in squeue's output with QUEUE_FIELDS."""
+    Args:
+        allotments: What the jobs have; of one that is missing here, what it asks for on each node.
+    """
     jobs = []
     for record in records(output, separator, len(QUEUE_FIELDS)):
         field = dict(zip(QUEUE_FIELDS, record, strict=True))
         label = Label.read(field["k"])
-        nodes = _count(field["D"])
-        gpus, gpu_type = gres_per_node(field["b"])
+        nodes = to_int(field["D"])
+        has = (allotments or {}).get(int(field["A"]))
+        if has is None:
+            gpus = {kind: many * nodes for kind, many in gpus_asked(field["b"]).items()}
+            has = Allotted(gpus=gpus)
+        cpus = has.cpus or to_int(field["C"])
+        memory_mb = memory(field["m"], to_int(field["C"])) * nodes if has.memory_mb is None else has.memory_mb
         state = JobState.parse(field["T"])
+        limit = minutes(field["l"])
         jobs.append(
             Job(
                 id=int(field["A"]),
                 key=label.key if label else None,
                 kind=label.kind if label else "other",
                 image=label.image if label else None,
-                name=_text(field["j"]),
+                name=text_of(field["j"]),
                 user=field["u"],
-                account=_text(field["a"]),
+                account=text_of(field["a"]),
                 partition=field["P"],
                 state=state,
-                reason=_text(field["r"]),
+                reason=text_of(field["r"]),
                 nodes=nodes,
-                node_list=_text(field["N"]),
-                gpus=gpus * nodes,
-                gpu_type=gpu_type,
-                cpus=_count(field["C"]),
-                memory_mb=memory(field["m"], _count(field["C"])) * nodes,
-                minutes_limit=minutes(field["l"]),
+                node_list=text_of(field["N"]),
+                gpus=sum(has.gpus.values()),
+                gpu_type=only_type(has.gpus),
+                whole_nodes=has.whole_nodes,
+                cpus=cpus,
+                memory_mb=memory_mb,
+                minutes_limit=limit,
                 submitted=time(field["V"]),
+                restarts=has.restarts,
                 priority=int(field["Q"]) if field["Q"].isdecimal() else None,
                 # While a job waits these are the scheduler's plan.
                 planned_start=time(field["S"]) if state.phase is Phase.PENDING else None,
-                planned_nodes=_text(field["Y"]) if state.phase is Phase.PENDING else "",
-                reservation=_text(field["v"]),
-                qos=_text(field["q"]),
+                planned_nodes=text_of(field["Y"]) if state.phase is Phase.PENDING else "",
+                reservation=text_of(field["v"]),
+                qos=text_of(field["q"]),
                 started=None if state.phase is Phase.PENDING else time(field["S"]),
                 ended=time(field["e"]) if state.phase is Phase.OVER else None,
+                # Without a limit Slurm tells an end in a year's time; of a suspended job the old one.
+                planned_end=time(field["e"]) if _has_end(state) and limit is not None else None,
+                seconds_left=seconds(field["L"]) if state is JobState.SUSPENDED else None,
                 failed_node=_gone(state, field["B"], field["N"]),
                 **array_of(f"{field['F']}_{field['K']}"),
             )
@@ -97,8 +115,12 @@ def array_of(text: str) -> dict[str, Any]:
 
 def _gone(state: JobState, first: str, node_list: str) -> str:
     """The node on which a job's command runs or ran, if Slurm has taken it from the job because it failed."""
-    known = _text(first) and _text(node_list) and (state is JobState.RUNNING or state.phase is Phase.OVER)
+    known = text_of(first) and text_of(node_list) and (state is JobState.RUNNING or state.phase is Phase.OVER)
     return first if known and first not in expand(node_list) else ""  # while a job ends its list gets shorter
+
+
+def _has_end(state: JobState) -> bool:
+    return state.phase is Phase.RUNNING and state is not JobState.SUSPENDED
 
 
 def endings(output: str) -> dict[int, ExitStatus]:
@@ -136,8 +158,7 @@ def accounting(output: str, separator: str) -> list[Job]:
         tres = tres_of(field["AllocTRES"] or field["ReqTRES"])
         exit_code, _, signal = field["ExitCode"].partition(":")
         over = state.phase is Phase.OVER
-        gpu_types = [name.removeprefix("gres/gpu:") for name in tres if name.startswith("gres/gpu:")]
-        gpus = tres.get("gres/gpu") or sum(tres[f"gres/gpu:{kind}"] for kind in gpu_types)
+        gpus = gpus_counted(tres)
         jobs.append(
             Job(
                 id=int(field["JobIDRaw"]),
@@ -149,13 +170,13 @@ def accounting(output: str, separator: str) -> list[Job]:
                 account=field["Account"],
                 partition=field["Partition"],
                 state=state,
-                reason=_text(field["Reason"]),
+                reason=text_of(field["Reason"]),
                 reservation=field["Reservation"],
                 qos=field["QOS"],
-                nodes=_count(field["NNodes"]),
+                nodes=to_int(field["NNodes"]),
                 node_list="" if field["NodeList"] == "None assigned" else field["NodeList"],
-                gpus=int(gpus),
-                gpu_type=gpu_types[0] if len(gpu_types) == 1 else None,
+                gpus=sum(gpus.values()),
+                gpu_type=only_type(gpus),
                 cpus=int(tres.get("cpu", 0)),
                 memory_mb=int(tres.get("mem", 0)),
                 minutes_limit=int(field["TimelimitRaw"]) if field["TimelimitRaw"].isdecimal() else None,
@@ -192,7 +213,7 @@ def failed_nodes(output: str, separator: str) -> dict[int, str]:
     return {
         int(job): node
         for job, node in records(output, separator, len(FAILED_NODE_FIELDS))
-        if job.isdecimal() and _text(node)
+        if job.isdecimal() and text_of(node)
     }
 
 
@@ -217,7 +238,7 @@ def _mebibytes(size: str) -> int:
     match = re.fullmatch(r"([0-9.]+)([KMGTP]?)", size)
     if match is None:
         return 0
-    return round(float(match[1]) * _MEMORY_UNITS[match[2]] if match[2] else float(match[1]) / 2**20)
+    return round(float(match[1]) * MEMORY_UNITS[match[2]] if match[2] else float(match[1]) / 2**20)
 
 
 def _allowed(line: str, key: str) -> list[str]:
@@ -249,6 +270,7 @@ def cluster(nodes: str, partitions: str) -> Cluster:
                 groups=_allowed(line, "AllowGroups"),
                 accounts=_allowed(line, "AllowAccounts"),
                 refused_accounts=_allowed(line, "DenyAccounts"),
+                suspends=bool({"SUSPEND", "GANG"} & set(_value(line, "PreemptMode").split(","))),
             )
             for line in partitions.splitlines()
             if line.startswith("PartitionName=")
@@ -285,9 +307,9 @@ def licences(output: str) -> list[Licence]:
     return [
         Licence(
             name=_value(line, "LicenseName"),
-            total=_count(_value(line, "Total")),
-            used=_count(_value(line, "Used")),
-            reserved=_count(_value(line, "Reserved")),
+            total=to_int(_value(line, "Total")),
+            used=to_int(_value(line, "Used")),
+            reserved=to_int(_value(line, "Reserved")),
         )
         for line in output.splitlines()
         if line.startswith("LicenseName=")
@@ -397,12 +419,12 @@ def _node(line: str) -> Node:
     return Node(
         name=_value(line, "NodeName"),
         state=state,
-        cpus=_count(_value(line, "CPUEfctv") or _value(line, "CPUTot")),
-        cpus_used=_count(_value(line, "CPUAlloc")),
-        memory_mb=_count(_value(line, "RealMemory")),
-        memory_used_mb=_count(_value(line, "AllocMem")),
+        cpus=to_int(_value(line, "CPUEfctv") or _value(line, "CPUTot")),
+        cpus_used=to_int(_value(line, "CPUAlloc")),
+        memory_mb=to_int(_value(line, "RealMemory")),
+        memory_used_mb=to_int(_value(line, "AllocMem")),
         gpus=gres(_value(line, "Gres")),
-        gpus_used={kind: count for kind, count in gres(_value(line, "GresUsed")).items() if count},
+        gpus_used=gpus_used(_value(line, "GresUsed")),
         available="*" not in state and not words & _UNUSABLE,
         reason=reason[1].strip() if reason else "",
         features=node_features(line),
@@ -416,38 +438,7 @@ def node_features(line: str) -> list[str]:
 
 def _value(line: str, key: str) -> str:
     match = re.search(rf"(?:^| ){re.escape(key)}=(\S*)", line)
-    return _text(match[1]) if match else ""
-
-
-def gres(text: str) -> dict[str, int]:
-    """GPUs by type in `gpu:a100:4(S:0-1),gpu:v100:2` or `gpu:2(IDX:0-1)`."""
-    found: dict[str, int] = {}
-    for part in re.sub(r"\([^)]*\)", "", text).split(","):
-        name, *rest = part.split(":")
-        if name != "gpu":
-            continue
-        kind = rest[0] if rest and not rest[0].isdecimal() else "gpu"
-        count = int(rest[-1]) if rest and rest[-1].isdecimal() else 1
-        found[kind] = found.get(kind, 0) + count
-    return found
-
-
-def gres_per_node(text: str) -> tuple[int, str | None]:
-    """Number and type in `gres:gpu:a100:2` (up to 23.02) or `gres/gpu:a100:2` (after)."""
-    found = gres(re.sub(r"gres[:/]", "", text))
-    kinds = [kind for kind in found if kind != "gpu"]
-    return sum(found.values()), kinds[0] if len(kinds) == 1 else None
-
-
-def tres_of(text: str) -> dict[str, float]:
-    """`cpu=2,mem=4000M,gres/gpu:a100=2` as numbers, memory in MiB."""
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        if match := re.fullmatch(r"([0-9.]+)([KMGTP]?)", value):
-            unit = _MEMORY_UNITS[match[2]] if name == "mem" else 1.0
-            found[name] = float(match[1]) * unit
-    return found
+    return text_of(match[1]) if match else ""
 
 
 def memory(text: str, cpus: int = 1) -> int:
@@ -455,17 +446,23 @@ def memory(text: str, cpus: int = 1) -> int:
     match = re.fullmatch(r"([0-9.]+)([KMGTP]?)([cn]?)", text)
     if match is None:
         return 0
-    amount = float(match[1]) * _MEMORY_UNITS[match[2]]
+    amount = float(match[1]) * MEMORY_UNITS[match[2]]
     return int(amount * cpus if match[3] == "c" else amount)
 
 
 def minutes(text: str) -> int | None:
     """Minutes of `1-02:03:04`, `1:30:00`, `30:00`; None for UNLIMITED and the like."""
+    whole = seconds(text)
+    return None if whole is None else whole // 60
+
+
+def seconds(text: str) -> int | None:
+    """Seconds of the same."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if match is None:
         return None
-    days, hours, mins, _ = (int(part or 0) for part in match.groups())
-    return days * 1440 + hours * 60 + mins
+    days, hours, mins, rest = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + mins) * 60 + rest
 
 
 def time(text: str) -> datetime | None:
@@ -476,14 +473,6 @@ def time(text: str) -> datetime | None:
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:
         return None  # N/A, Unknown, None
-
-
-def _count(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
-def _text(text: str) -> str:
-    return "" if text in ("(null)", "N/A", "None") else text
 
 
 def accounts_led(output: str, user: str) -> list[str]:

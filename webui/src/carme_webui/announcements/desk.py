@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -124,7 +124,7 @@ def jobs_into(row: Maintenance, jobs: Iterable[Job]) -> list[Job]:
         for job in jobs
         if job.is_running
         and job.started is not None
-        and (job.minutes_limit is None or job.started + timedelta(minutes=job.minutes_limit) > row.start)
+        and (job.ends is None or job.ends > row.start)
         and nodes & set(expand(job.node_list))
     ]
 

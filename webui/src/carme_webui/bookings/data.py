@@ -48,7 +48,9 @@ def bring(broker: BrokerClient, jobs: Iterable[Job], now: datetime) -> None:
     Args:
         jobs: Slurm's, those that ended minutes ago included.
     """
-    known = {(job.user, job.name): job for job in sorted(jobs, key=lambda job: job.id)}
+    # Anybody may give a job of another kind any name.
+    ours = [job for job in jobs if job.kind == "batch"]
+    known = {(job.user, job.name): job for job in sorted(ours, key=lambda job: job.id)}
     begun = Booking.objects.filter(stage_job__isnull=False, staged=None, stage_problem="")
     for row in begun.exclude(state=BookingState.APPROVED, start__gt=now).select_related("owner"):
         _stop(row, broker)  # it is over, or its session brings the rest
@@ -79,7 +81,7 @@ def _known(row: Booking, broker: BrokerClient) -> Job | None:
         job = broker.job(row.stage_job, user=row.owner.username)
     except CarmeError:
         return None
-    return job if job.name == row.stage_name else None
+    return job if job.kind == "batch" and job.name == row.stage_name else None
 
 
 def _begin(row: Booking, broker: BrokerClient, now: datetime) -> None:

@@ -330,7 +330,7 @@ def _of_job(job: Job, nodes: list[str], reader: User | None) -> dict[Hashable, I
     """A running job on each of its nodes, unless it runs in a booking."""
     if job.started is None or is_ours(job.reservation):
         return {}
-    until = job.started + timedelta(minutes=job.minutes_limit) if job.minutes_limit is not None else None
+    until = job.ends
     own = reader is not None and job.user == reader.username
     label = _("My job %s") % job.id if own else _("In use")
     url = reverse("job", args=[job.id]) if own else ""

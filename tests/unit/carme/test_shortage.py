@@ -1,0 +1,95 @@
+"""What is missing for a job that waits, who has it, and until when."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from carme.jobs import Cluster, Job, JobState, Node, Partition
+from carme.jobs.shortage import running_on, shortage
+from carme.jobs.times import moment_text
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def node(name: str, **values: Any) -> Node:
+    known = {"name": name, "cpus": 8, "memory_mb": 8000, "gpus": {"a100": 4}}
+    return Node.model_validate(known | values)
+
+
+def running(number: int, **values: Any) -> Job:
+    known = {"id": number, "name": "secret", "user": "bob", "state": JobState.RUNNING, "nodes": 1}
+    known |= {"node_list": "n1", "gpus": 1, "gpu_type": "a100", "cpus": 1, "memory_mb": 100}
+    known |= {"started": NOW, "minutes_limit": 60}
+    return Job.model_validate(known | values)
+
+
+def waiting(**values: Any) -> Job:
+    known = {"id": 99, "name": "a", "user": "ada", "state": JobState.PENDING, "nodes": 1, "partition": "gpu"}
+    return Job.model_validate(known | {"gpus": 4, "cpus": 4, "memory_mb": 400} | values)
+
+
+def missing(job: Job, nodes: list[Node], *others: Job) -> str:
+    names = [one.name for one in nodes]
+    cluster = Cluster(taken=NOW, nodes=nodes, partitions=[Partition(name="gpu", node_names=names)])
+    return shortage(job, cluster, running_on([*others, job]), NOW)
+
+
+def at(minutes: int) -> str:
+    return moment_text(NOW + timedelta(minutes=minutes), NOW)
+
+
+def busy(name: str, gpus: int, **values: Any) -> Node:
+    return node(name, gpus_used={"a100": gpus}, cpus_used=gpus, memory_used_mb=100 * gpus, **values)
+
+
+def test_who_has_the_gpus_and_until_when() -> None:
+    others = [running(1, minutes_limit=30), running(2, user="ada", gpus=1), running(3, minutes_limit=600)]
+    said = missing(waiting(gpus=3), [busy("n1", 3), busy("n2", 4)], *others)
+    who = "your job 2 and 2 jobs of others"
+    assert said == f"2 GPUs must become free on n1, in use by {who} until {at(60)} at the latest"
+    assert "secret" not in said and "bob" not in said
+    # With all of it the longest counts; without a limit nobody can say.
+    assert missing(waiting(), [busy("n1", 3)], *others).endswith(f"until {at(600)} at the latest")
+    said = missing(waiting(), [busy("n1", 1)], running(1, minutes_limit=None))
+    assert said == "1 GPU must become free on n1, in use by 1 job of others"
+
+
+def test_the_end_that_slurm_gives_counts() -> None:
+    later = running(1, planned_end=NOW + timedelta(minutes=75), gpus=4)
+    assert missing(waiting(), [busy("n1", 4)], later).endswith(f"until {at(75)} at the latest")
+    frozen = running(1, state=JobState.SUSPENDED, gpus=4)
+    assert missing(waiting(), [busy("n1", 4)], frozen) == (
+        "4 GPUs must become free on n1, in use by 1 job of others"
+    )
+
+
+def test_a_job_over_several_nodes() -> None:
+    nodes = [busy("n1", 4), busy("n2", 0), busy("n3", 4)]
+    others = [running(1, gpus=4), running(2, gpus=4, node_list="n3", minutes_limit=90)]
+    said = missing(waiting(nodes=2, gpus=8, cpus=8), nodes, *others)
+    assert said == f"4 GPUs must become free on n1, in use by 1 job of others until {at(60)} at the latest"
+    said = missing(waiting(nodes=3, gpus=12, cpus=12), nodes, *others)
+    assert said.startswith("8 GPUs must become free on n1 and n3, in use by 2 jobs of others until")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"cpus": 8, "gpus": 0}, "2 processors must become free on n1"),
+        ({"memory_mb": 7900, "gpus": 0}, "100 MiB of memory must become free on n1"),
+        ({"gpus": 0}, ""),
+        ({"gpus": 4, "cpus": 8}, "2 GPUs and 2 processors must become free on n1"),
+        ({"gpus": 5}, ""),  # no node has as many: another reason says so
+    ],
+)
+def test_each_resource(values: dict[str, int], expected: str) -> None:
+    there = running(1, gpus=2, cpus=2, memory_mb=200)
+    said = missing(waiting(**values), [busy("n1", 2)], there)
+    assert said.partition(", in use")[0] == expected
+
+
+def test_nodes_that_take_no_jobs() -> None:
+    assert missing(waiting(), [node("n1", available=False)]) == "down or drained: n1"
+    gone = node("n1", available=False)
+    assert missing(waiting(), [gone, busy("n2", 1)], running(1, node_list="n2")).startswith("1 GPU must")
