@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def allotted(job: dict) -> dict:
     return long | {"tres-alloc": tres, "tres-per-node": job.get("b", "N/A")} | job
 
 
-def records(file: str, fields: list[str], separator: str, whole=dict) -> str:
+def records(file: str, fields: list[str], separator: str, whole: Callable[[dict], dict] = dict) -> str:
     lines = [whole(line) for line in json.loads((state / file).read_text())]
     return "".join("".join(str(line.get(f, "")) + separator for f in fields) + "\n" for line in lines)
 

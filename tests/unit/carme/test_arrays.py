@@ -145,6 +145,28 @@ async def test_a_task_that_only_the_accounting_knows(site: Any, array: JobReques
     assert (await site.client.job(300, task=8)).state == "CANCELLED"
 
 
+async def test_a_task_that_was_cancelled_while_it_waited_is_still_one(site: Any, array: JobRequest) -> None:
+    number = await site.client.submit(array)
+    waiting, *_ = site.slurm.jobs
+    site.slurm.jobs = [waiting | {"K": "0-4%2"}]  # of the others Slurm keeps nothing
+
+    async def seen() -> bool:
+        return not (await site.client.job(number)).has_task(number, 7)
+
+    await until(seen)
+    job = await site.client.job(number, task=7)
+    assert (job.state, job.array_id, job.task, job.name) == ("CANCELLED", number, 7, "train 1")
+    assert job.explanation.startswith("It was cancelled before it began")
+    assert (
+        (await site.client.log(number, task=7)).text == "" == (await site.client.result(number, task=7)).text
+    )
+    with pytest.raises(NotFound):
+        await site.client.job(number, task=10)  # never one of it
+    site.act("bob")
+    with pytest.raises(NotFound):
+        await site.client.job(number, task=7)
+
+
 async def test_too_many_tasks_are_a_sentence(site: Any, array: JobRequest) -> None:
     site.slurm.fail("sbatch", "sbatch: error: Batch job submission failed: Invalid job array specification")
     with pytest.raises(SlurmError, match="more tasks") as caught:

@@ -57,10 +57,26 @@ async def test_submit_and_cancel(site: Any, file: Path, capsys: pytest.CaptureFi
     (spec,) = (site.home / ".local/share/carme/jobs").glob("*/spec.json")
     assert json.loads(spec.read_text())["command"] == ["python", *nasty]
     assert await carme("cancel", "100") == 0
-    assert "Job 100 is being ended." in capsys.readouterr().out
+    assert "Job 100 is being ended. It had not begun, so it has written nothing." in capsys.readouterr().out
     assert site.slurm.jobs[0]["T"] == "CANCELLED"
     assert await carme("submit", "--json", "--", "true") == 0
     assert json.loads(capsys.readouterr().out) == {"job_id": 101}
+
+
+async def test_a_cancelled_task_has_no_log_to_see(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await carme("submit", "--array", "0-3", "--", "true") == 0
+    capsys.readouterr()
+    assert await carme("cancel", "100_2") == 0
+    assert "Job 100_2 is being ended. It had not begun" in capsys.readouterr().out
+    site.slurm.jobs = [site.slurm.jobs[0] | {"T": "PENDING", "K": "0,1,3"}]
+    while (await site.client.job(100)).has_task(100, 2):  # noqa: ASYNC110 - what changes is outside
+        await asyncio.sleep(0.02)
+    assert await carme("logs", "100_2") == 0
+    assert "Job 100_2 has written nothing. It was cancelled before it began" in capsys.readouterr().err
+    assert await carme("cancel", "100") == 0
+    assert "See what one of its tasks wrote with: carme logs 100_TASK" in capsys.readouterr().out
 
 
 async def test_scripts(site: Any, file: Path, folder: Path) -> None:

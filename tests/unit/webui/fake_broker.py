@@ -17,6 +17,7 @@ from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.files import program
 from carme.images import ImageCatalogue
 from carme.jobs import (
+    NEVER_BEGUN,
     Cluster,
     Job,
     JobRequest,
@@ -257,13 +258,15 @@ class FakeBroker:
             case protocol.GetJob(job_id=job_id, user=user, task=task):
                 return self._known(job_id, user, task)
             case protocol.GetResult(job_id=job_id, user=user, offset=offset, limit=limit, task=task):
-                job_id = self._known(job_id, user, task).id
-                whole = self.results.get(job_id, b"")
+                job = self._known(job_id, user, task)
+                whole = b"" if job.reason == NEVER_BEGUN else self.results.get(job.id, b"")
                 part = whole[offset : offset + limit]
                 return protocol.LogPart(text=part.decode(), offset=offset + len(part), size=len(whole))
             case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user, task=task):
-                job_id = self._known(job_id, user, task).id
-                if job_id not in self.logs:
+                job = self._known(job_id, user, task)
+                if job.reason == NEVER_BEGUN:
+                    return protocol.LogPart(text="", offset=0, size=0)
+                if (job_id := job.id) not in self.logs:
                     raise NotFound(f"Job {job_id} has no log.", "Wait until it has started.")
                 part = self.logs[job_id][offset : offset + limit]
                 return protocol.LogPart(
@@ -315,6 +318,11 @@ class FakeBroker:
         if task is not None:
             jobs = [*self.queue.values(), *self.archive.values()]
             found = [job for job in jobs if job.has_task(job_id, task) and user in (None, job.user)]
+            wanted = self.wanted.get(job_id)
+            if not found and wanted and arrays.includes(wanted.array or "", task):
+                base = next(job for job in jobs if job.array_id == job_id)
+                known = {"id": job_id, "task": task, "tasks": "", "state": JobState.CANCELLED}
+                return base.model_copy(update=known | {"reason": NEVER_BEGUN, "started": None})
             if not found:
                 raise NotFound(f"There is no job {job_id}_{task}.", "Check the number.")
             return next((job for job in found if job.task == task), found[0])

@@ -186,6 +186,20 @@ def test_a_task_that_was_cancelled_while_it_waited(client: carme.Client, broker:
     assert tasks[1].done() and not tasks.done()
     with pytest.raises(NotFound):
         client.jobs.get(tasks.id, 3)
+    # The row of the array itself stays what it is.
+    assert client.jobs.get(tasks.id).state is JobState.PENDING
+
+
+def test_results_of_a_map_with_a_task_that_was_cancelled_while_it_waited(
+    client: carme.Client, broker: FakeBroker, run: Any
+) -> None:
+    tasks = client.map(add, [1, 2], [10, 20])
+    assert tasks.id is not None
+    Job.store([broker.put(broker.queue[tasks.id].model_copy(update={"tasks": "0"}))])
+    run(tasks.id, 0)
+    Job.store(broker.queue.values())
+    with pytest.raises(JobFailed, match=f"Job {tasks.id}_1 left no result. It was cancelled before it began"):
+        tasks.results()
 
 
 def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client, broker: FakeBroker) -> None:

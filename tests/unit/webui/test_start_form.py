@@ -8,8 +8,10 @@ import pytest
 from django.utils import timezone
 
 from carme.errors import SlurmError
-from carme.jobs import JobRequest, Node, Partition
+from carme.jobs import Forecast, GpuForecast, JobRequest, Node, Partition
 from carme_webui.accounts.models import User
+from carme_webui.cluster import Supply
+from carme_webui.sessions import supply_plan
 from carme_webui.sessions.models import Preset, Session
 
 from .conftest import Browser
@@ -193,6 +195,25 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
     page = browser.get("/?image=keras&nodes=%22%3E%3Cscript%3E&name=s00000000").content.decode()
     assert 'value="keras" selected' in page and '<script>"' not in page and '"><script>' not in page
     assert "s00000000" not in page
+
+
+@pytest.mark.parametrize(
+    ("free", "plan", "words"),
+    [
+        (8, [0, 0, 8], "8 of them are taken soon; 8 are free again from"),
+        (8, [6, 5, 4], "2 of them are taken soon."),
+        (8, [8, 8, 8], "All GPUs are free."),
+        (3, [3, 5, 7], "7 will be free from"),
+        (3, [3, 3, 3], "there will not be more of them"),
+        (3, [8, 8, 8], "there will not be more of them"),  # what is in use now, the plan knows nothing of
+    ],
+)
+def test_the_plan_does_not_contradict_what_is_free_now(free: int, plan: list[int], words: str) -> None:
+    kind = GpuForecast(gpu_type="a100", total=8, queued=0, free=plan)
+    forecast = Forecast(start=timezone.now(), step_minutes=30, kinds=[kind])
+    (told,) = supply_plan.shown([Supply(kind="a100", free=free, total=8, per_node=4)], forecast)
+    assert words in told.words
+    assert f"{free} will be free" not in told.words
 
 
 def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBroker) -> None:

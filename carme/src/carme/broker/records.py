@@ -11,7 +11,8 @@ from typing import Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from carme.broker.staging import STAGING_NAME
-from carme.jobs import Job
+from carme.jobs import NEVER_BEGUN, Job, JobState
+from carme.jobs.arrays import includes
 
 __all__ = ["Record", "Records"]
 
@@ -27,6 +28,7 @@ class Record(BaseModel):
 
     Attributes:
         key: Names its private folder, and it.
+        array: Its tasks, if it is an array.
         job_id: Its number, or that of its array; None until Slurm has answered.
         submitted: When, as Slurm says; until Slurm has shown it (`shown`), as the broker's own clock says.
         left: When it was not in the queue any more.
@@ -39,6 +41,7 @@ class Record(BaseModel):
     kind: Literal["session", "batch"]
     name: str
     image: str | None = None
+    array: str = ""
     job_id: int | None = None
     submitted: AwareDatetime
     shown: bool = False
@@ -128,6 +131,30 @@ class Records:
     def known(self, job: Job) -> Job:
         """A job of the accounting as what it is."""
         return self._named(job, self._of(job), datetime.now(UTC))
+
+    def never_begun(self, array_id: int, task: int, user: str | None) -> Job | None:
+        """A task that was cancelled while it waited: Slurm keeps nothing of it. None: there is no such task.
+
+        Args:
+            user: Whose it must be; None for anybody's.
+        """
+        records = [self._records[key] for key in self._by_number.get(array_id, ())]
+        record = next((one for one in reversed(records) if includes(one.array, task)), None)
+        if record is None or user not in (None, record.user):
+            return None
+        return Job(
+            id=array_id,
+            key=record.key,
+            kind=record.kind,
+            image=record.image,
+            name=record.name,
+            user=record.user,
+            state=JobState.CANCELLED,
+            reason=NEVER_BEGUN,
+            submitted=record.submitted,
+            array_id=array_id,
+            task=task,
+        )
 
     def expire(self, now: datetime) -> None:
         """Forget those whose jobs left the queue long ago, or never came into it."""

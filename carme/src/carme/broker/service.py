@@ -398,7 +398,8 @@ class Broker:
         """Submit a job. It is on record before Slurm has it: the broker may end before the answer comes."""
         request, records = order.request, self._book.records
         known = {"key": order.key, "user": owner.name, "name": request.name, "image": request.image}
-        records.begin(Record(**known, kind=request.kind, submitted=datetime.now(UTC)))
+        known |= {"kind": request.kind, "array": request.array or "", "submitted": datetime.now(UTC)}
+        records.begin(Record.model_validate(known))
         await self._book.save()
         try:
             job_id = await self._slurm.submit(order, owner)
@@ -549,6 +550,9 @@ class Broker:
             except SlurmError as error:
                 if error.code != "no-accounting":
                     raise
+            else:
+                if job is None and task is not None:
+                    job = self._book.records.never_begun(job_id, task, account and account.name)
         # Whose job it is must not be told to others, so that is the same answer.
         if job is None or (account is not None and job.user != account.name):
             whose = f" of {account.name}" if account else ""

@@ -96,16 +96,27 @@ def _cancel(options: argparse.Namespace) -> int:
     cancelled = []
     for job_id, task in options.job:
         if portal.is_remote():
-            portal.cancel_job(job_id, task)
+            job = portal.cancel_job(job_id, task)
         else:
-            BrokerClient().cancel(job_id, task=task)
+            client = BrokerClient()
+            job = client.job(job_id, task=task)
+            client.cancel(job_id, task=task)
         name = str(job_id) if task is None else arrays.task_name(job_id, task)
         cancelled.append(job_id if task is None else name)
         if not options.json:
-            print(f"Job {name} is being ended. See what it wrote with: carme logs {name}")
+            print(f"Job {name} is being ended. {_follows(job, name, task)}")
     if options.json:
         print_json({"cancelled": cancelled})
     return 0
+
+
+def _follows(job: Job | JobOut, name: str, task: int | None) -> str:
+    """What there is to see of a job that was cancelled."""
+    if job.array_id is not None and task is None:
+        return f"See what one of its tasks wrote with: carme logs {job.array_id}_TASK"
+    if job.started is None:
+        return "It had not begun, so it has written nothing."
+    return f"See what it wrote with: carme logs {name}"
 
 
 def _extend(options: argparse.Namespace) -> int:
@@ -140,7 +151,8 @@ def _logs(options: argparse.Namespace) -> int:
     if offset == 0:
         job = client.job(job_id, task=task)
         state = plain(job.explanation) or f"Its state is {job.state}."
-        print(f"Job {_name(job)} has written nothing yet. {state}", file=sys.stderr)
+        yet = "" if job.is_over else " yet"
+        print(f"Job {_name(job)} has written nothing{yet}. {state}", file=sys.stderr)
     return 0
 
 

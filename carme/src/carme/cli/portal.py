@@ -17,7 +17,7 @@ from carme.errors import CarmeError, ConfigError, InvalidRequest
 from carme.jobs import parse_minutes
 
 if TYPE_CHECKING:
-    from carme.api import BookingOut, SessionOut
+    from carme.api import BookingOut, JobOut, SessionOut
     from carme.client import Client
 
 __all__ = ["add", "add_share", "add_size", "cancel_job", "client", "is_remote", "read_time"]
@@ -44,10 +44,13 @@ def client() -> Client:
     return library().Client()
 
 
-def cancel_job(job_id: int, task: int | None = None) -> None:
-    """End a job of mine, an array, or a task of one."""
+def cancel_job(job_id: int, task: int | None = None) -> JobOut:
+    """End a job of mine, an array, or a task of one; what it was before."""
     with client() as portal:
-        portal.jobs.get(job_id, task).cancel()
+        job = portal.jobs.get(job_id, task)
+        known = job.info()
+        job.cancel()
+    return known
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

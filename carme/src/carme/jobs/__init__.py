@@ -3,7 +3,7 @@
 from carme.jobs import arrays
 from carme.jobs.checks import Share, check, partition_of, share
 from carme.jobs.cluster import Cluster, Licence, Node, Partition, Reservation
-from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, ending_of, last_lines
+from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, NEVER_BEGUN, ending_of, last_lines
 from carme.jobs.explanations import waiting_for
 from carme.jobs.forecast import Forecast, GpuForecast, forecast
 from carme.jobs.requests import MAXIMUM_MINUTES, JobRequest, SessionOptions, refusal
@@ -16,6 +16,7 @@ __all__ = [
     "FORGOTTEN",
     "LOG_FOLLOWS",
     "MAXIMUM_MINUTES",
+    "NEVER_BEGUN",
     "TARGETS",
     "TRANSITIONS",
     "Cluster",

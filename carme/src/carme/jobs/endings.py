@@ -10,10 +10,13 @@ from carme.sessions.states import Ending
 if TYPE_CHECKING:
     from carme.jobs.status import Job
 
-__all__ = ["FORGOTTEN", "LOG_FOLLOWS", "ending_of", "ending_sentence", "last_lines"]
+__all__ = ["FORGOTTEN", "LOG_FOLLOWS", "NEVER_BEGUN", "ending_of", "ending_sentence", "last_lines"]
 
 #: Our own reason for a job that vanished from the queue and is in no accounting.
 FORGOTTEN = "Forgotten"
+
+#: And for a task that was cancelled while it waited with others, of which Slurm keeps nothing.
+NEVER_BEGUN = "NeverBegun"
 
 #: Between a sentence and the last lines of the log, one a line.
 LOG_FOLLOWS = " The end of its log says:\n"
@@ -104,6 +107,8 @@ def ending_sentence(job: "Job", ending: Ending) -> str:
     again = "start it again" if session else "submit it again"
     where = f"node {job.node_list}" if job.nodes <= 1 and job.node_list else "one of its nodes"
     match ending:
+        case Ending.STOPPED if job.reason == NEVER_BEGUN:
+            return "It was cancelled before it began; submit it again when it is needed."
         case Ending.STOPPED:
             return f"The {what} was cancelled by its owner; {again} when it is needed."
         case Ending.IDLE:

@@ -3,7 +3,7 @@
 Owners see their own jobs by number; of others' they see how many there are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -115,7 +115,7 @@ def _each(job: Job, gpus: int) -> _Amounts:
     return -(-gpus // nodes), -(-job.cpus // nodes), -(-job.memory_mb // nodes)
 
 
-def _amounts(lacks: list[float]) -> str:
+def _amounts(lacks: Sequence[float]) -> str:
     gpus, cpus, memory_mb = map(int, lacks)
     parts = [number(gpus, "GPU"), number(cpus, "processor"), f"{memory_mb} MiB of memory"]
     return listing(part for part, many in zip(parts, (gpus, cpus, memory_mb), strict=True) if many)

@@ -24,7 +24,7 @@ from carme.bookings import BookingState, Wish
 from carme.broker.protocol import JobFacts, Recipe
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.files.client import Files, Kept
-from carme.jobs import JobState, SessionOptions, StartEstimate, arrays, refusal
+from carme.jobs import NEVER_BEGUN, SessionOptions, StartEstimate, refusal
 from carme.jobs.arrays import MAXIMUM_TASK
 from carme.wording import place
 from carme.wording import problem as sentence
@@ -277,32 +277,12 @@ def show_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task)
     row = Job.of_array(user.username, job_id, task)
     if row is None:
         # Submitted a moment ago, or by other means: Slurm may know of it before the portal does.
-        try:
-            known = broker().job(job_id, user=user.username, task=task)
-        except NotFound:
-            if task is None:
-                raise
-            return _never_begun(user, job_id, task)
+        known = broker().job(job_id, user=user.username, task=task)
+        if known.reason == NEVER_BEGUN:
+            return schemas.job_out(Job.of(known))  # the row with its number is another task's
         Job.store([known])
         row = _my_job(user, known.id)
     return schemas.job_out(row)
-
-
-def _never_begun(user: User, array_id: int, task: int) -> wire.JobOut:
-    """A task that was cancelled while it waited: Slurm keeps nothing of it.
-
-    Raises:
-        NotFound: There is no such array, or it never had such a task.
-    """
-    tasks = broker().recipe(array_id, user=user.username).request.array
-    base = own_jobs(user).filter(array_id=array_id).first()
-    if base is None or not arrays.includes(tasks or "", task):
-        name = arrays.task_name(array_id, task)
-        raise NotFound(_("There is no job %s of yours.") % name, _("See the list of your jobs."))
-    past = {"id": array_id, "task": task, "tasks": "", "state": JobState.CANCELLED, "active": False}
-    past |= {"node_list": "", "started": None, "ended": None, "exit_code": None, "signal": None}
-    words = _("It was cancelled before it began.")
-    return wire.JobOut.model_validate(base).model_copy(update={**past, "explanation": words})
 
 
 @jobs.delete("/{job_id}", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))

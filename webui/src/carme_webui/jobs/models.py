@@ -42,6 +42,7 @@ class Job(models.Model):
     minutes_limit = models.IntegerField(null=True)
     submitted = models.DateTimeField(null=True)
     started = models.DateTimeField(null=True)
+    planned_end = models.DateTimeField(null=True)
     ended = models.DateTimeField(null=True)
     exit_code = models.IntegerField(null=True)
     signal = models.IntegerField(null=True)
@@ -126,11 +127,12 @@ class Job(models.Model):
 
     @property
     def remaining(self) -> Remaining | None:
-        """How long it may still run; None unless it runs and has a limit."""
-        if self.phase is not jobs.Phase.RUNNING or self.started is None or not self.minutes_limit:
+        """How long it may still run; None unless it runs, is not suspended, and has a limit."""
+        running = self.phase is jobs.Phase.RUNNING and self.state != jobs.JobState.SUSPENDED
+        if not running or self.started is None or not self.minutes_limit:
             return None
         whole = timedelta(minutes=self.minutes_limit)
-        ends = self.started + whole
+        ends = self.planned_end or self.started + whole
         return Remaining(ends, max(ends - timezone.now(), timedelta()), whole)
 
     @property

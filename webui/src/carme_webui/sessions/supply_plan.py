@@ -47,7 +47,7 @@ def shown(supplies: Sequence[Supply], plan: Forecast | None) -> list[Shown]:
         if plan is None or kind is None or not kind.free:
             found.append(Shown(supply))
         else:
-            found.append(Shown(supply, kind.queued, _line(kind), _words(kind, plan)))
+            found.append(Shown(supply, kind.queued, _line(kind), _words(kind, plan, supply.free)))
     return found
 
 
@@ -64,11 +64,23 @@ def _line(kind: GpuForecast) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
 
 
-def _words(kind: GpuForecast, plan: Forecast) -> str:
-    """When more of them will be free than now; else that it stays so."""
+def _words(kind: GpuForecast, plan: Forecast, free: int) -> str:
+    """When more of them will be free than now; else that it stays so.
+
+    Args:
+        free: How many are free at this moment: some of them may be spoken for within the first step.
+    """
     now, most = kind.free[0], max(kind.free)
-    if most <= now:
-        return _("By Slurm's plan there will not be more of them in the next three days.")
     place = kind.free.index(most)
     when = moment_words(plan.start + place * timedelta(minutes=plan.step_minutes))
-    return _("By Slurm's plan %(count)s will be free from %(when)s.") % {"count": most, "when": when}
+    if most > max(now, free):
+        return _("By Slurm's plan %(count)s will be free from %(when)s.") % {"count": most, "when": when}
+    if now < free and place:
+        told = {"taken": free - now, "count": most, "when": when}
+        words = _("By Slurm's plan %(taken)s of them are taken soon; %(count)s are free again from %(when)s.")
+        return words % told
+    if now < free:
+        return _("By Slurm's plan %(taken)s of them are taken soon.") % {"taken": free - now}
+    if free == kind.total:
+        return _("All GPUs are free.")
+    return _("By Slurm's plan there will not be more of them in the next three days.")

@@ -1,0 +1,149 @@
+"""What users and administrators do to jobs by Slurm's own programs: sessions stay known, and figures true."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from carme.jobs import Job
+from carme.sessions import Ending, Session, SessionState
+from demo_site import DemoSite, wait_until
+
+OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "20"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(demo: DemoSite) -> Iterator[None]:
+    demo.end_all_jobs()
+    yield
+    demo.end_all_jobs()
+
+
+def known(demo: DemoSite, name: str) -> Session:
+    return Session.model_validate(demo.carme_json("session", "show", name))
+
+
+def becomes(demo: DemoSite, name: str, state: SessionState) -> Session:
+    def session() -> Session | None:
+        found = known(demo, name)
+        return found if found.state is state else None
+
+    return wait_until(f"session {name} is {state}", session, timeout=240)
+
+
+def job_of(demo: DemoSite, number: int) -> Job:
+    found = [Job.model_validate(job) for job in demo.carme_json("jobs")]
+    return next(job for job in found if job.id == number)
+
+
+def slurms_end(demo: DemoSite, number: int) -> datetime:
+    """When Slurm itself says that a job ends."""
+    asked = ("env", "TZ=UTC", "SLURM_TIME_FORMAT=%s", "squeue", "--noheader", f"--jobs={number}")
+    text = demo.run("head", *asked, "--format=%e").stdout.strip()
+    return datetime.fromtimestamp(int(text), UTC)
+
+
+def sbatch(demo: DemoSite, *options: str) -> int:
+    """A job of user1 that Carme knows nothing of."""
+    command = ["sbatch", "--parsable", "--output=/dev/null", "--time=20:00:00", "--mem=100", *options]
+    done = demo.run("head", *command, "--chdir=/tmp", "--wrap=sleep 600", user="user1")
+    return int(done.stdout.strip().split(";")[0])
+
+
+def scontrol(demo: DemoSite, *words: str, user: str | None = None) -> None:
+    demo.run("head", "scontrol", *words, **({"user": user} if user else {}))
+
+
+def test_a_session_stays_known_when_its_job_gets_other_words(demo: DemoSite) -> None:
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(OPTIONS)
+        visitor.wait(name, "ready", timeout=120)
+        address = visitor.open(name)
+        number = known(demo, name).job_id
+        job = f"jobid={number}"
+        scontrol(demo, "update", job, "jobname=x", user="user1")
+        scontrol(demo, "update", job, "comment=site accounting: ok")
+        scontrol(demo, "update", job, "admincomment=carme/1 kind=batch image= key=0")
+        scontrol(demo, "update", job, "timelimit=25")
+        wait_until(
+            "the broker has seen it", lambda: known(demo, name).ends == slurms_end(demo, number), timeout=60
+        )
+        session = known(demo, name)
+        assert (session.state, session.job_id, session.owner) == (SessionState.READY, number, "user1")
+        assert visitor.session(name).state == "ready"
+        assert visitor.fetch(address + "api/status").status_code == 200  # the route stays
+        # The broker's own record survives its restart.
+        demo.run("head", "systemctl", "restart", "carme-broker")
+        wait_until("the broker answers", lambda: demo.carme("jobs", check=False).returncode == 0)
+        assert becomes(demo, name, SessionState.READY).job_id == number
+        assert visitor.fetch(address + "api/status").status_code == 200
+        scontrol(demo, "update", job, "timelimit=1")
+        over = becomes(demo, name, SessionState.ENDED)
+    assert over.ending is Ending.TIME_LIMIT
+
+
+def test_a_suspended_session_says_so_and_goes_on(demo: DemoSite) -> None:
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(OPTIONS)
+        visitor.wait(name, "ready", timeout=120)
+        before = known(demo, name)
+        scontrol(demo, "suspend", str(before.job_id))
+        try:
+            told = becomes(demo, name, SessionState.SUSPENDED)
+            assert told.sentence.startswith("An administrator suspended the session")
+            assert told.ends is None
+            visitor.wait(name, "suspended", timeout=30)
+            # What is suspended for a second only would not move Slurm's end, which is in whole seconds.
+            begun = datetime.now(UTC)
+            wait_until("some seconds have passed", lambda: datetime.now(UTC) > begun + timedelta(seconds=3))
+        finally:
+            scontrol(demo, "resume", str(before.job_id))
+        visitor.wait(name, "ready", timeout=120)
+        after = becomes(demo, name, SessionState.READY)
+        assert after.ends == slurms_end(demo, before.job_id)
+        assert before.ends is not None and after.ends is not None and after.ends > before.ends
+        visitor.stop(name)
+        visitor.wait(name, "ended", timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        (["--gpus=1"], 1),
+        (["--gpus-per-task=1", "--ntasks=2"], 2),
+        (["--gpus-per-socket=1", "--sockets-per-node=1"], 1),
+        (["--gpus-per-node=a100:2"], 2),
+        (["--gpus=4", "--ntasks-per-gpu=1", "--nodes=1"], 4),
+        (["--exclusive"], 4),
+    ],
+)
+def test_gpus_are_counted_as_slurm_allots_them(demo: DemoSite, options: list[str], gpus: int) -> None:
+    number = sbatch(demo, *options)
+
+    def running() -> Job | None:
+        job = job_of(demo, number)
+        return job if job.is_running else None
+
+    assert wait_until("the job runs", running).gpus == gpus
+
+
+def test_a_job_that_waits_says_what_it_asked_for_and_what_is_missing(demo: DemoSite) -> None:
+    first = [sbatch(demo, "--gpus=3", "--nodes=1"), sbatch(demo, "--gpus=3", "--nodes=1")]
+    wait_until("both run", lambda: all(job_of(demo, number).is_running for number in first))
+    asked: list[Any] = ["submit", "--gpus", "2", "--time", "10m", "--", "sleep", "60"]
+    demo.carme(*asked)
+
+    def waiting() -> Job | None:
+        jobs = [Job.model_validate(job) for job in demo.carme_json("jobs")]
+        return next(
+            (job for job in jobs if job.kind == "batch" and "must become free" in job.explanation), None
+        )
+
+    job = wait_until("it says what is missing", waiting)
+    assert job.gpus == 2
+    assert "1 GPU must become free on n" in job.explanation
+    assert any(f"in use by your job {number}" in job.explanation for number in first)
+    other = sbatch(demo, "--gpus-per-task=2", "--ntasks=1")
+    wait_until("it is known", lambda: other in [one["id"] for one in demo.carme_json("jobs")])
+    assert job_of(demo, other).gpus == 2
