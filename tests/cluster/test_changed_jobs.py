@@ -52,7 +52,7 @@ def sbatch(demo: DemoSite, *options: str) -> int:
 
 
 def scontrol(demo: DemoSite, *words: str, user: str | None = None) -> None:
-    demo.run("head", "scontrol", *words, **({"user": user} if user else {}))
+    demo.run("head", "scontrol", *words, user=user)
 
 
 def test_a_session_stays_known_when_its_job_gets_other_words(demo: DemoSite) -> None:
