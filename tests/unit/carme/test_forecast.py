@@ -102,3 +102,16 @@ KEPT = st.tuples(TIMES, TIMES).map(lambda pair: reservation(0, 0, start=min(pair
 @given(st.lists(JOBS, max_size=6), st.lists(KEPT, max_size=3))
 def test_never_less_than_none_nor_more_than_there_are(jobs: list[Job], kept: list[Reservation]) -> None:
     assert all(0 <= count <= 8 for count in free(*jobs, reservations=tuple(kept)))
+
+
+def test_what_waits_is_counted_with_all_of_its_tasks() -> None:
+    waits: dict[str, Any] = {"started": None, "node_list": "", "gpus": 2}
+    cluster = Cluster(taken=NOW, nodes=[node("n1")])
+    jobs = [job("PENDING", **waits), job("PENDING", **waits, array_id=5, tasks="0-9%2")]
+    (kind,) = forecast(cluster, jobs, (), NOW).kinds
+    assert kind.queued == 2 + 10 * 2
+
+
+def test_a_suspended_job_keeps_its_gpus_and_slurms_end_counts() -> None:
+    assert free(job("SUSPENDED")) == [6] * 6
+    assert free(job(planned_end=NOW + timedelta(minutes=95))) == [6, 6, 6, 6, 8, 8]

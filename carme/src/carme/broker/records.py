@@ -98,7 +98,7 @@ class Records:
         self._drop(key)
 
     def adopt(self, job: Job) -> None:
-        """Record a job that was known before there were records."""
+        """Record a job that is known, or taken for ours, without a record."""
         if job.key is None or job.kind == "other" or job.key in self._records:
             return
         self._put(
@@ -123,6 +123,8 @@ class Records:
                 present.add(record.key)
                 self._see(record, job)
             found.append(self._named(job, record, now))
+            if record is None and job.is_active:
+                self.adopt(found[-1])  # what its comment says now holds from now on
         for key, record in list(self._records.items()):
             if record.shown and record.left is None and key not in present:
                 self._put(record.model_copy(update={"left": now}))

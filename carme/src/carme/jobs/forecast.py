@@ -80,7 +80,7 @@ def forecast(
         waits = job.is_pending
         if waits:
             kind = job.gpu_type or _only_type(nodes.values())
-            queued[kind] = queued.get(kind, 0) + job.gpus
+            queued[kind] = queued.get(kind, 0) + job.gpus * job.count
         start = job.planned_start if waits else job.started or now
         if start is None:
             continue  # Slurm has no plan for it

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from carme.jobs.arrays import includes, task_name
+from carme.jobs.arrays import count, includes, task_name
 from carme.jobs.cluster import Cluster
 from carme.jobs.endings import ending_of
 from carme.jobs.explanations import BY_SLURM, suspended, waiting_for
@@ -136,6 +136,14 @@ class Job(BaseModel):
         if self.array_id is None or not (self.task is not None or self.tasks):
             return str(self.id)
         return task_name(self.array_id, self.tasks.partition("%")[0] if self.task is None else self.task)
+
+    @property
+    def count(self) -> int:
+        """How many jobs it stands for: those of an array that wait are one until they start."""
+        try:
+            return count(self.tasks) if self.tasks else 1
+        except ValueError:
+            return 1
 
     def has_task(self, array_id: int, task: int) -> bool:
         """Whether it is this task of an array, or that one waits in it."""
