@@ -201,6 +201,21 @@ async def test_only_silent_servers_are_looked_for(running: Site, monkeypatch: py
     assert list(running.hub.caretaker.silent()) == [own(running)]
 
 
+async def test_a_suspended_server_is_not_looked_for_until_it_goes_on(
+    running: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert running.hub
+    monkeypatch.setattr(caretaker, "SILENCE", -1.0)
+    silent = running.hub.caretaker.silent
+    await running.broker.change(100, state=JobState.SUSPENDED)
+    assert running.broker.session(100).state is SessionState.SUSPENDED
+    await eventually(lambda: not list(silent()), "nobody looks for it")
+    await running.broker.change(100, state=JobState.RUNNING)
+    await eventually(lambda: list(silent()) == [own(running)], "it is looked for")
+    await eventually(lambda: running.broker.session(100).state is SessionState.READY, "it is ready")
+    assert running.broker.cancelled == []
+
+
 async def test_a_restarting_hub_keeps_servers_that_do_not_answer(
     running: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

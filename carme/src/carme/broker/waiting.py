@@ -1,5 +1,6 @@
 """Finds out what Slurm's word for a wait leaves open: which limit, which nodes, when a booking begins."""
 
+import asyncio
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -13,7 +14,8 @@ from carme.slurm import Slurm
 
 AGAIN_SECONDS = 30.0
 USERS_AT_ONCE = 200
-SHORT_AT_ONCE = 100  # waiting jobs, those with the highest priority first, of which is told what is missing
+SHORT_SECONDS = 5.0  # for which what is missing counts, as long as the same jobs wait
+SHORT_AT_ONCE = 50  # different requests of waiting jobs, those with the highest priority first, looked at
 NODES_SHOWN = 4
 
 _LIMITS = ("Assoc", "QOS")
@@ -36,6 +38,9 @@ class Waiting:
         self._booked: set[str] = set()
         #: How far the data of jobs is, by job.
         self.data: dict[int, str] = {}
+        self._short: dict[int, str] = {}
+        self._short_of: set[int] = set()
+        self._short_due = -SHORT_SECONDS
         self._asked = {"limits": -AGAIN_SECONDS, "reservations": -AGAIN_SECONDS}
 
     async def complete(self, jobs: Iterable[Job], cluster: Cluster | None) -> dict[int, Job]:
@@ -58,11 +63,22 @@ class Waiting:
         for job in jobs:
             if job.is_suspended and job.partition in suspending:
                 found[job.id] = job.model_copy(update={"detail": BY_SLURM})
-        short = _shortages(waiting, jobs, cluster) if cluster else {}
+        short = await self._shortages(waiting, jobs, cluster) if cluster else {}
         for job in waiting:
             if detail := short.get(job.id) or self._detail(job, cluster):
                 found[job.id] = job.model_copy(update={"detail": detail})
         return found
+
+    async def _shortages(
+        self, waiting: Iterable[Job], jobs: Iterable[Job], cluster: Cluster
+    ) -> dict[int, str]:
+        short = [job for job in waiting if job.reason in _SHORT]
+        ids, now = {job.id for job in short}, time.monotonic()
+        if ids != self._short_of or now >= self._short_due:
+            # Large sites have many nodes: others are answered meanwhile.
+            self._short = await asyncio.to_thread(_shortages, short, jobs, cluster) if short else {}
+            self._short_of, self._short_due = ids, now + SHORT_SECONDS
+        return self._short
 
     def _due(self, what: str, wanted: bool, new: bool) -> bool:
         now = time.monotonic()
@@ -98,11 +114,16 @@ class Waiting:
         return ""
 
 
-def _shortages(waiting: Iterable[Job], jobs: Iterable[Job], cluster: Cluster) -> dict[int, str]:
+def _shortages(short: Iterable[Job], jobs: Iterable[Job], cluster: Cluster) -> dict[int, str]:
     """What is missing for jobs that wait for nodes, by job."""
-    short = [job for job in waiting if job.reason in _SHORT]
-    if not short:
-        return {}
-    short.sort(key=lambda job: (-(job.priority or 0), job.id))
     running, now = running_on(jobs), datetime.now(UTC)
-    return {job.id: shortage(job, cluster, running, now) for job in short[:SHORT_AT_ONCE]}
+    found: dict[int, str] = {}
+    known: dict[tuple[object, ...], str] = {}
+    for job in sorted(short, key=lambda job: (-(job.priority or 0), job.id)):
+        asked = (job.user, job.partition, job.nodes, job.gpus, job.gpu_type, job.cpus, job.memory_mb)
+        if asked not in known:
+            if len(known) == SHORT_AT_ONCE:
+                continue
+            known[asked] = shortage(job, cluster, running, now)
+        found[job.id] = known[asked]
+    return found

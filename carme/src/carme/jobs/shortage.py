@@ -4,8 +4,8 @@ Owners see their own jobs by number; of others' they see how many there are.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from carme.jobs.cluster import Cluster, Node
 from carme.jobs.nodes import expand
@@ -13,49 +13,58 @@ from carme.jobs.status import Job
 from carme.jobs.times import moment_text
 from carme.wording import listing, number
 
-__all__ = ["running_on", "shortage"]
+__all__ = ["Held", "running_on", "shortage"]
 
 NAMED = 4  # nodes, and jobs, in one sentence
 _NEVER = datetime.max.replace(tzinfo=UTC)
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
 
-_Amounts = tuple[float, float, float]  # GPUs, processors, MiB
+_Amounts = tuple[int, int, int]  # GPUs, processors, MiB
 
 
-@dataclass(frozen=True)
-class _Wait:
+class Held(NamedTuple):
+    """What a job holds of one node, and until when."""
+
+    job_id: int
+    user: str
+    gpu_type: str | None
+    amounts: _Amounts
+    ends: datetime
+
+
+class _Wait(NamedTuple):
     """What a node lacks, whose jobs are in the way, and when the last of those that must end does."""
 
     node: str
     lacks: _Amounts
-    holders: tuple[Job, ...]
+    holders: list[Held]
     until: datetime
 
 
-def running_on(jobs: Iterable[Job]) -> dict[str, list[Job]]:
-    """The jobs that hold something of each node."""
-    found: dict[str, list[Job]] = {}
+def running_on(jobs: Iterable[Job]) -> dict[str, list[Held]]:
+    """What jobs hold of each node, what ends first first."""
+    found: dict[str, list[Held]] = {}
     for job in jobs:
         if job.is_active and not job.is_pending:
+            held = Held(job.id, job.user, job.gpu_type, _each(job), job.ends or _NEVER)
             for name in expand(job.node_list):
-                found.setdefault(name, []).append(job)
+                found.setdefault(name, []).append(held)
+    for there in found.values():
+        there.sort(key=lambda held: held.ends)
     return found
 
 
-def shortage(job: Job, cluster: Cluster, running: Mapping[str, list[Job]], now: datetime) -> str:
+def shortage(job: Job, cluster: Cluster, running: Mapping[str, list[Held]], now: datetime) -> str:
     """What must become free before a waiting job can start; empty where that is not known.
 
     It is told of those nodes that can take the job first, as far as time limits tell.
 
     Args:
-        running: The jobs by node, see `running_on`.
+        running: What jobs hold, see `running_on`.
     """
-    needed = _each(job, job.gpus)
-    able = [
-        node
-        for node in cluster.members(job.partition)
-        if all(has >= needs for has, needs in zip(_size(node, job.gpu_type), needed, strict=True))
-    ]
-    waits = [_wait(node, job, needed, running.get(node.name, ())) for node in able if node.available]
+    needed, kind = _each(job), job.gpu_type
+    able = [node for node in cluster.members(job.partition) if _has(_size(node, kind), needed)]
+    waits = [_wait(node, kind, needed, running.get(node.name, ())) for node in able if node.available]
     count = max(1, job.nodes)
     if len(waits) < count:
         gone = [node.name for node in able if not node.available]
@@ -65,38 +74,37 @@ def shortage(job: Job, cluster: Cluster, running: Mapping[str, list[Job]], now: 
     if not short:
         return ""
     lacks = [sum(amounts) for amounts in zip(*(wait.lacks for wait in short), strict=True)]
-    holders = {one.id: one for wait in short for one in wait.holders}
+    holders = {one.job_id: one.user for wait in short for one in wait.holders}
     until = max(wait.until for wait in short)
     what = f"{_amounts(lacks)} must become free on {_some([wait.node for wait in short])}"
     if holders:
-        what += f", in use by {_holders(job, list(holders.values()))}"
+        what += f", in use by {_holders(job.user, holders)}"
         if until < _NEVER:
             what += f" until {moment_text(until, now)} at the latest"
     return what
 
 
-def _wait(node: Node, job: Job, needed: _Amounts, there: Iterable[Job]) -> _Wait:
-    kind = job.gpu_type
-    used = (
-        node.gpus_used.get(kind, 0) if kind else sum(node.gpus_used.values()),
-        node.cpus_used,
-        node.memory_used_mb,
-    )
-    free = [has - taken for has, taken in zip(_size(node, kind), used, strict=True)]
-    lacks = [max(0.0, needs - has) for needs, has in zip(needed, free, strict=True)]
-    shares = {one.id: _each(one, _gpus_of(one, node, kind)) for one in there}
-    holders = [
-        one for one in there if any(lack and held for lack, held in zip(lacks, shares[one.id], strict=True))
-    ]
-    until = datetime.min.replace(tzinfo=UTC)
-    for one in sorted(holders, key=lambda one: one.ends or _NEVER):
-        if all(has >= needs for has, needs in zip(free, needed, strict=True)):
-            break
-        free = [has + held for has, held in zip(free, shares[one.id], strict=True)]
-        until = one.ends or _NEVER
-    if any(has < needs for has, needs in zip(free, needed, strict=True)):
-        until = _NEVER
-    return _Wait(node.name, (lacks[0], lacks[1], lacks[2]), tuple(holders), until)
+def _has(amounts: _Amounts, needed: _Amounts) -> bool:
+    return amounts[0] >= needed[0] and amounts[1] >= needed[1] and amounts[2] >= needed[2]
+
+
+def _wait(node: Node, kind: str | None, needed: _Amounts, there: Iterable[Held]) -> _Wait:
+    gpus, cpus, memory_mb = _size(node, kind)
+    gpus -= node.gpus_used.get(kind, 0) if kind else sum(node.gpus_used.values())
+    free = (gpus, cpus - node.cpus_used, memory_mb - node.memory_used_mb)
+    lacks = tuple(max(0, needs - has) for needs, has in zip(needed, free, strict=True))
+    holders, until = [], _ALWAYS
+    for held in there:
+        gpus, cpus, memory_mb = held.amounts
+        if kind and held.gpu_type and held.gpu_type != kind:
+            gpus = 0
+        if not ((lacks[0] and gpus) or (lacks[1] and cpus) or (lacks[2] and memory_mb)):
+            continue
+        holders.append(held)
+        if not _has(free, needed):
+            free = (free[0] + gpus, free[1] + cpus, free[2] + memory_mb)
+            until = held.ends
+    return _Wait(node.name, (lacks[0], lacks[1], lacks[2]), holders, until if _has(free, needed) else _NEVER)
 
 
 def _size(node: Node, kind: str | None) -> _Amounts:
@@ -104,30 +112,24 @@ def _size(node: Node, kind: str | None) -> _Amounts:
     return gpus, node.cpus, node.memory_mb
 
 
-def _gpus_of(job: Job, node: Node, kind: str | None) -> int:
-    other = kind is not None and job.gpu_type is not None and job.gpu_type != kind
-    return 0 if other or not node.gpus else job.gpus
-
-
-def _each(job: Job, gpus: int) -> _Amounts:
+def _each(job: Job) -> _Amounts:
     """What a job has of each node, rounded up."""
     nodes = max(1, job.nodes)
-    return -(-gpus // nodes), -(-job.cpus // nodes), -(-job.memory_mb // nodes)
+    return -(-job.gpus // nodes), -(-job.cpus // nodes), -(-job.memory_mb // nodes)
 
 
-def _amounts(lacks: Sequence[float]) -> str:
-    gpus, cpus, memory_mb = map(int, lacks)
+def _amounts(lacks: Sequence[int]) -> str:
+    gpus, cpus, memory_mb = lacks
     parts = [number(gpus, "GPU"), number(cpus, "processor"), f"{memory_mb} MiB of memory"]
-    return listing(part for part, many in zip(parts, (gpus, cpus, memory_mb), strict=True) if many)
+    return listing(part for part, many in zip(parts, lacks, strict=True) if many)
 
 
-def _holders(job: Job, holders: list[Job]) -> str:
-    mine = sorted(one.id for one in holders if one.user == job.user)
-    others = sum(one.user != job.user for one in holders)
+def _holders(user: str, holders: Mapping[int, str]) -> str:
+    mine = [str(job_id) for job_id, owner in sorted(holders.items()) if owner == user]
+    others = len(holders) - len(mine)
     parts = []
     if mine:
-        numbers = [str(one) for one in mine]
-        parts.append(f"your job {numbers[0]}" if len(mine) == 1 else f"your jobs {_some(numbers)}")
+        parts.append(f"your job {mine[0]}" if len(mine) == 1 else f"your jobs {_some(mine)}")
     if others:
         parts.append(f"{number(others, 'job')} of others")
     return " and ".join(parts)
