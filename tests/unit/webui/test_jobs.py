@@ -416,6 +416,18 @@ def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) ->
     )
 
 
+def test_the_time_that_is_left_is_slurms(browser: Browser, broker: FakeBroker) -> None:
+    began, later = timezone.now() - timedelta(minutes=10), timezone.now() + timedelta(minutes=57)
+    Job.store([
+        broker.put(make_job(1, kind="batch", started=began, minutes_limit=60, planned_end=later)),
+        broker.put(make_job(2, kind="batch", state="SUSPENDED", started=began, minutes_limit=60)),
+    ])  # fmt: skip
+    assert "57 minutes left" in browser.get("/jobs/1/").content.decode()
+    page = browser.get("/jobs/2/").content.decode()
+    assert "An administrator suspended the job" in page and "minutes left" not in page
+    assert Job.objects.get(id=2).remaining is None
+
+
 def test_data_folder_and_results_are_asked_for_shown_and_kept(browser: Browser, broker: FakeBroker) -> None:
     wished = {
         "workdir": "/home/alice/run",
