@@ -2,18 +2,20 @@
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from carme.broker.records import Record, Records
 from carme.config import Settings
 from carme.errors import InvalidRequest
-from carme.jobs import JobRequest
+from carme.jobs import Job, JobRequest
 from carme.sessions import Ending, SessionState
 
 from .test_broker_sessions import (
     JOB,
+    KEY,
     READY,
     STARTED,
     closings,
@@ -96,6 +98,21 @@ async def test_a_broker_that_has_lost_its_records_takes_comments_for_hints_once(
 
         await until(seen)
         assert (await site.client.session("s1")).state is SessionState.STARTING
+
+
+def test_a_look_that_is_faster_than_the_answer_to_a_submission_counts() -> None:
+    records, now = Records(), datetime.now(UTC)
+    records.load(now, [])
+    records.begin(Record(key=KEY, user="ada", kind="session", name="session-s1", submitted=now))
+    known = {"id": 7, "user": "ada", "state": "PENDING", "submitted": now + timedelta(seconds=2)}
+    (job,) = records.queue([Job.model_validate(known | {"name": "session-s1", "key": KEY})], now)
+    assert job.kind == "session"
+    records.took(KEY, 7)
+    (job,) = records.queue([Job.model_validate(known | {"name": "x"})], now)
+    assert (job.kind, job.name, job.key) == ("session", "session-s1", KEY)
+    # Another user's job with that number is another one.
+    (job,) = records.queue([Job.model_validate(known | {"name": "x", "user": "bob"})], now)
+    assert (job.kind, job.key) == ("other", None)
 
 
 async def test_a_session_may_last_as_long_as_one_whatever_its_comment_says(

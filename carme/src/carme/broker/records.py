@@ -84,7 +84,8 @@ class Records:
 
     def took(self, key: str, job_id: int) -> None:
         """Slurm has taken it and gave it this number."""
-        if record := self._records.get(key):
+        record = self._records.get(key)
+        if record is not None and not record.shown:  # else a look at the queue was faster
             self._put(record.model_copy(update={"job_id": job_id, "submitted": datetime.now(UTC)}))
 
     def again(self, key: str) -> None:
