@@ -96,6 +96,9 @@ async def test_submission(site: Any, order: JobRequest) -> None:
     # Slurm makes file names of %j and the like.
     assert options["output"] == options["error"] == str(folder / "output.log").replace("%", "%%")
     assert call["stdin"].startswith("#!/bin/sh\nexec ") and call["stdin"].endswith('carme-job "$PWD"\n')
+    assert " -I " in call["stdin"]  # nothing that anybody sets for Python reaches the launcher
+    # What Slurm itself would read of the user's login files could take minutes, or HOME from the job.
+    assert options["export"] == "ALL"
     assert "s3cret" not in json.dumps(call)
 
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

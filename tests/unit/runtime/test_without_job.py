@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,33 @@ def test_a_script_that_may_not_be_read() -> None:
         )
     assert ended.returncode == 2
     assert "may not be read by you" in ended.stderr
+
+
+@pytest.mark.parametrize("python", [["-c"], ["-I", "-c"]])
+def test_what_is_set_for_python_is_the_programs(tmp_path: Path, python: list[str]) -> None:
+    """Job images start the command isolated; elsewhere its own modules come first all the same."""
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    (tmp_path / "mine.py").write_text(
+        "import os; print(os.environ['PYTHONPATH'], os.environ.get('PYTHONUTF8'))"
+    )
+    source = str(Path(carme_runtime.__file__).parents[1])
+    isolated = python[0] == "-I"
+    start = f"import sys; sys.path.append({source!r}); " if isolated else ""
+    path = f"{tmp_path}:{source}"
+    # The program's own Python cannot be started with a PYTHONHOME that is not there.
+    home = {"PYTHONHOME": "/nonexistent"} if isolated else {}
+    shell = ["--", "/bin/sh", "-c", 'echo "$PYTHONPATH" "$PYTHONHOME"']
+    command = ["-n1", *(shell if isolated else ["-m", "mine"])]
+    ended = subprocess.run(
+        [sys.executable, *python, f"{start}from carme_runtime.commands import run; run()", *command],
+        env=clean_environment(PYTHONPATH=path, PYTHONUTF8="1", **home),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.strip().endswith(f"{path} {'/nonexistent' if isolated else '1'}")
 
 
 def test_an_agent_that_is_gone(local: Launch, tmp_path: Path) -> None:

@@ -17,7 +17,11 @@ from typing import Any
 
 __all__ = ["RunFailed", "carme_run", "load_ipython_extension"]
 
-_LAUNCHER = "import sys; from carme_runtime.launcher.command import main; sys.argv[0] = 'carme-run'; main()"
+#: As the command does. The folder of the notebook is none of its modules'.
+_LAUNCHER = (
+    "import sys; sys.path[:] = [folder for folder in sys.path if folder]; "
+    "from carme_runtime.commands import run; sys.argv[0] = 'carme-run'; run()"
+)
 _PR_SET_PDEATHSIG = 1
 
 
