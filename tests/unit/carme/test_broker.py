@@ -502,6 +502,27 @@ async def test_logs(site: Any, order: JobRequest) -> None:
     assert (await site.client.log(job_id, offset=99)).model_dump() == {"text": "", "offset": 8, "size": 8}
 
 
+@pytest.mark.parametrize("ending", ["", "\n"])
+async def test_the_end_of_a_log_is_read_from_its_end(site: Any, order: JobRequest, ending: str) -> None:
+    job_id = await site.client.submit(order)
+    log = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "output.log"
+    lines = [f"line {number} {'x' * (number % 211)}" for number in range(5000)]
+    log.write_text("\n".join(lines) + ending)
+    log.chmod(0o644)
+    size = log.stat().st_size
+    for count in (0, 1, 2, 1000, 4999, 5000, 9000):
+        part = await site.client.log(job_id, tail=count, limit=1 << 20)
+        assert part.text == "\n".join(lines[len(lines) - min(count, 5000) :]) + (ending if count else "")
+        assert (part.offset, part.size) == (size, size)
+    # Of an endless log without lines (a hole, here) no more is read than its end.
+    with log.open("r+b") as stream:
+        stream.truncate(1 << 40)
+        stream.seek(0, os.SEEK_END)
+        stream.write(b"\nlast words\n")
+    assert (await site.client.log(job_id, tail=1)).text == "last words\n"
+    assert (await site.client.log(job_id, tail=2, limit=1)).offset > 1 << 39
+
+
 async def test_a_log_that_is_no_file_of_the_user_is_not_read(
     site: Any, order: JobRequest, folder: Path
 ) -> None:

@@ -107,6 +107,11 @@ async def test_logs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -
     site.slurm.jobs = [site.slurm.jobs[0] | {"T": "COMPLETED"}]
     assert await carme("logs", "-f", "100") == 0
     assert capsys.readouterr().out == "hello\n"
+    (folder / "output.log").write_text("one\ntwo\nthree\n")
+    for options, words in ((["--tail", "2"], "two\nthree\n"), (["-f", "-n", "1"], "three\n"), (["-n0"], "")):
+        assert await carme("logs", "100", *options) == 0
+        told = capsys.readouterr()
+        assert (told.out, told.err) == (words, "")
 
 
 @pytest.mark.parametrize(

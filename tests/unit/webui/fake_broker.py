@@ -261,10 +261,15 @@ class FakeBroker:
                 whole = self.results.get(job_id, b"")
                 part = whole[offset : offset + limit]
                 return protocol.LogPart(text=part.decode(), offset=offset + len(part), size=len(whole))
-            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user, task=task):
+            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user, task=task, tail=tail):
                 job_id = self._known(job_id, user, task).id
                 if job_id not in self.logs:
                     raise NotFound(f"Job {job_id} has no log.", "Wait until it has started.")
+                if tail is not None:
+                    whole = self.logs[job_id]
+                    offset = len(whole) - len(
+                        b"".join(whole.splitlines(keepends=True)[-tail:]) if tail else b""
+                    )
                 part = self.logs[job_id][offset : offset + limit]
                 return protocol.LogPart(
                     text=part.decode(errors="replace"),

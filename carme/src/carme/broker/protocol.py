@@ -236,6 +236,8 @@ class GetLog(_Asked):
     user: User = None
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=65_536, ge=1, le=1 << 20)
+    #: Begin where so many lines are left, instead of at `offset`.
+    tail: int | None = Field(default=None, ge=0, le=1_000_000)
     result = TypeAdapter(LogPart)
 
 
