@@ -70,16 +70,52 @@ async def test_scripts(site: Any, file: Path, folder: Path) -> None:
     ready.write_text("#!/bin/bash\n")
     ready.chmod(0o755)
     for script in (plain, marked, ready):
-        assert await carme("submit", str(script), "--gpus", "x y") == 0
+        assert await carme("submit", str(script), "-1", "--", "--gpus", "x y") == 0
     specs = (site.home / ".local/share/carme/jobs").glob("*/spec.json")
     commands = sorted(json.loads(spec.read_text())["command"] for spec in specs)
     assert commands == sorted(
         [
-            ["/bin/sh", str(plain), "--gpus", "x y"],
-            ["/usr/bin/env", "python3", str(marked), "--gpus", "x y"],
-            [str(ready), "--gpus", "x y"],
+            ["/bin/sh", str(plain), "-1", "--gpus", "x y"],
+            ["/usr/bin/env", "python3", str(marked), "-1", "--gpus", "x y"],
+            [str(ready), "-1", "--gpus", "x y"],
         ]
     )
+
+
+async def test_options_behind_the_script_are_ours(site: Any, file: Path, folder: Path) -> None:
+    script = folder / "train.sh"
+    script.write_text("echo hi\n")
+    assert (
+        await carme("submit", str(script), "--gpus", "2", "data.csv", "--time=2h", "--", "--gpus", "9") == 0
+    )
+    (folder_of_job,) = (site.home / ".local/share/carme/jobs").iterdir()
+    request = json.loads((folder_of_job / "request.json").read_text())
+    assert (request["gpus_per_node"], request["minutes"]) == (2, 120)
+    assert request["command"] == ["/bin/sh", str(script), "data.csv", "--gpus", "9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["submit", "train.sh", "a b", "--epochs", "3", "--gpus", "2"],
+            "there is no option --epochs. What the script is to get stands after --: "
+            "carme submit train.sh 'a b' -- --epochs 3",
+        ),
+        (["submit", "--gpu=2", "--", "x"], "there is no option --gpu. The nearest known one is '--gpus'."),
+        (["submit", "train.sh", "--gpu", "2"], "there is no option --gpu"),
+        (["session", "shell", "s1", "--nod", "1"], "there is no option --nod"),
+        (
+            ["session", "shell", "s1", "ls", "-l"],
+            "What the command is to get stands after --: carme session shell s1 ls -- -l",
+        ),
+    ],
+)
+def test_no_option_is_swallowed(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 async def test_jobs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

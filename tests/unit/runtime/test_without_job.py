@@ -30,6 +30,15 @@ def test_one_rank_is_the_default(local: Launch) -> None:
     assert local("--", "echo", "x", CUDA_VISIBLE_DEVICES="0,1").wait()[1].count("x") == 2
 
 
+def test_options_behind_a_script_are_its_own_and_that_is_said(local: Launch, script: Script) -> None:
+    show = script("import sys; print(*sys.argv[1:])")
+    code, out, errors = local(show, "-n", "2", "--backend", "x").wait()
+    assert (code, out) == (0, "[rank 0] -n 2 --backend x\n")
+    assert f"carme-run: -n behind {show} is {show}'s. Options of carme-run stand before it" in errors
+    for quiet in (["--", show, "-n", "2"], [show, "--backend", "x"]):
+        assert local(*quiet).wait()[2] == ""
+
+
 def test_a_failure_is_that_of_the_run(local: Launch, script: Script) -> None:
     code, _, errors = local(script("raise SystemExit(4)")).wait()
     assert (code, errors.count("carme-run: Rank 0 on")) == (4, 1)

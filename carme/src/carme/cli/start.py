@@ -9,6 +9,7 @@ from carme.broker import BrokerClient
 from carme.cli import portal
 from carme.cli.datasets import datasets
 from carme.cli.output import add_json, print_json
+from carme.cli.parsing import take_program
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
 from carme.images.own import is_own
@@ -21,6 +22,8 @@ from carme.wording import size
 _EPILOG = """\
 examples:
   carme submit train.sh
+  carme submit train.sh --gpus 2 --time 2h
+  carme submit train.sh data.csv -- --epochs 3
   carme submit --gpus 2 --time 2h -- python train.py --epochs 3
   carme submit --stage imagenet --results results -- python train.py
   carme submit --array 0-9%2 -- sh -c 'echo task $SLURM_ARRAY_TASK_ID'
@@ -35,7 +38,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="start a job",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="carme submit [options] SCRIPT [ARGS ...]\n       carme submit [options] -- COMMAND [ARGS ...]",
+        usage="carme submit [options] SCRIPT [options] [ARGS ...] [-- ARGS ...]\n"
+        "       carme submit [options] -- COMMAND [ARGS ...]",
     )
     parser.add_argument("--image", help="image to run in (default: directly on the node)")
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
@@ -69,7 +73,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument("--name", help="name of the job (default: the command's)")
     add_json(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    take_program(parser, "script")
     parser.set_defaults(run=_submit, parser=parser)
 
 

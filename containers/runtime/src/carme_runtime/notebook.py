@@ -65,7 +65,7 @@ def carme_run(line: str, cell: str) -> None:
     with os.fdopen(opened, "w", encoding="utf-8") as file:
         file.write(cell)
     try:
-        code = _follow([sys.executable, "-c", _LAUNCHER, *options, str(script), *arguments])
+        code = _follow([sys.executable, "-c", _LAUNCHER, *options, "--", str(script), *arguments])
     finally:
         with contextlib.suppress(FileNotFoundError):
             script.unlink()
