@@ -224,6 +224,59 @@ async def test_nothing_is_submitted_that_would_die_of_a_quota(site: Any, file: P
     assert len(site.slurm.calls("sbatch")) == 2
 
 
+def typed(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """A line as bash runs it, with the command in `$carme`."""
+    environment = {
+        "carme": f'{sys.executable} -c "from carme.cli import program; program()"',
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **more,
+    }
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], env=os.environ | environment, cwd=folder, capture_output=True,
+        text=True, errors="backslashreplace", check=False,
+    )  # fmt: skip
+
+
+ODD = {
+    "eval $carme jobs > /dev/full": "carme: The output cannot be written: No space left on device.\n",
+    "PYTHONUNBUFFERED=1 eval $carme jobs --json > /dev/full": "carme: The output cannot be written",
+    "eval $carme jobs --help > /dev/full": "carme: The output cannot be written",
+    "eval $carme jobs --json | true": "",
+    "PYTHONIOENCODING=ascii eval $carme jobs": "",
+    "eval $carme jobs >&-": "",
+    "eval $carme submit -- echo $'caf\\xe9'": "'command[1]' must be text in UTF-8, not 'caf\\xe9'",
+    "mkdir $'caf\\xe9'; cd $'caf\\xe9'; eval $carme submit -- true": "'workdir' must be text in UTF-8",
+    "mkdir $'a\\nb'; cd $'a\\nb'; eval $carme submit -- true": "must not have a line end",
+    "mkdir gone; cd gone; rmdir ../gone; eval $carme submit -- true": (
+        "carme: The folder that you are in has been removed. Go to another one with cd.\n"
+    ),
+}
+
+
+async def test_odd_places_and_outputs(site: Any, file: Path, tmp_path: Path) -> None:
+    cursor = (await site.client.events()).cursor
+    site.slurm.jobs = [RUNNING | {"j": "grüße"}]
+    await site.client.events(cursor, wait=30)
+    all_done = await asyncio.gather(*(asyncio.to_thread(typed, line, tmp_path) for line in ODD))
+    for (line, words), done in zip(ODD.items(), all_done, strict=True):
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, line
+        assert words in done.stderr and (words or not done.stderr), line
+        if "ascii" in line:
+            assert "gr\\xfc\\xdfe" in done.stdout
+
+
+async def test_a_very_long_name_widens_no_other_line(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cursor = (await site.client.events()).cursor
+    site.slurm.jobs = [RUNNING | {"A": 8, "j": "n" * 900}, RUNNING | {"j": "short", "D": 1}]
+    await site.client.events(cursor, wait=30)
+    assert await carme("jobs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(len(line) < 300 for line in lines)
+    assert "nnn..." in "".join(lines)
+
+
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Path]:
     """A file system without room."""

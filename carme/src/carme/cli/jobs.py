@@ -7,7 +7,7 @@ import time
 from carme.api import JobOut
 from carme.broker import BrokerClient
 from carme.cli import portal
-from carme.cli.output import add_json, listed, moment, plain, print_json, said
+from carme.cli.output import add_json, listed, moment, plain, print_json, said, short
 from carme.jobs import Job, arrays, minutes_text, parse_minutes
 
 FOLLOW_SECONDS = 1.0
@@ -91,7 +91,7 @@ def _row(job: Job | JobOut) -> list[object]:
     where = job.node_list or job.nodes
     return [
         _name(job),
-        job.name,
+        short(job.name),
         job.state.lower(),
         where,
         job.gpus,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -22,9 +23,12 @@ ALONE = ("data",)
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
     follow(language_of_terminal)
-    options = _options(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # What the encoding lacks, and bytes that are no text, are shown like \\xe9.
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return options.run(options)
+        return _run(sys.argv[1:] if arguments is None else arguments)
     except CarmeError as error:
         print(f"carme: {error}", file=sys.stderr)
         return FAILED
@@ -32,8 +36,41 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (`carme jobs | head`): nothing to complain about.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_nothing_more()
         return FAILED
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _is_here():
+            sentence = "The folder that you are in has been removed. Go to another one with cd."
+        elif error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            _print_nothing_more()
+            sentence = f"The output cannot be written: {error.strerror}."
+        else:
+            raise
+        print(f"carme: {sentence}", file=sys.stderr)
+        return FAILED
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        options = _options(arguments)
+        return options.run(options)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where somebody says that it cannot be written
+
+
+def _print_nothing_more() -> None:
+    """Have Python not try once more, when it ends, to print what could not be printed."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_here() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib takes long to import
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def program() -> NoReturn:

@@ -199,7 +199,7 @@ def _start(options: argparse.Namespace) -> int:
             reservation=options.reservation,
             title=options.title,
             account=options.account,
-            stage=_words(options),
+            stage=options.stage,
             results=options.results,
         )
         known = session.wait() if options.wait else session.info()
@@ -271,15 +271,11 @@ def _book(options: argparse.Namespace) -> int:
         known = made.known
         if options.image:
             try:
-                known = made.start_session(options.image, stage=_words(options), results=options.results)
+                known = made.start_session(options.image, stage=options.stage, results=options.results)
             except CarmeError:
                 made.delete()  # half of what was asked for is not it
                 raise
     return _tell_booking(options, known)
-
-
-def _words(options: argparse.Namespace) -> list[str]:
-    return [word for part in options.stage for word in part.split()]
 
 
 def _tell_booking(options: argparse.Namespace, known: BookingOut) -> int:
@@ -295,7 +291,7 @@ def _tell_booking(options: argparse.Namespace, known: BookingOut) -> int:
 def _booked_session(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.bookings.get(options.name)
-        known = found.start_session(options.image, stage=_words(options), results=options.results)
+        known = found.start_session(options.image, stage=options.stage, results=options.results)
     return _tell_booking(options, known)
 
 

@@ -13,7 +13,7 @@ from carme.cli.parsing import take_program
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
 from carme.images.own import is_own
-from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_text
+from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_words
 from carme.jobs.scripts import interpreter, name_of
 from carme.projects import account_of
 from carme.storage import space_of
@@ -100,7 +100,7 @@ def _submit(options: argparse.Namespace) -> int:
             "minutes": minutes,
             "reservation": options.reservation,
             "array": options.array,
-            "stage": parse_stages(" ".join(options.stage), datasets()) if options.stage else [],
+            "stage": parse_stages(options.stage, datasets()) if options.stage else [],
             "results": str(Path(options.results).absolute()) if options.results else None,
             "workdir": os.getcwd(),  # noqa: PTH109 - no links resolved: the path must hold on the nodes
         }
@@ -155,10 +155,10 @@ def _tell(options: argparse.Namespace, job_id: int, limit: str = "") -> int:
 
 def _submit_in_own_image(options: argparse.Namespace) -> int:
     """Through the portal, which alone knows users' own images and who may use them."""
-    stages = parse_stages(" ".join(options.stage), datasets()) if options.stage else []
+    stages = parse_stages(options.stage, datasets()) if options.stage else []
     results = str(Path(options.results).absolute()) if options.results else None
     where = os.getcwd()  # noqa: PTH109 - as above
-    return _through_portal(options, _command(options), [], stage_text(stages).split(), results, where)
+    return _through_portal(options, _command(options), [], stage_words(stages), results, where)
 
 
 def _submit_remotely(options: argparse.Namespace) -> int:
@@ -174,8 +174,7 @@ def _submit_remotely(options: argparse.Namespace) -> int:
         )
     what: Path | list[str] = given[1:] if given[0] == "--" else Path(given[0])
     arguments = [] if isinstance(what, list) else given[1:]
-    stage = [word for part in options.stage for word in part.split()]
-    return _through_portal(options, what, arguments, stage, options.results)
+    return _through_portal(options, what, arguments, options.stage, options.results)
 
 
 def _through_portal(

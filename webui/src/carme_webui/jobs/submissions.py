@@ -123,14 +123,8 @@ def stages_of(given: Iterable[Stage | str], user: User) -> list[Stage]:
     for one in given:
         if isinstance(one, Stage):
             found.append(one)
-        elif len(one.split()) != 1:
-            raise InvalidRequest(
-                _("%r is no single folder or dataset.") % one[:80],
-                _("Name each by itself, like scratch:/data/imagenet; paths hold no spaces here."),
-                field="stage",
-            )
         else:
-            found += parse_stages(one, datasets)
+            found += parse_stages([one], datasets)
     return found
 
 
