@@ -82,6 +82,55 @@ async def test_scripts(site: Any, file: Path, folder: Path) -> None:
     )
 
 
+async def test_sbatch_lines_are_read_and_the_command_line_wins(
+    site: Any, file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = folder / "theirs.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --job-name=my/run -t 1:30:00 --nodes=2-4  # a comment\n\n##SBATCH --gpus=9\n"
+        "#SBATCH --gres=gpu:a100:2 --mem=8G\n#SBATCH --output out-%j.txt --qos=high\n"
+        "echo hi\n#SBATCH --partition=nowhere\n"
+    )
+    assert await carme("submit", str(script), "--time", "10m", "--nodes", "1") == 0
+    (folder_of_job,) = (site.home / ".local/share/carme/jobs").iterdir()
+    request = json.loads((folder_of_job / "request.json").read_text())
+    asked = ("name", "minutes", "nodes", "gpus_per_node", "gpu_type", "memory_mb_per_node", "partition")
+    assert [request[name] for name in asked] == ["my-run", 10, 1, 2, "a100", 8192, None]
+    error = capsys.readouterr().err
+    assert "asks by #SBATCH for what carme submit does not have, which is ignored: --output, --qos." in error
+    script.write_text("#SBATCH --nodes=many\n")
+    assert await carme("submit", str(script)) == 1
+    assert "Line 1 of the script, '#SBATCH --nodes=many', cannot be understood" in capsys.readouterr().err
+
+
+async def test_scripts_of_other_editors(
+    site: Any, file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = folder / "a b.sh"
+    for text, words in (
+        (
+            b"#!/bin/bash -l\r\necho hi\r\n",
+            "line ends of Windows (CR LF), which bash cannot read. Convert it",
+        ),
+        (b"echo hi\r\n", "which sh cannot read. Convert it with: sed -i 's/\\r$//' '"),
+        (b"\xef\xbb\xbf#!/usr/bin/env bash\n", "begins with a byte order mark (BOM), which bash takes"),
+        ("#!/bin/sh\n".encode("utf-16"), "is text in UTF-16"),
+    ):
+        script.write_bytes(text)
+        for mode in (0o644, 0o755):
+            script.chmod(mode)
+            assert await carme("submit", str(script)) == 1
+            assert words in capsys.readouterr().err
+    assert not site.slurm.calls("sbatch")
+    # Python reads both; the system, by whose way an executable script starts, does not.
+    script.write_bytes(b"\xef\xbb\xbf#!/usr/bin/python3\r\nprint(1)\r\n")
+    script.chmod(0o755)
+    assert await carme("submit", str(script)) == 0
+    (folder_of_job,) = (site.home / ".local/share/carme/jobs").iterdir()
+    request = json.loads((folder_of_job / "request.json").read_text())
+    assert request["command"] == ["/usr/bin/python3", str(script)]
+
+
 async def test_options_behind_the_script_are_ours(site: Any, file: Path, folder: Path) -> None:
     script = folder / "train.sh"
     script.write_text("echo hi\n")

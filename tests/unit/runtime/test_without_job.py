@@ -127,6 +127,26 @@ def test_what_is_set_for_python_is_the_programs(tmp_path: Path, python: list[str
     assert ended.stdout.strip().endswith(f"{path} {'/nonexistent' if isolated else '1'}")
 
 
+def test_odd_folders_and_arguments(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("import os, sys; print(os.fsencode(sys.argv[1]), os.getcwdb())")
+    run = f"{sys.executable} -m carme_runtime.launcher.command"
+    line = f"mkdir $'caf\\xe9' gone; cd $'caf\\xe9'; {run} ../x.py $'\\xe9'; cd ../gone; rmdir ../gone"
+    line += f"; {run} ../x.py"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        env=clean_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "b'\\xe9'" in done.stdout and "/caf\\xe9'" in done.stdout
+    assert done.returncode == 2
+    assert (
+        done.stderr == "carme-run: The folder that you are in has been removed. Go to another one with cd.\n"
+    )
+
+
 def test_an_agent_that_is_gone(local: Launch, tmp_path: Path) -> None:
     code, _, errors = local("--", "true", CARME_AGENT=str(tmp_path / "agent.sock")).wait()
     assert code == 2

@@ -362,7 +362,7 @@ def test_a_booking_with_its_session_and_data_by_command(
     settings.SITE = settings.SITE.model_copy(update={"bookings": rules})
     start = (datetime.now() + timedelta(hours=3)).isoformat(timespec="minutes")
     words = ["bookings", "create", "--partition", "gpu", "--gpu-type", "a100", "--gpus", "4", "--time", "1h"]
-    words += ["--start", start, "--image", "torch", "--stage", "/data/x /data/y"]
+    words += ["--start", start, "--image", "torch", "--stage", "/data/x", "--stage", "/data/y"]
     made = elsewhere(*words)
     assert made["session_image"] == "torch" and [one["name"] for one in made["stage"]] == ["x", "y"]
     assert elsewhere("bookings", "session", made["name"])["stage"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
@@ -24,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
     follow(language_of_terminal)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             # What the encoding lacks, and bytes that are no text, are shown like \\xe9.
             stream.reconfigure(errors="backslashreplace")
     try:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from carme.broker import BrokerClient
 from carme.errors import InvalidRequest
 from carme.jobs import MAXIMUM_MINUTES, JobRequest, StartEstimate, parse_stages
-from carme.jobs.scripts import check_text, interpreter, name_of, sent
+from carme.jobs.scripts import check_start, check_text, interpreter, name_of, sent
 from carme.jobs.stages import Stage
 from carme.sessions import Extension
 from carme_webui.accounts.models import User
@@ -95,6 +95,7 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
     elif asked.script_path is not None:
         found = broker.script(asked.script_path, user=user.username)
         check_text(found.text)
+        check_start(asked.script_path, found.text[:4096].encode())
         command = [*interpreter(found.text[:256].encode()), found.path, *asked.arguments]
         name = name_of(found.path)
     else:

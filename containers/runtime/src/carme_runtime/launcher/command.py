@@ -51,6 +51,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 def main() -> None:
     """Start a run and stay until it ends; see `carme-run --help`."""
     try:
+        _check_folder()
         code = asyncio.run(_run(sys.argv[1:]))
     except CarmeRuntimeError as error:
         print(f"carme-run: {error}", file=sys.stderr)
@@ -58,6 +59,15 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     sys.exit(code)
+
+
+def _check_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise CarmeRuntimeError(
+            "The folder that you are in has been removed.", "Go to another one with cd."
+        ) from None
 
 
 async def _run(arguments: list[str]) -> int:
