@@ -405,6 +405,8 @@ def test_the_commands_work_from_elsewhere(
     run(number)
     assert elsewhere("jobs") == [] and [job["id"] for job in elsewhere("jobs", "--history")] == [number]
     assert elsewhere("logs", str(number))["text"] == "hello\n"
+    assert elsewhere("status")["nodes"] and main(["status"]) == 0
+    assert "PARTITION" in capsys.readouterr().out
     assert elsewhere("sessions", "list") == [] and elsewhere("bookings", "list") == []
     assert main(["sessions", "stop", "snothing1"]) == 1
     assert "not yours" in capsys.readouterr().err

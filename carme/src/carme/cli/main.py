@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except CarmeError as error:
-        print(f"carme: {error}", file=sys.stderr)
+        print(f"carme: {_elsewhere(error) or error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return 130
@@ -49,6 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"carme: {sentence}", file=sys.stderr)
         return FAILED
+
+
+def _elsewhere(error: CarmeError) -> str:
+    """What to say instead, where nobody is to write a site's configuration: on a computer of a user's own."""
+    if error.code != "no-config" or os.environ.get("CARME_CONFIG") or "config" in sys.argv[1:2]:
+        return ""
+    return (
+        "This command works on the computers of the cluster only, and this one is none of them. "
+        "Sign in on one of them. From here, through the portal: carme status, submit, jobs, logs, cancel, "
+        "extend, sessions, bookings, files, images, presets, projects, notices, after: carme login https://PORTAL"
+    )
 
 
 def _run(arguments: list[str]) -> int:
