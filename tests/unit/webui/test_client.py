@@ -513,11 +513,11 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
 
 
 def test_data_is_named_from_elsewhere(elsewhere: Any, broker: FakeBroker, capsys: Any) -> None:
-    words = ["--stage", "scratch:/data/x /data/y", "--results", "/scratch/r", "--", "true"]
+    words = ["--stage", "scratch:/data/x y", "--stage", "/data/y", "--results", "/scratch/r", "--", "true"]
     assert main(["submit", "--json", *words]) == 0
     (asked,) = broker.asked_for("submit")
     stages = [(stage.target, stage.source) for stage in asked.request.stage]
-    assert stages == [("scratch", "/data/x"), ("local", "/data/y")]
+    assert stages == [("scratch", "/data/x y"), ("local", "/data/y")]
     assert asked.request.results == "/scratch/r"
     capsys.readouterr()
     assert main(["submit", "--results", "here", "--", "true"]) == 1
