@@ -24,10 +24,14 @@ def profile(demo: DemoSite) -> Iterator[None]:
         demo.run("head", "sh", "-c", f"{back}; rm -rf shadow", user=USER)
 
 
+def submitted(demo: DemoSite, *arguments: str) -> int:
+    done = demo.carme("submit", "--json", "--time", "2m", *arguments, user=USER)
+    return json.loads(done.stdout)["job_id"]
+
+
 def written(demo: DemoSite, *arguments: str) -> str:
     """What a job of the user wrote."""
-    job = str(demo.carme_json("submit", "--time", "2m", *arguments, user=USER)["job_id"])
-    return demo.carme("logs", "-f", job, user=USER, timeout=120).stdout
+    return demo.carme("logs", "-f", str(submitted(demo, *arguments)), user=USER, timeout=120).stdout
 
 
 @pytest.mark.usefixtures("profile")
@@ -66,9 +70,7 @@ def test_a_login_shell_that_is_not_there_is_named_and_the_job_runs(demo: DemoSit
     before = demo.run("n1", "getent", "passwd", USER).stdout.strip().rsplit(":", 1)[1]
     demo.run("n1", "usermod", "--shell", "/no/such/shell", USER)
     try:
-        job = demo.carme_json("submit", "--time", "2m", "--nodes", "2", "--", "/usr/bin/env", user=USER)[
-            "job_id"
-        ]
+        job = submitted(demo, "--nodes", "2", "--", "/usr/bin/env")
         wait_until("it has ended", lambda: demo.job_state(job, USER) is JobState.COMPLETED)
         output = demo.carme("logs", str(job), user=USER).stdout
     finally:
