@@ -127,6 +127,14 @@ def test_what_is_set_for_python_is_the_programs(tmp_path: Path, python: list[str
     assert ended.stdout.strip().endswith(f"{path} {'/nonexistent' if isolated else '1'}")
 
 
+def test_output_that_cannot_be_written_is_said() -> None:
+    line = f"{sys.executable} -m carme_runtime.launcher.command -- echo hello > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", line], env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stderr == "carme-run: The output cannot be written: No space left on device.\n"
+
+
 def test_odd_folders_and_arguments(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("import os, sys; print(os.fsencode(sys.argv[1]), os.getcwdb())")
     run = f"{sys.executable} -m carme_runtime.launcher.command"
