@@ -171,8 +171,8 @@ static int python(int count, char **words)
     path[length] = 0;
     strcpy(strrchr(path, '/') + 1, "python");
     arguments[0] = path;
-    /* The folder that one is in is no place for its modules. */
-    arguments[1] = "-P";
+    /* Isolated: neither the folder that one is in nor what one sets for Python is any of its business. */
+    arguments[1] = "-I";
     arguments[2] = "-c";
     arguments[3] = PROGRAM;
     for (int number = 1; number < count; number++)

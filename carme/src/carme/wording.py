@@ -55,6 +55,7 @@ def place(detail: ErrorDetails) -> str:
 
 _EXPECTED = {
     "string_type": "a text",
+    "string_unicode": "text in UTF-8",
     "int_type": "a whole number",
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",

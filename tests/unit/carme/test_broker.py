@@ -96,6 +96,9 @@ async def test_submission(site: Any, order: JobRequest) -> None:
     # Slurm makes file names of %j and the like.
     assert options["output"] == options["error"] == str(folder / "output.log").replace("%", "%%")
     assert call["stdin"].startswith("#!/bin/sh\nexec ") and call["stdin"].endswith('carme-job "$PWD"\n')
+    assert " -I " in call["stdin"]  # nothing that anybody sets for Python reaches the launcher
+    # What Slurm itself would read of the user's login files could take minutes, or HOME from the job.
+    assert options["export"] == "ALL"
     assert "s3cret" not in json.dumps(call)
 
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -497,6 +500,27 @@ async def test_logs(site: Any, order: JobRequest) -> None:
     assert (part.text, part.offset, part.size) == ("gr", 2, 8)
     assert (await site.client.log(job_id, offset=2)).text == "üße\n"
     assert (await site.client.log(job_id, offset=99)).model_dump() == {"text": "", "offset": 8, "size": 8}
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+async def test_the_end_of_a_log_is_read_from_its_end(site: Any, order: JobRequest, ending: str) -> None:
+    job_id = await site.client.submit(order)
+    log = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "output.log"
+    lines = [f"line {number} {'x' * (number % 211)}" for number in range(5000)]
+    log.write_text("\n".join(lines) + ending)
+    log.chmod(0o644)
+    size = log.stat().st_size
+    for count in (0, 1, 2, 1000, 4999, 5000, 9000):
+        part = await site.client.log(job_id, tail=count, limit=1 << 20)
+        assert part.text == "\n".join(lines[len(lines) - min(count, 5000) :]) + (ending if count else "")
+        assert (part.offset, part.size) == (size, size)
+    # Of an endless log without lines (a hole, here) no more is read than its end.
+    with log.open("r+b") as stream:
+        stream.truncate(1 << 40)
+        stream.seek(0, os.SEEK_END)
+        stream.write(b"\nlast words\n")
+    assert (await site.client.log(job_id, tail=1)).text == "last words\n"
+    assert (await site.client.log(job_id, tail=2, limit=1)).offset > 1 << 39
 
 
 async def test_a_log_that_is_no_file_of_the_user_is_not_read(

@@ -86,16 +86,101 @@ async def test_scripts(site: Any, file: Path, folder: Path) -> None:
     ready.write_text("#!/bin/bash\n")
     ready.chmod(0o755)
     for script in (plain, marked, ready):
-        assert await carme("submit", str(script), "--gpus", "x y") == 0
+        assert await carme("submit", str(script), "-1", "--", "--gpus", "x y") == 0
     specs = (site.home / ".local/share/carme/jobs").glob("*/spec.json")
     commands = sorted(json.loads(spec.read_text())["command"] for spec in specs)
     assert commands == sorted(
         [
-            ["/bin/sh", str(plain), "--gpus", "x y"],
-            ["/usr/bin/env", "python3", str(marked), "--gpus", "x y"],
-            [str(ready), "--gpus", "x y"],
+            ["/bin/sh", str(plain), "-1", "--gpus", "x y"],
+            ["/usr/bin/env", "python3", str(marked), "-1", "--gpus", "x y"],
+            [str(ready), "-1", "--gpus", "x y"],
         ]
     )
+
+
+async def test_sbatch_lines_are_read_and_the_command_line_wins(
+    site: Any, file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = folder / "theirs.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --job-name=my/run -t 1:30:00 --nodes=2-4  # a comment\n\n##SBATCH --gpus=9\n"
+        "#SBATCH --gres=gpu:a100:2 --mem=8G\n#SBATCH --output out-%j.txt --qos=high\n"
+        "echo hi\n#SBATCH --partition=nowhere\n"
+    )
+    assert await carme("submit", str(script), "--time", "10m", "--nodes", "1") == 0
+    (folder_of_job,) = (site.home / ".local/share/carme/jobs").iterdir()
+    request = json.loads((folder_of_job / "request.json").read_text())
+    asked = ("name", "minutes", "nodes", "gpus_per_node", "gpu_type", "memory_mb_per_node", "partition")
+    assert [request[name] for name in asked] == ["my-run", 10, 1, 2, "a100", 8192, None]
+    error = capsys.readouterr().err
+    assert "asks by #SBATCH for what carme submit does not have, which is ignored: --output, --qos." in error
+    script.write_text("#SBATCH --nodes=many\n")
+    assert await carme("submit", str(script)) == 1
+    assert "Line 1 of the script, '#SBATCH --nodes=many', cannot be understood" in capsys.readouterr().err
+
+
+async def test_scripts_of_other_editors(
+    site: Any, file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = folder / "a b.sh"
+    for text, words in (
+        (
+            b"#!/bin/bash -l\r\necho hi\r\n",
+            "line ends of Windows (CR LF), which bash cannot read. Convert it",
+        ),
+        (b"echo hi\r\n", "which sh cannot read. Convert it with: sed -i 's/\\r$//' '"),
+        (b"\xef\xbb\xbf#!/usr/bin/env bash\n", "begins with a byte order mark (BOM), which bash takes"),
+        ("#!/bin/sh\n".encode("utf-16"), "is text in UTF-16"),
+    ):
+        script.write_bytes(text)
+        for mode in (0o644, 0o755):
+            script.chmod(mode)
+            assert await carme("submit", str(script)) == 1
+            assert words in capsys.readouterr().err
+    assert not site.slurm.calls("sbatch")
+    # Python reads both; the system, by whose way an executable script starts, does not.
+    script.write_bytes(b"\xef\xbb\xbf#!/usr/bin/python3\r\nprint(1)\r\n")
+    script.chmod(0o755)
+    assert await carme("submit", str(script)) == 0
+    (folder_of_job,) = (site.home / ".local/share/carme/jobs").iterdir()
+    request = json.loads((folder_of_job / "request.json").read_text())
+    assert request["command"] == ["/usr/bin/python3", str(script)]
+
+
+async def test_options_behind_the_script_are_ours(site: Any, file: Path, folder: Path) -> None:
+    script = folder / "train.sh"
+    script.write_text("echo hi\n")
+    assert (
+        await carme("submit", str(script), "--gpus", "2", "data.csv", "--time=2h", "--", "--gpus", "9") == 0
+    )
+    (folder_of_job,) = (site.home / ".local/share/carme/jobs").iterdir()
+    request = json.loads((folder_of_job / "request.json").read_text())
+    assert (request["gpus_per_node"], request["minutes"]) == (2, 120)
+    assert request["command"] == ["/bin/sh", str(script), "data.csv", "--gpus", "9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["submit", "train.sh", "a b", "--epochs", "3", "--gpus", "2"],
+            "there is no option --epochs. What the script is to get stands after --: "
+            "carme submit train.sh 'a b' -- --epochs 3",
+        ),
+        (["submit", "--gpu=2", "--", "x"], "there is no option --gpu. The nearest known one is '--gpus'."),
+        (["submit", "train.sh", "--gpu", "2"], "there is no option --gpu"),
+        (["session", "shell", "s1", "--nod", "1"], "there is no option --nod"),
+        (
+            ["session", "shell", "s1", "ls", "-l"],
+            "What the command is to get stands after --: carme session shell s1 ls -- -l",
+        ),
+    ],
+)
+def test_no_option_is_swallowed(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 async def test_jobs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +208,11 @@ async def test_logs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -
     site.slurm.jobs = [site.slurm.jobs[0] | {"T": "COMPLETED"}]
     assert await carme("logs", "-f", "100") == 0
     assert capsys.readouterr().out == "hello\n"
+    (folder / "output.log").write_text("one\ntwo\nthree\n")
+    for options, words in ((["--tail", "2"], "two\nthree\n"), (["-f", "-n", "1"], "three\n"), (["-n0"], "")):
+        assert await carme("logs", "100", *options) == 0
+        told = capsys.readouterr()
+        assert (told.out, told.err) == (words, "")
 
 
 @pytest.mark.parametrize(
@@ -197,6 +287,59 @@ async def test_nothing_is_submitted_that_would_die_of_a_quota(site: Any, file: P
     done = await submit(1_000_000)
     assert done.returncode == 0 and not done.stderr
     assert len(site.slurm.calls("sbatch")) == 2
+
+
+def typed(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """A line as bash runs it, with the command in `$carme`."""
+    environment = {
+        "carme": f'{sys.executable} -c "from carme.cli import program; program()"',
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **more,
+    }
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], env=os.environ | environment, cwd=folder, capture_output=True,
+        text=True, errors="backslashreplace", check=False,
+    )  # fmt: skip
+
+
+ODD = {
+    "eval $carme jobs > /dev/full": "carme: The output cannot be written: No space left on device.\n",
+    "PYTHONUNBUFFERED=1 eval $carme jobs --json > /dev/full": "carme: The output cannot be written",
+    "eval $carme jobs --help > /dev/full": "carme: The output cannot be written",
+    "eval $carme jobs --json | true": "",
+    "PYTHONIOENCODING=ascii eval $carme jobs": "",
+    "eval $carme jobs >&-": "",
+    "eval $carme submit -- echo $'caf\\xe9'": "'command[1]' must be text in UTF-8, not 'caf\\xe9'",
+    "mkdir $'caf\\xe9'; cd $'caf\\xe9'; eval $carme submit -- true": "'workdir' must be text in UTF-8",
+    "mkdir $'a\\nb'; cd $'a\\nb'; eval $carme submit -- true": "must not have a line end",
+    "mkdir gone; cd gone; rmdir ../gone; eval $carme submit -- true": (
+        "carme: The folder that you are in has been removed. Go to another one with cd.\n"
+    ),
+}
+
+
+async def test_odd_places_and_outputs(site: Any, file: Path, tmp_path: Path) -> None:
+    cursor = (await site.client.events()).cursor
+    site.slurm.jobs = [RUNNING | {"j": "grüße"}]
+    await site.client.events(cursor, wait=30)
+    all_done = await asyncio.gather(*(asyncio.to_thread(typed, line, tmp_path) for line in ODD))
+    for (line, words), done in zip(ODD.items(), all_done, strict=True):
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, line
+        assert words in done.stderr and (words or not done.stderr), line
+        if "ascii" in line:
+            assert "gr\\xfc\\xdfe" in done.stdout
+
+
+async def test_a_very_long_name_widens_no_other_line(
+    site: Any, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cursor = (await site.client.events()).cursor
+    site.slurm.jobs = [RUNNING | {"A": 8, "j": "n" * 900}, RUNNING | {"j": "short", "D": 1}]
+    await site.client.events(cursor, wait=30)
+    assert await carme("jobs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(len(line) < 300 for line in lines)
+    assert "nnn..." in "".join(lines)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -74,22 +75,22 @@ class Node:
         spec |= {"gpu_type": "a100", "workdir": None, "binds": ["/usr", "/nowhere"], **values}
         (self.key / "spec.json").write_text(json.dumps(spec))
 
-    def start(self, *options: str) -> "subprocess.Popen[str]":
+    def start(self, *options: str, before: str = "") -> "subprocess.Popen[str]":
         # The host's own name may stand for 127.x only.
         program = (
             "import sys; from carme.launch import job as launch; "
             "launch.address_of = lambda node: '10.0.0.1'; "
             "launch.GRACE_SECONDS = 0.2; launch.STOP_SECONDS = 2; launch.WATCH_SECONDS = 0.1; "
             "launch.RETURN_SECONDS = 0.1; launch.RETURN_TRIES = 2; "
-            f"sys.exit(launch.main({[*options, str(self.key)]!r}))"
+            f"{before}\nsys.exit(launch.main({[*options, str(self.key)]!r}))"
         )
         return subprocess.Popen(
             [sys.executable, "-c", program], env=self.environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, *options: str) -> tuple[int, str, str]:
-        process = self.start(*options)
+    def run(self, *options: str, before: str = "") -> tuple[int, str, str]:
+        process = self.start(*options, before=before)
         output, errors = process.communicate()
         return process.returncode, output, errors
 
@@ -114,6 +115,61 @@ def test_a_command_without_an_image(node: Node) -> None:
     assert environment["TOKEN"] == "t"
     assert "SLURM_EXPORT_ENV" not in environment  # else the job's own steps would lose their PATH
     assert not (node.folder / "x").exists()
+
+
+LOGIN = "from carme.launch import login; login.SECONDS = 1.0; login.log_in.__defaults__ = (1.0,); "
+SHOW = [sys.executable, "-I", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+
+
+def test_login_files_are_the_programs_and_not_the_launchers(node: Node) -> None:
+    (node.folder / "json.py").write_text("raise SystemExit('the wrong json')")
+    (node.folder / ".profile").write_text(
+        f"export PYTHONHOME=/nonexistent PYTHONPATH={node.folder} SLURM_JOB_ID=1 USER=eve HOME=/\n"
+        "export ODD='a\n=b'\necho hello\n"
+    )
+    node.spec(command=SHOW)
+    code, output, errors = node.run()
+    assert (code, errors) == (0, "")
+    environment = json.loads(output)
+    assert environment["PYTHONHOME"] == "/nonexistent" and environment["ODD"] == "a\n=b"
+    assert (environment["HOME"], environment["USER"]) == (str(node.folder), "ada")
+    assert environment["LOGNAME"] == "ada" and os.access(environment["SHELL"], os.X_OK)
+    assert environment["SLURM_JOB_ID"] == str(os.getpid())
+    assert not {"LC_ALL", "SHLVL", "PWD", "CARME_LOGIN_END"} & environment.keys()
+    assert "login" not in json.loads((node.key / "facts.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ("echo oh dear >&2; exit 1", "with exit code 1 before the job's command"),
+        ("exec sleep 1000", "had not ended after 1 seconds and were stopped"),
+        ("sleep 1000 & kill -9 $$", "with exit code 137 before the job's command"),
+        ("exec >/dev/null; sleep 1000", "had not ended after 1 seconds"),
+        (None, "Your login shell /no/such/shell cannot be started on"),
+    ],
+)
+def test_what_login_files_did_is_said(node: Node, profile: str | None, words: str) -> None:
+    before = LOGIN
+    if profile is None:
+        known = {"USER": "ada", "LOGNAME": "ada", "SHELL": "/no/such/shell"}
+        before += f"login.identity = lambda given: {{**given, **{known}}}"
+    else:
+        (node.folder / ".profile").write_text(f"export MINE=1\n{profile}\n")
+    del node.environment["USER"]
+    node.spec(command=SHOW)
+    code, output, errors = node.run(before=before)
+    environment = json.loads(output)
+    assert code == 0 and "MINE" not in environment and environment["TOKEN"] == "t"
+    assert errors.startswith("carme-job: Your login ") and words in errors
+    assert ("oh dear" in errors) == (profile is not None and "oh dear" in profile)
+    noted = json.loads((node.key / "facts.json").read_text())["login"]
+    assert words in noted and "\n" not in noted
+    assert environment["HOME"] == str(node.folder)
+    if profile is not None:
+        assert environment["USER"] == environment["LOGNAME"] == pwd.getpwuid(os.getuid()).pw_name
+    else:
+        assert environment["SHELL"] == "/bin/sh"
 
 
 def test_of_all_submissions_only_one_begins(node: Node) -> None:

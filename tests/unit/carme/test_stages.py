@@ -44,6 +44,15 @@ def test_targets_paths_and_names(datasets: Datasets, tmp_path: Path) -> None:
     assert parse_stages(stage_text(stages[:1]), datasets) == stages[:1]
 
 
+def test_folders_with_spaces(datasets: Datasets) -> None:
+    parts = ["/scratch/e f", "ram:/data/a, b", "mnist"]
+    stages = parse_stages(parts, datasets)
+    assert [stage.source for stage in stages[:2]] == ["/scratch/e f", "/data/a, b"]
+    assert [stage.name for stage in stages] == ["e-f", "a--b", "mnist"]
+    assert parse_stages('"/scratch/e f", ram:"/data/a, b" mnist', datasets) == stages
+    assert parse_stages(stage_text(stages[:2]), datasets) == stages[:2]
+
+
 def _two(datasets: Datasets, tmp_path: Path) -> Datasets:
     datasets.add("mnist2", str(tmp_path / "data"))
     return datasets
@@ -58,6 +67,7 @@ def _two(datasets: Datasets, tmp_path: Path) -> Datasets:
         ("/data/x ram:/other/x", "names 'x' twice"),
         ("../data", "no dataset '../data'"),
         ("local:", "no dataset ''"),
+        ('"/data/x', "A quotation mark is not closed."),
     ],
 )
 def test_wrong_words_are_named(datasets: Datasets, text: str, words: str) -> None:

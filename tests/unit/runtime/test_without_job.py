@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,15 @@ def test_all_ranks_run_here(local: Launch, script: Script) -> None:
 def test_one_rank_is_the_default(local: Launch) -> None:
     assert local("--", "echo", "x").wait() == (0, "[rank 0] x\n", "")
     assert local("--", "echo", "x", CUDA_VISIBLE_DEVICES="0,1").wait()[1].count("x") == 2
+
+
+def test_options_behind_a_script_are_its_own_and_that_is_said(local: Launch, script: Script) -> None:
+    show = script("import sys; print(*sys.argv[1:])")
+    code, out, errors = local(show, "-n", "2", "--backend", "x").wait()
+    assert (code, out) == (0, "[rank 0] -n 2 --backend x\n")
+    assert f"carme-run: -n behind {show} is {show}'s. Options of carme-run stand before it" in errors
+    for quiet in (["--", show, "-n", "2"], [show, "--backend", "x"]):
+        assert local(*quiet).wait()[2] == ""
 
 
 def test_a_failure_is_that_of_the_run(local: Launch, script: Script) -> None:
@@ -88,6 +98,61 @@ def test_a_script_that_may_not_be_read() -> None:
         )
     assert ended.returncode == 2
     assert "may not be read by you" in ended.stderr
+
+
+@pytest.mark.parametrize("python", [["-c"], ["-I", "-c"]])
+def test_what_is_set_for_python_is_the_programs(tmp_path: Path, python: list[str]) -> None:
+    """Job images start the command isolated; elsewhere its own modules come first all the same."""
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    (tmp_path / "mine.py").write_text(
+        "import os; print(os.environ['PYTHONPATH'], os.environ.get('PYTHONUTF8'))"
+    )
+    source = str(Path(carme_runtime.__file__).parents[1])
+    isolated = python[0] == "-I"
+    start = f"import sys; sys.path.append({source!r}); " if isolated else ""
+    path = f"{tmp_path}:{source}"
+    # The program's own Python cannot be started with a PYTHONHOME that is not there.
+    home = {"PYTHONHOME": "/nonexistent"} if isolated else {}
+    shell = ["--", "/bin/sh", "-c", 'echo "$PYTHONPATH" "$PYTHONHOME"']
+    command = ["-n1", *(shell if isolated else ["-m", "mine"])]
+    ended = subprocess.run(
+        [sys.executable, *python, f"{start}from carme_runtime.commands import run; run()", *command],
+        env=clean_environment(PYTHONPATH=path, PYTHONUTF8="1", **home),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.strip().endswith(f"{path} {'/nonexistent' if isolated else '1'}")
+
+
+def test_output_that_cannot_be_written_is_said() -> None:
+    line = f"{sys.executable} -m carme_runtime.launcher.command -- echo hello > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", line], env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stderr == "carme-run: The output cannot be written: No space left on device.\n"
+
+
+def test_odd_folders_and_arguments(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("import os, sys; print(os.fsencode(sys.argv[1]), os.getcwdb())")
+    run = f"{sys.executable} -m carme_runtime.launcher.command"
+    line = f"mkdir $'caf\\xe9' gone; cd $'caf\\xe9'; {run} ../x.py $'\\xe9'; cd ../gone; rmdir ../gone"
+    line += f"; {run} ../x.py"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        env=clean_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "b'\\xe9'" in done.stdout and "/caf\\xe9'" in done.stdout
+    assert done.returncode == 2
+    assert (
+        done.stderr == "carme-run: The folder that you are in has been removed. Go to another one with cd.\n"
+    )
 
 
 def test_an_agent_that_is_gone(local: Launch, tmp_path: Path) -> None:

@@ -262,12 +262,17 @@ class FakeBroker:
                 whole = b"" if job.reason == NEVER_BEGUN else self.results.get(job.id, b"")
                 part = whole[offset : offset + limit]
                 return protocol.LogPart(text=part.decode(), offset=offset + len(part), size=len(whole))
-            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user, task=task):
+            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user, task=task, tail=tail):
                 job = self._known(job_id, user, task)
                 if job.reason == NEVER_BEGUN:
                     return protocol.LogPart(text="", offset=0, size=0)
                 if (job_id := job.id) not in self.logs:
                     raise NotFound(f"Job {job_id} has no log.", "Wait until it has started.")
+                if tail is not None:
+                    whole = self.logs[job_id]
+                    offset = len(whole) - len(
+                        b"".join(whole.splitlines(keepends=True)[-tail:]) if tail else b""
+                    )
                 part = self.logs[job_id][offset : offset + limit]
                 return protocol.LogPart(
                     text=part.decode(errors="replace"),

@@ -44,12 +44,12 @@ def client(live_server: Any, token: str) -> Iterator[carme.Client]:
 def run(broker: FakeBroker, tmp_path: Path) -> Callable[..., int]:
     """Runs a submitted job, or a task, here with its own command and files, and tells Slurm's end of it."""
 
-    def run(job_id: int, task: int | None = None) -> int:
+    def run(job_id: int, task: int | None = None, **more: str) -> int:
         request, folder = broker.wanted[job_id], tmp_path / f"{job_id}-{task}"
         (folder / "files").mkdir(parents=True)
         for name, text in request.files.items():
             (folder / "files" / name).write_text(text)
-        environment = {"CARME_JOB_FOLDER": str(folder), "PATH": "/usr/bin:/bin"}
+        environment = {"CARME_JOB_FOLDER": str(folder), "PATH": "/usr/bin:/bin", **more}
         if task is not None:
             environment["SLURM_ARRAY_TASK_ID"] = str(task)
         done = subprocess.run(request.command, env=environment, cwd="/", capture_output=True, check=False)
@@ -98,6 +98,34 @@ def test_a_function_returns_its_value(client: carme.Client, broker: FakeBroker, 
     assert run(job.id) == 0
     assert job.result() == 42
     assert "".join(job.logs(follow=True)) == "adding\n"
+
+
+def test_a_function_that_dies_after_much_output_shows_its_end_at_once(
+    client: carme.Client, broker: FakeBroker
+) -> None:
+    job = client.submit(add, 1)
+    broker.logs[job.id] = b"x" * (1 << 26) + b"\n" + b"\n".join(b"line %d" % n for n in range(50)) + b"\n"
+    Job.store([broker.put(broker.queue[job.id].model_copy(update={"state": JobState.FAILED, "ended": NOW}))])
+    with pytest.raises(JobFailed) as caught:
+        job.result()
+    assert str(caught.value).endswith("Its last lines:\n" + "\n".join(f"line {n}" for n in range(30, 50)))
+    assert "".join(job.logs(tail=2)) == "line 48\nline 49\n"
+    # An endless line, as of a progress bar, too.
+    broker.logs[job.id] = b"x" * (1 << 26)
+    with pytest.raises(JobFailed) as caught:
+        job.result()
+    assert len(str(caught.value)) < 20_000
+    asked = broker.asked_for("log")
+    assert len(asked) == 5 and not any(one.offset < 1 << 25 for one in asked if one.tail is None)
+
+
+def test_a_module_of_the_users_is_not_taken_for_the_librarys(
+    client: carme.Client, run: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    job = client.submit(add, 1)
+    assert run(job.id, PYTHONPATH=str(tmp_path)) == 0
+    assert job.result() == 2
 
 
 def test_a_function_that_raises_says_so(client: carme.Client, run: Any) -> None:
@@ -348,7 +376,7 @@ def test_a_booking_with_its_session_and_data_by_command(
     settings.SITE = settings.SITE.model_copy(update={"bookings": rules})
     start = (datetime.now() + timedelta(hours=3)).isoformat(timespec="minutes")
     words = ["bookings", "create", "--partition", "gpu", "--gpu-type", "a100", "--gpus", "4", "--time", "1h"]
-    words += ["--start", start, "--image", "torch", "--stage", "/data/x /data/y"]
+    words += ["--start", start, "--image", "torch", "--stage", "/data/x", "--stage", "/data/y"]
     made = elsewhere(*words)
     assert made["session_image"] == "torch" and [one["name"] for one in made["stage"]] == ["x", "y"]
     assert elsewhere("bookings", "session", made["name"])["stage"] == []
@@ -391,6 +419,8 @@ def test_the_commands_work_from_elsewhere(
     run(number)
     assert elsewhere("jobs") == [] and [job["id"] for job in elsewhere("jobs", "--history")] == [number]
     assert elsewhere("logs", str(number))["text"] == "hello\n"
+    assert elsewhere("status")["nodes"] and main(["status"]) == 0
+    assert "PARTITION" in capsys.readouterr().out
     assert elsewhere("sessions", "list") == [] and elsewhere("bookings", "list") == []
     assert main(["sessions", "stop", "snothing1"]) == 1
     assert "not yours" in capsys.readouterr().err
@@ -497,11 +527,11 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
 
 
 def test_data_is_named_from_elsewhere(elsewhere: Any, broker: FakeBroker, capsys: Any) -> None:
-    words = ["--stage", "scratch:/data/x /data/y", "--results", "/scratch/r", "--", "true"]
+    words = ["--stage", "scratch:/data/x y", "--stage", "/data/y", "--results", "/scratch/r", "--", "true"]
     assert main(["submit", "--json", *words]) == 0
     (asked,) = broker.asked_for("submit")
     stages = [(stage.target, stage.source) for stage in asked.request.stage]
-    assert stages == [("scratch", "/data/x"), ("local", "/data/y")]
+    assert stages == [("scratch", "/data/x y"), ("local", "/data/y")]
     assert asked.request.results == "/scratch/r"
     capsys.readouterr()
     assert main(["submit", "--results", "here", "--", "true"]) == 1

@@ -524,4 +524,6 @@ def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: Fak
     )
     page = browser.get("/jobs/7/facts/").content.decode()
     assert "sha256:12" in page and "a" * 40 in page and "<b>" not in page and "<i>" not in page
+    broker.facts[7] = JobFacts(login="Your login files <had> not ended.")
+    assert "Your login files &lt;had&gt; not ended." in browser.get("/jobs/7/facts/").content.decode()
     assert other.get("/jobs/7/facts/").status_code == 404

@@ -181,9 +181,12 @@ class BrokerClient:
         offset: int = 0,
         limit: int = 65_536,
         task: int | None = None,
+        tail: int | None = None,
     ) -> LogPart:
-        """A part of the job's output, from byte `offset`."""
-        return self._ask(protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit, task=task)
+        """A part of the job's output, from byte `offset`, or from where `tail` lines are left."""
+        return self._ask(
+            protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit, task=task, tail=tail
+        )
 
     def result(
         self,
@@ -375,10 +378,11 @@ class AsyncBrokerClient:
         offset: int = 0,
         limit: int = 65_536,
         task: int | None = None,
+        tail: int | None = None,
     ) -> LogPart:
-        """A part of the job's output, from byte `offset`."""
+        """A part of the job's output, from byte `offset`, or from where `tail` lines are left."""
         return await self._ask(
-            protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit, task=task
+            protocol.GetLog, job_id=job_id, user=user, offset=offset, limit=limit, task=task, tail=tail
         )
 
     async def result(

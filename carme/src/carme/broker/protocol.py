@@ -119,7 +119,7 @@ class Recipe(BaseModel):
 
 
 class JobFacts(BaseModel):
-    """Where a job began: its image's digest, and the Git repository of its working folder.
+    """Where a job began: its image's digest, the Git repository of its working folder, failing login files.
 
     Its owner could have written it otherwise. What is not known is empty.
     """
@@ -131,6 +131,7 @@ class JobFacts(BaseModel):
     repository: Annotated[str, Field(max_length=4096)] = ""
     branch: Annotated[str, Field(max_length=500)] = ""
     revision: Annotated[str, Field(max_length=64)] = ""
+    login: Annotated[str, Field(max_length=2000)] = ""
 
 
 class EventBatch(BaseModel):
@@ -235,6 +236,8 @@ class GetLog(_Asked):
     user: User = None
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=65_536, ge=1, le=1 << 20)
+    #: Begin where so many lines are left, instead of at `offset`.
+    tail: int | None = Field(default=None, ge=0, le=1_000_000)
     result = TypeAdapter(LogPart)
 
 

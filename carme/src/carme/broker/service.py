@@ -84,6 +84,14 @@ PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER = 16, 4  # run as users; protects this ho
 ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER = 4, 2  # questions to slurmdbd; protects the cluster
 
 
+class FilePart(NamedTuple):
+    """Bytes of a file from `start` on, and how many it has."""
+
+    size: int
+    start: int
+    data: bytes
+
+
 class HandOver(NamedTuple):
     """The peer's connection becomes that of a program which runs as a user."""
 
@@ -582,24 +590,29 @@ class Broker:
     async def _log(self, peer: Peer, request: protocol.GetLog | protocol.GetResult) -> LogPart:
         job = await self._job(peer, request.job_id, request.user, request.task)
         job = _as_task(job, request.task)
-        file = log_name(job.task) if isinstance(request, protocol.GetLog) else _own(job, "result")
-        return await self._part_of_log(job, request.offset, request.limit, file)
+        if isinstance(request, protocol.GetResult):
+            return await self._part_of_log(job, request.offset, request.limit, _own(job, "result"))
+        return await self._part_of_log(job, request.offset, request.limit, log_name(job.task), request.tail)
 
-    async def _part_of_log(self, job: Job, offset: int, limit: int, file: str = log_name(None)) -> LogPart:
-        size, part = await self._read_in_folder(job, file, offset, limit)
-        return log_part(part, offset, size)
+    async def _part_of_log(
+        self, job: Job, offset: int, limit: int, file: str = log_name(None), tail: int | None = None
+    ) -> LogPart:
+        size, start, part = await self._read_in_folder(job, file, offset, limit, tail)
+        return log_part(part, start, size)
 
     async def _facts(self, peer: Peer, request: protocol.GetFacts) -> JobFacts:
         job = await self._job(peer, request.job_id, request.user, request.task)
         file = _own(_as_task(job, request.task), facts.NAME)
-        _size, text = await self._read_in_folder(job, file, 0, FACTS_BYTES)
+        text = (await self._read_in_folder(job, file, 0, FACTS_BYTES)).data
         try:
             return JobFacts.model_validate_json(text)
         except ValidationError:
             return JobFacts()  # it has not begun, is older than this, or its owner has changed it
 
-    async def _read_in_folder(self, job: Job, file: str, offset: int, limit: int) -> tuple[int, bytes]:
-        """The size of a file in a job's folder, and a part of it; nothing when there is no such file."""
+    async def _read_in_folder(
+        self, job: Job, file: str, offset: int, limit: int, tail: int | None = None
+    ) -> FilePart:
+        """A part of a file in a job's folder; nothing when there is no such file."""
         if job.key is None:
             raise NotFound(
                 f"Job {job.id} was not started by Carme, so its log is not known.",
@@ -609,34 +622,39 @@ class Broker:
         if owner.uid < self._settings.broker.minimum_uid:
             raise Denied(f"Job {job.id} belongs to the system account {owner.name}.")
         path = job_folder(owner, job.key) / file
-        return await self._read(path, owner, offset, limit) or (0, b"")
+        return await self._read(path, owner, offset, limit, tail) or FilePart(0, 0, b"")
 
     async def _read(
-        self, path: PurePath, owner: UnixAccount, offset: int, limit: int
-    ) -> tuple[int, bytes] | None:
-        """The same of any file, read as `owner`; None when there is no such file."""
+        self, path: PurePath, owner: UnixAccount, offset: int, limit: int, tail: int | None = None
+    ) -> FilePart | None:
+        """The same of any file, read as `owner`; None when there is no such file.
+
+        With `tail` it begins where so many lines are left.
+        """
         async with self._programs.take(owner.uid):
             done = await run(
                 *[self._python, "-I", "-S", str(reading.__file__)],
                 *[str(path), str(offset), str(limit)],
+                *([] if tail is None else [str(tail)]),
                 owner=owner,
             )
         if done.code == reading.NO_LOG:
             return None
-        size, _, part = done.output.partition(b"\n")
+        place, _, part = done.output.partition(b"\n")
+        size, _, start = place.partition(b" ")
         if done.code != 0 or not size.isdigit():
             raise CarmeError(
                 f"The file {path} cannot be read: {done.errors.strip()[:200] or 'the reader failed'}.",
                 "See that the file is yours and that your home directory can be reached.",
                 code="log",
             )
-        return int(size), part
+        return FilePart(int(size), int(start), part)
 
     async def _request_of(self, peer: Peer, job_id: int, user: str | None) -> JobRequest:
         """What a job was submitted with, as it lies in its folder: its owner may have changed it."""
         job = await self._job(peer, job_id, user)
         if job.kind == "batch" and job.key is not None:
-            size, text = await self._read_in_folder(job, "request.json", 0, protocol.MAXIMUM_LINE)
+            size, _, text = await self._read_in_folder(job, "request.json", 0, protocol.MAXIMUM_LINE)
             if 0 < size <= protocol.MAXIMUM_LINE:
                 request = JobRequest.read(text)
                 if request.kind == "batch":
@@ -667,13 +685,13 @@ class Broker:
                 "Write its path from your home directory, like train.sh, or the whole path.",
                 field="script_path",
             )
-        if found[0] > scripts.MAXIMUM_BYTES or b"\0" in found[1]:
+        if found.size > scripts.MAXIMUM_BYTES or b"\0" in found.data:
             raise InvalidRequest(
                 f"{str(path)!r} is no text, or has more than {scripts.MAXIMUM_BYTES} bytes.",
                 "Name a script; a program is started by a command.",
                 field="script_path",
             )
-        return Script(path=str(path), text=found[1].decode(errors="replace"))
+        return Script(path=str(path), text=found.data.decode(errors="replace"))
 
     async def _note(self, peer: Peer, request: protocol.Note) -> None:
         if not peer.trusted:

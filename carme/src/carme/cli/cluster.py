@@ -3,6 +3,7 @@
 import argparse
 
 from carme.broker import BrokerClient
+from carme.cli import portal
 from carme.cli.output import add_json, age, print_json, print_table
 from carme.jobs import Cluster, minutes_text
 
@@ -15,7 +16,11 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _status(options: argparse.Namespace) -> int:
-    cluster = BrokerClient().cluster()
+    if portal.is_remote():
+        with portal.client() as site:
+            cluster: Cluster = site.cluster()
+    else:
+        cluster = BrokerClient().cluster()
     if options.json:
         print_json(cluster)
         return 0

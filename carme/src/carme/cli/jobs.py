@@ -7,10 +7,12 @@ import time
 from carme.api import JobOut
 from carme.broker import BrokerClient
 from carme.cli import portal
-from carme.cli.output import add_json, listed, moment, plain, print_json, said
+from carme.cli.output import add_json, listed, moment, plain, print_json, said, short
 from carme.jobs import Job, arrays, minutes_text, parse_minutes
 
 FOLLOW_SECONDS = 1.0
+LOG_BYTES = 1 << 20  # that are asked for at once
+MOST_LINES = 1_000_000
 TITLES = ["JOB", "NAME", "STATE", "NODES", "GPUS", "LIMIT", "STARTED", "EXPLANATION"]
 
 
@@ -42,6 +44,13 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     logs = commands.add_parser("logs", help="print what a job has written")
     logs.add_argument("job", type=_which, metavar="JOBID", help=_WHICH)
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
+    logs.add_argument(
+        "-n",
+        "--tail",
+        type=_lines,
+        metavar="N",
+        help="begin with the last N lines that are there (default: with all)",
+    )
     add_json(logs)
     logs.set_defaults(run=_logs)
 
@@ -51,6 +60,12 @@ def _which(text: str) -> tuple[int, int | None]:
         return arrays.read_name(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _lines(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > MOST_LINES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines from 0 to {MOST_LINES}")
+    return int(text)
 
 
 def _jobs(options: argparse.Namespace) -> int:
@@ -76,7 +91,7 @@ def _row(job: Job | JobOut) -> list[object]:
     where = job.node_list or job.nodes
     return [
         _name(job),
-        job.name,
+        short(job.name),
         job.state.lower(),
         where,
         job.gpus,
@@ -134,12 +149,15 @@ def _logs(options: argparse.Namespace) -> int:
     if portal.is_remote():
         return _remote_logs(options)
     client = BrokerClient()
-    (job_id, task), offset = options.job, 0
+    (job_id, task), offset, tail = options.job, 0, options.tail
     while True:
         # The state before the text: a job that is over by now has written all it will.
         over = not options.follow or client.job(job_id, task=task).is_over
-        while (part := client.log(job_id, offset=offset, task=task)).text:
-            offset = part.offset
+        while True:
+            part = client.log(job_id, offset=offset, limit=LOG_BYTES, task=task, tail=tail)
+            offset, tail = part.offset, None
+            if not part.text:
+                break
             if options.json:
                 print_json(part)
             else:
@@ -158,7 +176,7 @@ def _logs(options: argparse.Namespace) -> int:
 
 def _remote_logs(options: argparse.Namespace) -> int:
     with portal.client() as site:
-        for text in site.jobs.get(*options.job).logs(follow=options.follow):
+        for text in site.jobs.get(*options.job).logs(follow=options.follow, tail=options.tail):
             if options.json:
                 print_json({"text": text})
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 
@@ -22,18 +24,65 @@ ALONE = ("data",)
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
     follow(language_of_terminal)
-    options = _options(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What the encoding lacks, and bytes that are no text, are shown like \\xe9.
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return options.run(options)
+        return _run(sys.argv[1:] if arguments is None else arguments)
     except CarmeError as error:
-        print(f"carme: {error}", file=sys.stderr)
+        print(f"carme: {_elsewhere(error) or error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (`carme jobs | head`): nothing to complain about.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_nothing_more()
         return FAILED
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _is_here():
+            sentence = "The folder that you are in has been removed. Go to another one with cd."
+        elif error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            _print_nothing_more()
+            sentence = f"The output cannot be written: {error.strerror}."
+        else:
+            raise
+        print(f"carme: {sentence}", file=sys.stderr)
+        return FAILED
+
+
+def _elsewhere(error: CarmeError) -> str:
+    """What to say instead, where nobody is to write a site's configuration: on a computer of a user's own."""
+    if error.code != "no-config" or os.environ.get("CARME_CONFIG") or "config" in sys.argv[1:2]:
+        return ""
+    return (
+        "This command works on the computers of the cluster only, and this one is none of them. "
+        "Sign in on one of them. From here, through the portal: carme status, submit, jobs, logs, cancel, "
+        "extend, sessions, bookings, files, images, presets, projects, notices, after: carme login https://PORTAL"
+    )
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        options = _options(arguments)
+        return options.run(options)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where somebody says that it cannot be written
+
+
+def _print_nothing_more() -> None:
+    """Have Python not try once more, when it ends, to print what could not be printed."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_here() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib takes long to import
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def program() -> NoReturn:

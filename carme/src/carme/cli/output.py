@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_jsonable_python
 
 Item = TypeVar("Item")
+WIDEST = 48  # letters of a column
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +24,12 @@ def print_json(value: Any) -> None:
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as they need to be."""
+    """Columns as wide as they need to be; what is very long makes its own line longer, and no other."""
     cells = [list(titles), *([plain(str(cell)) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [
+        max(len(cell) if len(cell) <= WIDEST else len(column[0]) for cell in column)
+        for column in zip(*cells, strict=True)
+    ]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
@@ -67,6 +71,11 @@ def said(options: argparse.Namespace, value: object, *lines: str) -> int:
 def plain(text: str) -> str:
     """Text of other people's choosing without characters that would steer the terminal."""
     return "".join("?" if unicodedata.category(letter).startswith("C") else letter for letter in text)
+
+
+def short(text: str, most: int = 40) -> str:
+    """The beginning of a text of other people's choosing."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def moment(when: datetime | None) -> str:

@@ -3,11 +3,13 @@
 import argparse
 import importlib
 import os
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from carme import __version__
 
-__all__ = ["parser"]
+__all__ = ["parser", "take_program"]
 
 # Each adds its commands, which set `run`, a function of the options that returns the exit code.
 COMMANDS = (
@@ -50,6 +52,57 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**{"formatter_class": _Help, **given})
+        #: What follows the options: `script` or `command`; empty: this one starts no program.
+        self.program = ""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As argparse does; where a program is started, options may also stand behind its name.
+
+        None that might be meant for the program is taken for it in silence, and none of ours is given to it:
+        what the program is to get stands after `--`.
+        """
+        if not self.program:
+            return super().parse_known_args(args, namespace)
+        words = list(args)
+        own, rest = words, None
+        if "--" in words:
+            own, rest = words[: words.index("--")], words[words.index("--") + 1 :]
+        found, others = super().parse_known_args(own, namespace)
+        unknown = next((number for number, word in enumerate(others) if _is_option(word)), None)
+        if unknown is not None:
+            named = [getattr(found, action.dest) for action in self._actions if not action.option_strings]
+            self._refuse(named, others, unknown, rest)
+        found.command = ["--", *rest] if rest is not None and not others else [*others, *(rest or ())]
+        return found, []
+
+    def _refuse(
+        self, named: Sequence[str], others: Sequence[str], unknown: int, rest: Sequence[str] | None
+    ) -> None:
+        import shlex
+
+        sentence = f"there is no option {others[unknown].partition('=')[0]}"
+        if unknown:  # behind a script, or a command
+            line = shlex.join([*named, *others[:unknown], "--", *others[unknown:], *(rest or ())])
+            self.error(f"{sentence}. What the {self.program} is to get stands after --: {self.prog} {line}")
+        from carme.wording import nearest
+
+        known = (name for action in self._actions for name in action.option_strings if name != "-h")
+        self.error(f"{sentence}. {nearest(others[unknown], known)}")
+
+
+def take_program(parser: argparse.ArgumentParser, what: str) -> None:
+    """Let a command end with a program: `options.command` has its words, with `--` in front if it begins so.
+
+    Args:
+        parser: Of the command, one of `parser()`.
+        what: What it mostly is, `script` or `command`.
+    """
+    assert isinstance(parser, _Parser)
+    parser.program, parser.allow_abbrev = what, False
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word != "-" and not re.fullmatch(r"-\d+(\.\d*)?|-\.\d+", word)
 
 
 def parser(alone: str = "") -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from datetime import datetime
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     login = commands.add_parser("login", help="let this computer use a portal, with a token of yours")
     login.add_argument("url", metavar="URL", help="the portal's address")
+    login.add_argument(
+        "--ca",
+        metavar="FILE",
+        help="trust this certificate (PEM) too: of your site's own authority, or of the portal",
+    )
     login.set_defaults(run=_login)
 
     sessions = commands.add_parser(
@@ -167,13 +173,27 @@ def _login(options: argparse.Namespace) -> int:
             f"Make one at {options.url.rstrip('/')}/tokens/ and give it here.",
             field="token",
         )
-    with known.Client(options.url, token) as portal:
-        account = portal.profile()
     login = known.Login()
-    login.write(options.url.rstrip("/"), token)
+    authority = _certificate(options.ca) if options.ca else login.authority(options.url)
+    verify = known.trusting(authority) if authority else True
+    with known.Client(options.url, token, verify=verify) as portal:
+        account = portal.profile()
+    login.write(options.url.rstrip("/"), token, authority)
     print(f"You are {account.user} at {options.url}; the token holds until {moment(account.token_expires)}.")
     print(f"It is kept in {login.path}.")
     return 0
+
+
+def _certificate(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", "Name a file with it.") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            f"{path} is no text, so it is no certificate as PEM.",
+            f"Convert it with: openssl x509 -inform DER -in {path} -out NEW",
+        ) from None
 
 
 def _sessions(options: argparse.Namespace) -> int:
@@ -202,7 +222,7 @@ def _start(options: argparse.Namespace) -> int:
             reservation=options.reservation,
             title=options.title,
             account=options.account,
-            stage=_words(options),
+            stage=options.stage,
             results=options.results,
         )
         known = session.wait() if options.wait else session.info()
@@ -274,15 +294,11 @@ def _book(options: argparse.Namespace) -> int:
         known = made.known
         if options.image:
             try:
-                known = made.start_session(options.image, stage=_words(options), results=options.results)
+                known = made.start_session(options.image, stage=options.stage, results=options.results)
             except CarmeError:
                 made.delete()  # half of what was asked for is not it
                 raise
     return _tell_booking(options, known)
-
-
-def _words(options: argparse.Namespace) -> list[str]:
-    return [word for part in options.stage for word in part.split()]
 
 
 def _tell_booking(options: argparse.Namespace, known: BookingOut) -> int:
@@ -298,7 +314,7 @@ def _tell_booking(options: argparse.Namespace, known: BookingOut) -> int:
 def _booked_session(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.bookings.get(options.name)
-        known = found.start_session(options.image, stage=_words(options), results=options.results)
+        known = found.start_session(options.image, stage=options.stage, results=options.results)
     return _tell_booking(options, known)
 
 

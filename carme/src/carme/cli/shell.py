@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from carme.broker import BrokerClient
+from carme.cli.parsing import take_program
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Job
 from carme.jobs.fabric import FabricConnection
@@ -50,7 +51,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument(
         "--node", type=int, default=0, metavar="N", help="the session's node, 0 is its first (default: 0)"
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    take_program(parser, "command")
     parser.set_defaults(run=_shell)
 
 

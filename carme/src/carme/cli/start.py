@@ -9,11 +9,13 @@ from carme.broker import BrokerClient
 from carme.cli import portal
 from carme.cli.datasets import datasets
 from carme.cli.output import add_json, print_json
+from carme.cli.parsing import take_program
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
 from carme.images.own import is_own
-from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_text
-from carme.jobs.scripts import interpreter, name_of
+from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_words
+from carme.jobs.directives import directives
+from carme.jobs.scripts import MAXIMUM_BYTES, check_start, interpreter, name_of
 from carme.projects import account_of
 from carme.storage import space_of
 from carme.wording import size
@@ -21,6 +23,8 @@ from carme.wording import size
 _EPILOG = """\
 examples:
   carme submit train.sh
+  carme submit train.sh --gpus 2 --time 2h
+  carme submit train.sh data.csv -- --epochs 3
   carme submit --gpus 2 --time 2h -- python train.py --epochs 3
   carme submit --stage imagenet --results results -- python train.py
   carme submit --array 0-9%2 -- sh -c 'echo task $SLURM_ARRAY_TASK_ID'
@@ -35,11 +39,12 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="start a job",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="carme submit [options] SCRIPT [ARGS ...]\n       carme submit [options] -- COMMAND [ARGS ...]",
+        usage="carme submit [options] SCRIPT [options] [ARGS ...] [-- ARGS ...]\n"
+        "       carme submit [options] -- COMMAND [ARGS ...]",
     )
     parser.add_argument("--image", help="image to run in (default: directly on the node)")
-    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs on each node (default: 0)")
+    parser.add_argument("--nodes", type=int, help="number of nodes (default: 1)")
+    parser.add_argument("--gpus", type=int, help="GPUs on each node (default: 0)")
     parser.add_argument("--gpu-type", help="type of the GPUs")
     portal.add_share(parser)
     parser.add_argument("--time", help="how long it may run: 90 (minutes), 2h, 1:30:00 (default: the site's)")
@@ -69,11 +74,42 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument("--name", help="name of the job (default: the command's)")
     add_json(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    take_program(parser, "script")
     parser.set_defaults(run=_submit, parser=parser)
 
 
+def _read_script(options: argparse.Namespace) -> None:
+    """Take from the script's `#SBATCH` lines what the command line does not say.
+
+    Raises:
+        InvalidRequest: A line cannot be understood.
+    """
+    options.workdir = None
+    given = options.command
+    if given and given[0] != "--" and Path(given[0]).is_file():
+        try:
+            with Path(given[0]).open("rb") as file:
+                text = file.read(MAXIMUM_BYTES).decode(errors="replace")
+        except OSError:
+            text = ""  # what uses it says so
+        asked, ignored = directives(text.removeprefix("\ufeff"))
+        if options.project:
+            asked.pop("account", None)
+        for name, value in asked.items():
+            if getattr(options, name) is None:
+                setattr(options, name, value)
+        if ignored:
+            print(
+                f"carme: {given[0]} asks by #SBATCH for what carme submit does not have, which is ignored: "
+                f"{', '.join(ignored)}.",
+                file=sys.stderr,
+            )
+    options.nodes = 1 if options.nodes is None else options.nodes
+    options.gpus = 0 if options.gpus is None else options.gpus
+
+
 def _submit(options: argparse.Namespace) -> int:
+    _read_script(options)
     if portal.is_remote():
         return _submit_remotely(options)
     if is_own(options.image):
@@ -96,9 +132,9 @@ def _submit(options: argparse.Namespace) -> int:
             "minutes": minutes,
             "reservation": options.reservation,
             "array": options.array,
-            "stage": parse_stages(" ".join(options.stage), datasets()) if options.stage else [],
+            "stage": parse_stages(options.stage, datasets()) if options.stage else [],
             "results": str(Path(options.results).absolute()) if options.results else None,
-            "workdir": os.getcwd(),  # noqa: PTH109 - no links resolved: the path must hold on the nodes
+            "workdir": _workdir(options),
         }
     )
     _check_room(request.results)
@@ -151,10 +187,15 @@ def _tell(options: argparse.Namespace, job_id: int, limit: str = "") -> int:
 
 def _submit_in_own_image(options: argparse.Namespace) -> int:
     """Through the portal, which alone knows users' own images and who may use them."""
-    stages = parse_stages(" ".join(options.stage), datasets()) if options.stage else []
+    stages = parse_stages(options.stage, datasets()) if options.stage else []
     results = str(Path(options.results).absolute()) if options.results else None
-    where = os.getcwd()  # noqa: PTH109 - as above
-    return _through_portal(options, _command(options), [], stage_text(stages).split(), results, where)
+    words = stage_words(stages)
+    return _through_portal(options, _command(options), [], words, results, _workdir(options))
+
+
+def _workdir(options: argparse.Namespace) -> str:
+    # No links resolved: the path must hold on the nodes.
+    return os.path.join(os.getcwd(), options.workdir or "")  # noqa: PTH109, PTH118
 
 
 def _submit_remotely(options: argparse.Namespace) -> int:
@@ -170,8 +211,14 @@ def _submit_remotely(options: argparse.Namespace) -> int:
         )
     what: Path | list[str] = given[1:] if given[0] == "--" else Path(given[0])
     arguments = [] if isinstance(what, list) else given[1:]
-    stage = [word for part in options.stage for word in part.split()]
-    return _through_portal(options, what, arguments, stage, options.results)
+    return _through_portal(
+        options, what, arguments, options.stage, options.results, _absolute(options.workdir)
+    )
+
+
+def _absolute(path: str | None) -> str | None:
+    """A folder that a script names, if it means one of the cluster's."""
+    return path if path and path.startswith("/") else None
 
 
 def _through_portal(
@@ -227,12 +274,14 @@ def _command(options: argparse.Namespace) -> list[str]:
             field="command",
         )
     try:
-        first = script.open("rb").readline(256)
+        with script.open("rb") as file:
+            first = file.read(4096)
     except OSError as error:
         raise CarmeError(
             f"The script {given[0]!r} cannot be read: {error.strerror}.", "Make it readable."
         ) from None
+    check_start(given[0], first)
     path = str(script.absolute())
-    if first.startswith(b"#!") and os.access(script, os.X_OK):
+    if first.startswith(b"#!") and b"\r" not in first.partition(b"\n")[0] and os.access(script, os.X_OK):
         return [path, *given[1:]]
     return [*interpreter(first), path, *given[1:]]

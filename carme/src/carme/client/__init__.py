@@ -9,7 +9,7 @@ print(job.result())
 
 from carme.client.admin import Admin
 from carme.client.bookings import Booking, Bookings
-from carme.client.connection import Login, Unreachable
+from carme.client.connection import Login, Unreachable, trusting
 from carme.client.files import Files
 from carme.client.images import Image, Images
 from carme.client.jobs import Array, Asked, Job, JobFailed, Jobs
@@ -38,4 +38,5 @@ __all__ = [
     "Session",
     "Sessions",
     "Unreachable",
+    "trusting",
 ]

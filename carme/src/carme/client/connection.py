@@ -24,7 +24,7 @@ from carme.errors import (
     SlurmError,
 )
 
-__all__ = ["Connection", "Login", "Unreachable"]
+__all__ = ["Connection", "Login", "Unreachable", "trusting"]
 
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)
 LONGEST_PAUSE = 65.0  # seconds that a request waits when there were too many
@@ -79,19 +79,44 @@ class Login:
                 f"{self.path} cannot be read: {error}.", "Write it anew with: carme login"
             ) from None
 
-    def write(self, url: str, token: str) -> None:
-        """Keep them. Raises ConfigError."""
+    def authority(self, url: str) -> str:
+        """What certificates of this portal are trusted for besides the usual ones, as PEM; empty: nothing."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return str(found.get("authority", "")) if found["url"] == url.rstrip("/") else ""
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return ""
+
+    def write(self, url: str, token: str, authority: str = "") -> None:
+        """Keep them, and an authority's certificate (PEM). Raises ConfigError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".partial")
             partial.unlink(missing_ok=True)
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump({"url": url, "token": token}, file)
+                json.dump(
+                    {"url": url, "token": token} | ({"authority": authority} if authority else {}), file
+                )
             partial.replace(self.path)
         except OSError as error:
             raise ConfigError(
                 f"{self.path} cannot be written: {error.strerror}.", "Make its folder yours and writable."
             ) from None
+
+
+def trusting(authority: str) -> ssl.SSLContext:
+    """How to check certificates if this one (PEM) is trusted besides the usual ones. Raises ConfigError."""
+    context = httpx.create_ssl_context()
+    # A site's own may be that of the portal itself, and older than today's rules for authorities.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    try:
+        context.load_verify_locations(cadata=authority)
+    except (ssl.SSLError, ValueError):
+        raise ConfigError(
+            "The file holds no certificate as PEM.", "It must begin with -----BEGIN CERTIFICATE-----."
+        ) from None
+    return context
 
 
 class Connection:
@@ -168,10 +193,54 @@ class Connection:
         try:
             yield
         except httpx.HTTPError as error:
+            if refused := _distrust(error):
+                raise _untrusted(self.url, refused) from None
             raise Unreachable(
                 f"The portal at {self.url} does not answer: {error or type(error).__name__}.",
                 "Check the address and your network, then try again.",
             ) from None
+
+
+def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Why a certificate was not accepted, if that is the cause."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> Unreachable:
+    why = (error.verify_message or str(error)).rstrip(".")
+    message = f"The certificate of the portal at {url} is not trusted here: {why}."
+    if error.verify_code in _WRONG_ITSELF:
+        return Unreachable(
+            message, f"{_named(url)} Check the address and this computer's clock.", "certificate"
+        )
+    return Unreachable(
+        message,
+        f"{_named(url)} If your site has an authority of its own, get its certificate from your "
+        f"administrators, then: carme login {url} --ca FILE",
+        "certificate",
+    )
+
+
+#: X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH (x509_vfy.h)
+_WRONG_ITSELF = (9, 10, 62, 64)
+
+
+def _named(url: str) -> str:
+    """Which certificate it is: whose, by whom, and its fingerprint, by which administrators know it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    address = httpx.URL(url)
+    try:
+        text = ssl.get_server_certificate((address.host, address.port or 443), timeout=10)
+        found = x509.load_pem_x509_certificate(text.encode())
+    except (OSError, ValueError):
+        return ""
+    fingerprint = found.fingerprint(SHA256()).hex(":").upper()
+    subject, issuer = found.subject.rfc4514_string(), found.issuer.rfc4514_string()
+    return f"It is that of {subject or 'nobody'}, issued by {issuer or 'nobody'}, SHA-256 {fingerprint}."
 
 
 _KINDS: dict[int, type[CarmeError]] = {

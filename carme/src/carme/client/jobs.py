@@ -46,6 +46,8 @@ MAXIMUM_BYTES = 256 << 20  # that travel beside it, into a private file of my ho
 PART = 8 << 20
 LOOK, CALM = 1.0, 10.0  # seconds between two looks at a job
 LAST_LINES = 20
+MOST_OF_THEM = 16_384  # bytes; a line may be endless
+LOG_BYTES = 1 << 20  # that are asked for at once
 
 
 class JobFailed(CarmeError):
@@ -119,9 +121,14 @@ class Job:
             pause = min(CALM, pause * 1.2)
         return self.info()
 
-    def logs(self, follow: bool = False) -> Iterator[str]:
-        """What it has written, in parts; with `follow` until it is over."""
-        return self._text("log", follow)
+    def logs(self, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+        """What it has written, in parts; with `follow` until it is over.
+
+        Args:
+            follow: Whether to go on until it is over.
+            tail: How many of the lines that are there already to begin with; by default with all.
+        """
+        return self._text("log", follow, tail)
 
     def result(self, timeout: float | None = None) -> Any:
         """What the function returned; of a script or a command, what it wrote. Waits until the job is over.
@@ -148,17 +155,20 @@ class Job:
             raise failure from cause
         if info.state is JobState.COMPLETED and not self._returns:
             return "".join(self.logs())
-        last = "\n".join("".join(self._readable_log()).splitlines()[-LAST_LINES:])
+        last = "\n".join(self._last_words().splitlines()[-LAST_LINES:])
         said = info.explanation or f"Its state is {info.state}."
         raise JobFailed(
             f"Job {self.name} left no result. {said}" + (f"\nIts last lines:\n{last}" if last else "")
         )
 
-    def _readable_log(self) -> Iterator[str]:
+    def _last_words(self) -> str:
+        """The end of its log, read from there, however long it is."""
         try:
-            yield from self.logs()
+            first = self._part("log", tail=LAST_LINES, limit=1)
+            begin = max(first.offset - len(first.text.encode()), first.size - MOST_OF_THEM)
+            return "".join(self._text("log", False, offset=begin))
         except CarmeError as error:
-            yield str(error)
+            return str(error)
 
     def cancel(self) -> None:
         """End it."""
@@ -177,12 +187,16 @@ class Job:
     def _ask(self, method: str, path: str, **query: Any) -> Any:
         return self._connection.ask(method, path, task=self.task, **query)
 
-    def _text(self, what: str, follow: bool) -> Iterator[str]:
-        offset, pause = 0, LOOK
+    def _part(self, what: str, **asked: int | None) -> api.LogOut:
+        return api.LogOut.model_validate(self._ask("GET", f"jobs/{self.id}/{what}", **asked))
+
+    def _text(self, what: str, follow: bool, tail: int | None = None, offset: int = 0) -> Iterator[str]:
+        pause = LOOK
         while True:
-            part = api.LogOut.model_validate(self._ask("GET", f"jobs/{self.id}/{what}", offset=offset))
+            part = self._part(what, offset=offset, limit=LOG_BYTES, tail=tail)
+            tail, offset = None, part.offset
             if part.text:
-                offset, pause = part.offset, LOOK
+                pause = LOOK
                 yield part.text
                 if not (part.over and offset >= part.size):
                     continue

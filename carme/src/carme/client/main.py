@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 from carme import api
 from carme.client.admin import Admin
 from carme.client.bookings import Bookings
-from carme.client.connection import Connection, Login
+from carme.client.connection import Connection, Login, trusting
 from carme.client.files import Files
 from carme.client.images import Images
 from carme.client.jobs import Array, Asked, Job, Jobs
@@ -30,7 +30,7 @@ class Client:
     Args:
         url: The portal's address; by default what `carme login` or `CARME_URL` said.
         token: By default what `carme login` or `CARME_TOKEN` said.
-        verify: Whether to check the portal's certificate, or how.
+        verify: Whether to check the portal's certificate, or how; by default as `carme login --ca` said.
 
     Raises:
         ConfigError: There is no address or token.
@@ -45,6 +45,8 @@ class Client:
         if url is None or token is None:
             known = Login().read()
             url, token = url or known[0], token or known[1]
+        if verify is True and (authority := Login().authority(url)):
+            verify = trusting(authority)
         self.connection = Connection(url, token, verify)
         self.jobs = Jobs(self.connection)
         self.sessions = Sessions(self.connection)

@@ -3,16 +3,26 @@
 It is sent with each job and runs in the job's own Python, so it needs nothing but the standard library.
 """
 
+import os
+import sys
+
+# ruff: noqa: E402, PTH100
+# Modules of the user's, in the working folder or by PYTHONPATH, are for the function: none of them is taken
+# for one of the standard library that is needed here.
+_path = sys.path[:]
+_given = {os.path.abspath(folder) for folder in ["", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]}
+sys.path.sort(key=lambda folder: os.path.abspath(folder) in _given)
+
 import base64
 import importlib.util
 import json
-import os
 import pickle
-import sys
 import traceback
 import types
 import typing
 from pathlib import Path
+
+sys.path[:] = _path
 
 
 def main() -> int:

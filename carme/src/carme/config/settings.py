@@ -498,6 +498,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Settings:
         raise ConfigError(
             f"There is no configuration file {file}.",
             "Create it, or let CARME_CONFIG name another one.",
+            "no-config",
         ) from None
     except OSError as error:
         raise ConfigError(

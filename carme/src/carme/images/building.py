@@ -85,7 +85,8 @@ class Built(BaseModel):
 
 def build_command() -> list[str]:
     """The command of the job that builds; it is where `carme-job` is, too."""
-    return [str(Path(sysconfig.get_path("scripts")) / _PROGRAM)]
+    # Isolated, because the job's environment is its owner's.
+    return [sys.executable, "-I", str(Path(sysconfig.get_path("scripts")) / _PROGRAM)]
 
 
 def check_text(kind: str, text: str) -> None:

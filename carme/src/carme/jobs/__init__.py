@@ -7,7 +7,7 @@ from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, NEVER_BEGUN, ending_of, l
 from carme.jobs.explanations import waiting_for
 from carme.jobs.forecast import Forecast, GpuForecast, forecast
 from carme.jobs.requests import MAXIMUM_MINUTES, JobRequest, SessionOptions, refusal
-from carme.jobs.stages import TARGETS, Stage, parse_stages, stage_text
+from carme.jobs.stages import TARGETS, Stage, parse_stages, split_stages, stage_text, stage_words
 from carme.jobs.states import TRANSITIONS, JobState, Phase
 from carme.jobs.status import Job, StartEstimate
 from carme.jobs.times import minutes_text, parse_minutes
@@ -45,6 +45,8 @@ __all__ = [
     "partition_of",
     "refusal",
     "share",
+    "split_stages",
     "stage_text",
+    "stage_words",
     "waiting_for",
 ]

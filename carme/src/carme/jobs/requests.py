@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -10,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from carme.errors import InvalidRequest
 from carme.images.own import ImageFile, is_own
 from carme.jobs.arrays import Tasks
-from carme.jobs.stages import ResultsPath, Stages
+from carme.jobs.stages import ResultsPath, Stages, check_path, check_text
 from carme.wording import nearest, place, problem
 
 _NAME = re.compile(r"[A-Za-z0-9._ -]{1,64}")
@@ -45,7 +44,7 @@ def _image(text: str) -> str:
 def _printable(text: str) -> str:
     if "\0" in text:
         raise ValueError("must not contain a NUL character")
-    return text
+    return check_text(text)
 
 
 def _environment(values: dict[str, str]) -> dict[str, str]:
@@ -54,6 +53,7 @@ def _environment(values: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"has a variable {name[:64]!r}; names are letters, digits and underscores")
         if "\0" in value:
             raise ValueError(f"must not contain a NUL character in the value of {name}")
+        check_text(value)
     return values
 
 
@@ -63,13 +63,8 @@ def _files(files: dict[str, str]) -> dict[str, str]:
             raise ValueError(
                 f"has a file {name[:64]!r}; names are letters, digits, dots, underscores, hyphens"
             )
+        check_text(files[name])
     return files
-
-
-def _workdir(text: str) -> str:
-    if not PurePosixPath(text).is_absolute() or any(ord(letter) < 32 for letter in text):
-        raise ValueError(f"must be an absolute path, not {text!r}")
-    return text
 
 
 Word = Annotated[str, AfterValidator(_word)]
@@ -153,7 +148,7 @@ class JobRequest(_Asked):
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     reservation: Word | None = None
     array: Tasks | None = None
-    workdir: Annotated[str, AfterValidator(_workdir)] | None = None
+    workdir: Annotated[str, AfterValidator(check_path)] | None = None
     stage: Stages = []
     results: ResultsPath | None = None
 

@@ -1,14 +1,16 @@
 """Scripts that jobs run: which program runs them, and those that travel with the request."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from carme.errors import InvalidRequest
 
-__all__ = ["MAXIMUM_BYTES", "SCRIPT", "interpreter", "name_of", "sent", "sent_script"]
+__all__ = ["MAXIMUM_BYTES", "SCRIPT", "check_start", "interpreter", "name_of", "sent", "sent_script"]
 
 MAXIMUM_BYTES = 256 * 1024
+BOM = b"\xef\xbb\xbf"
 #: The file of a request that holds a script which travels with it.
 SCRIPT = "script"
 #: Arguments: what runs the script, its one argument or nothing, and the script's arguments. The text is
@@ -18,9 +20,45 @@ _RUN = 'p=$1 a=$2; shift 2; exec "$p" ${a:+"$a"} "$CARME_JOB_FOLDER/files/script
 
 def interpreter(first_line: bytes) -> list[str]:
     """What runs a script that is not executable: its first line says it, else the shell."""
-    first = first_line.partition(b"\n")[0]
+    first = first_line.removeprefix(BOM).partition(b"\n")[0]
     words = first[2:].decode(errors="replace").split(maxsplit=1) if first.startswith(b"#!") else []
     return [word.strip() for word in words] or ["/bin/sh"]
+
+
+def check_start(name: str, start: bytes) -> None:
+    """Refuse a script that a shell cannot read where it lies, though it looks right in an editor.
+
+    Args:
+        name: How its owner calls it.
+        start: Its first bytes.
+
+    Raises:
+        InvalidRequest: Which says how to put it right.
+    """
+    quoted = shlex.quote(name)
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InvalidRequest(
+            f"The script {name!r} is text in UTF-16, which nothing can run.",
+            f"Save it as UTF-8, or use: iconv -f UTF-16 -t UTF-8 {quoted} > NEW",
+            field="script",
+        )
+    words = [word for part in interpreter(start) for word in part.split() if not word.startswith("-")]
+    programs = [PurePosixPath(word).name for word in words or ["sh"]]
+    program = programs[1] if programs[0] == "env" and len(programs) > 1 else programs[0]
+    if not re.fullmatch(r"(ba|da|z|k|mk|c|tc|fi)?sh", program):
+        return  # others read both
+    if start.startswith(BOM):
+        raise InvalidRequest(
+            f"The script {name!r} begins with a byte order mark (BOM), which {program} takes for a command.",
+            rf"Take it away with: sed -i '1s/^\xEF\xBB\xBF//' {quoted}",
+            field="script",
+        )
+    if b"\r\n" in start:
+        raise InvalidRequest(
+            f"The script {name!r} has the line ends of Windows (CR LF), which {program} cannot read.",
+            rf"Convert it with: sed -i 's/\r$//' {quoted}",
+            field="script",
+        )
 
 
 def name_of(program: str) -> str:
@@ -39,7 +77,7 @@ def sent(text: str, arguments: Sequence[str] = ()) -> tuple[list[str], dict[str,
         InvalidRequest: It is empty, too large, or holds what no script can hold.
     """
     check_text(text)
-    text = text.replace("\r\n", "\n")
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     program, *argument = interpreter(text[:256].encode())
     return ["/bin/sh", "-c", _RUN, "sh", program, *(argument or [""]), *arguments], {SCRIPT: text}
 

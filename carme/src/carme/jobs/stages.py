@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -12,7 +13,17 @@ from carme.wording import listing
 if TYPE_CHECKING:
     from carme.datasets import Datasets
 
-__all__ = ["TARGETS", "ResultsPath", "Stage", "parse_stages", "stage_text"]
+__all__ = [
+    "TARGETS",
+    "ResultsPath",
+    "Stage",
+    "check_path",
+    "check_text",
+    "parse_stages",
+    "split_stages",
+    "stage_text",
+    "stage_words",
+]
 
 #: Where a copy can lie, and what that is.
 TARGETS = {
@@ -23,12 +34,36 @@ TARGETS = {
 }
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MOST = 16
+_PART = re.compile(r'(?:"[^"]*"|[^\s,"])+')
+
+
+def check_text(text: str) -> str:
+    """Refuse bytes that are no UTF-8, which JSON and the portal's pages cannot hold. Raises ValueError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # As Python has them, their bytes are surrogates; people know them as \xe9.
+        given = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise ValueError(
+            f"must be text in UTF-8, not '{given[:80]}'; rename it, or have a script of yours name it"
+        ) from None
+    return text
+
+
+def check_path(text: str) -> str:
+    """Refuse what is no absolute path of one line. Raises ValueError."""
+    check_text(text)
+    if not text.startswith("/"):
+        raise ValueError(f"must be an absolute path, not {text[:80]!r}")
+    if any(ord(letter) < 32 for letter in text):
+        raise ValueError(f"must not have a line end or another control character in it, as {text[:80]!r} has")
+    if len(text) > 4096:
+        raise ValueError("must have at most 4096 characters")
+    return text
 
 
 def _path(text: str) -> str:
-    if not text.startswith("/") or any(ord(letter) < 32 for letter in text) or len(text) > 4096:
-        raise ValueError(f"must be an absolute path, not {text[:80]!r}")
-    return text.rstrip("/") or "/"
+    return check_path(text).rstrip("/") or "/"
 
 
 def _name(text: str) -> str:
@@ -104,19 +139,20 @@ class _List(BaseModel):
         return cls(stage=stages)
 
 
-def parse_stages(text: str, datasets: "Datasets") -> list[Stage]:
-    """What `scratch:/data/imagenet mnist ram:cifar@1a2b3c` asks for.
+def parse_stages(parts: str | Iterable[str], datasets: "Datasets") -> list[Stage]:
+    """What `scratch:/data/imagenet mnist ram:cifar@1a2b3c "/data/of me"` asks for.
 
     Args:
-        text: Parts with space between them. Each is an absolute path or a dataset's name (with `@` and the
-            beginning of a version's digest, else its newest), with a target and a colon in front or without.
+        parts: Each is an absolute path or a dataset's name (with `@` and the beginning of a version's digest,
+            else its newest), with a target and a colon in front or without. In one text they have space or
+            commas between them, and stand in double quotes where they hold such themselves.
         datasets: Where names are looked up.
 
     Raises:
         InvalidRequest: In one sentence what is wrong with which part.
     """
     stages = []
-    for part in text.split():
+    for part in split_stages(parts) if isinstance(parts, str) else parts:
         target, colon, rest = part.partition(":")
         if not colon or target.startswith("/"):
             target, rest = "local", part
@@ -150,6 +186,20 @@ def parse_stages(text: str, datasets: "Datasets") -> list[Stage]:
     return stages
 
 
-def stage_text(stages: list[Stage]) -> str:
+def split_stages(text: str) -> list[str]:
+    """The parts of a text for `parse_stages`. Raises InvalidRequest."""
+    if text.count('"') % 2:
+        raise InvalidRequest(
+            "A quotation mark is not closed.", "Close it, or name one folder by itself.", field="stage"
+        )
+    return [part.replace('"', "") for part in _PART.findall(text)]
+
+
+def stage_words(stages: Iterable[Stage]) -> list[str]:
     """What `parse_stages` reads, as far as that can be said in words; datasets by their paths."""
-    return " ".join(f"{stage.target}:{stage.source}" for stage in stages)
+    return [f"{stage.target}:{stage.source}" for stage in stages]
+
+
+def stage_text(stages: Iterable[Stage]) -> str:
+    """The same as one text."""
+    return " ".join(f'"{word}"' if re.search(r"[\s,]", word) else word for word in stage_words(stages))

@@ -14,7 +14,7 @@ _MOST_REFERENCES = 16 << 20
 _REVISION = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-def write(folder: str, image: str | None, digest: str, workdir: str | None) -> None:
+def write(folder: str, image: str | None, digest: str, workdir: str | None, login: str = "") -> None:
     """Write the facts; a job never fails for want of them.
 
     Args:
@@ -22,8 +22,11 @@ def write(folder: str, image: str | None, digest: str, workdir: str | None) -> N
         image: The image's name.
         digest: What its manifest says.
         workdir: The working folder that was asked for.
+        login: What its owner's login files did wrong; empty: nothing.
     """
     found = {"image": image or "", "digest": digest, **(revision(workdir) if workdir else {})}
+    if login:
+        found["login"] = login
     try:
         with open(f"{folder}/{NAME}", "w", encoding="utf-8") as file:
             json.dump(found, file)

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from carme.errors import CarmeError
-from carme.launch import facts
+from carme.launch import facts, login
 from carme.launch.exits import Exit, LaunchError
 from carme.launch.images import local_copy
 
@@ -34,11 +34,19 @@ RETURN_SECONDS = 5.0  # until a lost node is brought back; after each try that f
 RETURN_MOST_SECONDS = 60.0
 RETURN_TRIES = 12  # in a row; by then Slurm has long taken from the job a node that it cannot reach
 CONTROL_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+#: What a job with data finds it by.
+DATA_VARIABLES = ("CARME_DATA", "CARME_RESULTS", "CARME_BEEOND")
 TASKS = "tasks"  # in the folder of an array: one folder for each task
 #: What Python ignores, and a program that it starts should not.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 #: Where the node's exporter hears how training goes (carme_runtime.progress), where there is one.
 TRAINING = "/run/carme/training"
+#: This program once more, isolated from what the job's environment sets for Python.
+ITSELF = [
+    *[sys.executable, "-I", "-c"],
+    "import sys; sys.path.append(sys.argv.pop(1)); from carme.launch.job import main; sys.exit(main())",
+    os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
+]
 USAGE = "Usage: carme-job [--join HOST:PORT | --submission N] KEYFOLDER. Slurm starts it, in a job of Carme."
 
 
@@ -175,15 +183,17 @@ def places(program: str, environment: Mapping[str, str]) -> list[str]:
 
 def _run(folder: str, submission: str) -> int:
     allocation = Allocation()
+    os.environ.update(login.identity(os.environ))
     spec = _read(f"{folder}/spec.json")
     check_home(home())
     if spec.get("array"):
         folder, spec = as_task(folder, spec, os.environ.get("SLURM_ARRAY_TASK_ID", ""))
     begin(folder, submission)
-    facts.write(folder, spec.get("image_name"), spec.get("digest") or "", spec["workdir"])
     programs = Programs()
+    logged_in = _logged_in(spec)
+    facts.write(folder, spec.get("image_name"), spec.get("digest") or "", spec["workdir"], logged_in.note)
     if spec["image"] is None and not wants_data(spec):
-        return _directly(programs, folder, spec)
+        return _directly(programs, folder, spec, logged_in.environment)
     make_private(allocation.private)
     staged = None
     try:
@@ -192,7 +202,7 @@ def _run(folder: str, submission: str) -> int:
         if not spec["command"]:
             return _ahead_of_others(programs, folder, spec, allocation)
         if spec["image"] is None:
-            return _directly(programs, folder, spec)
+            return _directly(programs, folder, spec, logged_in.environment)
         agent = [
             *["carme-agent", "--nodes", str(allocation.nodes)],
             *credentials(folder),
@@ -215,6 +225,7 @@ def _run(folder: str, submission: str) -> int:
 def _join(folder: str, where: str) -> int:
     """What a node other than the first does."""
     allocation = Allocation()
+    os.environ.update(login.identity(os.environ))
     spec = _read(f"{folder}/spec.json")
     if spec.get("array"):
         spec = of_task(spec, folder)
@@ -245,7 +256,7 @@ def _ahead_of_others(programs: Programs, folder: str, spec: dict[str, Any], allo
     """In a job that only brings the data of another one: the same on its other nodes."""
     if allocation.nodes == 1:
         return 0
-    program = [sys.executable, "-m", "carme.launch.job", "--join", "-:0", folder]
+    program = [*ITSELF, "--join", "-:0", folder]
     return programs.wait(
         programs.start([*step(spec, allocation.nodes), *program], _without_export(os.environ))
     )
@@ -267,9 +278,20 @@ def data(spec: dict[str, Any], folder: str, allocation: Allocation) -> Any:
     return staged
 
 
-def _directly(programs: Programs, folder: str, spec: dict[str, Any]) -> int:
-    given = {"CARME_JOB_FOLDER": folder, **metrics()}
-    environment = os.environ | given | _read(f"{folder}/environment.json")
+def _logged_in(spec: dict[str, Any]) -> login.Login:
+    """What the owner's login files set for a command that runs without an image; said if they fail."""
+    if spec["image"] is not None or not spec["command"]:
+        return login.Login(dict(os.environ))  # a container sees nothing of what they set
+    found = login.log_in(os.environ)
+    if found.note:
+        _say("\n".join(filter(None, [found.note, found.errors])))
+    return found
+
+
+def _directly(programs: Programs, folder: str, spec: dict[str, Any], logged_in: dict[str, str]) -> int:
+    data = {name: os.environ[name] for name in DATA_VARIABLES if name in os.environ}
+    given = {"CARME_JOB_FOLDER": folder, **metrics(), **data}
+    environment = logged_in | given | _read(f"{folder}/environment.json")
     workdir = spec["workdir"] or home()
     try:
         os.chdir(workdir)
@@ -289,7 +311,7 @@ def _with_others(
     where = _announced(programs, first, f"{allocation.private}/fabric.json")
     if where is None:
         return
-    program = [sys.executable, "-m", "carme.launch.job", "--join", where, folder]
+    program = [*ITSELF, "--join", where, folder]
     others = Others(programs, spec, allocation, program)
     try:
         while not programs.has_ended(first):
@@ -559,7 +581,7 @@ def forwarded(folder: str) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if name.startswith(("SLURM_", "SLURMD_", "CUDA_", "NVIDIA_", "ROCR_", "GPU_DEVICE_"))
-        or name in ("USER", "LOGNAME", "CARME_DATA", "CARME_RESULTS")
+        or name in ("USER", "LOGNAME", *DATA_VARIABLES)
     }
     inside |= {"LANG": "C.UTF-8", "CARME_JOB_FOLDER": folder, "CARME_STEP_PROLOG": str(BEGAN), **metrics()}
     return os.environ | {f"APPTAINERENV_{name}": value for name, value in inside.items()}

@@ -6,6 +6,7 @@ import json
 import marshal
 import re
 import secrets
+import shlex
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -366,9 +367,10 @@ def _arguments(order: Order) -> list[str]:
     gres = ":".join(filter(None, ["gpu", request.gpu_type, str(request.gpus_per_node)]))
     arguments = [
         "--no-requeue",  # a second start could make a second server
-        # With NONE Slurm starts the user's login shell first, which takes up to a second. A container sees
-        # nothing of what that sets; a job without one shall find what its user is used to.
-        "--export=ALL" if request.image else "--export=NONE",
+        # The clean environment that sbatch has here. What a user's login files set, a job without a
+        # container finds all the same: `carme.launch.login` asks for it, as Slurm (with NONE) would wait for
+        # minutes where they do not end, and start the job without HOME.
+        "--export=ALL",
         f"--job-name={request.name}",
         f"--comment={Label(request.kind, request.image, order.key)}",
         f"--partition={order.partition}",
@@ -450,7 +452,8 @@ def _script(submission: int = 1) -> str:
     """The same for every job: the job's folder is its working directory."""
     program = Path(sysconfig.get_path("scripts")) / "carme-job"
     which = f" --submission {submission}" if submission > 1 else ""
-    return f'#!/bin/sh\nexec {program}{which} "$PWD"\n'
+    # Isolated: nothing that a user or a site sets for Python reaches the launcher.
+    return f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I {shlex.quote(str(program))}{which} "$PWD"\n'
 
 
 def _moment(moment: datetime) -> str:

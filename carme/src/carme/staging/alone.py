@@ -36,7 +36,7 @@ def run(name: str, *arguments: Any, tell: Callable[[Any], None] | None) -> Any:
     """
     place = str(Path(__file__).resolve().parents[2])
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-I", "-c", _PROGRAM, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdin is not None and process.stdout is not None
     try:

@@ -86,7 +86,7 @@ class Janitor:
         if "results.json" in names.split() and not here and shutil.which("systemd-run"):
             # The node is free for others meanwhile.
             unit = [f"--unit=carme-results-{job}", "--property=Nice=10", "--property=IOSchedulingClass=idle"]
-            program = [sys.executable, "-m", "carme.staging.janitor", "--job", job, "--here"]
+            program = [sys.executable, "-I", "-m", "carme.staging.janitor", "--job", job, "--here"]
             done = subprocess.run(["systemd-run", "--quiet", "--collect", *unit, *program], check=False)
             if done.returncode == 0:
                 return 0

@@ -17,7 +17,11 @@ from typing import Any
 
 __all__ = ["RunFailed", "carme_run", "load_ipython_extension"]
 
-_LAUNCHER = "import sys; from carme_runtime.launcher.command import main; sys.argv[0] = 'carme-run'; main()"
+#: As the command does. The folder of the notebook is none of its modules'.
+_LAUNCHER = (
+    "import sys; sys.path[:] = [folder for folder in sys.path if folder]; "
+    "from carme_runtime.commands import run; sys.argv[0] = 'carme-run'; run()"
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,7 +65,7 @@ def carme_run(line: str, cell: str) -> None:
     with os.fdopen(opened, "w", encoding="utf-8") as file:
         file.write(cell)
     try:
-        code = _follow([sys.executable, "-c", _LAUNCHER, *options, str(script), *arguments])
+        code = _follow([sys.executable, "-c", _LAUNCHER, *options, "--", str(script), *arguments])
     finally:
         with contextlib.suppress(FileNotFoundError):
             script.unlink()

@@ -22,7 +22,12 @@ class Installed:
     def __init__(self, folder: Path) -> None:
         self.program, self.mark = folder / "carme", folder / "started"
         python = folder / "python"
-        python.write_text(f'#!/bin/sh\n: > {self.mark}\nPYTHONPATH={SOURCE} exec {sys.executable} "$@"\n')
+        # Carme is not installed for it. All else is as the program asks for: isolated, a line of Python.
+        there = f"import sys; sys.path.insert(0, '{SOURCE}'); "
+        python.write_text(
+            f'#!/bin/sh\n: > {self.mark}\n[ "$1 $2" = "-I -c" ] || exit 99\nline=$3; shift 3\n'
+            f'exec {sys.executable} -I -c "{there}$line" "$@"\n'
+        )
         python.chmod(0o755)
 
     def __call__(self, *words: object, **more: object) -> tuple[int, str, str, bool]:
@@ -62,6 +67,22 @@ def copied(memory: Path) -> tuple[Path, Path]:
     (source / "way").symlink_to("d0/f0")
     assert carme_data("copy", str(source), str(target)).returncode == 0
     return source, target
+
+
+def test_what_is_set_for_python_is_for_other_programs(carme: Installed, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    for name, value in (("PYTHONHOME", "/nonexistent"), ("PYTHONPATH", str(tmp_path))):
+        code, output, errors, _ = carme("jobs", "--help", env=os.environ | {name: value}, cwd=tmp_path)
+        assert (code, errors) == (0, "") and "usage: carme jobs" in output
+    # Where there is no compiler.
+    (tmp_path / "bin").mkdir()
+    script = shutil.copy(SOURCE.parent / "native/carme.py", tmp_path / "bin/carme")
+    path = os.pathsep.join([str(tmp_path), str(SOURCE)])
+    done = subprocess.run(
+        [sys.executable, script, "jobs", "--help"], env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "") and "usage: carme jobs" in done.stdout
 
 
 @pytest.mark.parametrize("words", [["copy"], ["sync"], ["copy", "--quiet"]])

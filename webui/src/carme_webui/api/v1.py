@@ -301,9 +301,10 @@ def job_log(
     offset: int = QueryValue(0, ge=0, lt=2**53),
     limit: int = QueryValue(65_536, ge=1, le=PAGE_BYTES),
     task: int | None = Task,
+    tail: int | None = QueryValue(None, ge=0, le=1_000_000),
 ) -> Any:
-    """What a job, or a task of an array, has written, from byte `offset` on."""
-    return _text(request, job_id, "log", offset, limit, task)
+    """What a job, or a task of an array, has written, from byte `offset` on, or the last `tail` lines."""
+    return _text(request, job_id, "log", offset, limit, task, tail=tail)
 
 
 @jobs.get("/{job_id}/result", response=answers(wire.LogOut, *REFUSED))
@@ -318,11 +319,19 @@ def job_result(
     return _text(request, job_id, "result", offset, limit, task)
 
 
-def _text(request: HttpRequest, job_id: int, what: str, offset: int, limit: int, task: int | None) -> Any:
+def _text(
+    request: HttpRequest,
+    job_id: int,
+    what: str,
+    offset: int,
+    limit: int,
+    task: int | None,
+    **more: int | None,
+) -> Any:
     user, site = asker(request), broker()
     # The state before the text: a job that is over by now has written all it will.
     over = site.job(job_id, user=user.username, task=task).is_over
-    part = getattr(site, what)(job_id, user=user.username, offset=offset, limit=limit, task=task)
+    part = getattr(site, what)(job_id, user=user.username, offset=offset, limit=limit, task=task, **more)
     return wire.LogOut(**part.model_dump(), over=over)
 
 

@@ -190,8 +190,7 @@ def plan_session(request: HttpRequest, name: str) -> HttpResponse:
     """Have a session start in the first minute of a booking of mine, or none."""
     found = _own(signed_in(request), name)
     try:
-        wanted = request.POST.get("stage", "")[:4000].replace(",", " ")
-        stage = parse_stages(wanted, datasets_of(signed_in(request)))
+        stage = parse_stages(request.POST.get("stage", "")[:4000], datasets_of(signed_in(request)))
         results = request.POST.get("results", "").strip()
         desk.plan_session(found, request.POST.get("image", ""), images(), stage, results or None)
     except CarmeError as error:

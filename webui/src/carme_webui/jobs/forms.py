@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy as _
 from pydantic import ValidationError
 
 from carme.bookings import YEARS
-from carme.errors import CarmeError
+from carme.errors import CarmeError, InvalidRequest
 from carme.images import ImageCatalogue
-from carme.jobs import Cluster, refusal
+from carme.jobs import Cluster, refusal, split_stages
 from carme.jobs.scripts import MAXIMUM_BYTES
 from carme_webui.bookings.models import Booking, site_zone
 from carme_webui.jobs.search import FILTERS, KINDS, Search
@@ -109,7 +109,11 @@ class SubmitForm(forms.Form):
         values = {name: value for name, value in cleaned.items() if value not in (None, "")}
         if values.get("script_path") and not values.get("script", "").strip():
             values.pop("script", None)
-        values["stage"] = values.get("stage", "").replace(",", " ").split()
+        try:
+            values["stage"] = split_stages(values.get("stage", ""))
+        except InvalidRequest as error:
+            self.add_error("stage", str(error))
+            return cleaned
         try:
             values["arguments"] = shlex.split(values.get("arguments", ""))
         except ValueError:

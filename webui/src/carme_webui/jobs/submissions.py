@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from carme.broker import BrokerClient
 from carme.errors import InvalidRequest
 from carme.jobs import MAXIMUM_MINUTES, JobRequest, StartEstimate, parse_stages
-from carme.jobs.scripts import check_text, interpreter, name_of, sent
+from carme.jobs.scripts import check_start, check_text, interpreter, name_of, sent
 from carme.jobs.stages import Stage
 from carme.sessions import Extension
 from carme_webui.accounts.models import User
@@ -95,6 +95,7 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
     elif asked.script_path is not None:
         found = broker.script(asked.script_path, user=user.username)
         check_text(found.text)
+        check_start(asked.script_path, found.text[:4096].encode())
         command = [*interpreter(found.text[:256].encode()), found.path, *asked.arguments]
         name = name_of(found.path)
     else:
@@ -123,14 +124,8 @@ def stages_of(given: Iterable[Stage | str], user: User) -> list[Stage]:
     for one in given:
         if isinstance(one, Stage):
             found.append(one)
-        elif len(one.split()) != 1:
-            raise InvalidRequest(
-                _("%r is no single folder or dataset.") % one[:80],
-                _("Name each by itself, like scratch:/data/imagenet; paths hold no spaces here."),
-                field="stage",
-            )
         else:
-            found += parse_stages(one, datasets)
+            found += parse_stages([one], datasets)
     return found
 
 

@@ -239,7 +239,7 @@ class StartForm(forms.Form):
         wanted |= {key: cleaned.get(key) or None for key in _MAY_BE_EMPTY}
         wanted["app"] = cleaned.get("app") or "lab"
         try:
-            wanted["stage"] = parse_stages((cleaned.get("stage") or "").replace(",", " "), self._datasets)
+            wanted["stage"] = parse_stages(cleaned.get("stage") or "", self._datasets)
             wanted["results"] = cleaned.get("results") or None
             options = SessionOptions.read(wanted)
             rows, projects = list(self._bookings.values()), list(self._projects.values())

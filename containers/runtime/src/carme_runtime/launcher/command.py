@@ -38,6 +38,12 @@ OPTIONS_WITH_VALUE = (
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--transport", "--profile", "--log-level", "--fusion-threshold", "--python-interpreter",
 )  # fmt: skip
+# Behind a script they are the script's, as with torchrun; few scripts have options of these names.
+MOSTLY_OURS = (
+    "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "--no-gpu", "--pin-cpus",
+    "--pin-memory", "--max-restarts", "--min-ranks", "--max-ranks", "--hang-seconds", "--fusion-threshold",
+    "--python-interpreter", "--dry-run", "--n-per-node",
+)  # fmt: skip
 NOT_STARTED = 2
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
@@ -45,6 +51,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 def main() -> None:
     """Start a run and stay until it ends; see `carme-run --help`."""
     try:
+        _check_folder()
         code = asyncio.run(_run(sys.argv[1:]))
     except CarmeRuntimeError as error:
         print(f"carme-run: {error}", file=sys.stderr)
@@ -52,6 +59,15 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     sys.exit(code)
+
+
+def _check_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise CarmeRuntimeError(
+            "The folder that you are in has been removed.", "Go to another one with cd."
+        ) from None
 
 
 async def _run(arguments: list[str]) -> int:
@@ -279,7 +295,30 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     interpreter = options.python_interpreter
     if interpreter:
         interpreter[0] = _program(interpreter[0])
+    _note_options_behind(arguments, own)
     return options, _command(arguments[own], arguments[own + 1 :], interpreter)
+
+
+def _note_options_behind(arguments: list[str], own: int) -> None:
+    """Say of options of ours behind the script that the script gets them.
+
+    Who writes `--` in front of the script, or the same option there, knows.
+    """
+    module = arguments[own] == "-m"
+    behind = arguments[own + 1 + module :]
+    if arguments[own] == "--" or "--" in behind:
+        return
+    for word in behind:
+        option = word.partition("=")[0]
+        if option in MOSTLY_OURS and option not in arguments[:own]:
+            name = arguments[own + module]
+            print(
+                f"carme-run: {word} behind {name} is {name}'s. Options of carme-run stand before it; "
+                f"if it is as you want it, write: carme-run -- {'python -m ' * module}{name} ...",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
 
 
 def _show_profile(options: argparse.Namespace, ranks: int) -> None:

@@ -1,6 +1,7 @@
 """What the user sees: the ranks' lines with their numbers, live and never mixed within a line."""
 
 import contextlib
+import errno
 import os
 import queue
 import re
@@ -100,9 +101,13 @@ class Printer:
             if text and stream not in lost:
                 try:
                     _write(stream, text.encode("utf-8", "replace"))
-                except OSError:
+                except OSError as error:
                     lost.add(stream)
                     if stream == 1:
+                        if error.errno != errno.EPIPE:  # who reads no more (`| head`) knows
+                            sentence = f"carme-run: The output cannot be written: {error.strerror}.\n"
+                            with contextlib.suppress(OSError):
+                                _write(2, sentence.encode())
                         self._broken()
             if done:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
