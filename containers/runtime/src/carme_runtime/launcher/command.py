@@ -45,16 +45,22 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 def main() -> None:
     """Start a run and stay until it ends; see `carme-run --help`."""
     try:
+        # Whoever started this may have let interrupts wait until now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = asyncio.run(_run(sys.argv[1:]))
     except CarmeRuntimeError as error:
         print(f"carme-run: {error}", file=sys.stderr)
         code = NOT_STARTED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         code = 128 + signal.SIGINT
     sys.exit(code)
 
 
 async def _run(arguments: list[str]) -> int:
+    # Until a run takes interrupts over. The loop hears of one even if it comes just before it waits.
+    me = asyncio.current_task()
+    assert me
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, me.cancel)
     options, command = _parse(arguments)
     fabric = await connect(os.environ)
     try:
