@@ -165,9 +165,9 @@ def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
     source, target = from_and_to(memory)
     source.mkdir()
     (source / "large").write_bytes(os.urandom(1 << 20) * 640)
-    # Ten parts; a limit makes it last about six seconds.
+    # Ten parts; a limit makes it last ten seconds, and four of them are enough here.
     slow = subprocess.Popen(
-        command("copy", str(source), str(target), "--bandwidth", "128M", "--workers", "1"),
+        command("copy", str(source), str(target), "--bandwidth", "64M", "--workers", "1"),
         stdout=subprocess.DEVNULL,
     )
     journal = target / STATE / "journal.sqlite"
@@ -195,7 +195,7 @@ def test_a_changed_source_is_not_taken_for_what_was_begun(memory: Path) -> None:
     source.mkdir()
     (source / "large").write_bytes(b"old" * (50 << 20))
     (source / "gone").write_bytes(b"gone" * (30 << 20))
-    killed_in_a_file(source, target, "--bandwidth", "60M")
+    killed_in_a_file(source, target, "--bandwidth", "5M")
     (source / "large").write_bytes(b"new" * (50 << 20))
     (source / "gone").unlink()
     assert copy(str(source), str(target)).ok
@@ -206,7 +206,7 @@ def test_contents_are_compared_after_a_restart_of_the_host(memory: Path) -> None
     source, target = from_and_to(memory)
     many(source, 2, 5)
     (source / "large").write_bytes(b"x" * (100 << 20))
-    killed_in_a_file(source, target, "--bandwidth", "20M", "--workers", "1")
+    killed_in_a_file(source, target, "--bandwidth", "5M", "--workers", "1")
     shutil.copytree(source / "d0", target / "d0", dirs_exist_ok=True)
     status = (source / "d0/f0").stat()
     (target / "d0/f0").write_bytes(bytes(status.st_size))
