@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 from .conftest import log_in
 
@@ -75,7 +76,7 @@ def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
     own = f"/jupyter/user/user1/{name}/app/mine/"
     wait_until("the web app answers", lambda: page.request.get(own).status == 200)
     page.goto(own + "some/place")
-    expect(page.get_by_role("heading")).to_have_text("My own page at /some/place", timeout=30_000)
+    expect(page.get_by_role("heading")).to_have_text("My own page at /some/place", timeout=HANG * 1000)
 
     page.goto(address(demo, name, "tensorboard"))
     expect(page).to_have_title("TensorBoard", timeout=60_000)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from playwright.sync_api import Locator, Page, expect
 
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 from .conftest import log_in, start
 
@@ -47,14 +48,16 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     # More time from the warning itself; then less than fifteen minutes are left, which is said as well.
     more.click()
     ask_for(page, 8)
-    expect(toast(page, "This session now ends at")).to_be_visible(timeout=30_000)
+    expect(toast(page, "This session now ends at")).to_be_visible(timeout=HANG * 1000)
     expect(left).to_have_text(re.compile(r"^(9|1[01]) min left$"))
     expect(toast(page, r"This session ends in (9|1[01]) min")).to_be_visible()
 
     # What is not allowed is refused, with the reason.
     left.click()
     ask_for(page, 5000)
-    expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible(timeout=30_000)
+    expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible(
+        timeout=HANG * 1000
+    )
     keep("jupyterlab-not-extended")
 
     # A document that nobody saved, when the session is told to end.
@@ -65,7 +68,7 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     assert "never saved" not in demo.run("head", "cat", FILE).stdout
     with demo.visitor("user1") as elsewhere:
         elsewhere.stop(name)
-    expect(toast(page, "This session is ending")).to_be_visible(timeout=30_000)
+    expect(toast(page, "This session is ending")).to_be_visible(timeout=HANG * 1000)
     shown = ("session", "show", name)
     wait_until("the session is over", lambda: demo.carme_json(*shown)["state"] == "ended")
     assert demo.run("head", "cat", FILE).stdout == "first line\nnever saved by hand"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from playwright.sync_api import Browser, Page, expect
 
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 from .conftest import log_in, start
 
@@ -23,7 +24,7 @@ def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
     wait_until("all GPUs are taken", lambda: demo.run("head", *running).stdout.strip())
     log_in(page, demo)
     start(page, "Behind somebody else", gpus_per_node=1, minutes=20)
-    expect(state(page)).to_have_text("Waiting in the queue", timeout=30_000)
+    expect(state(page)).to_have_text("Waiting in the queue", timeout=HANG * 1000)
     outlook = page.locator("#outlook")
     expect(outlook).to_contain_text("next in line")
     expect(outlook).to_contain_text(re.compile("Expected start|no plan yet"))
@@ -111,7 +112,7 @@ def test_a_failed_session_says_why_and_starts_again_with_one_click(
         demo.run(
             node, "pkill", "--signal", "KILL", "--euid", "user1", "--full", "carme-singleuser", check=False
         )
-    expect(page.locator(".state.ended.failed")).to_be_visible(timeout=30_000)
+    expect(page.locator(".state.ended.failed")).to_be_visible(timeout=HANG * 1000)
     expect(page.locator(".status")).to_contain_text(re.compile(r"exit code 137; .*start it again"))
     expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
     keep_looks("failed")

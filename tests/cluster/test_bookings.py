@@ -9,6 +9,7 @@ from bs4 import BeautifulSoup
 
 from carme.validation import Visitor
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 BOOKING = {"nodes": "1", "length": "30m", "title": "Cluster test"}
 
@@ -95,7 +96,7 @@ def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(dem
         # A session starts in it by itself.
         page = owner.fetch(f"{owner.url}bookings/{name}/")
         owner.send(page, owner.form(page, "image"), {"image": "base"})
-        session = wait_until("the booking's session is there", lambda: session_of(owner, name), timeout=45)
+        session = wait_until("the booking's session is there", lambda: session_of(owner, name), timeout=HANG)
         owner.wait(session, "ready", timeout=60)
         running = demo.run("head", "squeue", "--noheader", "--user=user1", "--format=%v %N").stdout.split()
         assert running == [name, node[1]]

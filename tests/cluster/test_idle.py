@@ -11,6 +11,7 @@ from carme.errors import CarmeError
 from carme.sessions import Ending, Session, SessionState
 from carme.validation.notebook import NotebookKernel
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 CONFIGURATION = "/etc/carme/carme.toml"
 OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "10"}
@@ -77,7 +78,7 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         # A cell that computes nothing and is not over, and a kernel that is idle while a run of it goes on.
         with pytest.raises(CarmeError, match="still running"):
             kernels["busy"].run("import time; time.sleep(600)", timeout=1)
-        assert kernels["run"].run(RUN, timeout=30).output.strip() == "None"
+        assert kernels["run"].run(RUN, timeout=HANG).output.strip() == "None"
         # No kernel at all, and nobody looks: its GPU alone says that something goes on.
         other.wait(computing, "ready", timeout=120)
         names["idle"] = visitor.start(OPTIONS | {"title": "idle"})
@@ -111,4 +112,4 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         for kept in told(names["busy"]), told(names["run"]), told(computing, "user2"):
             assert kept.state is SessionState.READY
             assert (kept.idle_since, kept.stops_idle) == (None, None)
-        assert kernels["run"].run("print(run.poll())", timeout=30).output.strip() == "None"
+        assert kernels["run"].run("print(run.poll())", timeout=HANG).output.strip() == "None"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
+
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 
 Playbook = Callable[..., subprocess.CompletedProcess[str]]
@@ -30,7 +32,7 @@ def playbook(tmp_path_factory: pytest.TempPathFactory) -> Playbook:
         }
         command = [sys.executable, "-m", "ansible", "playbook", *map(str, arguments)]
         return subprocess.run(
-            command, cwd=ANSIBLE, env=environment, capture_output=True, text=True, check=False, timeout=100
+            command, cwd=ANSIBLE, env=environment, capture_output=True, text=True, check=False, timeout=HANG
         )
 
     return run

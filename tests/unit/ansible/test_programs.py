@@ -19,6 +19,7 @@ import jinja2
 import pytest
 
 from carme_monitoring.jobs import Allocation, Allocations
+from patience import HANG
 
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 PACK = ANSIBLE / "roles/base/files/pack_part.py"
@@ -269,7 +270,7 @@ def test_an_epilog_ends_what_its_job_left_behind_and_nothing_else(
     try:
         path = f"{stat.parent}:/usr/bin:/bin"
         assert node("epilog.sh", minimum_uid=1000, PATH=path, SLURM_JOB_ID=number).returncode == 0
-        assert processes["its"].wait(30) == -9
+        assert processes["its"].wait(HANG) == -9
         assert [name for name, process in processes.items() if process.poll() is None] == [
             "another job's", "of a name like it", "root's",
         ]  # fmt: skip

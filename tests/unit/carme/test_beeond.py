@@ -13,6 +13,7 @@ import pytest
 from carme.errors import CarmeError
 from carme.storage import beeond
 from carme.storage.beeond import BeeOND
+from patience import HANG
 
 STAND_IN = Path(__file__).parents[2] / "simulated_beeond.sh"
 UID = 54321
@@ -71,7 +72,7 @@ def test_other_nodes_wait_until_it_is_complete(instance: BeeOND) -> None:
     waiting = threading.Thread(target=other.start, args=("7", UID, ["n1", "n2"]))
     waiting.start()
     instance.start("7", UID, ["n1", "n2"])
-    waiting.join(30)
+    waiting.join(HANG)
     assert not waiting.is_alive()
     instance.stop("7")
 

@@ -10,13 +10,14 @@ import pytest
 
 from carme_demo import command_line
 from carme_demo.status import NodeStatus, ServiceStatus, Status
+from patience import HANG
 
 DEMO = Path(__file__).resolve().parents[3] / "demo"
 COMMANDS = ["up", "hosts", "status", "run", "shell", "logs", "down", "reset"]
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(DEMO), *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([str(DEMO), *arguments], capture_output=True, text=True, timeout=HANG, check=False)
 
 
 def test_help_names_every_command() -> None:

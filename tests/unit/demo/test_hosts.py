@@ -18,6 +18,7 @@ from carme_demo.nodes import Nodes, files_archive, hosts_file, network_descripti
 from carme_demo.podman import Podman, choose_runtime, engine_configuration, process_exists
 from carme_demo.registries import Registries
 from carme_demo.settings import Places, Settings
+from patience import HANG
 
 NODE = Path(image.__file__).parent / "node"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nYW4gYXV0aG9yaXR5\n-----END CERTIFICATE-----\n"
@@ -212,7 +213,7 @@ def test_a_process_left_working_in_our_folder_is_ended_and_no_other(tmp_path: Pa
     outside = subprocess.Popen(["sleep", "60"], cwd=other)
     try:
         end_processes_in(ours)
-        assert inside.wait(timeout=30) == -signal.SIGKILL
+        assert inside.wait(timeout=HANG) == -signal.SIGKILL
         assert outside.poll() is None
     finally:
         for process in (inside, outside):

@@ -14,6 +14,8 @@ import simulated_gpus
 from free_ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
+from patience import HANG
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
@@ -37,7 +39,7 @@ class Exporter:
         self.process, self.url = process, url
 
     def text(self) -> str:
-        answer = httpx.get(self.url, timeout=30, trust_env=False)
+        answer = httpx.get(self.url, timeout=HANG, trust_env=False)
         assert answer.status_code == 200
         return answer.text
 
@@ -104,6 +106,6 @@ def start(library: Path, tmp_path: Path) -> Iterator[Starts]:
     yield begin
     for process in processes:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(HANG) == 0
         assert process.stdout is not None
         process.stdout.close()

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from carme_monitoring.exposition import text
 from carme_monitoring.serving import MetricsServer
+from patience import HANG
 
 HOSTILE = 'ada"} 1\ncarme_fake{x="\\'
 
@@ -81,7 +82,7 @@ def test_packed_for_who_takes_it_and_plain_for_who_does_not(port: int):
 
 
 def test_nothing_but_reading(port: int):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     connection.request("HEAD", "/metrics")
     answer = connection.getresponse()
     assert answer.status == 200 and answer.read() == b""

@@ -12,6 +12,7 @@ import pytest
 
 from carme_monitoring.jobs import Cgroups, MovedBytes, MovedRecords, Usage
 from carme_monitoring.jobs.cgroups import StepUsage
+from patience import HANG
 
 from .conftest import ROOT, Starts
 
@@ -141,7 +142,7 @@ def test_from_a_process_of_a_step_to_the_exporter(start: Starts, tmp_path: Path)
         assert exporter.values("carme_step_io_written_bytes_total", jobid="7", step="0")[0] >= found[1]
     finally:
         reader.terminate()
-        reader.communicate(timeout=20)
+        reader.communicate(timeout=HANG)
 
 
 def test_the_reader_says_what_is_wrong_with_its_arguments(tmp_path: Path):

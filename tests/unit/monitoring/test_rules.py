@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from patience import HANG
+
 from .conftest import ROOT, Starts
 from .metrics import exported
 
@@ -136,7 +138,7 @@ def promtool(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         content = {"rule_files": [str(one) for one in FILES], "evaluation_interval": every, "tests": [test]}
         file.write_text(json.dumps(content))
         return subprocess.run(
-            [PROMTOOL, "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=100
+            [PROMTOOL, "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=HANG
         )
 
     return run

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from carme_monitoring.certificates import Entry, make
 from carme_monitoring.serving import CONNECTIONS, MetricsServer, ServingFailed
+from patience import HANG
 
 from .conftest import ROOT
 
@@ -58,7 +59,7 @@ def context(site: Path, client: str | None) -> ssl.SSLContext:
 
 
 def scrape(port: int, made: ssl.SSLContext) -> str:
-    with httpx.Client(verify=made, trust_env=False, timeout=10) as client:
+    with httpx.Client(verify=made, trust_env=False, timeout=HANG) as client:
         return client.get(f"https://127.0.0.1:{port}/metrics").text
 
 

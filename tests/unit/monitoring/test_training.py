@@ -19,6 +19,7 @@ from carme_monitoring.gpus import GpuWatch
 from carme_monitoring.jobs import Allocations, Cgroups, Training
 from carme_monitoring.jobs.training import EXPIRES, MOST_RANKS, SILENT
 from carme_monitoring.node.collector import NodeCollector
+from patience import HANG
 
 from .conftest import ROOT
 from .test_jobs import process, version_two
@@ -240,7 +241,7 @@ def test_a_socket_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"], "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     assert done.returncode == 2
     assert f"The socket {tmp_path}/none/socket cannot be made: No such file or directory." in done.stderr

@@ -16,11 +16,12 @@ import pytest
 
 import carme_runtime
 from carme.jobs.certificate import make_certificate
+from patience import HANG
 
 AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]
 RUN = [sys.executable, "-m", "carme_runtime.launcher.command"]
 HUB_TOKEN = "5b7e3c2f90d14a6b8c1d2e3f40516273"
-PATIENCE = 20.0  # seconds until a test that waits for something gives up
+PATIENCE = HANG
 
 # Programs inherit signals that are ignored, as in the background of a script or under nohup; many here are
 # ended by one. A handler that does nothing leaves this process as deaf as it was, and is not inherited.

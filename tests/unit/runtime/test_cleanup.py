@@ -87,11 +87,13 @@ def test_what_left_its_rank_is_ended(local: Launch, make_daemon: Callable[[], Da
 
 
 def test_what_does_not_listen_is_told_and_killed_by_force(
-    local: Launch, make_daemon: Callable[[str], Daemon]
+    local: Launch, make_daemon: Callable[[str], Daemon], tmp_path: Path
 ) -> None:
-    daemon = make_daemon("trap '' TERM; while :; do sleep 1; done")
+    trapped = tmp_path / "trapped"
+    daemon = make_daemon(f"trap '' TERM; : >{trapped}; while :; do sleep 1; done")
     (pid,) = daemon.left_by(local(str(daemon.script)))
-    time.sleep(0.2)  # until it has its trap
+    while not trapped.exists():
+        time.sleep(0.02)
     code, out, errors = local("--cleanup", "--", str(daemon.path)).wait()
     assert (code, out) == (1, "")
     assert errors.startswith(f"carme-run: {pid} on ") and errors.endswith("has not ended. Add --force.\n")

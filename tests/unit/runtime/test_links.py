@@ -10,6 +10,7 @@ import pytest
 from carme_runtime.fabric import agent
 from carme_runtime.fabric.frames import FRAME_LIMIT, UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed
 from carme_runtime.fabric.handshake import WrongKey, admit, join
+from patience import HANG
 
 KEY = b"k" * 32
 
@@ -107,7 +108,7 @@ async def test_the_end_within_a_frame(wire: Wire) -> None:
 
 async def test_a_peer_that_falls_silent_is_given_up(sealed: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "BEAT_SECONDS", 0.01)
-    await asyncio.wait_for(agent._keep_alive(sealed.links[0]), 10)
+    await asyncio.wait_for(agent._keep_alive(sealed.links[0]), HANG)
     with pytest.raises(LinkClosed):
         await sealed.links[0].receive()
     await sealed.carry(0)

@@ -91,6 +91,35 @@ def test_an_interrupt_reaches_all_ranks(notebook: Notebook, witness: Witness, tm
     assert left(tmp_path) == []
 
 
+# The run's first moment lasts until the test lets it go on.
+SLOW_START = """
+import os, socket
+from carme_runtime import notebook
+real = notebook._end_with_the_notebook
+def slowly():
+    real()
+    with socket.create_connection(("127.0.0.1", int(os.environ["WITNESS"]))) as test:
+        assert test.recv(1)
+notebook._end_with_the_notebook = slowly
+"""
+
+
+def test_an_interrupt_while_the_run_is_being_started(
+    notebook: Notebook, witness: Witness, tmp_path: Path
+) -> None:
+    again = "import signal; print(signal.getsignal(signal.SIGINT).__name__, signal.set_wakeup_fd(-1))"
+    cell = "%%carme_run -n 2\n" + MEET + "witness.recv(1)"
+    run = notebook(SLOW_START, cell, again, **witness.environment)
+    witness.expect(1)
+    run.popen.send_signal(signal.SIGINT)
+    witness.release()
+    out = run.wait()[1]
+    assert "exit code 130" in out
+    # What comes after has the interrupts as they were.
+    assert out.splitlines()[-3:] == ["CELL RunFailed", "default_int_handler -1", "CELL ended"]
+    assert left(tmp_path) == []
+
+
 def test_a_kernel_that_is_killed_leaves_no_ranks(notebook: Notebook, witness: Witness) -> None:
     run = notebook("%%carme_run -n 2\n" + MEET + "witness.recv(1)", **witness.environment)
     witness.expect(2)

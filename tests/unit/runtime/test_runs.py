@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from patience import HANG
+
 from .conftest import MEET, Job, Process, Witness
 
 Script = Callable[[str], str]
@@ -212,7 +214,7 @@ def test_nobody_reads_the_output_any_more(job: Job, script: Script, witness: Wit
     assert run.popen.stdout
     run.popen.stdout.close()
     witness.release()
-    assert run.popen.wait(20) == 141
+    assert run.popen.wait(HANG) == 141
     assert witness.all_gone()
 
 
@@ -232,7 +234,7 @@ def test_a_huge_line_and_a_reader_that_is_late(job: Job, script: Script, witness
     assert seen == 40 * 2**20
     assert rest.endswith("\n")
     assert max(peak, peak_memory(job.first)) < 50 * 2**20
-    assert run.popen.wait(20) == 0
+    assert run.popen.wait(HANG) == 0
 
 
 def peak_memory(process: Process) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,6 +30,7 @@ from carme_spawner.hub import CarmeHub
 from carme_spawner.hub_config import hub_config
 from carme_spawner.names import ServerResolver
 from carme_spawner.watcher import JobWatcher
+from patience import HANG
 
 TOKEN = "portal-token-for-tests"
 FAKE_SESSION = [sys.executable, str(Path(__file__).with_name("fake_session.py"))]
@@ -324,7 +326,7 @@ class Site:
         """Ask the hub, with the certificate of the proxy or of the server of job `server`."""
         url = f"{self.settings.hub.listen}{self.settings.hub.base_path}hub/api/{path}"
         context = self.proxys_certificate() if server is None else self.servers_certificate(server)
-        async with httpx.AsyncClient(timeout=30, verify=context) as client:
+        async with httpx.AsyncClient(timeout=HANG, verify=context) as client:
             return await client.request(method, url, headers={"Authorization": f"token {token}"}, **arguments)
 
     async def report(self, job_id: int, what: str, **arguments: Any) -> httpx.Response:
@@ -417,7 +419,8 @@ def context(authorities: Path, certificate: Path, key: Path) -> ssl.SSLContext:
 
 async def eventually(condition: Callable[[], Awaitable[Any] | Any], what: str) -> None:
     """Wait until something is so; the bound only keeps a failing test from hanging."""
-    for _ in range(600):
+    end = time.monotonic() + HANG
+    while time.monotonic() < end:
         value = condition()
         if asyncio.iscoroutine(value):
             value = await value

@@ -10,6 +10,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
+from patience import HANG
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -33,7 +35,7 @@ def run(client: BlockingKernelClient, code: str) -> str:
         if message["msg_type"] == "stream":
             printed.append(message["content"]["text"])
 
-    reply = client.execute_interactive(code, output_hook=heard, timeout=60)
+    reply = client.execute_interactive(code, output_hook=heard, timeout=HANG)
     assert reply["content"]["status"] == "ok", reply["content"]
     return "".join(printed)
 
@@ -41,7 +43,7 @@ def run(client: BlockingKernelClient, code: str) -> str:
 def test_a_kernel_has_no_port_and_still_hears_forked_processes(kernel: KernelManager, tmp_path: Path) -> None:
     client = kernel.blocking_client()
     client.start_channels()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=HANG)
     assert run(client, "print(6 * 7)") == "42\n"
     forked = "import os\nif not os.fork():\n    print('from a fork', flush=True)\n    os._exit(0)\nos.wait()"
     assert "from a fork" in run(client, forked + "\nimport time; time.sleep(0.5)")

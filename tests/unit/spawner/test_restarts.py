@@ -11,6 +11,7 @@ from carme.jobs import JobState
 from carme.sessions import Ending, SessionState
 from carme_spawner import caretaker
 from carme_spawner.watcher import JobWatcher
+from patience import HANG
 
 from .conftest import FAKE_SESSION, TOKEN, Site, eventually
 
@@ -71,7 +72,7 @@ async def test_a_queued_session_becomes_ready_after_a_restart_though_the_proxy_i
     with monkeypatch.context() as patched:
         patched.setattr(site.hub.proxy, "add_user", refuse)
         await site.broker.run(100, FAKE_SESSION)
-        await asyncio.wait_for(tried.wait(), 30)
+        await asyncio.wait_for(tried.wait(), HANG)
         await eventually(site.is_ready, "the server is ready")
     assert "/jupyter/user/ada/s1/" not in site.routes
     await site.hub.update_last_activity()

@@ -23,6 +23,7 @@ from carme.sessions import Step
 from carme_spawner.names import ServerResolver, address_in
 from carme_spawner.singleuser.certificates import Certificates
 from carme_spawner.singleuser.hub import Hub, Refused, Unanswered
+from patience import HANG
 
 from .conftest import NO_GPU, Site, eventually
 
@@ -143,12 +144,12 @@ async def test_signing_out_closes_what_a_browser_has_open_and_nothing_else(serve
         sockets = [await connect(path, token) for token in (browser, browser, key)]
         assert (await server.api("DELETE", "carme/logins/ada")).status_code == 204
         for socket in sockets[:2]:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG):
                 while (await socket.receive()).type is not aiohttp.WSMsgType.CLOSE:
                     pass
             assert socket.close_code == 1008
         await sockets[2].send_json(["stdin", "echo $((6 * 7))\r"])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG):
             while "42" not in str((await sockets[2].receive()).data):
                 pass
         with pytest.raises(aiohttp.WSServerHandshakeError):
@@ -163,14 +164,14 @@ async def test_its_end_waits_until_open_pages_have_saved(server: Site) -> None:
         pages = [await connect("api/events/subscribe", token) for _ in range(2)]
         process.terminate()
         for page in pages:
-            event = await page.receive_json(timeout=10)
+            event = await page.receive_json(timeout=HANG)
             assert (event["schema_id"], event["state"]) == ("https://schema.carme/session", "ending")
         assert (await server.visit("/carme/saved", token, post={}))[0] == 204
         await asyncio.sleep(3)
         assert process.returncode is None  # the second page is not done
         assert (await server.visit("/carme/saved", post={}))[0] == 403
         assert (await server.visit("/carme/saved", token, post={}))[0] == 204
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG):
             await process.wait()
 
 
@@ -200,7 +201,7 @@ async def test_it_and_its_kernels_end_when_told_to(server: Site) -> None:
     kernels = psutil.Process(process.pid).children(recursive=True)
     assert kernels
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), HANG) == 0
     assert not any(kernel.is_running() for kernel in kernels)
 
 

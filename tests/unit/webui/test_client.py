@@ -22,6 +22,7 @@ from carme_webui.api.models import SCOPES, Token
 from carme_webui.jobs.models import Job
 from carme_webui.profile.notices import tell
 from carme_webui.projects.models import Membership, Project
+from patience import HANG
 
 from .fake_broker import NOW, FakeBroker, make_job
 
@@ -504,7 +505,7 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
     broker.results[made["job_id"]] = json.dumps(left).encode()
     job = broker.queue[made["job_id"]]
     broker.put(job.model_copy(update={"state": JobState.COMPLETED, "ended": NOW, "exit_code": 0}))
-    assert client.images.get("mine").wait(timeout=5).packages == {"numpy": "2"}
+    assert client.images.get("mine").wait(timeout=HANG).packages == {"numpy": "2"}
     listed = elsewhere("images", "list")
     assert {"torch", "mine@alice"} <= {one["name"] for one in listed["usable"]}
     assert client.submit(["true"], image="mine@alice").id

@@ -17,6 +17,7 @@ from carme_webui.accounts import directory
 from carme_webui.accounts.directory import Entry, look_up
 from carme_webui.accounts.models import User
 from carme_webui.errands import Errands
+from patience import HANG
 
 from .conftest import PASSWORD, Browser, Here
 from .fake_broker import FakeBroker
@@ -104,7 +105,7 @@ def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + HANG
         while True:
             with socket.socket() as trial:
                 if trial.connect_ex(("127.0.0.1", port)) == 0:
@@ -117,7 +118,7 @@ def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
         )  # fmt: skip
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(HANG)
 
 
 def test_a_right_password_tells_who_it_is(ldap: LdapSettings) -> None:

@@ -18,12 +18,13 @@ from carme_webui.errands import Errands
 from carme_webui.keeper import Keeper
 from carme_webui.news import News, news
 from carme_webui.sessions.models import Session
+from patience import HANG
 
 from .conftest import PASSWORD, Browser, Never
 from .fake_broker import FakeBroker, make_session
 from .fake_hub import FakeHub
 
-LONG = 30.0
+LONG = HANG
 
 
 async def test_whoever_waits_is_woken_by_news_of_their_own() -> None:

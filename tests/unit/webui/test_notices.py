@@ -32,6 +32,7 @@ from carme_webui.projects import desk as projects
 from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
 from carme_webui.sessions.tasks import warn_of_ends
+from patience import HANG
 
 from .conftest import Browser
 from .fake_broker import NOW, FakeBroker, make_job, make_session
@@ -55,7 +56,7 @@ class MailServer:
         return await self._loop.create_server(lambda: SMTP(self, loop=self._loop), "127.0.0.1", 0)
 
     def _call(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(HANG)
 
     async def handle_DATA(self, server, session, envelope) -> str:
         if self.answer.startswith("250"):

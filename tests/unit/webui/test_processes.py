@@ -18,13 +18,14 @@ from django.db import connection
 from free_ports import free_port
 
 from carme_webui.accounts.models import User
+from patience import HANG
 
 from .conftest import FOLDER, Browser
 from .fake_broker import FakeBroker, make_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-LONG = 60.0
+LONG = HANG
 
 
 def until(holds: Callable[[], object]) -> None:

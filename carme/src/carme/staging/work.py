@@ -341,11 +341,19 @@ class Copier(Walker):
     def do_settle(self, paths: list[str]) -> None:
         """Set the times and modes of folders in which nothing changes any more."""
         for path in paths:
-            try:
-                with tree.folder(self.source, path) as source, tree.folder(self.destination, path) as target:
+            with contextlib.ExitStack() as opened:
+                try:
+                    source = opened.enter_context(tree.folder(self.source, path))
+                except OSError as error:
+                    # Noted by a run that was killed; since then the folder has gone from the source.
+                    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                        self.problem(path, error)
+                    continue
+                try:
+                    target = opened.enter_context(tree.folder(self.destination, path))
                     self._settle(source, target, os.fstat(source))
-            except OSError as error:
-                self.problem(path, error)
+                except OSError as error:
+                    self.problem(path, error)
 
     def _share_out(
         self, source: int, target: int | None, path: str, batch: Batch, read: Callable[[int], Batch]

@@ -8,10 +8,12 @@ import contextlib
 import ctypes
 import os
 import secrets
+import selectors
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -79,26 +81,112 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _follow(command: list[str]) -> int:
-    """Run a program and print what it writes, until it ends; its exit code."""
-    # A process group of its own: an interrupt reaches the notebook, and from there the run, once.
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=_end_with_the_notebook,
-    ) as process:
-        assert process.stdout is not None
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        while True:
-            try:
+    """Run a program and print what it writes, until it ends; its exit code, 128 + number for a signal.
+
+    An interrupt is passed on to the program, and none is lost, whenever it comes.
+
+    Raises:
+        KeyboardInterrupt: An interrupt came just when the program had ended.
+    """
+    with (
+        _Interrupts() as interrupts,
+        # A process group of its own: an interrupt reaches the notebook, and from there the run, once.
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_prepare_the_run,
+        ) as process,
+    ):
+        try:
+            code = _show(process, interrupts)
+        except BaseException:
+            process.terminate()  # nobody follows it any more
+            raise
+    return code if code >= 0 else 128 - code
+
+
+def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts") -> int:
+    assert process.stdout is not None
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(process.stdout, selectors.EVENT_READ)
+        if interrupts.news is not None:
+            waiting.register(interrupts.news, selectors.EVENT_READ)
+        while process.stdout in waiting.get_map():
+            ready = [key.fileobj for key, _ in waiting.select()]
+            if interrupts.came():
+                process.send_signal(signal.SIGINT)
+            if process.stdout in ready:
                 data = os.read(process.stdout.fileno(), 65536)
                 print(decoder.decode(data, not data), end="", flush=True)
                 if not data:
-                    return process.wait()
-            except KeyboardInterrupt:
-                process.send_signal(signal.SIGINT)
+                    waiting.unregister(process.stdout)
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(1)
+        if interrupts.came():
+            process.send_signal(signal.SIGINT)
+
+
+class _Interrupts:
+    """While it is entered, interrupts raise nothing, but are kept, for `came` to tell of.
+
+    An exception would come wherever this process just is, so also where nothing catches it: while the run is
+    being started, or between the wait and what follows it. And one that comes just before a wait begins would
+    not end it: the kernel's word in a pipe does (signal.set_wakeup_fd). Only the main thread gets interrupts;
+    in others, and where they are ignored, there is nothing to keep.
+    """
+
+    def __init__(self) -> None:
+        self.news: int | None = None
+        self._write = self._other = -1
+        self._before: Any = None
+
+    def __enter__(self) -> "_Interrupts":
+        self._before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(self._before):
+            return self
+        self.news, self._write = os.pipe()
+        for end in (self.news, self._write):
+            os.set_blocking(end, False)
+        self._other = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        return self
+
+    def came(self) -> bool:
+        """Whether an interrupt has come since the last call."""
+        numbers = b""
+        while self.news is not None:
+            try:
+                numbers += os.read(self.news, 4096)
+            except BlockingIOError:
+                break
+        others = numbers.replace(bytes([signal.SIGINT]), b"")
+        if others and self._other >= 0:
+            # Not for us: for the loop of events that is at home here.
+            with contextlib.suppress(OSError):
+                os.write(self._other, others)
+        return signal.SIGINT in numbers
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.news is None:
+            return
+        signal.signal(signal.SIGINT, self._before)
+        signal.set_wakeup_fd(self._other)
+        missed = self.came()
+        os.close(self.news)
+        os.close(self._write)
+        if missed and kind is None:
+            raise KeyboardInterrupt
+
+
+def _prepare_the_run() -> None:
+    # Until it is ready for an interrupt, which would be lost among its imports.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    _end_with_the_notebook()
 
 
 def _end_with_the_notebook() -> None:

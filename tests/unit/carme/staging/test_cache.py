@@ -19,6 +19,7 @@ from carme.jobs import Stage
 from carme.staging import janitor as tidying
 from carme.staging.cache import Cache
 from carme.staging.janitor import Janitor
+from patience import HANG
 
 from .trees import SOURCE, many, walk
 
@@ -158,7 +159,7 @@ def test_many_ask_at_once(tmp_path: Path, cache: Cache) -> None:
     key = stage(tmp_path / "data").key
     words = [sys.executable, "-c", program, cache.folder, key, str(tmp_path / "data")]
     running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert sorted(each.communicate(timeout=60)[0].strip() for each in running) == ["False", *["True"] * 3]
+    assert sorted(each.communicate(timeout=HANG)[0].strip() for each in running) == ["False", *["True"] * 3]
     assert walk(Path(cache.folder) / key / "data") == walk(tmp_path / "data")
 
 

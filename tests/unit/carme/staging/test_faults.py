@@ -19,8 +19,10 @@ import pytest
 
 from carme.errors import CarmeError
 from carme.staging import Options, Problem, copy, sync
+from carme.staging.journal import Journal
 from carme.staging.state import State
 from carme.staging.tree import PARTIAL, STATE, partial_name
+from patience import HANG
 
 from .trees import SOURCE, both_engines, carme_data, command, from_and_to, many, walk
 
@@ -127,6 +129,25 @@ def test_killed_while_a_few_changed_files_are_copied(memory: Path) -> None:
     assert walk(target) == walk(source)
 
 
+@pytest.mark.parametrize("instead", ["nothing", "file", "symlink"])
+def test_a_folder_that_is_gone_from_the_source_when_a_killed_copy_goes_on(memory: Path, instead: str) -> None:
+    source, target = from_and_to(memory)
+    many(source, 3, 5)
+    assert copy(str(source), str(target)).ok
+    # What a run leaves that is killed before it sets the folders' times.
+    journal = Journal(str(target / STATE), "an earlier run", "xxh3")
+    journal.folder_waits("d1")
+    journal.close(finished=False)
+    shutil.rmtree(source / "d1")
+    if instead == "file":
+        (source / "d1").write_text("now")
+    elif instead == "symlink":
+        (source / "d1").symlink_to("d2")
+    result = sync(str(source), str(target))
+    assert result.resumed and result.problems == []
+    assert walk(target) == walk(source)
+
+
 @both_engines
 def test_leftovers_in_a_folder_of_many_files(memory: Path) -> None:
     source, target = from_and_to(memory)
@@ -144,13 +165,13 @@ def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
     source, target = from_and_to(memory)
     source.mkdir()
     (source / "large").write_bytes(os.urandom(1 << 20) * 640)
-    # Ten parts; a limit makes it last about six seconds.
+    # Ten parts; a limit makes it last ten seconds, and four of them are enough here.
     slow = subprocess.Popen(
-        command("copy", str(source), str(target), "--bandwidth", "128M", "--workers", "1"),
+        command("copy", str(source), str(target), "--bandwidth", "64M", "--workers", "1"),
         stdout=subprocess.DEVNULL,
     )
     journal = target / STATE / "journal.sqlite"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     known = 0
     while known < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -174,7 +195,7 @@ def test_a_changed_source_is_not_taken_for_what_was_begun(memory: Path) -> None:
     source.mkdir()
     (source / "large").write_bytes(b"old" * (50 << 20))
     (source / "gone").write_bytes(b"gone" * (30 << 20))
-    killed_in_a_file(source, target, "--bandwidth", "60M")
+    killed_in_a_file(source, target, "--bandwidth", "5M")
     (source / "large").write_bytes(b"new" * (50 << 20))
     (source / "gone").unlink()
     assert copy(str(source), str(target)).ok
@@ -185,7 +206,7 @@ def test_contents_are_compared_after_a_restart_of_the_host(memory: Path) -> None
     source, target = from_and_to(memory)
     many(source, 2, 5)
     (source / "large").write_bytes(b"x" * (100 << 20))
-    killed_in_a_file(source, target, "--bandwidth", "20M", "--workers", "1")
+    killed_in_a_file(source, target, "--bandwidth", "5M", "--workers", "1")
     shutil.copytree(source / "d0", target / "d0", dirs_exist_ok=True)
     status = (source / "d0/f0").stat()
     (target / "d0/f0").write_bytes(bytes(status.st_size))
@@ -220,7 +241,7 @@ def test_ctrl_c_ends_it_and_it_goes_on(memory: Path) -> None:
     while not list(target.glob(f"{PARTIAL}*")):
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGINT)
-    assert first.wait(20) == 130
+    assert first.wait(HANG) == 130
     assert not (target / "large").exists()
     result = copy(str(source), str(target))
     assert result.ok and result.resumed and walk(target) == walk(source)
@@ -391,7 +412,7 @@ def test_a_vanished_worker_is_told(memory: Path) -> None:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 2
     os.kill(int(children[0]), signal.SIGKILL)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 1 and "A worker ended unexpectedly" in errors and not told
     result = copy(str(source), str(target), tell=told.append)
     assert result.ok and walk(target) == walk(source)

@@ -14,6 +14,7 @@ from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.staging import Options, spread
 from carme.staging.spread import Spread, work
 from carme.staging.tree import PARTIAL, STATE
+from patience import HANG
 
 from .trees import carme_data, command, from_and_to, many, walk
 
@@ -52,7 +53,7 @@ def test_several_workers_make_one_copy(memory: Path, monkeypatch: pytest.MonkeyP
     plan = Spread(str(source), str(target), Options(workers=1))
     assert plan.plan(3) > 10
     workers = [worker(plan, str(number)) for number in range(3)]
-    assert [each.wait(60) for each in workers] == [0, 0, 0]
+    assert [each.wait(HANG) for each in workers] == [0, 0, 0]
     counts, hosts = plan.progress()
     assert counts.copied >= 20 * 30 + 3000 + 2 and len(hosts) == 1
     result = plan.finish()

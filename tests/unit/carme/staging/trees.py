@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from patience import HANG
+
 #: With the compiled part, and without it.
 both_engines = pytest.mark.usefixtures("engine")
 SOURCE = Path(__file__).resolve().parents[4] / "carme" / "src"
@@ -51,7 +53,7 @@ def walk(top: Path | str, *, times: bool = True) -> dict[bytes, Any]:
 
 def carme_data(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run the command."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=100, **more)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=HANG, **more)
 
 
 def command(*arguments: str) -> list[str]:

@@ -27,6 +27,7 @@ from carme_webui.profile.notices import tell
 from carme_webui.projects import desk
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.sessions.models import Preset, Session
+from patience import HANG
 
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
@@ -45,7 +46,7 @@ def chromium() -> Iterator[Chromium]:
     # Playwright's own event loop in this thread makes Django think that it runs in one.
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-        expect.set_options(timeout=30_000)
+        expect.set_options(timeout=HANG * 1000)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
         yield browser
         browser.close()
@@ -70,13 +71,13 @@ def address(transactional_db: None, settings) -> Iterator[str]:
             yield f"http://localhost:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(HANG)
 
 
 @pytest.fixture
 def context(chromium: Chromium, address: str) -> Iterator[BrowserContext]:
     context = chromium.new_context(base_url=address, viewport=DESKTOP)
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(HANG * 1000)
     yield context
     context.close()
 

@@ -18,6 +18,7 @@ from django.urls import URLResolver, get_resolver
 from playwright.sync_api import BrowserContext, Page, expect
 
 from carme_webui.accounts.models import User
+from patience import HANG
 
 from ..conftest import PASSWORD
 from ..fake_broker import FakeBroker
@@ -163,7 +164,7 @@ def second_factors(user: User) -> None:
 def test_no_page_keeps_anybody_out(
     context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker, alice: User
 ) -> None:
-    eyes, http = Eyes(page), httpx.Client(base_url=address, verify=False, timeout=30)
+    eyes, http = Eyes(page), httpx.Client(base_url=address, verify=False, timeout=HANG)
     page.set_content("<html><body><img src='x'><p style='color: #eee'>Pale</p></body></html>")
     assert len(violations(page, EVERY)) >= 3, "what is wrong is found"
     todo = [route for route in routes() if route not in NOT_SEEN]

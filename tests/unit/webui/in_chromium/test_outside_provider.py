@@ -21,6 +21,7 @@ from playwright.sync_api import Page, expect
 
 from carme.config.settings import OidcSettings
 from carme_webui.accounts.models import User
+from patience import HANG
 
 from ..conftest import PASSWORD
 from ..fake_broker import FakeBroker
@@ -109,7 +110,7 @@ directory = "{there}/secrets"
             # It listens already; the answer comes once it is made.
             while process.poll() is None:
                 try:
-                    httpx.get(f"{issuer}/.well-known/openid-configuration", timeout=60).raise_for_status()
+                    httpx.get(f"{issuer}/.well-known/openid-configuration", timeout=HANG).raise_for_status()
                     break
                 except httpx.TransportError:
                     time.sleep(0.2)
@@ -117,7 +118,7 @@ directory = "{there}/secrets"
             yield name
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(HANG)
 
 
 def test_who_is_known_there_is_let_in_here(page: Page, broker: FakeBroker, university: str) -> None:

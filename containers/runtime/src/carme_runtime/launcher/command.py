@@ -52,11 +52,13 @@ def main() -> None:
     """Start a run and stay until it ends; see `carme-run --help`."""
     try:
         _check_folder()
+        # Whoever started this may have let interrupts wait until now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = asyncio.run(_run(sys.argv[1:]))
     except CarmeRuntimeError as error:
         print(f"carme-run: {error}", file=sys.stderr)
         code = NOT_STARTED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         code = 128 + signal.SIGINT
     sys.exit(code)
 
@@ -71,6 +73,10 @@ def _check_folder() -> None:
 
 
 async def _run(arguments: list[str]) -> int:
+    # Until a run takes interrupts over. The loop hears of one even if it comes just before it waits.
+    me = asyncio.current_task()
+    assert me
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, me.cancel)
     options, command = _parse(arguments)
     fabric = await connect(os.environ)
     try:
