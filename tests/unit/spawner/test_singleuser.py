@@ -128,7 +128,7 @@ async def websockets(
 
         async def connect(path: str, token: str) -> aiohttp.ClientWebSocketResponse:
             url = f"{target}/jupyter/user/ada/s1/{path}"
-            return await client.ws_connect(url, headers={"Authorization": f"token {token}"})
+            return await client.ws_connect(url, max_msg_size=0, headers={"Authorization": f"token {token}"})
 
         yield connect
 
@@ -186,7 +186,13 @@ async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
         await socket.send_json(message)
         while (answer := await socket.receive_json())["msg_type"] != "execute_result":
             pass
-    assert answer["content"]["data"]["text/plain"] == "42"
+        assert answer["content"]["data"]["text/plain"] == "42"
+        # A cell, or a file for a widget, may be larger than Tornado's 10 MiB; what a kernel says, too.
+        content["code"] = f"{'x' * (11 << 20)!r}"
+        await socket.send_json(message)
+        while (answer := await socket.receive_json())["msg_type"] != "execute_result":
+            pass
+    assert len(answer["content"]["data"]["text/plain"]) == (11 << 20) + 2
     # Whoever may connect to a kernel can read its output: no other user of the node gets to its sockets.
     folder = Path(tempfile.gettempdir(), f"carme-{server.broker.processes[100].pid}/jupyter")
     assert json.loads((folder / f"kernel-{kernel}.json").read_text())["transport"] == "ipc"

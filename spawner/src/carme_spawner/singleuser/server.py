@@ -23,6 +23,10 @@ from carme_spawner.singleuser.time_left import TimeLeft
 LABEXTENSIONS = Path(__file__).with_name("labextensions")
 #: Seconds that open pages get at most to save their documents when the session is told to end.
 SAVE_SECONDS = 8.0
+#: Bytes of a request to the server itself, such as a notebook that is saved, and of a message from a browser.
+#: Both are held in the session's memory. Tornado closes channels at 10 MiB, less than a file for a widget.
+LARGEST_REQUEST = 2 << 30
+LARGEST_MESSAGE = 512 << 20
 #: Seconds for which a hub that knows this server may take to look for it.
 LOOK_SECONDS = 2.0
 
@@ -47,6 +51,7 @@ class SessionServer(JupyterHubSingleUser):
         # Port 0 is replaced by a free one when the server's socket is made.
         self.config.ServerApp.port = 0
         self.config.ServerApp.terminals_enabled = True
+        self.config.ServerApp.max_body_size = self.config.ServerApp.max_buffer_size = LARGEST_REQUEST
         # Whoever may connect to a kernel's TCP ports reads its output, and that is every user of the node.
         self.config.KernelManager.transport = "ipc"
         # Images cannot be written to, and the other manager asks PyPI for its list at each start.
@@ -74,6 +79,7 @@ class SessionServer(JupyterHubSingleUser):
         provider: Any = self.app.identity_provider  # JupyterHub's; our own `hub_auth` decides nothing
         self.connections = connections.install(self.app, provider.hub_auth)
         self.programs = apps.install(self.app)
+        self.app.web_app.settings["websocket_max_message_size"] = LARGEST_MESSAGE
         # Nothing can be built in an image; asking whether it should be takes longer than the rest of a page.
         page = self.app.web_app.settings.setdefault("page_config_data", {})
         page.update(buildAvailable=False, buildCheck=False)
