@@ -55,6 +55,28 @@ async def test_it_reports_to_the_hub_and_asks_for_a_login(server: Site) -> None:
     assert status == 200, server.broker.facts[100].log
 
 
+async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
+    folder = site.broker.socket.parent / ".jupyter"
+    folder.mkdir()
+    needed = ("jupyterlab", "jupyter_server_terminals", "jupyterhub.singleuser.extension")
+    lines = [
+        f"c.ServerApp.jpserver_extensions = {dict.fromkeys(needed, False)}",
+        "c.ServerApp.sock = 'x.sock'",
+    ]
+    (folder / "jupyter_server_config.py").write_text("\n".join(lines))
+    settings = {
+        "ServerApp": {"jpserver_extensions": dict.fromkeys(needed, False), "terminals_enabled": False}
+    }
+    (folder / "jupyter_server_config.json").write_text(json.dumps(settings))
+    site.broker.command = COMMAND
+    await site.start()
+    await eventually(site.is_ready, "JupyterLab is ready")
+    token = site.token(100)
+    assert (await site.visit("/lab", token))[0] == 200
+    assert (await site.visit("/api/terminals", token, post={}))[0] == 200
+    await leave(site)
+
+
 async def test_another_users_token_opens_nothing(server: Site) -> None:
     await server.start(user="eve")
     for path in ("/api/contents", "/carme/status", "/app/mine/", "/tensorboard/"):

@@ -31,6 +31,10 @@ LARGEST_MESSAGE = 512 << 20
 LOOK_SECONDS = 2.0
 
 
+#: What the pages of a session are made of: users' own settings may add extensions, not take these away.
+NEEDED = ("jupyterlab", "jupyter_server_terminals")
+
+
 class SessionServer(JupyterHubSingleUser):
     """JupyterHub's server extension, which takes a free port and tells the hub about it."""
 
@@ -45,11 +49,20 @@ class SessionServer(JupyterHubSingleUser):
         assert self.serverapp is not None
         return self.serverapp
 
+    @classmethod
+    def make_serverapp(cls, **arguments: Any) -> ServerApp:
+        """The server, before it reads any settings: these extensions no file can switch off."""
+        arguments["jpserver_extensions"] = arguments.get("jpserver_extensions", {}) | dict.fromkeys(
+            NEEDED, True
+        )
+        return super().make_serverapp(**arguments)
+
     def load_config_file(self) -> None:
         """The hub's settings, then ours: home as root, any free port, no extension manager."""
         super().load_config_file()
         # Port 0 is replaced by a free one when the server's socket is made.
         self.config.ServerApp.port = 0
+        self.config.ServerApp.sock = ""
         self.config.ServerApp.terminals_enabled = True
         self.config.ServerApp.max_body_size = self.config.ServerApp.max_buffer_size = LARGEST_REQUEST
         # Whoever may connect to a kernel's TCP ports reads its output, and that is every user of the node.
