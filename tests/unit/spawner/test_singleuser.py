@@ -59,14 +59,11 @@ async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
     folder = site.broker.socket.parent / ".jupyter"
     folder.mkdir()
     needed = ("jupyterlab", "jupyter_server_terminals", "jupyterhub.singleuser.extension")
-    lines = [
-        f"c.ServerApp.jpserver_extensions = {dict.fromkeys(needed, False)}",
-        "c.ServerApp.sock = 'x.sock'",
-    ]
+    # The last is none of the needed ones: images do without it.
+    off = dict.fromkeys((*needed, "jupyter_lsp"), False)
+    lines = [f"c.ServerApp.jpserver_extensions = {off}", "c.ServerApp.sock = 'x.sock'"]
     (folder / "jupyter_server_config.py").write_text("\n".join(lines))
-    settings = {
-        "ServerApp": {"jpserver_extensions": dict.fromkeys(needed, False), "terminals_enabled": False}
-    }
+    settings = {"ServerApp": {"jpserver_extensions": off, "terminals_enabled": False}}
     (folder / "jupyter_server_config.json").write_text(json.dumps(settings))
     site.broker.command = COMMAND
     await site.start()
@@ -74,6 +71,13 @@ async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
     token = site.token(100)
     assert (await site.visit("/lab", token))[0] == 200
     assert (await site.visit("/api/terminals", token, post={}))[0] == 200
+    # What JupyterLab's pages ask for is answered also where there is nothing, or something broken.
+    assert await site.visit("/lsp/status", token) == (200, b'{"version": 2, "sessions": {}, "specs": {}}')
+    (folder / "lab/workspaces").mkdir(parents=True)
+    for name, text in (("cut", ""), ("other", "{}"), ("whole", '{"data": {}, "metadata": {"id": "w"}}')):
+        (folder / f"lab/workspaces/{name}-1a2b.jupyterlab-workspace").write_text(text)
+    status, body = await site.visit("/lab/api/workspaces", token)
+    assert (status, json.loads(body)["workspaces"]["ids"]) == (200, ["cut", "other", "w"])
     await leave(site)
 
 
