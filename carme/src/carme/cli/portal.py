@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from carme.api import BookingOut
     from carme.client import Client
 
-__all__ = ["add", "add_share", "add_size", "cancel_job", "client", "is_remote", "read_time", "words"]
+__all__ = ["add", "add_share", "add_size", "cancel_job", "client", "is_remote", "read_time"]
 
 
 def is_remote() -> bool:
@@ -192,14 +192,14 @@ def _book(options: argparse.Namespace) -> int:
         known = made.known
         if options.image:
             try:
-                known = made.start_session(options.image, stage=words(options), results=options.results)
+                known = made.start_session(options.image, stage=_words(options), results=options.results)
             except CarmeError:
                 made.delete()  # half of what was asked for is not it
                 raise
     return _tell_booking(options, known)
 
 
-def words(options: argparse.Namespace) -> list[str]:
+def _words(options: argparse.Namespace) -> list[str]:
     return [word for part in options.stage for word in part.split()]
 
 
@@ -216,7 +216,7 @@ def _tell_booking(options: argparse.Namespace, known: BookingOut) -> int:
 def _booked_session(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.bookings.get(options.name)
-        known = found.start_session(options.image, stage=words(options), results=options.results)
+        known = found.start_session(options.image, stage=_words(options), results=options.results)
     return _tell_booking(options, known)
 
 

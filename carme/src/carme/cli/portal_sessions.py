@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from carme.cli.output import add_json, listed, moment, print_json, said
-from carme.cli.portal import add_share, add_size, client, words
+from carme.cli.portal import add_share, add_size, client
 from carme.errors import InvalidRequest
 from carme.jobs import parse_minutes
 from carme.wording import listing
@@ -53,7 +53,7 @@ def _start(options: argparse.Namespace) -> int:
             reservation=options.reservation,
             title=options.title,
             account=options.account,
-            stage=words(options),
+            stage=options.stage,
             results=options.results,
         )
         known = session.wait() if options.wait else session.info()
