@@ -46,7 +46,8 @@ c.JupyterHub.load_roles = [
 c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
 c.SlurmSpawner.exec_prefix = "runuser -u {{username}} --"
 c.SlurmSpawner.req_prologue = "unset SLURM_EXPORT_ENV"
-c.SlurmSpawner.req_options = "--no-requeue"
+# Else each server leaves a log in its user's home, and a job that nobody can tell from another hub's.
+c.SlurmSpawner.req_options = "--no-requeue --job-name={unit} --output=/dev/null"
 c.SlurmSpawner.req_nprocs = "1"
 c.SlurmSpawner.req_memory = "2048"
 c.SlurmSpawner.batchspawner_singleuser_cmd = given["wrapper"]
@@ -95,7 +96,7 @@ def stock_hub(site: DemoSite, wrapper: str, command: list[str]) -> Iterator[Stoc
     state = f"/var/lib/{UNIT}"
     given = json.dumps({"token": token, "password": password, "wrapper": wrapper, "command": command})
     configuration = _CONFIGURATION.format(
-        given=given, address=address, port=PORT, hub_port=HUB_PORT, api_port=API_PORT, state=state
+        given=given, address=address, unit=UNIT, port=PORT, hub_port=HUB_PORT, api_port=API_PORT, state=state
     )
     remove(site)
     try:
@@ -124,7 +125,7 @@ def stock_hub(site: DemoSite, wrapper: str, command: list[str]) -> Iterator[Stoc
 def remove(site: DemoSite) -> None:
     """Leave nothing of a peer, also of one that was cut short; its jobs end with it."""
     site.run("head", "systemctl", "stop", UNIT, check=False)
-    site.run("head", "scancel", "--name=spawner-jupyterhub", check=False)
+    site.run("head", "scancel", f"--name={UNIT}", check=False)
     site.run("head", "rm", "-rf", f"/var/lib/{UNIT}")
 
 

@@ -78,11 +78,14 @@ def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
     page.goto(own + "some/place")
     expect(page.get_by_role("heading")).to_have_text("My own page at /some/place", timeout=HANG * 1000)
 
+    missing: list[str] = []
+    page.on("response", lambda answer: missing.append(answer.url) if answer.status == 404 else None)
     page.goto(address(demo, name, "tensorboard"))
     expect(page).to_have_title("TensorBoard", timeout=60_000)
     expect(page.get_by_text("No dashboards are active for the current data set")).to_be_visible(
         timeout=60_000
     )
+    assert not [url for url in missing if "font" in url]
     keep("app-tensorboard")
 
 

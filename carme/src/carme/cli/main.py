@@ -102,5 +102,9 @@ def program() -> NoReturn:
 
 
 def _options(arguments: list[str]) -> Any:
-    """What was asked for."""
+    """What was asked for; a shell that completes a command line gets the words instead, and we end."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser())
     return parser(arguments[0] if arguments and arguments[0] in ALONE else "").parse_args(arguments)

@@ -1,4 +1,4 @@
-"""`carme login`, `carme sessions`, `carme bookings`: through the portal, from any computer."""
+"""`carme login`, `carme bookings`: through the portal, from any computer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from carme.errors import CarmeError, ConfigError, InvalidRequest
 from carme.jobs import parse_minutes
 
 if TYPE_CHECKING:
-    from carme.api import BookingOut, JobOut, SessionOut
+    from carme.api import BookingOut, JobOut
     from carme.client import Client
 
 __all__ = ["add", "add_share", "add_size", "cancel_job", "client", "is_remote", "read_time"]
@@ -65,38 +65,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     login.set_defaults(run=_login)
 
-    sessions = commands.add_parser(
-        "sessions", help="start and end sessions through the portal, from anywhere"
-    )
-    actions = sessions.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    every = actions.add_parser("list", help="list your sessions")
-    every.add_argument("--all", action="store_true", help="also those that are over")
-    every.set_defaults(run=_sessions)
-    start = actions.add_parser("start", help="start a session")
-    start.add_argument("--image", required=True, help="what it runs in")
-    add_size(start)
-    add_share(start)
-    start.add_argument("--title", default="", help="a title")
-    start.add_argument("--reservation", metavar="NAME", help="booking to run in")
-    start.add_argument("--account", help="Slurm's account that pays; see 'carme projects show'")
-    start.add_argument(
-        "--stage",
-        action="append",
-        default=[],
-        metavar="[TARGET:]WHAT",
-        help="bring a dataset, or a folder of the cluster, to its nodes before it begins",
-    )
-    start.add_argument("--results", metavar="FOLDER", help="where what the session leaves is copied")
-    start.add_argument("--wait", action="store_true", help="wait until it is ready")
-    start.set_defaults(run=_start)
-    extend = actions.add_parser("extend", help="give a session more time")
-    extend.add_argument("name", metavar="NAME")
-    extend.add_argument("minutes", metavar="MINUTES", help="how much longer: 30 (minutes), 45m, 2h")
-    extend.set_defaults(run=_extend)
-    stop = actions.add_parser("stop", help="end a session")
-    stop.add_argument("name", metavar="NAME")
-    stop.set_defaults(run=_stop)
-
     bookings = commands.add_parser("bookings", help="book nodes with GPUs for later, through the portal")
     parts = bookings.add_subparsers(title="commands", metavar="COMMAND", required=True)
     booked = parts.add_parser("list", help="list your bookings")
@@ -132,7 +100,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     delete = parts.add_parser("delete", help="give a booking back")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(run=_delete)
-    for one in (every, start, extend, stop, booked, kinds, create, free, session, offer, accept, delete):
+    for one in (booked, kinds, create, free, session, offer, accept, delete):
         add_json(one)
 
 
@@ -194,53 +162,6 @@ def _certificate(path: str) -> str:
             f"{path} is no text, so it is no certificate as PEM.",
             f"Convert it with: openssl x509 -inform DER -in {path} -out NEW",
         ) from None
-
-
-def _sessions(options: argparse.Namespace) -> int:
-    with client() as portal:
-        found = [one.info() for one in portal.sessions.list(active=None if options.all else True)]
-
-    def row(one: SessionOut) -> list[object]:
-        return [one.name, one.label, one.title, one.job_id or "-", moment(one.ends), one.explanation]
-
-    titles = ["SESSION", "STATE", "TITLE", "JOB", "ENDS", "EXPLANATION"]
-    none = "You have no sessions now. Start one with: carme sessions start"
-    return listed(options, found, titles, row, none)
-
-
-def _start(options: argparse.Namespace) -> int:
-    with client() as portal:
-        session = portal.sessions.start(
-            options.image,
-            minutes=parse_minutes(options.time),
-            gpus=options.gpus,
-            nodes=options.nodes,
-            gpu_type=options.gpu_type,
-            cpus=options.cpus,
-            memory_mb=options.memory,
-            partition=options.partition,
-            reservation=options.reservation,
-            title=options.title,
-            account=options.account,
-            stage=options.stage,
-            results=options.results,
-        )
-        known = session.wait() if options.wait else session.info()
-    apps = [f"{app.title}: {app.url}" for app in known.apps]
-    return said(options, known, f"Session {known.name}: {known.label}.", *apps)
-
-
-def _extend(options: argparse.Namespace) -> int:
-    with client() as portal:
-        given = portal.sessions.get(options.name).extend(parse_minutes(options.minutes))
-    return said(options, given, f"The session {options.name} now ends at {moment(given.ends)}.")
-
-
-def _stop(options: argparse.Namespace) -> int:
-    with client() as portal:
-        portal.sessions.get(options.name).stop()
-    words = f"The session {options.name} is being stopped. Files that you saved stay."
-    return said(options, {"stopped": options.name}, words)
 
 
 def _bookings(options: argparse.Namespace) -> int:

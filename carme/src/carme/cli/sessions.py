@@ -1,4 +1,4 @@
-"""`carme session`: what users do with their sessions."""
+"""`carme session`: what users do with their sessions, on the cluster or through the portal."""
 
 import argparse
 import os
@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from carme.broker import BrokerClient
-from carme.cli import shell
+from carme.cli import portal_sessions, shell
 from carme.cli.output import add_json, length, listed, moment, plain, print_json, print_table, said
+from carme.cli.portal import is_remote
 from carme.config import load
 from carme.errors import InvalidRequest
 from carme.images import ImageCatalogue, app_path, is_own
@@ -18,12 +19,14 @@ from carme.sessions import STEPS, Outlook, Session, SessionState
 from carme.wording import listing, number
 
 # Further modules that add commands of `carme session`, each by its `add`.
-PARTS = (shell,)
+PARTS = (portal_sessions, shell)
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
-    parser = commands.add_parser("session", help="list, open, prolong and stop your sessions")
+    parser = commands.add_parser(
+        "session", aliases=["sessions"], help="start, list, open, prolong and stop your sessions"
+    )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     every = actions.add_parser("list", help="list your sessions")
@@ -55,6 +58,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _list(options: argparse.Namespace) -> int:
+    if is_remote():
+        return portal_sessions.every(options)
     none = "You have had no sessions in the last days." if options.all else "You have no sessions now."
     return listed(
         options,
@@ -74,6 +79,8 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    if is_remote():
+        return portal_sessions.show(options)
     session = BrokerClient().session(options.name)
     if options.json:
         print_json(session)
@@ -138,16 +145,24 @@ def outlook_text(outlook: Outlook) -> str:
 
 
 def _open(options: argparse.Namespace) -> int:
-    session = BrokerClient().session(options.name)
+    find = portal_sessions.address if is_remote() else _address
+    url = find(options.name, options.app)
+    opened = _has_display() and webbrowser.open(url)
+    return said(options, {"url": url, "opened": opened}, url)
+
+
+def _address(name: str, app: str) -> str:
+    """Where an app of a session is. Raises InvalidRequest."""
+    session = BrokerClient().session(name)
     settings = load()
     # What a user's own image can open, the portal alone knows.
     own = is_own(session.image)
     apps = {}
     if session.image and not own:
         apps = ImageCatalogue(settings.images.directory).get(session.image).entry_points
-    if options.app not in apps and not own:
+    if app not in apps and not own:
         raise InvalidRequest(
-            f"The image {session.image} of the session {session.name} has no app {options.app!r}; "
+            f"The image {session.image} of the session {session.name} has no app {app!r}; "
             f"it has: {listing(apps)}.",
             "Name one of these with --app.",
             field="app",
@@ -158,12 +173,10 @@ def _open(options: argparse.Namespace) -> int:
             f"See how it stands with: carme session show {session.name}",
             field="name",
         )
-    url = (
+    return (
         f"{settings.site.url}{settings.hub.base_path}user/{quote(session.owner, safe='')}/"
-        f"{quote(session.name, safe='')}/{app_path(options.app)}"
+        f"{quote(session.name, safe='')}/{app_path(app)}"
     )
-    opened = _has_display() and webbrowser.open(url)
-    return said(options, {"url": url, "opened": opened}, url)
 
 
 def _has_display() -> bool:
@@ -171,6 +184,8 @@ def _has_display() -> bool:
 
 
 def _extend(options: argparse.Namespace) -> int:
+    if is_remote():
+        return portal_sessions.extend(options)
     minutes = parse_minutes(options.minutes)
     client = BrokerClient()
     extension = client.extend(client.session(options.name).job_id, minutes)
@@ -180,6 +195,8 @@ def _extend(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
+    if is_remote():
+        return portal_sessions.stop(options)
     client = BrokerClient()
     session = client.session(options.name)
     client.cancel(session.job_id, session=session.name)

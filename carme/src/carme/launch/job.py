@@ -639,9 +639,9 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
     )
     arguments = ["apptainer", "-q", "exec", "--contain", "--cleanenv", "--home", home()]
     # The folder and not the socket, which is another one after the exporter's restart.
+    # With --contain its /dev/shm is its own. Apptainer takes no other, and would say so in every job's log.
     binds = [
         "/tmp",
-        "/dev/shm",
         *([TRAINING] if metrics() else []),
         *(path for path in spec["binds"] if os.path.exists(path)),
     ]

@@ -13,7 +13,7 @@ from typing import Any
 from jupyter_server.serverapp import ServerApp
 from jupyterhub.singleuser.extension import JupyterHubSingleUser
 
-from carme_spawner.singleuser import STARTED, apps, connections, folders, panel
+from carme_spawner.singleuser import STARTED, apps, connections, folders, panel, workspaces
 from carme_spawner.singleuser.address import service_url
 from carme_spawner.singleuser.certificates import Certificates
 from carme_spawner.singleuser.hub import Hub, Refused, Unanswered
@@ -23,8 +23,16 @@ from carme_spawner.singleuser.time_left import TimeLeft
 LABEXTENSIONS = Path(__file__).with_name("labextensions")
 #: Seconds that open pages get at most to save their documents when the session is told to end.
 SAVE_SECONDS = 8.0
+#: Bytes of a request to the server itself, such as a notebook that is saved, and of a message from a browser.
+#: Both are held in the session's memory. Tornado closes channels at 10 MiB, less than a file for a widget.
+LARGEST_REQUEST = 2 << 30
+LARGEST_MESSAGE = 512 << 20
 #: Seconds for which a hub that knows this server may take to look for it.
 LOOK_SECONDS = 2.0
+
+
+#: What the pages of a session are made of: users' own settings may add extensions, not take these away.
+NEEDED = ("jupyterlab", "jupyter_server_terminals")
 
 
 class SessionServer(JupyterHubSingleUser):
@@ -41,12 +49,22 @@ class SessionServer(JupyterHubSingleUser):
         assert self.serverapp is not None
         return self.serverapp
 
+    @classmethod
+    def make_serverapp(cls, **arguments: Any) -> ServerApp:
+        """The server, before it reads any settings: these extensions no file can switch off."""
+        arguments["jpserver_extensions"] = arguments.get("jpserver_extensions", {}) | dict.fromkeys(
+            NEEDED, True
+        )
+        return super().make_serverapp(**arguments)
+
     def load_config_file(self) -> None:
         """The hub's settings, then ours: home as root, any free port, no extension manager."""
         super().load_config_file()
         # Port 0 is replaced by a free one when the server's socket is made.
         self.config.ServerApp.port = 0
+        self.config.ServerApp.sock = ""
         self.config.ServerApp.terminals_enabled = True
+        self.config.ServerApp.max_body_size = self.config.ServerApp.max_buffer_size = LARGEST_REQUEST
         # Whoever may connect to a kernel's TCP ports reads its output, and that is every user of the node.
         self.config.KernelManager.transport = "ipc"
         # Images cannot be written to, and the other manager asks PyPI for its list at each start.
@@ -74,6 +92,8 @@ class SessionServer(JupyterHubSingleUser):
         provider: Any = self.app.identity_provider  # JupyterHub's; our own `hub_auth` decides nothing
         self.connections = connections.install(self.app, provider.hub_auth)
         self.programs = apps.install(self.app)
+        workspaces.install(self.app)
+        self.app.web_app.settings["websocket_max_message_size"] = LARGEST_MESSAGE
         # Nothing can be built in an image; asking whether it should be takes longer than the rest of a page.
         page = self.app.web_app.settings.setdefault("page_config_data", {})
         page.update(buildAvailable=False, buildCheck=False)

@@ -1,0 +1,131 @@
+"""What `carme session` does through the portal: `start`, and all else where only the portal is in reach."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from carme.cli.output import add_json, listed, moment, print_json, said
+from carme.cli.portal import add_share, add_size, client
+from carme.errors import InvalidRequest
+from carme.jobs import parse_minutes
+from carme.wording import listing
+
+if TYPE_CHECKING:
+    from carme.api import SessionOut
+
+__all__ = ["add", "address", "every", "extend", "show", "stop"]
+
+
+def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `carme session start`."""
+    start = actions.add_parser("start", help="start a session")
+    start.add_argument("--image", required=True, help="what it runs in")
+    add_size(start)
+    add_share(start)
+    start.add_argument("--title", default="", help="a title")
+    start.add_argument("--reservation", metavar="NAME", help="booking to run in")
+    start.add_argument("--account", help="Slurm's account that pays; see 'carme projects show'")
+    start.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="[TARGET:]WHAT",
+        help="bring a dataset, or a folder of the cluster, to its nodes before it begins",
+    )
+    start.add_argument("--results", metavar="FOLDER", help="where what the session leaves is copied")
+    start.add_argument("--wait", action="store_true", help="wait until it is ready")
+    start.set_defaults(run=_start)
+    add_json(start)
+
+
+def _start(options: argparse.Namespace) -> int:
+    with client() as portal:
+        session = portal.sessions.start(
+            options.image,
+            minutes=parse_minutes(options.time),
+            gpus=options.gpus,
+            nodes=options.nodes,
+            gpu_type=options.gpu_type,
+            cpus=options.cpus,
+            memory_mb=options.memory,
+            partition=options.partition,
+            reservation=options.reservation,
+            title=options.title,
+            account=options.account,
+            stage=options.stage,
+            results=options.results,
+        )
+        known = session.wait() if options.wait else session.info()
+    apps = [f"{app.title}: {app.url}" for app in known.apps]
+    return said(options, known, f"Session {known.name}: {known.label}.", *apps)
+
+
+def every(options: argparse.Namespace) -> int:
+    """List them."""
+    with client() as portal:
+        found = [one.info() for one in portal.sessions.list(active=None if options.all else True)]
+
+    def row(one: SessionOut) -> list[object]:
+        return [one.name, one.label, one.title, one.job_id or "-", moment(one.ends), one.explanation]
+
+    titles = ["SESSION", "STATE", "TITLE", "JOB", "ENDS", "EXPLANATION"]
+    none = "You have no sessions now. Start one with: carme session start"
+    return listed(options, found, titles, row, none)
+
+
+def show(options: argparse.Namespace) -> int:
+    """Show one."""
+    with client() as portal:
+        found = portal.sessions.get(options.name).info()
+    if options.json:
+        print_json(found)
+        return 0
+    print(f"Session {found.name} (job {found.job_id or '-'}): {found.label}")
+    print(found.explanation)
+    facts = [
+        ("image", found.options.image),
+        ("nodes", found.node_list),
+        ("ends", found.ends and moment(found.ends)),
+    ]
+    facts += [(app.title, app.url) for app in found.apps]
+    for title, text in facts:
+        if text:
+            print(f"{title + ':':<11}{text}")
+    return 0
+
+
+def address(name: str, app: str) -> str:
+    """Where an app of a session is. Raises InvalidRequest."""
+    with client() as portal:
+        found = portal.sessions.get(name).info()
+    urls = {known.name: known.url for known in found.apps}
+    if not urls:
+        raise InvalidRequest(
+            f"The session {name} is not ready: {found.label.lower()}.",
+            f"See how it stands with: carme session show {name}",
+            field="name",
+        )
+    if app not in urls:
+        raise InvalidRequest(
+            f"The image {found.options.image} of the session {name} has no app {app!r}; "
+            f"it has: {listing(urls)}.",
+            "Name one of these with --app.",
+            field="app",
+        )
+    return urls[app]
+
+
+def extend(options: argparse.Namespace) -> int:
+    """Give one more time."""
+    with client() as portal:
+        given = portal.sessions.get(options.name).extend(parse_minutes(options.minutes))
+    return said(options, given, f"The session {options.name} now ends at {moment(given.ends)}.")
+
+
+def stop(options: argparse.Namespace) -> int:
+    """End one."""
+    with client() as portal:
+        portal.sessions.get(options.name).stop()
+    words = f"The session {options.name} is being stopped. Files that you saved stay."
+    return said(options, {"stopped": options.name}, words)

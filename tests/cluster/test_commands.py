@@ -1,0 +1,61 @@
+"""`carme` and `carme-run` are found wherever users are told to type them."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from demo_site import DemoSite
+
+FIND = "command -v carme; carme --version"
+
+
+@pytest.fixture
+def session(demo: DemoSite) -> Iterator[str]:
+    """A ready session of user1."""
+    with demo.visitor("user1") as visitor:
+        name = visitor.start(
+            {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "PATH"}
+        )
+        visitor.wait(name, "ready", timeout=120)
+        yield name
+        visitor.stop(name)
+
+
+@pytest.mark.parametrize("host", ["head", "n1"])
+def test_on_every_host(demo: DemoSite, host: str) -> None:
+    for shell in (("sh", "-c"), ("bash", "-lc")):
+        for user in (None, "user1"):
+            found = demo.run(host, *shell, FIND, user=user).stdout
+            assert found.startswith("/usr/local/bin/carme\ncarme "), (shell, user, found)
+    completes = demo.run(host, "bash", "-lc", "complete -p carme", user="user1").stdout
+    assert completes.rstrip().endswith(" carme")
+
+
+def test_the_command_that_the_demo_names_at_its_end(demo: DemoSite) -> None:
+    assert demo.run("head", "carme", "status").stdout
+
+
+@pytest.mark.parametrize("image", ["", "base", "torch"])
+def test_in_jobs(demo: DemoSite, image: str) -> None:
+    script = f"{FIND}; mkdir /tmp/a; echo text >/tmp/a/b; carme data copy --quiet /tmp/a /tmp/c; cat /tmp/c/b"
+    options = []
+    if image:
+        script += "; command -v carme-run tmux vim less htop"
+        options = ["--image", image]
+    submitted = demo.carme("submit", "--json", *options, "--time", "5", "--", "sh", "-c", script).stdout
+    lines = demo.carme("logs", "--follow", str(json.loads(submitted)["job_id"])).stdout.splitlines()
+    assert not [line for line in lines if "WARNING" in line]
+    assert lines[0] == ("/opt/carme/env/bin/carme" if image else "/usr/local/bin/carme")
+    assert lines[1].startswith("carme ") and lines[2] == "text"
+    assert len(lines) == (8 if image else 3), lines
+
+
+def test_in_a_sessions_terminal(demo: DemoSite, session: str) -> None:
+    commands = f"{FIND}; command -v carme-run; complete -p carme; echo $PATH"
+    shown = demo.carme("session", "shell", session, "--", "bash", "-lc", commands).stdout.splitlines()
+    assert shown[0] == "/opt/carme/env/bin/carme" and shown[2] == "/opt/carme/env/bin/carme-run"
+    assert shown[3].endswith(" carme")
+    assert "/home/user1/.local/bin" in shown[4].split(":")
+    said = demo.carme("session", "shell", session, "--", "carme", "session", "list", check=False)
+    assert said.returncode in (0, 1) and "Traceback" not in said.stderr + said.stdout

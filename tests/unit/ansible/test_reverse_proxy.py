@@ -1,0 +1,259 @@
+"""A real nginx with the role's configuration, before servers that stand for portal and hub.
+
+What a template does not set is inherited from nginx.conf, whose values are meant for web pages. Here all of
+these are far too small: whatever a location inherits fails at once, and "for an hour" is half a second.
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import jinja2
+import pytest
+import yaml
+from aiohttp import web
+from free_ports import free_port
+
+ROLE = Path(__file__).resolve().parents[3] / "ansible/roles/reverse_proxy"
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+#: Five times as long as what nginx.conf allows below.
+IDLE = 0.5
+#: Bytes of a header that both ends take.
+LARGEST = 1 << 20
+NOTEBOOK = "/jupyter/user/ada/s1"
+
+pytestmark = pytest.mark.skipif(not NGINX, reason="nginx is not installed; ./test unit fetches it")
+
+MAIN = """
+pid {folder}/pid;
+error_log {folder}/error.log info;
+daemon off;
+master_process off;
+events {{ worker_connections 256; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    client_max_body_size 1k;
+    client_header_buffer_size 1k;
+    large_client_header_buffers 2 1k;
+    client_header_timeout 100ms;
+    client_body_timeout 100ms;
+    send_timeout 100ms;
+    keepalive_timeout 100ms;
+    proxy_buffer_size 1k;
+    proxy_buffers 8 1k;
+    proxy_connect_timeout 100ms;
+    proxy_read_timeout 100ms;
+    proxy_send_timeout 100ms;
+    include {folder}/carme.conf;
+}}
+"""
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    """What portal and hub answer here: the last word of the path says how."""
+    match request.path.rpartition("/")[2]:
+        case "enter":
+            return web.Response(status=204)
+        case "events":
+            stream = web.StreamResponse(
+                headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+            )
+            await stream.prepare(request)
+            await stream.write(b"data: first\n\n")
+            await asyncio.sleep(IDLE)
+            await stream.write(b"data: last\n\n")
+            return stream
+        case "channels":
+            channel = web.WebSocketResponse(max_msg_size=0, autoping=False)
+            await channel.prepare(request)
+            async for message in channel:
+                await channel.send_bytes(b"x" * int(message.data))
+            return channel
+        case "early":
+            return web.Response(text="begun")
+        case "slow" | "servers":
+            await asyncio.sleep(IDLE)
+            return web.Response(text="late")
+        case "large":
+            return web.Response(body=b"x" * int(request.query["size"]))
+        case "headers":
+            return web.Response(headers={"X-Large": "x" * 30_000})
+    size = 0
+    async for part in request.content.iter_any():
+        size += len(part)
+    return web.json_response({"size": size, "headers": sum(map(len, request.headers.values()))})
+
+
+@dataclass
+class Door:
+    """The address of nginx, and a browser."""
+
+    port: int
+    browser: aiohttp.ClientSession
+
+    def at(self, path: str) -> str:
+        return f"https://127.0.0.1:{self.port}{path}"
+
+    async def put(self, path: str, data: object) -> tuple[int, int]:
+        """Status, and how many bytes arrived."""
+        async with self.browser.put(self.at(path), data=data) as reply:
+            return reply.status, (await reply.json())["size"] if reply.status == 200 else 0
+
+
+def configure(folder: Path, port: int, backend: int) -> None:
+    """Write nginx's configuration as the role does, with this machine's ports and folders."""
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
+    make += ["-subj", "/CN=localhost", "-keyout", str(folder / "key.pem"), "-out", str(folder / "site.pem")]
+    subprocess.run(make, check=True, capture_output=True)
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(ROLE / "templates"), trim_blocks=True)
+    text = templates.get_template("carme.conf.j2").render(
+        yaml.safe_load((ROLE / "defaults/main.yml").read_text()),
+        carme_site_url=f"https://localhost:{port}",
+        reverse_proxy_host="localhost",
+        reverse_proxy_port=port,
+        reverse_proxy_certificate_file=folder / "site.pem",
+        reverse_proxy_key_file=folder / "key.pem",
+    )
+    for there, here in (
+        ("/run/carme-entrance", str(folder / "entrance")),
+        ("127.0.0.1:8100", f"127.0.0.1:{backend}"),
+        ("127.0.0.1:8000", f"127.0.0.1:{backend}"),
+    ):
+        assert there in text
+        text = text.replace(there, here)
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        text = "".join(line for line in text.splitlines(keepends=True) if "listen [::]" not in line)
+    (folder / "carme.conf").write_text(text)
+    (folder / "nginx.conf").write_text(MAIN.format(folder=folder))
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    port, backend = free_port(), free_port()
+    configure(tmp_path, port, backend)
+    assert NGINX
+    application = web.Application()
+    application.router.add_route("*", "/{rest:.*}", answer)
+    runner = web.AppRunner(
+        application, handler_cancellation=True, max_line_size=LARGEST, max_field_size=LARGEST
+    )
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", backend).start()
+    command = [
+        NGINX,
+        "-p",
+        str(tmp_path),
+        "-c",
+        str(tmp_path / "nginx.conf"),
+        "-e",
+        str(tmp_path / "error.log"),
+    ]
+    nginx = await asyncio.create_subprocess_exec(*command)
+    trust = ssl.create_default_context(cafile=str(tmp_path / "site.pem"))
+    trust.check_hostname = False
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                assert nginx.returncode is None, (tmp_path / "error.log").read_text()
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                    continue
+                writer.close()
+                break
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=trust), max_line_size=LARGEST, max_field_size=LARGEST
+        ) as browser:
+            yield Door(port, browser)
+    finally:
+        nginx.terminate()
+        await nginx.wait()
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("size", [1_100_000, 100_000_000])
+async def test_a_large_notebook_is_saved(door: Door, size: int) -> None:
+    assert await door.put(f"{NOTEBOOK}/api/contents/big.ipynb", b"x" * size) == (200, size)
+
+
+async def test_an_upload_of_gigabytes_is_let_in(door: Door) -> None:
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.port, ssl=trust)
+    writer.write(
+        f"PUT {NOTEBOOK}/early HTTP/1.1\r\nHost: localhost\r\nContent-Length: {9 << 30}\r\n\r\n".encode()
+    )
+    assert (await reader.readline()).split()[1] == b"200"
+    writer.close()
+
+
+async def test_an_upload_and_a_download_may_pause(door: Door) -> None:
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"x" * 100_000
+        await asyncio.sleep(IDLE)
+        yield b"x" * 100_000
+
+    async def pausing(path: str, size: int) -> None:
+        async with door.browser.get(door.at(f"{path}/large?size={size}")) as reply:
+            await asyncio.sleep(IDLE)
+            assert len(await reply.read()) == size
+
+    uploads = [door.put(f"{path}/file", slowly()) for path in (NOTEBOOK, "/files")]
+    downloads = [pausing(path, 20_000_000) for path in (NOTEBOOK, "/files")]
+    sizes = asyncio.gather(*uploads)
+    await asyncio.gather(*downloads)
+    assert await sizes == [(200, 200_000)] * 2
+
+
+async def test_an_answer_may_take_long(door: Door) -> None:
+    async def asked(path: str) -> tuple[int, str]:
+        async with door.browser.post(door.at(path), data=b"{}") as reply:
+            return reply.status, await reply.text()
+
+    paths = [f"{NOTEBOOK}/slow", "/slow", "/jupyter/hub/slow", "/jupyter/hub/api/users/ada/servers"]
+    assert await asyncio.gather(*map(asked, paths)) == [(200, "late")] * len(paths)
+
+
+async def test_events_may_be_far_between(door: Door) -> None:
+    async def heard(path: str) -> list[bytes]:
+        async with door.browser.get(door.at(path)) as reply:
+            return [await reply.content.readany(), await reply.read()]
+
+    paths = [f"{NOTEBOOK}/events", "/events", "/jupyter/hub/events"]
+    assert await asyncio.gather(*map(heard, paths)) == [[b"data: first\n\n", b"data: last\n\n"]] * len(paths)
+
+
+async def test_a_channel_may_be_silent_and_its_messages_large(door: Door) -> None:
+    async with door.browser.ws_connect(door.at(f"{NOTEBOOK}/channels"), max_msg_size=0) as channel:
+        await asyncio.sleep(IDLE)
+        await channel.send_str("50000000")
+        assert len(await channel.receive_bytes()) == 50_000_000
+
+
+@pytest.mark.parametrize("path", [NOTEBOOK, "/jobs", "/jupyter/hub"])
+async def test_addresses_and_headers_may_be_long(door: Door, path: str) -> None:
+    headers = {f"X-Long-{number}": "x" * 12_000 for number in range(3)}
+    async with door.browser.get(door.at(f"{path}/file"), headers=headers) as reply:
+        assert reply.status == 200 and (await reply.json())["headers"] > 36_000
+    async with door.browser.get(door.at(f"{path}/file?{'x' * 12_000}")) as reply:
+        assert reply.status == 200
+    async with door.browser.get(door.at(f"{path}/headers")) as reply:
+        assert reply.status == 200 and len(reply.headers["X-Large"]) == 30_000
+
+
+async def test_the_portal_takes_a_part_of_a_file_and_no_more(door: Door) -> None:
+    assert await door.put("/files/upload/", b"x" * (8 << 20)) == (200, 8 << 20)
+    assert (await door.put("/files/upload/", b"x" * (11 << 20)))[0] == 413
