@@ -12,20 +12,31 @@ def told(ranks):
     return found[1], found[2]
 
 
-@pytest.mark.timeout(480)  # as in test_torch.py
+LIMIT = 600  # seconds, for libraries that take long to import on a busy machine
+
+
+def run(launcher, how):
+    ranks = launcher.start("libraries", [0, 0], how)
+    assert ranks.finish(LIMIT) == [0, 0], ranks.said()
+    return told(ranks)
+
+
+@pytest.mark.timeout(2 * LIMIT + 60)
 @pytest.mark.parametrize("how", ["lightning", "trainer", "accelerate"])
 def test_scripts_as_they_are_train_as_on_gloo(launcher, how):
-    gloo = told(launcher.run("libraries", [0, 0], how))
+    gloo = run(launcher, how)
     launcher.variables["CARME_TORCH_BACKEND"] = "carme"
-    assert (told(launcher.run("libraries", [0, 0], how)), gloo[0]) == (("carme", gloo[1]), "gloo")
+    assert (run(launcher, how), gloo[0]) == (("carme", gloo[1]), "gloo")
 
 
+@pytest.mark.timeout(LIMIT + 60)
 def test_lightning_with_the_backend_by_name(launcher):
-    assert told(launcher.run("libraries", [0, 0], "lightning_named"))[0] == "carme"
+    assert run(launcher, "lightning_named")[0] == "carme"
 
 
+@pytest.mark.timeout(LIMIT + 60)
 def test_a_backend_that_does_not_exist_is_named(launcher):
     launcher.variables["CARME_TORCH_BACKEND"] = "crame"
     ranks = launcher.start("libraries", [0, 0], "accelerate")
-    assert all(ranks.finish()), ranks.said()
+    assert all(ranks.finish(LIMIT)), ranks.said()
     assert "CARME_TORCH_BACKEND=crame is no backend of torch.distributed." in ranks.outputs[0]

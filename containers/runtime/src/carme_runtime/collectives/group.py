@@ -142,6 +142,10 @@ class Group:
         self.index: int = self._group.index
         self.size: int = self._group.size
 
+    def of_some(self, ranks: list[int], timeout: int = -1) -> "Group":
+        """A group of some members, named by their numbers here; these make it together."""
+        return Group(self._context, [self.ranks[member] for member in ranks], timeout)
+
     def measure_links(self) -> list[tuple[int, float]]:
         """Bytes and microseconds of messages on the slowest link between nodes. Nothing on one node."""
         return self._group.measure_links()

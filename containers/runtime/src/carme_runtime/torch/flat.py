@@ -45,7 +45,7 @@ _stated = threading.local()
 
 
 @contextlib.contextmanager
-def stating(form: str) -> Iterator[None]:
+def stating(form: str | None) -> Iterator[None]:
     """Let ranks compare `form` in what this thread reduces meanwhile, instead of types and shapes.
 
     For who reduces several tensors as one, and for ranks that know no more than the number of elements.
@@ -57,9 +57,14 @@ def stating(form: str) -> Iterator[None]:
         _stated.form = None
 
 
+def stated_form() -> str | None:
+    """What this thread states just now, for another one that goes on with its call."""
+    return getattr(_stated, "form", None)
+
+
 def form_of(tensor: torch.Tensor, sent: torch.dtype = torch.uint8) -> str:
     """What ranks compare of a tensor that travels as elements of type `sent`, besides their number."""
-    stated = getattr(_stated, "form", None)
+    stated = stated_form()
     if stated is not None:
         return stated
     shape = forms.shape(tuple(tensor.shape))

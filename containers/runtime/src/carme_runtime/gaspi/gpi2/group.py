@@ -179,7 +179,7 @@ class Gpi2Group:
 
     def _broadcast(self, call: "_Call") -> None:
         """By a binomial tree."""
-        buffer = memory(call.output, call.count)
+        buffer = memory(call.output, call.count * SIZES[call.type])
         place = (self.index - call.root) % self.size
         distance = 1
         while distance < self.size and not place & distance:
