@@ -316,6 +316,13 @@ def test_carme_run_starts_programs_for_gpi2(over, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_too_few_open_files_are_told_with_what_to_do(launcher, left):
+    ranks = launcher.run("few_files", [0], str(left))
+    assert "OutOfResources" in ranks.outputs[0], ranks.said()
+    assert "Allow this process more open files: ulimit -n 4096." in ranks.outputs[0]
+
+
 def test_ranks_send_without_timers_between_nodes(launcher):
     ranks = launcher.start("congestion", [0, 1])
     assert ranks.finish() == [0, 0], ranks.said()

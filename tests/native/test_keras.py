@@ -92,6 +92,7 @@ def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
             for what in ("optimizers", "outputs", "stopping")
         ),
         ("torch", "workers"),
+        ("torch", "differing"),
         ("tensorflow", "texts"),
         ("tensorflow", "compilation"),
     ],

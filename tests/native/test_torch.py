@@ -24,6 +24,7 @@ def test_all_collectives(launcher, nodes):
         "ddp",
         "no_sync",
         "static_graph",
+        "sparse",
         "join",
         "fp16_hook",
         "powersgd_hook",
@@ -127,6 +128,16 @@ def test_ranks_with_other_sizes_are_told_so(launcher, kind, called):
         assert re.search(told, ranks.outputs[rank]), ranks.said()
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_ranks_with_other_types_or_shapes_are_told_so(launcher, nodes):
+    ranks = launcher.run("torch_mistakes", nodes, "different")
+    said = [re.findall(r"^(\w+\+[ \w]+): (.*)", ranks.outputs[rank], re.MULTILINE) for rank in range(2)]
+    assert len(said[0]) == len(said[1]) == 37, ranks.said()
+    for texts in zip(*said, strict=True):
+        waiting = texts[1:] if texts[0][0].startswith("send") else texts  # who sends need not wait
+        assert all("Mismatch Rank" in text for _, text in waiting), texts
+
+
 @pytest.mark.parametrize("kind", ["broadcast", "reduce_scatter", "all_gather"])
 def test_ranks_on_nodes_with_other_sizes_are_told_so_by_their_next_call(launcher, kind):
     ranks = launcher.start("torch_mistakes", [0, 1], kind)
@@ -159,6 +170,13 @@ def test_monitored_barrier_names_who_was_lost(launcher, tmp_path, nodes, missing
 @pytest.mark.parametrize("how", ["detach", "forget", "keep"])
 def test_models_trained_one_after_the_other_give_their_memory_back(launcher, how):
     launcher.run("many_models", [0, 0], how)
+
+
+@pytest.mark.timeout(1000)  # a busy machine lets ranks wait for each other, many thousand times
+@pytest.mark.parametrize("face", ["parallelize", "horovod"])
+def test_a_thousand_models_take_no_more_memory_than_a_few(launcher, face):
+    ranks = launcher.start("many_rounds", [0, 0], face)
+    assert ranks.finish(900) == [0, 0], ranks.said()
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])

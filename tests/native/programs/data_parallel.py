@@ -1,9 +1,10 @@
 """An ordinary script for PyTorch's ways of data-parallel training; says what the model became.
 
-Arguments: the backend; ddp, no_sync (DDP that adds up two passes), static_graph, join (DDP with uneven
-inputs), fp16_hook or powersgd_hook (DDP with one of PyTorch's ways to compress), zero (DDP and
-ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of today). The last two with +bf16 compute in bfloat16
-and add gradients in float32, with +bf16_sums they add them in bfloat16, too.
+Arguments: the backend; ddp, no_sync (DDP that adds up two passes), static_graph, sparse (DDP over an
+embedding whose gradient has few rows), join (DDP with uneven inputs), fp16_hook or powersgd_hook (DDP with
+one of PyTorch's ways to compress), zero (DDP and ZeroRedundancyOptimizer), fsdp, or fully_shard (FSDP of
+today). The last two with +bf16 compute in bfloat16 and add gradients in float32, with +bf16_sums they add
+them in bfloat16, too.
 """
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false, reportPrivateImportUsage=false
@@ -34,6 +35,13 @@ model = torch.nn.Sequential(
     torch.nn.Linear(64, 256), norm(256), torch.nn.ReLU(), torch.nn.Linear(256, 256),
     torch.nn.ReLU(), torch.nn.Linear(256, 10),
 )  # fmt: skip
+if how == "sparse":
+
+    class Words(torch.nn.EmbeddingBag):
+        def forward(self, x):
+            return super().forward((x[:, :8].abs() * 20).long() % 300)
+
+    model.insert(0, Words(300, 64, sparse=True))
 if how == "fsdp":
     precision = MixedPrecision(param_dtype=computing, reduce_dtype=adding)
     wrapped: torch.nn.Module = FSDP(model, device_id=torch.device("cpu"), mixed_precision=precision)
@@ -54,7 +62,8 @@ else:
 if how == "zero":
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
 else:
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    momentum = 0.0 if how == "sparse" else 0.9  # which is not for sparse gradients
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=momentum)
 data = torch.Generator().manual_seed(rank)
 steps = 5 if how != "join" else 5 + 3 * rank
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import carme_runtime.horovod as hvd
-from carme_runtime.collectives.errors import InvalidCall, Mismatch
+from carme_runtime.collectives.errors import InvalidCall, Mismatch, Timeout
 
 torch.set_num_threads(1)
 assert not hvd.is_initialized()
@@ -102,7 +102,7 @@ else:
 for wrong in ({"op": 77}, {"op": hvd.Sum, "average": True}, {"op": hvd.Adasum}):
     try:
         hvd.allreduce(mine(), **wrong)
-    except InvalidCall:
+    except ValueError:  # Horovod's own
         continue
     raise AssertionError(wrong)
 group = [mine(), mine(dtype=torch.float64) * 2, mine((12,)) * 3]
@@ -120,6 +120,18 @@ except InvalidCall as error:
     assert "to_dense" in str(error)
 else:
     raise AssertionError("a sparse tensor was reduced")
+places = torch.tensor([[0, 2, 2][: rank + 1], [1, 0, 3][: rank + 1]])
+sparse = torch.sparse_coo_tensor(places, torch.ones(places.shape[1]), (3, 4))
+for op, divisor in ((hvd.Sum, 1), (hvd.Average, size)):
+    result = hvd.synchronize(hvd.sparse_allreduce_async(sparse, name="rows", op=op))
+    assert result.is_sparse
+    torch.testing.assert_close(result.to_dense(), hvd.allreduce(sparse.to_dense(), op=hvd.Sum) / divisor)
+for given, op in ((sparse, hvd.Max), (mine(), hvd.Sum)):
+    try:
+        hvd.sparse_allreduce_async(given, op=op)
+    except ValueError:
+        continue
+    raise AssertionError((given, op))
 
 # allgather, broadcast, alltoall, reducescatter
 parts = hvd.allgather(torch.full((rank, 2), rank, dtype=torch.int16))
@@ -134,6 +146,20 @@ assert torch.equal(hvd.alltoall(torch.full((size, 2), float(rank))), ranks[:, No
 splits = torch.arange(size, dtype=torch.int32)
 received, counts = hvd.alltoall(torch.full((int(splits.sum()),), float(rank)), splits=splits)
 assert torch.equal(received, ranks.repeat_interleave(rank)) and counts.tolist() == [rank] * size
+for wrong in (
+    [1] * (size + 1),
+    [-1] * size,
+    [size + 1] * size,
+    [1.0] * size,
+    torch.ones(size),
+    [True] * size,
+):
+    try:
+        hvd.alltoall(torch.ones(size), splits=wrong)
+    except ValueError as error:
+        assert "splits" in str(error), error
+        continue
+    raise AssertionError(f"splits {wrong} were taken")
 rows = torch.arange(2.0 * size + 1)[:, None] + rank
 lengths = [2 + (r < 1) for r in range(size)]
 expected = (torch.arange(2.0 * size + 1)[:, None]).split(lengths)[rank]
@@ -201,6 +227,14 @@ assert (x.grad == (2 if rank == 0 else 0)).all()
 x = torch.ones(size, 2, requires_grad=True)
 (hvd.alltoall(x) * (rank + 1)).sum().backward()
 assert torch.equal(x.grad, (ranks[:, None] + 1).expand(size, 2))
+# Without splits, ranks may have different numbers of rows; with them, some may be kept.
+x = torch.ones(size * (rank + 1), 2, requires_grad=True)
+(hvd.alltoall(x) * (rank + 1)).sum().backward()
+assert torch.equal(x.grad, (ranks + 1).repeat_interleave(rank + 1)[:, None].expand_as(x))
+x = torch.ones(size + 3, 2, requires_grad=True)
+result, counts = hvd.alltoall(x, splits=[1] * size)
+(result * (rank + 1)).sum().backward()
+assert torch.equal(x.grad, torch.cat([ranks + 1, torch.zeros(3)])[:, None].expand_as(x))
 x = rows.clone().requires_grad_()
 (hvd.reducescatter(x, op=hvd.Average) * (rank + 1)).sum().backward()
 torch.testing.assert_close(x.grad, torch.cat([torch.full((n, 1), r + 1.0) for r, n in enumerate(lengths)]))
@@ -269,10 +303,96 @@ for tensor in (*model.state_dict().values(), *(v for s in optimizer.state.values
     assert (everyone == everyone[0]).all()
 assert len(optimizer.state) == 4 and optimizer.param_groups[0]["lr"] == 0.1 * (root + 1)
 hvd.barrier()
+
+# some of the ranks, which the others do not wait for
+assert issubclass(Mismatch, hvd.HorovodInternalError) and issubclass(Timeout, hvd.HorovodInternalError)
+assert not issubclass(InvalidCall, hvd.HorovodInternalError)
+everybody = hvd.global_process_set
+assert everybody.included() and everybody.size() == size and everybody.rank() == rank
+for wrong in ([], [0, 0], [size], [-1]):
+    try:
+        hvd.add_process_set(wrong)
+    except ValueError:
+        continue
+    raise AssertionError(f"a set of {wrong} was made")
+ends = hvd.add_process_set(hvd.ProcessSet(sorted({0, size - 1})))
+assert ends.included() == (rank in (0, size - 1)) and ends.size() == len(ends.ranks)
+try:
+    hvd.add_process_set(ends.ranks)
+except ValueError:
+    pass
+else:
+    raise AssertionError("one set was made twice")
+if ends.included():
+    here, count = ends.rank(), ends.size()
+    assert ends.ranks[here] == rank
+    parts = torch.tensor([float(r) for r in ends.ranks])
+    torch.testing.assert_close(hvd.allreduce(mine(), process_set=ends), base() + parts.mean())
+    assert torch.equal(hvd.allgather(torch.tensor([float(rank)]), process_set=ends), parts)
+    assert torch.equal(hvd.broadcast(mine(), size - 1, process_set=ends), base() + size - 1)
+    assert torch.equal(hvd.alltoall(torch.full((count,), float(rank)), process_set=ends), parts)
+    whole = torch.full((count, 2), rank)
+    assert (hvd.reducescatter(whole, op=hvd.Sum, process_set=ends) == int(parts.sum())).all()
+    assert hvd.allgather_object(rank, process_set=ends) == ends.ranks
+    assert hvd.broadcast_object(rank, size - 1, process_set=ends) == size - 1
+    (result,) = hvd.grouped_allreduce([torch.tensor([rank])], process_set=ends)
+    assert result.tolist() == [int(parts.sum()) // count]
+    hvd.barrier(ends)
+    try:
+        hvd.broadcast(mine(), 1, process_set=ends)
+    except ValueError:
+        assert 1 not in ends.ranks
+    else:
+        assert 1 in ends.ranks
+else:
+    try:
+        hvd.allreduce(mine(), process_set=ends)
+    except ValueError as error:
+        assert "included()" in str(error)
+    else:
+        raise AssertionError("a rank outside of a set takes part")
+hvd.barrier()
+assert hvd.remove_process_set(ends) and not hvd.remove_process_set(ends)
+assert not hvd.remove_process_set(everybody)
+try:
+    hvd.allreduce(mine(), process_set=ends)
+except ValueError as error:
+    assert "add_process_set" in str(error)
+else:
+    raise AssertionError("a set that was removed is used")
+
+# ranks that differ are told so, and go on
+if size > 1 and len(per_node) == 1:
+    odd = rank == 1
+    wide, kind = (
+        torch.ones((3, 2) if odd else (2, 3)),
+        torch.ones(6, dtype=torch.int32 if odd else torch.float32),
+    )
+    for call in (
+        lambda: hvd.allreduce(wide),
+        lambda: hvd.allreduce(kind),
+        lambda: hvd.grouped_allreduce([wide, wide]),
+        lambda: hvd.allreduce(mine(), prescale_factor=2.0 if odd else 1.0),
+        lambda: hvd.broadcast(wide, 0),
+        lambda: hvd.broadcast(kind, 0),
+        lambda: hvd.reducescatter(wide),
+        lambda: hvd.reducescatter(kind),
+        lambda: hvd.allgather(torch.ones((1, 3, 2) if odd else (1, 2, 3))),
+        lambda: hvd.alltoall(torch.ones((size, 3, 2) if odd else (size, 2, 3))),
+    ):
+        try:
+            call()
+        except hvd.HorovodInternalError as error:
+            assert "Rank" in str(error), error
+        else:
+            raise AssertionError("ranks differ, and nobody says so")
+        hvd.barrier()
 clock = time.monotonic
 if rank == root:  # who joins last
     time.sleep(1)
     assert hvd.allreduce(torch.tensor([-7])).tolist() == [int(-7 / size)]
+    assert (hvd.allreduce(torch.ones(2, 3), op=hvd.Sum, prescale_factor=2.0) == 2).all()
+    assert [t.shape for t in hvd.grouped_allreduce([torch.ones(2, 3), torch.ones(3, 2)])] == [(2, 3), (3, 2)]
 else:  # waits for hours
     time.monotonic = lambda: clock() * 10000
 assert hvd.join() in range(size)

@@ -190,9 +190,24 @@ if kind == "mistakes":
     ):
         try:
             hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1), **wrong)
-        except InvalidCall:
+        except ValueError:  # Horovod's own
             continue
         raise AssertionError(wrong)
+    # As when a cell of a notebook is run again: the second one reduces, and the first one is what it was.
+    first = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    again = [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Sum) for _ in "ab"]
+    assert not hasattr(type(first), "skip_synchronize") and not hasattr(type(again[0]), "skip_synchronize")
+    for _ in range(2):
+        again[1].zero_grad()
+        model(torch.full((1, 32), rank + 1.0)).sum().backward()
+        again[1].synchronize()
+        bias = model[-1].bias.grad
+        assert (bias == size).all(), bias
+        with again[1].skip_synchronize():
+            again[1].step()
+        first.step()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (hvd.allgather(weights[None]) == weights).all(), "the ranks have drifted apart"
     hvd.shutdown()
     sys.exit()
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import carme_runtime.keras as tnt
-from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.keras.data import Share
 
 kind, folder = sys.argv[1], Path(sys.argv[2])
@@ -288,7 +288,58 @@ def tensors():
         gathered = everywhere(rows.astype(dtype))
         assert gathered.dtype == dtype
         assert gathered.tolist() == [[dtype == "bool" or r] * 2 for r in range(size) for _ in range(r) if r]
+    for dtype in ("bool", "int8", "int16", "uint16", "uint32", "float16"):
+        values = np.full((2, 2), rank + 1).astype(dtype)
+        total = tnt.TensorAllreducer(values).allreduce(values)
+        assert total.dtype == dtype
+        assert (total == np.array(size * (size + 1) // 2).astype(dtype)).all()
+    for kind in (tnt.TensorAllreducer, tnt.TensorBroadcaster, tnt.TensorAllgatherer):
+        with pytest.raises(InvalidCall, match="An object of type str cannot be sent"):
+            kind({"text": "text"})
+    barrier, everyone = tnt.Barrier(), tnt.Group()
+    barrier.execute()
+    barrier.synchronize()
+    assert (everyone.rank, everyone.size) == (rank, size)
+    assert everyone.contains(size - 1) and not everyone.contains(size)
+    reduction = tnt.Allreduce(everyone, nelems=2, op=tnt.ReductionOp.AND, dtype=bool)
+    for given, expected in (([True, rank > 0], [True, False]), ([True, True], [True, True])):
+        reduction.start(given)
+        result = reduction.wait_for_completion()
+        assert result.dtype == bool
+        assert result.tolist() == expected
+    for op, expected in (("SUM", size * (size + 1) // 2), ("MAX", size), ("MIN", 1), ("OR", 1)):
+        reduction = tnt.Allreduce(nelems=1, op=tnt.ReductionOp[op], algorithm="ring", dtype="int16")
+        reduction.start(rank + 1)
+        assert reduction.wait_for_completion().tolist() == [expected]
+    with pytest.raises(InvalidCall, match="made for 1 elements, and got 2"):
+        reduction.start([1, 2])
+    with pytest.raises(InvalidCall, match="Call start first"):
+        reduction.wait_for_completion()
+    alone = tnt.Group([rank])
+    assert tnt.TensorAllreducer(rank, alone).allreduce(rank) == rank
+    tnt.Barrier(alone).execute()
+    for wrong in ([size], [0, 0], []):
+        with pytest.raises(InvalidCall, match="A group cannot be"):
+            tnt.Group(wrong)
     assert tnt.is_master_rank() == (rank == tnt.get_master_rank())
+
+
+def differing():
+    odd = rank == 1
+    wide, deep = np.ones((3, 2) if odd else (2, 3)), np.ones((1, 3, 2) if odd else (1, 2, 3))
+    kinds, narrow = np.ones(6, "int32" if odd else "float32"), np.ones(6, "bool" if odd else "int8")
+    for array in (wide, kinds, narrow, deep):
+        with pytest.raises(Mismatch, match=r"Rank . called broadcast"):
+            tnt.TensorBroadcaster(array).broadcast(array)
+        tnt.Barrier().execute()
+    for array in (wide, kinds, deep):
+        with pytest.raises(Mismatch, match=r"Rank . called allreduce"):
+            tnt.TensorAllreducer(array).allreduce(array)
+        tnt.Barrier().execute()
+    for array in (kinds, narrow, deep):
+        with pytest.raises(Mismatch, match=r"Rank . called allgather"):
+            tnt.TensorAllgatherer(array).allgather(array)
+        tnt.Barrier().execute()
 
 
 def sequential():
@@ -310,6 +361,18 @@ def sequential():
     data = tnt.ParallelStrategy.DATA
     assert tnt.Model(mlp(), parallel_strategy=data).fit is not None
     assert tnt.Sequential(name="with", parallel_strategy=data).name == "with"
+    everything = tnt.ParallelStrategy.ALL
+    for model in (
+        tnt.Model(mlp(), data),
+        tnt.Model(mlp(), everything),
+        tnt.Sequential([keras.Input((6,)), keras.layers.Dense(2)], everything),
+        tnt.Sequential.from_config(mlp().get_config()),
+        tnt.Model.from_config(mlp().get_config()),
+    ):
+        assert isinstance(model, tnt.Model)
+        model.compile("sgd", "mse")
+        model.fit(x, y, batch_size=32, verbose=0)
+        assert same(model)
     with pytest.raises(InvalidCall, match=r"does not train with ParallelStrategy\.PIPELINING"):
         tnt.Model(mlp(), parallel_strategy=tnt.ParallelStrategy.PIPELINING)
 
@@ -554,6 +617,7 @@ def overlap():
         layers_with_state,
         micro_batches,
         tensors,
+        differing,
         sequential,
         optimizers,
         compilation,

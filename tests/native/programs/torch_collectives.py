@@ -2,7 +2,9 @@
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false
 
+import functools
 import gc
+import operator
 import threading
 import time
 from datetime import timedelta
@@ -172,11 +174,75 @@ ends = dist.new_group([0, size - 1])
 if rank in (0, size - 1):
     dist.all_reduce(tensor := torch.tensor([float(rank)]), group=ends)
     assert tensor.item() == size - 1
+# Bits, and means of integers, which are cut off as NCCL's are.
+for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+    bits = [(37 + 21 * r) % 128 for r in range(size)]
+    for op, want in (
+        (dist.ReduceOp.BAND, functools.reduce(operator.and_, bits)),
+        (dist.ReduceOp.BOR, functools.reduce(operator.or_, bits)),
+        (dist.ReduceOp.BXOR, functools.reduce(operator.xor, bits)),
+    ):
+        mine = torch.full((size, 3), bits[rank], dtype=dtype)
+        dist.all_reduce(whole := mine.clone(), op)
+        dist.reduce_scatter_tensor(part := torch.empty(3, dtype=dtype), mine, op)
+        assert (whole == want).all() and (part == want).all(), (dtype, op)
+    signs = (1, -1) if dtype != torch.uint8 else (1,)
+    for sign in signs:
+        want = int(sign * sum(bits) / size)
+        mine = torch.full((3, size), sign * bits[rank], dtype=dtype).t()  # not contiguous
+        dist.all_reduce(whole := mine.clone(), dist.ReduceOp.AVG)
+        dist.reduce_scatter_tensor(part := torch.empty(3, dtype=dtype), mine, dist.ReduceOp.AVG)
+        dist.reduce(one := mine.clone(), 0, dist.ReduceOp.AVG)
+        assert (whole == want).all() and (part == want).all(), (dtype, whole, part, want)
+        assert (one == (want if rank == 0 else sign * bits[rank])).all()
+dist.all_reduce(flags := torch.tensor([True, rank == 0]), dist.ReduceOp.BAND)
+assert flags.tolist() == [True, False]
+for op, given, word in (
+    (dist.ReduceOp.BXOR, torch.ones(3), "BXOR was asked for of floating-point numbers"),
+    (dist.ReduceOp.AVG, torch.ones(3, dtype=torch.bool), "mean of bool"),
+):
+    try:
+        dist.all_reduce(given, op)
+    except Exception as error:
+        assert word in str(error), error
+    else:
+        raise AssertionError(f"{op} is not for {given.dtype}")
+
+# Sparse tensors, with as many elements as each rank has.
+rows, columns = torch.tensor([0] * rank + [4, 4]), torch.tensor([1] * rank + [0, rank + 1])
+for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, size), (dist.ReduceOp.PREMUL_SUM(0.5), 2)):
+    values = torch.full((rank + 2, 2), rank + 1.0)
+    mine = torch.sparse_coo_tensor(torch.stack([rows, columns]), values, (5, size + 1, 2))
+    want = mine.to_dense()
+    dist.all_reduce(want)
+    work = dist.all_reduce(mine, op, async_op=True)
+    assert work and work.wait() and mine.is_sparse
+    torch.testing.assert_close(mine.to_dense(), want / divisor)
+    dist.all_reduce_coalesced([mine])
+    torch.testing.assert_close(mine.to_dense(), want * size / divisor)
+dist.all_reduce(nothing := torch.sparse_coo_tensor(size=(3, 2)))
+assert not nothing.to_dense().any()
+dist.all_reduce(large := torch.tensor([[0, 2**60 + 1]]).to_sparse())
+assert large.to_dense().tolist() == [[0, size * (2**60 + 1)]]
+for given, op, word in (
+    (torch.eye(2).to_sparse(), dist.ReduceOp.MAX, "reduced with max"),
+    (torch.eye(2).to_sparse_csr(), dist.ReduceOp.SUM, "to_dense"),
+):
+    try:
+        dist.all_reduce(given, op)
+    except Exception as error:
+        assert word in str(error), error
+    else:
+        raise AssertionError(f"{op} is not for {given.layout}")
+
+# A number and a vector of one element are alike; types of one call are not mixed.
+dist.broadcast(one := torch.tensor(5.0 + rank) if rank == 0 else torch.empty(1, 1), 0)
+assert one.item() == 5.0
 try:
-    dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.BAND)
+    dist.all_gather_into_tensor(torch.empty(size, dtype=torch.int32), torch.ones(1))
 except Exception as error:
-    assert "no reduction" in str(error), error
+    assert "one type" in str(error), error
 else:
-    raise AssertionError("BAND is not offered")
+    raise AssertionError("float32 was gathered into int32")
 dist.barrier()
 dist.destroy_process_group()

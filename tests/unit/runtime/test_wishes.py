@@ -185,6 +185,13 @@ def test_the_transport_reaches_all_ranks(local: Launch, script: Script) -> None:
         assert sorted(out.splitlines()) == [f"[rank {rank}] {expected}" for rank in range(2)]
 
 
+def test_the_backend_of_torch_reaches_all_ranks(local: Launch, script: Script) -> None:
+    path = script("import os; print(os.environ.get('CARME_TORCH_BACKEND'))")
+    code, out, errors = local("-n", "2", "--torch-backend", "carme", path).wait()
+    assert (code, errors) == (0, "")
+    assert sorted(out.splitlines()) == [f"[rank {rank}] carme" for rank in range(2)]
+
+
 def executable(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)

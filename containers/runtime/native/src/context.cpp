@@ -20,6 +20,13 @@ namespace {
 std::string said(int error) { return std::strerror(error); }
 uint64_t page_up(uint64_t size) { return (size + 4095) & ~uint64_t(4095); }
 static_assert(sizeof(Control) <= areas_offset);
+// What to do about what the system refused: its limit of open files has a remedy of its own.
+const char* remedy_for(int error, const char* otherwise) {
+    if (error == EMFILE) return "Allow this process more open files: ulimit -n 4096.";
+    if (error == ENFILE) return "This host has no open files left: ask its administrators to raise fs.file-max.";
+    return otherwise;
+}
+
 constexpr uint8_t add_operation = 0, swap_operation = 1;
 constexpr int longest_end_ms = 500;
 
@@ -27,8 +34,11 @@ constexpr int longest_end_ms = 500;
 
 std::shared_ptr<Mapping> Mapping::create(const char* name, uint64_t size) {
     int fd = memfd_create(name, MFD_CLOEXEC);
-    if (fd < 0) throw Failure(Trouble::resource, "No shared memory can be made: " + said(errno) + ".",
-                              "Ask the site for a kernel with memfd_create.");
+    if (fd < 0) {
+        int error = errno;
+        throw Failure(Trouble::resource, "No shared memory can be made: " + said(error) + ".",
+                      remedy_for(error, "Ask the site for a kernel with memfd_create."));
+    }
     if (ftruncate(fd, off_t(size)) != 0) {
         int error = errno;
         ::close(fd);
@@ -50,10 +60,12 @@ std::shared_ptr<Mapping> Mapping::create(const char* name, uint64_t size) {
 std::shared_ptr<Mapping> Mapping::open(int pid, int fd, uint64_t offset, uint64_t size) {
     std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
     int mine = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (mine < 0)
+    if (mine < 0) {
+        int error = errno;
         throw Failure(Trouble::resource,
-                      "The memory of process " + std::to_string(pid) + " cannot be opened: " + said(errno) + ".",
-                      "Start all ranks of a node as one user in one container.");
+                      "The memory of process " + std::to_string(pid) + " cannot be opened: " + said(error) + ".",
+                      remedy_for(error, "Start all ranks of a node as one user in one container."));
+    }
     void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, mine, off_t(offset));
     int error = errno;
     ::close(mine);

@@ -31,8 +31,8 @@ const char* name_of(Type type) {
 }
 
 const char* name_of(Reduction reduction) {
-    static const char* names[] = {"sum", "mean", "min", "max", "product"};
-    return uint32_t(reduction) < 5 ? names[uint32_t(reduction)] : "unknown";
+    static const char* names[] = {"sum", "mean", "min", "max", "product", "band", "bor", "bxor"};
+    return uint32_t(reduction) < 8 ? names[uint32_t(reduction)] : "unknown";
 }
 
 const char* name_of(Wire wire) {
@@ -245,25 +245,25 @@ void Group::work() {
 
 // Between two members
 
-std::shared_ptr<Letter> Group::send(int member, const void* data, uint64_t size, uint32_t tag) {
+std::shared_ptr<Letter> Group::send(int member, const void* data, uint64_t size, uint32_t tag, uint32_t form) {
     if (member < 0 || member >= this->size() || member == me_)
         throw invalid("A message cannot go to member " + std::to_string(member) + ".", "Name another member.");
     int peer = ranks_[size_t(member)];
     std::lock_guard lock(letters_mutex_);
     auto letter = std::make_shared<Letter>(context_, peer);
-    context_->letters(peer).send_message(peer, key_ ^ letter_key, letters_[{true, member, tag}]++, tag, 0, data, size,
-                                         &letter->request_);
+    context_->letters(peer).send_message(peer, key_ ^ letter_key, letters_[{true, member, tag}]++, tag, form | of_letters, data,
+                                         size, &letter->request_);
     return letter;
 }
 
-std::shared_ptr<Letter> Group::receive(int member, void* into, uint64_t size, uint32_t tag) {
+std::shared_ptr<Letter> Group::receive(int member, void* into, uint64_t size, uint32_t tag, uint32_t form) {
     if (member < 0 || member >= this->size() || member == me_)
         throw invalid("A message cannot come from member " + std::to_string(member) + ".", "Name another member.");
     int peer = ranks_[size_t(member)];
     std::lock_guard lock(letters_mutex_);
     auto letter = std::make_shared<Letter>(context_, peer);
-    context_->letters(peer).receive_message(peer, key_ ^ letter_key, letters_[{false, member, tag}]++, tag, 0, into,
-                                            size, &letter->request_);
+    context_->letters(peer).receive_message(peer, key_ ^ letter_key, letters_[{false, member, tag}]++, tag, form | of_letters,
+                                            into, size, &letter->request_);
     return letter;
 }
 
@@ -276,7 +276,7 @@ bool Letter::wait(Deadline deadline) {
         });
     if (!over) return false;
     if (request_.state.load() == State::mismatch)
-        throw Failure(Trouble::mismatch, "Rank " + std::to_string(peer_) + " sent a message of another size.",
+        throw Failure(Trouble::mismatch, "Rank " + std::to_string(peer_) + " sent a message of another size or type.",
                       "Send and receive the same number of elements of the same type.");
     if (request_.state.load() != State::done)
         throw Failure(Trouble::peer_lost, "Rank " + std::to_string(peer_) + " was lost during a message.",
@@ -300,6 +300,10 @@ void Group::run(const Call& call, bool in_background) {
     if (call.reduction == Reduction::mean && !is_floating(call.type) && call.kind != Kind::barrier)
         throw invalid(std::string("The mean of ") + name_of(call.type) + " is not an integer.",
                       "Use sum, or a floating type.");
+    if (is_of_bits(call.reduction) && is_floating(call.type))
+        throw invalid(std::string("The bits of ") + name_of(call.type) + " cannot be reduced with " +
+                          name_of(call.reduction) + ".",
+                      "Use integers.");
     if (call.wire != Wire::same && (call.kind != Kind::allreduce || call.type != Type::f32 ||
                                     (call.reduction != Reduction::sum && call.reduction != Reduction::mean)))
         throw invalid(std::string("Only a sum or mean of float32 travels as ") + name_of(call.wire) + ".",
@@ -326,7 +330,7 @@ uint32_t Group::check_of(const Call& call) const {
     if (call.kind == Kind::allgather)
         for (uint64_t s : call.receive_sizes) h = mix(h, s);
     for (char c : call.label) h = mix(h, uint64_t(c));
-    return uint32_t(h >> 16);
+    return uint32_t(h >> 16) & ~of_letters;
 }
 
 char* Group::scratch(uint64_t size) {

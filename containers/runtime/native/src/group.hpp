@@ -91,9 +91,10 @@ public:
     };
     void execute(const Call& call);
     std::shared_ptr<Handle> submit(Call call);
-    // Messages between two members; those with the same tag arrive in the order in which they were sent.
-    std::shared_ptr<Letter> send(int member, const void* data, uint64_t size, uint32_t tag);
-    std::shared_ptr<Letter> receive(int member, void* into, uint64_t size, uint32_t tag);
+    // Messages between two members; those with the same tag arrive in the order in which they were sent. Both must
+    // agree on the size and on `form`, a number for the type of what is in them.
+    std::shared_ptr<Letter> send(int member, const void* data, uint64_t size, uint32_t tag, uint32_t form = 0);
+    std::shared_ptr<Letter> receive(int member, void* into, uint64_t size, uint32_t tag, uint32_t form = 0);
 
     // Collective: how long messages of some sizes take on the slowest link between the group's nodes. Empty: one node.
     LinkModel measure_links();

@@ -79,6 +79,9 @@ struct Sum { template <class W> static W apply(W a, W b) { return add(a, b); } }
 struct Product { template <class W> static W apply(W a, W b) { return multiply(a, b); } };
 struct Minimum { template <class W> static W apply(W a, W b) { return b < a ? b : a; } };
 struct Maximum { template <class W> static W apply(W a, W b) { return a < b ? b : a; } };
+struct BitsAnd { template <class W> static W apply(W a, W b) { return W(a & b); } };
+struct BitsOr { template <class W> static W apply(W a, W b) { return W(a | b); } };
+struct BitsXor { template <class W> static W apply(W a, W b) { return W(a ^ b); } };
 
 // Two sources at once: each element passes through registers alone.
 template <class T, class Op, bool Scaled>
@@ -176,6 +179,17 @@ void choose(Reduction op, const void* const* s, int n, void* const* d, int m, si
         case Reduction::minimum: return run<T, Minimum>(s, n, d, m, count, scale);
         case Reduction::maximum: return run<T, Maximum>(s, n, d, m, count, scale);
         case Reduction::product: return run<T, Product>(s, n, d, m, count, scale);
+        case Reduction::bits_and: case Reduction::bits_or: case Reduction::bits_xor: return;  // refused before
+    }
+}
+
+template <class T>
+void choose_integer(Reduction op, const void* const* s, int n, void* const* d, int m, size_t count, double scale) {
+    switch (op) {
+        case Reduction::bits_and: return run<T, BitsAnd>(s, n, d, m, count, scale);
+        case Reduction::bits_or: return run<T, BitsOr>(s, n, d, m, count, scale);
+        case Reduction::bits_xor: return run<T, BitsXor>(s, n, d, m, count, scale);
+        default: return choose<T>(op, s, n, d, m, count, scale);
     }
 }
 
@@ -272,9 +286,9 @@ void reduce(Type type, Reduction op, const void* const* s, int n, void* const* d
         case Type::f64: return choose<double>(op, s, n, d, m, count, scale);
         case Type::f16: return choose<Half>(op, s, n, d, m, count, scale);
         case Type::bf16: return choose<Brain>(op, s, n, d, m, count, scale);
-        case Type::i32: return choose<int32_t>(op, s, n, d, m, count, scale);
-        case Type::i64: return choose<int64_t>(op, s, n, d, m, count, scale);
-        case Type::u8: return choose<uint8_t>(op, s, n, d, m, count, scale);
+        case Type::i32: return choose_integer<int32_t>(op, s, n, d, m, count, scale);
+        case Type::i64: return choose_integer<int64_t>(op, s, n, d, m, count, scale);
+        case Type::u8: return choose_integer<uint8_t>(op, s, n, d, m, count, scale);
     }
 }
 

@@ -7,7 +7,7 @@
 namespace carme {
 
 enum class Type : uint32_t { f32, f64, f16, bf16, i32, i64, u8 };
-enum class Reduction : uint32_t { sum, mean, minimum, maximum, product };
+enum class Reduction : uint32_t { sum, mean, minimum, maximum, product, bits_and, bits_or, bits_xor };
 
 inline size_t size_of(Type type) {
     switch (type) {
@@ -33,6 +33,7 @@ inline size_t wire_size(Wire wire, size_t element, size_t count) {
 }
 
 inline bool is_floating(Type type) { return type <= Type::bf16; }
+inline bool is_of_bits(Reduction op) { return op >= Reduction::bits_and; }  // which floats do not have
 
 // Every destination gets the reduction of all sources; a destination may be one of the sources.
 // 16-bit floats are summed in float and rounded once. `scale` multiplies the result where it is not 1.

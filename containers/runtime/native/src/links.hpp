@@ -23,6 +23,8 @@ enum class FrameType : uint8_t {
     message, abort_group, echo, kill, heartbeat
 };
 
+constexpr uint32_t of_letters = 1u << 31;  // this bit tells the signatures of letters from those of collectives
+
 // What travels before a payload. Both ends are little-endian, which the handshake checks.
 struct Frame {
     uint32_t magic = 0xCA43E001;
@@ -34,7 +36,7 @@ struct Frame {
     uint64_t key = 0;       // group of a message; request of a read or an atomic
     uint32_t sequence = 0;  // which collective of the group
     uint32_t tag = 0;       // which part of it
-    uint32_t check = 0;     // signature of the collective; id of a notification
+    uint32_t check = 0;     // signature of the collective or the letter; id of a notification
     uint32_t value = 0;     // of a notification; 0: none
     uint64_t operand = 0, operand2 = 0;
 };

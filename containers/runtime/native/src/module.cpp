@@ -183,13 +183,13 @@ NB_MODULE(_core, m) {
              },
              Released())
         .def("send",
-             [](Group& g, int member, uintptr_t at, uint64_t size, uint32_t tag) {
-                 return g.send(member, reinterpret_cast<const void*>(at), size, tag);
+             [](Group& g, int member, uintptr_t at, uint64_t size, uint32_t tag, uint32_t form) {
+                 return g.send(member, reinterpret_cast<const void*>(at), size, tag, form);
              },
              Released())
         .def("receive",
-             [](Group& g, int member, uintptr_t at, uint64_t size, uint32_t tag) {
-                 return g.receive(member, reinterpret_cast<void*>(at), size, tag);
+             [](Group& g, int member, uintptr_t at, uint64_t size, uint32_t tag, uint32_t form) {
+                 return g.receive(member, reinterpret_cast<void*>(at), size, tag, form);
              },
              Released())
         .def("submit", [](Group& g, uint32_t kind, uintptr_t input, uintptr_t output, uint64_t count, uint32_t type,

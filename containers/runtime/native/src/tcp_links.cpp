@@ -653,9 +653,9 @@ void TcpLinks::disengage(uint64_t key) {
 }
 
 // Whether the message's group has something under way with that peer: then it will soon be expected. Letters between two
-// members, which have no check, come in any order.
+// members come in any order.
 bool TcpLinks::busy_with(int peer, const Frame& message) const {
-    if (!message.check) return false;
+    if (!message.check || message.check & of_letters) return false;
     if (ledger_.awaits(peer, message)) return true;
     const auto& streams = peers_[size_t(peer)].streams;
     return std::any_of(streams.begin(), streams.end(), [&](const Link* one) {

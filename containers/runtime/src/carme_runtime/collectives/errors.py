@@ -7,23 +7,27 @@ class GaspiError(CarmeRuntimeError):
     """The base of all errors of the transport and the collectives."""
 
 
-class InvalidCall(GaspiError):
+class InvalidCall(GaspiError, ValueError):
     """The call itself is wrong: a rank, a segment, an offset or a type that does not exist."""
 
 
-class Timeout(GaspiError):
+class OperationFailed(GaspiError):
+    """An operation that was begun could not be brought to its end."""
+
+
+class Timeout(OperationFailed):
     """The time that was allowed is over."""
 
 
-class PeerLost(GaspiError):
+class PeerLost(OperationFailed):
     """A rank ended, or can no longer be reached."""
 
 
-class Mismatch(GaspiError):
+class Mismatch(OperationFailed):
     """Ranks called different collectives, or with different shapes or types."""
 
 
-class OutOfResources(GaspiError):
+class OutOfResources(OperationFailed):
     """The system refused memory or another resource."""
 
 

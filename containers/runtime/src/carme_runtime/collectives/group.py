@@ -3,21 +3,23 @@
 import contextlib
 import ctypes
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from carme_runtime import profile
-from carme_runtime.collectives import links
+from carme_runtime.collectives import forms, links
 from carme_runtime.collectives.core import group_type, plan_type
 from carme_runtime.collectives.errors import InvalidCall
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5, "uint8": 6}
 SIZES = (4, 8, 2, 2, 4, 8, 1)
-OPERATIONS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4}
+OPERATIONS = {
+    "sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "band": 5, "bor": 6, "bxor": 7,
+}  # fmt: skip
 WIRES = {"": 0, "bf16": 1, "int8": 2}
 _BARRIER, _ALLREDUCE, _BROADCAST, _REDUCE_SCATTER, _ALLGATHER, _ALLTOALL = range(1, 7)
-_BYTES = TYPES["uint8"]
 _NAMES = {
     _BARRIER: "barrier", _ALLREDUCE: "allreduce", _BROADCAST: "broadcast", _REDUCE_SCATTER: "reduce_scatter",
     _ALLGATHER: "allgather", _ALLTOALL: "alltoall",
@@ -113,7 +115,8 @@ class Group:
     Buffers are contiguous NumPy arrays or torch tensors in host memory, or bytearrays that keep their size.
     `timeout` is in milliseconds, -1
     waits for ever; a group in which one was exceeded, or a rank was lost, can no longer be used. With
-    `asynchronous=True` a method returns a `Pending` at once. `label` names the buffer in messages.
+    `asynchronous=True` a method returns a `Pending` at once. `label` names the buffer in messages. Members
+    that call something else, or with another label, type, shape or size, get a Mismatch.
 
     Args:
         context: The transport's, connected.
@@ -139,6 +142,10 @@ class Group:
         self.index: int = self._group.index
         self.size: int = self._group.size
 
+    def of_some(self, ranks: list[int], timeout: int = -1) -> "Group":
+        """A group of some members, named by their numbers here; these make it together."""
+        return Group(self._context, [self.ranks[member] for member in ranks], timeout)
+
     def measure_links(self) -> list[tuple[int, float]]:
         """Bytes and microseconds of messages on the slowest link between nodes. Nothing on one node."""
         return self._group.measure_links()
@@ -160,7 +167,7 @@ class Group:
 
         Args:
             array: The buffer.
-            op: sum, mean, min, max or product.
+            op: sum, mean, min, max or product; of integers also band, bor or bxor.
             label: Names the buffer in messages.
             timeout: Milliseconds.
             asynchronous: Return a `Pending` at once.
@@ -182,7 +189,7 @@ class Group:
             0,
             (),
             (),
-            label,
+            _with_shape(label, array),
             timeout,
             asynchronous,
             wire_type(wire),
@@ -209,13 +216,13 @@ class Group:
             (array,),
             0,
             at,
-            count * SIZES[kind],
-            _BYTES,
+            count,
+            kind,
             0,
             root,
             (),
             (),
-            label,
+            _with_shape(label, array),
             timeout,
             asynchronous,
         )
@@ -248,7 +255,7 @@ class Group:
             0,
             (),
             (),
-            label,
+            _with_shape(label, output),
             timeout,
             asynchronous,
         )
@@ -327,20 +334,22 @@ class Group:
             asynchronous,
         )
 
-    def send(self, array: Any, member: int, tag: int = 0) -> Pending:
-        """Begin to send `array` to member number `member`.
+    def send(self, array: Any, member: int, tag: int = 0, form: str = "") -> Pending:
+        """Begin to send `array` to member number `member`. Both must name the same type, and the same `form`.
 
         Tags are numbers below 2**32; the runtime itself uses the eight highest. It arrives, also where nobody
         keeps or waits for what this returns.
         """
         at, count, kind = locate(array)
         self._kept.sweep()
-        return Pending(self._group.send(member, at, count * SIZES[kind], tag), (array,), self._kept)
+        letter = self._group.send(member, at, count * SIZES[kind], tag, _signature(kind, form))
+        return Pending(letter, (array,), self._kept)
 
-    def receive(self, array: Any, member: int, tag: int = 0) -> Pending:
+    def receive(self, array: Any, member: int, tag: int = 0, form: str = "") -> Pending:
         """Begin to receive into `array` what member number `member` sends with the same tag."""
         at, count, kind = locate(array)
-        return Pending(self._group.receive(member, at, count * SIZES[kind], tag), (array,))
+        signature = _signature(kind, form)
+        return Pending(self._group.receive(member, at, count * SIZES[kind], tag, signature), (array,))
 
     def _parts(self, name: str, total: int, counts: Sequence[int] | None) -> list[int]:
         if counts is None:
@@ -396,6 +405,19 @@ class Group:
         profile.recorder.add(profile.WAITING, name, began)
         profile.recorder.add(profile.COLLECTIVE, name, began, size)
         return None
+
+
+def _signature(kind: int, form: str) -> int:
+    """What both ends of a message compare besides its size."""
+    return zlib.crc32(f"{kind} {form}".encode()) % 2**31
+
+
+def _with_shape(label: str, array: Any) -> str:
+    """What the core compares: the label, and the shape where there are several dimensions."""
+    dimensions = getattr(array, "shape", ())
+    if len(dimensions) < 2:
+        return label
+    return f"{label} {forms.shape(tuple(dimensions))}".strip()
 
 
 def _size(buffer: Any) -> int:

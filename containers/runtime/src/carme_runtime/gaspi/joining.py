@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import errno
 import os
 import random
 import secrets
@@ -9,13 +10,21 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.addresses import is_loopback
 from carme_runtime.collectives import links
 from carme_runtime.collectives.core import load
-from carme_runtime.collectives.errors import GaspiError, InvalidCall, PeerLost, Timeout, WrongKey
+from carme_runtime.collectives.errors import (
+    GaspiError,
+    InvalidCall,
+    OutOfResources,
+    PeerLost,
+    Timeout,
+    WrongKey,
+)
 from carme_runtime.gaspi import handshake
 from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange
 from carme_runtime.logs import log
@@ -37,6 +46,21 @@ def transport_of(name: str | None) -> str:
     return name
 
 
+@contextlib.contextmanager
+def _open_files() -> Iterator[None]:
+    """Say what to do where the system has no more of them for this process: sockets are files, too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise OutOfResources(
+            f"This rank cannot open what it needs to join the others: {error.strerror}.",
+            "Allow this process more open files: ulimit -n 4096.",
+        ) from None
+
+
+@_open_files()
 def join(
     rank: int,
     size: int,
@@ -232,6 +256,8 @@ def _reach(entry: Entry, peer: int, deadline: float) -> socket.socket:
         left = max(deadline - time.monotonic(), 0.001)
         return socket.create_connection((entry["address"], entry["port"]), timeout=min(left, 10))
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise
         raise PeerLost(
             f"Rank {peer} cannot be reached at {entry['address']} port {entry['port']}: "
             f"{error.strerror or error}.",

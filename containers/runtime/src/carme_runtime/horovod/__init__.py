@@ -6,8 +6,11 @@ Names, defaults and results are those of Horovod's documentation (horovod.readth
 operations are not negotiated by name, so all ranks must begin them in the same order.
 """
 
+from carme_runtime.collectives.errors import OperationFailed as HorovodInternalError
 from carme_runtime.horovod import elastic
 from carme_runtime.horovod.compression import Compression
+from carme_runtime.horovod.handles import poll, synchronize
+from carme_runtime.horovod.joining import join
 from carme_runtime.horovod.objects import (
     allgather_object,
     broadcast_object,
@@ -15,18 +18,8 @@ from carme_runtime.horovod.objects import (
     broadcast_parameters,
 )
 from carme_runtime.horovod.operations import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     alltoall_async,
     barrier,
@@ -36,19 +29,36 @@ from carme_runtime.horovod.operations import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
+)
+from carme_runtime.horovod.optimizer import DistributedOptimizer
+from carme_runtime.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    init,
+    remove_process_set,
+)
+from carme_runtime.horovod.reductions import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
-    join,
-    poll,
     reducescatter,
     reducescatter_async,
-    synchronize,
+    sparse_allreduce_async,
 )
-from carme_runtime.horovod.optimizer import DistributedOptimizer
 from carme_runtime.horovod.sync_batch_norm import SyncBatchNorm
 from carme_runtime.horovod.world import (
     ccl_built,
@@ -58,7 +68,6 @@ from carme_runtime.horovod.world import (
     ddl_built,
     gloo_built,
     gloo_enabled,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -78,11 +87,14 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "HorovodInternalError",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "Sum",
     "SyncBatchNorm",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -106,6 +118,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
@@ -130,8 +143,10 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]

@@ -8,6 +8,7 @@ Telling costs a write to the rank's own segment. Only a rank that has joined rea
 
 import struct
 import time
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -17,11 +18,16 @@ from carme_runtime.torch import backend
 _SEGMENT = 0  # of torch's own context: `parallelize` has those above
 _ENTRIES = 4096
 _HEAD = struct.Struct("qq")  # entries written; 0, or one more than that once the rank has joined
-_ENTRY = struct.Struct("qqqq")
+_ENTRY = struct.Struct("qqqq64s")
 _RING = _ENTRIES * _ENTRY.size
 _POLL_SECONDS = 0.0005
 
-Entry = tuple[int, int, int, int]
+
+class Entry(NamedTuple):
+    """One step: what it is, in numbers, and what ranks compare of its tensors."""
+
+    numbers: tuple[int, int, int, int]
+    form: str
 
 
 class Journal:
@@ -44,10 +50,11 @@ class Journal:
         self._count = 0
         self._group.barrier()
 
-    def note(self, *entry: int) -> None:
-        """Tell what this rank begins next. At most four numbers."""
+    def note(self, *entry: int, form: str = "") -> None:
+        """Tell what this rank begins next. At most four numbers, and as long a form as the core compares."""
         padded = (*entry, 0, 0, 0)[:4]
-        _ENTRY.pack_into(self._memory, _HEAD.size + self._count % _ENTRIES * _ENTRY.size, *padded)
+        at = _HEAD.size + self._count % _ENTRIES * _ENTRY.size
+        _ENTRY.pack_into(self._memory, at, *padded, form.encode())
         self._count += 1
         _HEAD.pack_into(self._memory, 0, self._count, 0)
 
@@ -56,7 +63,7 @@ class Journal:
         _HEAD.pack_into(self._memory, 0, self._count, self._count + 1)
         return Follower(self)
 
-    def read(self, rank: int, begin: int, layout: struct.Struct, at: int) -> tuple[int, ...]:
+    def read(self, rank: int, begin: int, layout: struct.Struct, at: int) -> tuple[Any, ...]:
         """Read from the journal of `rank`."""
         if rank == self._group.index:
             return layout.unpack_from(self._memory, begin)
@@ -86,7 +93,8 @@ class Follower:
                         )
                     begin = _HEAD.size + journal._count % _ENTRIES * _ENTRY.size
                     journal._count += 1
-                    return journal.read(rank, begin, _ENTRY, here + _HEAD.size)  # pyright: ignore
+                    *numbers, form = journal.read(rank, begin, _ENTRY, here + _HEAD.size)
+                    return Entry(tuple(numbers), form.rstrip(b"\0").decode())
             if all(joined for _, joined in heads):
                 return None
             time.sleep(_POLL_SECONDS)

@@ -10,30 +10,30 @@ import torch
 import torch.distributed as dist
 
 from carme_runtime.collectives.errors import InvalidCall
-from carme_runtime.horovod.operations import (
-    ALLGATHER,
-    BROADCAST,
-    broadcast_,
-    broadcast_async_,
-    note,
-    synchronize,
-)
-from carme_runtime.horovod.world import rank, size
+from carme_runtime.horovod.handles import synchronize
+from carme_runtime.horovod.notes import ALLGATHER, BROADCAST, note
+from carme_runtime.horovod.operations import broadcast_, broadcast_async_
+from carme_runtime.horovod.process_sets import ProcessSet, members_of
+from carme_runtime.horovod.world import rank
 
 
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
+) -> Any:
     """The root's object, which must be one that can be pickled."""
-    note(BROADCAST)
+    members = members_of(process_set)
+    note(members, BROADCAST)
     told = [obj]
-    dist.broadcast_object_list(told, src=root_rank)
+    dist.broadcast_object_list(told, src=root_rank, group=members.group)
     return told[0]
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
     """The objects of all ranks, by rank."""
-    note(ALLGATHER)
-    told: list[Any] = [None] * size()
-    dist.all_gather_object(told, obj)
+    members = members_of(process_set)
+    note(members, ALLGATHER)
+    told: list[Any] = [None] * members.size
+    dist.all_gather_object(told, obj, members.group)
     return told
 
 

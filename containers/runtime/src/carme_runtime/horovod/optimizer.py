@@ -14,7 +14,8 @@ from torch import nn
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.horovod.compression import Compression
-from carme_runtime.horovod.operations import BUCKET, TORCH_OPS, Average, ReduceOp, Sum, note, offered
+from carme_runtime.horovod.notes import BUCKET, note
+from carme_runtime.horovod.reductions import TORCH_OPS, Average, ReduceOp, Sum, offered
 from carme_runtime.horovod.world import world
 from carme_runtime.torch.parallel import Parallel
 
@@ -38,7 +39,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Let `optimizer` step with the gradients of all ranks; it is changed in place and returned.
 
-    All ranks get rank 0's parameters.
+    All ranks get rank 0's parameters. An earlier one over some of the same parameters becomes an ordinary
+    optimizer again: their gradients are reduced once, for both.
 
     Args:
         optimizer: Over the parameters of the model.
@@ -62,6 +64,10 @@ def DistributedOptimizer(
         raise InvalidCall("gradient_predivide_factor was given without averaging.", "Use op=Average.")
     _check_passes(backward_passes_per_step)
     _check_names(optimizer, named_parameters)
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for former in list(world().optimizers.values()):
+        if former.holds(held):
+            former.give_way()
     vars(optimizer).pop("step", None)  # a scheduler's wrapper, which would lead around the reduction
     kind = type(optimizer)
     gradients = _Gradients(
@@ -71,6 +77,7 @@ def DistributedOptimizer(
         ReduceOp(op),
         gradient_predivide_factor,
         sparse_as_dense,
+        kind,
     )
     optimizer._horovod = gradients  # pyright: ignore[reportAttributeAccessIssue]
     optimizer._plain_step = kind.step.__get__(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
@@ -180,16 +187,18 @@ class _Gradients(Parallel):
         op: ReduceOp,
         predivide: float,
         sparse_as_dense: bool,
+        kind: type[torch.optim.Optimizer],
     ) -> None:
         self._compression, self._op, self._predivide = compression, op, predivide
-        self._dense = sparse_as_dense
+        self._dense, self._kind = sparse_as_dense, kind
         self.skipping = False
         self.begin_step()
-        self._number = len(world().optimizers)
+        here = world()
+        self._number, here.made_optimizers = here.made_optimizers, here.made_optimizers + 1
         super().__init__(
             _Holder(optimizer), optimizer, passes, None, None, type(optimizer) in _ELEMENTWISE, False
         )
-        world().optimizers.append(self)
+        here.optimizers[self._number] = self
 
     def begin_step(self) -> None:
         """What comes now is for the next step."""
@@ -223,6 +232,17 @@ class _Gradients(Parallel):
                 self._take(bucket, index)
             bucket.complete()
             bucket.start(None)
+
+    def holds(self, parameters: set[int]) -> bool:
+        """Whether some of these parameters, named by their ids, are among its own."""
+        return any(id(parameter) in parameters for parameter in self._parameters)
+
+    def give_way(self) -> None:
+        """Leave the gradients to another one, and let the optimizer be what it was."""
+        self.detach()
+        assert self._optimizer is not None
+        self._optimizer.__class__ = self._kind
+        world().optimizers.pop(self._number, None)
 
     def go_along(self, number: int) -> None:
         """Take part in the reduction of one bucket with nothing."""
@@ -293,7 +313,7 @@ class _Noted:
 
     def start(self) -> Any:
         """Begin in the background."""
-        note(BUCKET, self._optimizer, self._bucket)
+        note(None, BUCKET, self._optimizer, self._bucket)
         return self.reduce()
 
 

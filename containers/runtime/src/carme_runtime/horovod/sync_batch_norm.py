@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from carme_runtime.collectives.errors import InvalidCall
-from carme_runtime.horovod.operations import Sum, allreduce
+from carme_runtime.horovod.reductions import Sum, allreduce
 from carme_runtime.horovod.world import world
 
 

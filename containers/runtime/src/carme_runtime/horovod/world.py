@@ -4,6 +4,7 @@
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import os
+import weakref
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -31,7 +32,11 @@ class World:
     local_sizes: list[int]  # by rank
     journal: Journal | None  # None where there is one rank
     started: bool  # whether `init` joined torch's process group, and `shutdown` leaves it
-    optimizers: list[Any] = field(default_factory=list)
+    # By number, as long as somebody uses them: ranks count alike.
+    optimizers: "weakref.WeakValueDictionary[int, Any]" = field(default_factory=weakref.WeakValueDictionary)
+    made_optimizers: int = 0
+    process_sets: dict[int, Any] = field(default_factory=dict)
+    made_process_sets: int = 0
 
 
 _world: World | None = None

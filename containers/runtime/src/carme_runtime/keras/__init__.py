@@ -12,6 +12,7 @@ Tarantella, so that `import carme_runtime.keras as tnt` runs scripts that were w
 import sys
 
 from carme_runtime.keras import callbacks, data, models, start
+from carme_runtime.keras.collectives import Allreduce, Barrier, Group, ReductionOp
 from carme_runtime.keras.model import Model, ParallelStrategy, Sequential
 from carme_runtime.keras.optimizer import Optimizer
 from carme_runtime.keras.tensors import TensorAllgatherer, TensorAllreducer, TensorBroadcaster
@@ -22,9 +23,13 @@ keras = sys.modules[__name__]  # scripts also say tnt.keras.callbacks, tnt.keras
 start.begin()
 
 __all__ = [
+    "Allreduce",
+    "Barrier",
+    "Group",
     "Model",
     "Optimizer",
     "ParallelStrategy",
+    "ReductionOp",
     "Sequential",
     "TarantellaModel",
     "TensorAllgatherer",

@@ -46,13 +46,15 @@ class Model:
     are those over all ranks. In place of a model, the arguments of `keras.Model` will do.
 
     Args:
-        parallel_strategy: DATA, which is all there is.
+        parallel_strategy: DATA, or ALL, which has DATA in it. The last argument may be this one.
     """
 
     def __init__(
         self, *arguments: Any, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA, **keywords: Any
     ) -> None:
-        if parallel_strategy is not ParallelStrategy.DATA:
+        if arguments and isinstance(arguments[-1], ParallelStrategy):
+            arguments, parallel_strategy = arguments[:-1], arguments[-1]
+        if ParallelStrategy.DATA not in parallel_strategy:
             raise InvalidCall(
                 f"carme_runtime.keras does not train with {parallel_strategy}.",
                 "Leave parallel_strategy out: each rank has the whole model, and its share of each batch.",
@@ -433,11 +435,21 @@ class Model:
         return np.concatenate(pieces)
 
 
-def Sequential(
-    layers: Any = None, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA, **keywords: Any
-) -> Model:
-    """`keras.Sequential` that is trained by all ranks."""
-    return Model(keras.Sequential(layers, **keywords), parallel_strategy=parallel_strategy)
+class Sequential(Model):
+    """`keras.Sequential` that is trained by all ranks, with its arguments and those of `Model`."""
+
+    def __init__(
+        self,
+        layers: Any = None,
+        parallel_strategy: ParallelStrategy = ParallelStrategy.DATA,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(keras.Sequential(layers, **keywords), parallel_strategy=parallel_strategy)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], **keywords: Any) -> Model:
+        """The sequence that `get_config` described, with new weights."""
+        return Model(keras.Sequential.from_config(config, **keywords))
 
 
 def _takes_batch_size(data: Any) -> bool:

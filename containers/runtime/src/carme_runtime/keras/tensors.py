@@ -6,15 +6,18 @@ from typing import Any
 import numpy as np
 
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras.collectives import Group, widened
 from carme_runtime.keras.library import keras
-from carme_runtime.keras.world import MASTER, get_rank, get_size, world
+from carme_runtime.keras.world import MASTER, World, world
 
 
 class _Tensors:
     """Inputs of one structure and one shape each, given at first as an example."""
 
-    def __init__(self, inputs: Any) -> None:
+    def __init__(self, inputs: Any, group: Group | None = None) -> None:
+        keras.tree.map_structure(_array, inputs)  # what cannot be sent is refused here
         self._example, self._described = inputs, _describe(inputs)
+        self._world: World = group.world if group else world()
 
     def _each(self, inputs: Any, operation: Callable[[np.ndarray], np.ndarray]) -> Any:
         if _describe(inputs) != self._described:
@@ -30,44 +33,48 @@ class TensorAllreducer(_Tensors):
 
     def allreduce(self, inputs: Any) -> Any:
         """The sums, in the structure of the inputs, which stay as they are."""
-        return self._each(inputs, world().add)
+        return self._each(inputs, self._sum)
+
+    def _sum(self, array: np.ndarray) -> np.ndarray:
+        return self._world.add(widened(array)).astype(array.dtype)
 
 
 class TensorBroadcaster(_Tensors):
     """Gives all ranks what rank `root_rank` has."""
 
-    def __init__(self, inputs: Any, root_rank: int = MASTER) -> None:
-        super().__init__(inputs)
-        if not 0 <= root_rank < get_size():
+    def __init__(self, inputs: Any, root_rank: int = MASTER, group: Group | None = None) -> None:
+        super().__init__(inputs, group)
+        if not 0 <= root_rank < self._world.size:
             raise InvalidCall(
-                f"There is no rank {root_rank} among {get_size()} ranks.", "Give one that there is."
+                f"There is no rank {root_rank} among {self._world.size} ranks.", "Give one that there is."
             )
         self._root = root_rank
 
     def broadcast(self, inputs: Any = None) -> Any:
         """The root's inputs. Other ranks may leave theirs out, of which only structure and shape count."""
         if inputs is None:
-            if get_rank() == self._root:
+            if self._world.rank == self._root:
                 raise InvalidCall(
                     f"broadcast was called without inputs on rank {self._root}, which is the root.",
                     "Give it there what all ranks shall get.",
                 )
             inputs = self._example
-        return self._each(inputs, lambda array: world().broadcast(array, self._root))
+        return self._each(inputs, lambda array: self._world.broadcast(array, self._root))
 
 
 class TensorAllgatherer:
     """Lays what all ranks have one behind the other, along the first dimension."""
 
-    def __init__(self, inputs: Any) -> None:
+    def __init__(self, inputs: Any, group: Group | None = None) -> None:
         keras.tree.map_structure(_array, inputs)  # what cannot be sent is refused here
+        self._world: World = group.world if group else world()
 
     def allgather(self, inputs: Any) -> Any:
         """The whole, in the structure of the inputs; numbers make a vector."""
 
         def gather(leaf: Any) -> Any:
             array = _array(leaf)
-            whole = np.concatenate(world().concatenate(array.reshape(array.shape or (1,))))
+            whole = np.concatenate(self._world.concatenate(array.reshape(array.shape or (1,))))
             return whole if np.isscalar(leaf) else _as_before(whole, leaf)
 
         return keras.tree.map_structure(gather, inputs)

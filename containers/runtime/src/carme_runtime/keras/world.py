@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from carme_runtime.collectives import Group
+from carme_runtime.collectives import Group, Pending, forms
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.group import TYPES
 from carme_runtime.gaspi import launchers
@@ -45,6 +45,23 @@ class World:
         """Whether this rank prints: the master rank, or all where that is asked for."""
         return self.is_master or wanted(KERAS_EVERYWHERE)
 
+    def some(self, ranks: list[int]) -> "World":
+        """The same for some of the ranks, which call this together. Raises InvalidCall."""
+        if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.size)):
+            raise InvalidCall(
+                f"A group cannot be {ranks} in a run of {self.size} ranks.",
+                f"Name ranks from 0 to {self.size - 1}, each once.",
+            )
+        if self.rank not in ranks:
+            raise InvalidCall(f"Rank {self.rank} is not in {ranks}.", "Make a group on its members only.")
+        return World(self._group.of_some(ranks, self._limit) if self._group else None, self._limit)
+
+    def begin(self, array: np.ndarray, op: str) -> Pending | None:
+        """Begin to reduce an array in place; None: it is done."""
+        if not self._group:
+            return None
+        return self._group.allreduce(array, op, timeout=self._limit, asynchronous=True)
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self._group:
@@ -59,7 +76,8 @@ class World:
     def broadcast(self, array: Any, root: int = MASTER, label: str = "") -> Any:
         """What rank `root` has, in place."""
         if self._group:
-            self._group.broadcast(_sendable(array), root, label=label, timeout=self._limit)
+            label = f"{label} {_form(array, array.shape)}".strip()
+            self._group.broadcast(_sendable(array).reshape(-1), root, label=label, timeout=self._limit)
         return array
 
     def concatenate(self, array: np.ndarray, label: str = "") -> list[np.ndarray]:
@@ -70,6 +88,9 @@ class World:
         own = _sendable(np.ascontiguousarray(array).reshape(-1))
         row = int(np.prod(array.shape[1:], dtype=np.int64)) * array.itemsize // own.itemsize
         counts = [int(head) * row for head in heads]
+        label = (
+            f"{label} {_form(array, (2, *array.shape[1:]))}".strip()
+        )  # ranks may have other numbers of rows
         everything = np.empty(sum(counts), own.dtype)
         self._group.allgather(everything, own, counts, label=label, timeout=self._limit)
         parts = np.split(everything, np.cumsum(counts)[:-1])
@@ -221,6 +242,12 @@ def _join_by_torch() -> tuple[Group, int]:
             f'Use init_process_group("{backend.NAME}"), or leave it to carme_runtime.keras.',
         )
     return group.another_group()[1], group.limit
+
+
+def _form(array: np.ndarray, shape: tuple[int, ...]) -> str:
+    """What ranks compare of an array besides the core's type and the number of elements."""
+    known = "" if array.dtype.name in TYPES else array.dtype.name
+    return f"{known} {forms.shape(tuple(shape))}".strip()
 
 
 def _sendable(array: np.ndarray) -> np.ndarray:

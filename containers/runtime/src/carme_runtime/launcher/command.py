@@ -23,7 +23,7 @@ from carme_runtime.launcher.elastic import execute as elastic
 from carme_runtime.launcher.placement import Place, place
 from carme_runtime.launcher.run import Run
 from carme_runtime.launcher.wishes import Wishes, plan
-from carme_runtime.transports import TRANSPORT, TRANSPORTS
+from carme_runtime.transports import TORCH_BACKEND, TORCH_BACKENDS, TRANSPORT, TRANSPORTS
 
 JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
 # By Tarantella's launcher, today's and the older one's.
@@ -36,7 +36,8 @@ NEEDLESS = ("--log-on-all-devices",)
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
-    "--transport", "--profile", "--log-level", "--fusion-threshold", "--python-interpreter",
+    "--torch-backend", "--transport", "--profile", "--log-level", "--fusion-threshold",
+    "--python-interpreter",
 )  # fmt: skip
 # Behind a script they are the script's, as with torchrun; few scripts have options of these names.
 MOSTLY_OURS = (
@@ -230,6 +231,12 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "installed, or for GPI-2, as gaspi_run does",
     )
     parser.add_argument(
+        "--torch-backend",
+        choices=TORCH_BACKENDS,
+        help="the backend that PyTorch scripts get from init_process_group, whichever they or their library "
+        "name",
+    )
+    parser.add_argument(
         "--transport",
         choices=TRANSPORTS,
         help="what carries the data of carme_runtime: its own core, or the GPI-2 that is installed",
@@ -371,6 +378,7 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
     """What the options tell the ranks in their environment."""
     chosen = {
         TRANSPORT: options.transport,
+        TORCH_BACKEND: options.torch_backend,
         logs.LEVEL: options.log_level,
         logs.KERAS_EVERYWHERE: "true" if options.output_on_all_devices else None,
         fusion.THRESHOLD: options.fusion_threshold,

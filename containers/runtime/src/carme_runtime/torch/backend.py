@@ -4,14 +4,12 @@
 # need not be installed where this is checked.
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false, reportMissingImports=false
 
-import contextlib
 import functools
 import json
 import os
 import queue
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,29 +19,23 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from carme_runtime import hangs
-from carme_runtime.collectives import Group, Pending
-from carme_runtime.collectives.errors import InvalidCall, Timeout
+from carme_runtime.collectives import Group, Pending, forms
+from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.gaspi import rendezvous
 from carme_runtime.gaspi.joining import join
-from carme_runtime.torch import monitored
+from carme_runtime.torch import choice, flat, monitored, sparse
+from carme_runtime.torch.flat import (
+    all_of,
+    assign,
+    check_host,
+    check_types,
+    form_of,
+    form_of_all,
+    size_of,
+)
+from carme_runtime.torch.works import CarmeWork, complete, completes_here, milliseconds
 
 NAME = "carme"
-OPERATIONS = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.AVG: "mean",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.PRODUCT: "product",
-}
-REDUCIBLE = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-)
 _JOIN_SECONDS = 600.0
 _WAITING_IN = str(Path(dist.__file__).parent) + os.sep
 _contexts: list[Any] = []  # the core's, which others may need until this process ends
@@ -54,6 +46,7 @@ def register() -> None:
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         _offer_monitored_barrier()
+        choice.apply()
 
 
 def _offer_monitored_barrier() -> None:
@@ -86,13 +79,13 @@ def _create(options: Any, _: Any) -> "ProcessGroupCarme":
         _contexts.append(context)
     else:
         ranks, context = list(options.global_ranks_in_group), world.context
-    group = Group(context, ranks, _milliseconds(timeout))
+    group = Group(context, ranks, milliseconds(timeout))
     if not torch.cuda.is_available():
         made = ProcessGroupCarme(context, group, ranks, timeout)
     else:
         from carme_runtime.torch.gpus import GpuProcessGroup
 
-        staging = Group(context, ranks, _milliseconds(timeout))
+        staging = Group(context, ranks, milliseconds(timeout))
         made = GpuProcessGroup(context, group, staging, ranks, timeout, options.store)
     if alone:
         made.watch = hangs.watch(made, group, seconds, (_WAITING_IN,))
@@ -114,93 +107,6 @@ def _join(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         min(timeout.total_seconds(), _JOIN_SECONDS),
     )
-
-
-class CarmeWork(dist.Work):
-    """A collective under way; `finish` brings its result to where the caller wants it."""
-
-    def __init__(
-        self,
-        group: "ProcessGroupCarme",
-        pending: Sequence[Pending],
-        results: list[torch.Tensor],
-        finish: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__()
-        self._group = group
-        self._pending = list(pending)
-        self._results = results
-        self._finish = finish
-        self._lock = threading.Lock()
-        self._over = False
-        self._error: BaseException | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until it is over. Raises what went wrong."""
-        limit = _milliseconds(timeout)
-        end = time.monotonic() + limit / 1000
-        # Another thread may wait in here, for longer.
-        over = self._lock.acquire(timeout=-1 if limit < 0 else min(limit / 1000, threading.TIMEOUT_MAX))
-        if over:
-            try:
-                over = self._over or self._await(-1 if limit < 0 else end)
-            finally:
-                self._lock.release()
-        if not over:
-            raise Timeout("A collective was not over in time.", "Wait longer.")
-        if self._error:
-            raise self._error
-        return True
-
-    def _await(self, end: float) -> bool:
-        """Wait until it is over, or until `end`, -1: for ever; whether it is over."""
-        try:
-            for pending in self._pending:
-                left = -1 if end < 0 else max(int((end - time.monotonic()) * 1000), 0)
-                if not pending.wait(left):
-                    return False
-            if self._finish:
-                self._finish()
-        except BaseException as error:
-            self._conclude(error)
-            raise
-        self._conclude(None)
-        return True
-
-    def _conclude(self, error: BaseException | None) -> None:
-        self._over, self._error = True, error
-        self._pending.clear()
-
-    def is_completed(self) -> bool:
-        """Whether it is over; then its result is where it belongs."""
-        if not self._over and all(pending.done() for pending in self._pending):
-            with contextlib.suppress(Exception):  # `exception` tells it
-                self.wait()
-        return self._over
-
-    def is_success(self) -> bool:
-        """Whether it is over and went well."""
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> BaseException | None:
-        """What went wrong; None where nothing did, or it is not over."""
-        return self._error if self.is_completed() else None
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result."""
-        return self._results
-
-    def synchronize(self) -> None:
-        """The same as wait, for host tensors."""
-        self.wait()
-
-    def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":  # pyright: ignore
-        """Completed, by a thread of the group, when this is over."""
-        if self._future is None:
-            self._future = torch.futures.Future()
-            self._group.complete_later(self, self._future)
-        return self._future
 
 
 class ProcessGroupCarme(dist.ProcessGroup):
@@ -260,14 +166,14 @@ class ProcessGroupCarme(dist.ProcessGroup):
         One thread does it for one future after the other, with what is called then. What that begins itself
         has a thread of its own, as it may wait for it: PowerSGD's hook does.
         """
-        if getattr(_completing, "here", False):
+        if completes_here():
             alone: queue.SimpleQueue[tuple[dist.Work, Any] | None] = queue.SimpleQueue()
             alone.put((work, future))
             alone.put(None)
-            threading.Thread(target=_complete, args=(alone,), daemon=True).start()
+            threading.Thread(target=complete, args=(alone,), daemon=True).start()
             return
         if self._completer is None:
-            self._completer = threading.Thread(target=_complete, args=(self._later,), daemon=True)
+            self._completer = threading.Thread(target=complete, args=(self._later,), daemon=True)
             self._completer.start()
         self._later.put((work, future))
 
@@ -278,7 +184,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
     @property
     def limit(self) -> int:
         """Milliseconds after which a collective is given up; -1: never."""
-        return _milliseconds(self._timeout)
+        return milliseconds(self._timeout)
 
     def shutdown(self) -> None:
         """Let go of the completing thread; the core's group goes with this object."""
@@ -308,15 +214,31 @@ class ProcessGroupCarme(dist.ProcessGroup):
         return self._reduce_all(tensors, opts)
 
     def _reduce_all(self, tensors: list[torch.Tensor], opts: Any) -> CarmeWork:
+        if any(tensor.layout != torch.strided for tensor in tensors):
+            return self._joined([self._add_sparse(tensor, opts) for tensor in tensors], None, tensors)
         pending, finishers = [], []
-        name, factor = _reduction(opts, *tensors)
+        name, factor = flat.reduction(opts, *tensors)
         for tensor in tensors:
-            flat, op, finish = _reducible(tensor, name)
+            whole, op, finish = flat.reducible(tensor, name, self.size())
             if factor is not None:
-                flat.mul_(factor)
-            pending.append(self._begin(self._group.allreduce, flat, op, opts=opts))
+                whole.mul_(factor)
+            form = form_of(tensor, whole.dtype)
+            pending.append(self._begin(self._group.allreduce, whole, op, form, opts=opts))
             finishers.append(finish)
-        return CarmeWork(self, pending, tensors, _all(finishers))
+        return CarmeWork(self, pending, tensors, all_of(finishers))
+
+    def _add_sparse(self, tensor: torch.Tensor, opts: Any) -> CarmeWork:
+        name, factor = flat.reduction(opts, tensor)
+        sparse.check_operation(name)
+        form = sparse.form_of(tensor)
+
+        def gather(into: list[torch.Tensor], part: torch.Tensor) -> CarmeWork:
+            with flat.stating(form):
+                return self.allgather([into], [part], opts)
+
+        divisor = self.size() if name == "mean" else 1 if factor is None else 1 / factor
+        works, finish = sparse.begin(tensor, self.size(), divisor, gather)
+        return self._joined(works, lambda: tensor.copy_(finish()), [tensor])
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> CarmeWork:
         """Reduce to one member; what the others hold does not change."""
@@ -329,10 +251,10 @@ class ProcessGroupCarme(dist.ProcessGroup):
         pending, finishers = [], []
         root = self._members[opts.rootRank]
         for tensor in tensors:
-            flat, finish = _bytes(tensor)
-            pending.append(self._begin(self._group.broadcast, flat, root, opts=opts))
+            whole, finish = flat.bytes_of(tensor)
+            pending.append(self._begin(self._group.broadcast, whole, root, form_of(tensor), opts=opts))
             finishers.append(finish)
-        return CarmeWork(self, pending, tensors, _all(finishers))
+        return CarmeWork(self, pending, tensors, all_of(finishers))
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -343,32 +265,40 @@ class ProcessGroupCarme(dist.ProcessGroup):
             work, finish = self._gather(output, tensor, opts)
             pending.append(work)
             finishers.append(finish)
-        return CarmeWork(self, pending, outputs[0], _all(finishers))
+        return CarmeWork(self, pending, outputs[0], all_of(finishers))
 
     def _gather(
         self, outputs: list[torch.Tensor], tensor: torch.Tensor, opts: Any
     ) -> tuple[Pending, Callable[[], None]]:
-        _host(tensor, *outputs)
-        source = _flat(tensor)
+        check_host(tensor, *outputs)
+        check_types(tensor, *outputs)
+        source = flat.flat(tensor)
         by_member = [outputs[self._members.index(m)] for m in range(len(self._members))]
-        counts = [_size(output) for output in by_member]
+        counts = [size_of(output) for output in by_member]
         room = torch.empty(sum(counts), dtype=torch.uint8)
 
         def finish() -> None:
             for output, part in zip(by_member, room.split(counts), strict=True):
-                _assign(output, part.view(output.dtype))
+                assign(output, part.view(output.dtype))
 
-        return self._begin(self._group.allgather, room, source, counts, opts=opts), finish
+        work = self._begin(self._group.allgather, room, source, counts, form_of_all(by_member), opts=opts)
+        return work, finish
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> CarmeWork:
         """Collect equal tensors of all members in one."""
-        _host(output, tensor)
+        check_host(output, tensor)
+        check_types(output, tensor)
         if output.is_contiguous() and self._in_order:
-            pending = self._begin(self._group.allgather, _flat(output), _flat(tensor), opts=opts)
+            whole, part, form = flat.flat(output), flat.flat(tensor), form_of(tensor)
+            pending = self._begin(self._group.allgather, whole, part, None, form, opts=opts)
             return CarmeWork(self, [pending], [output])
         room = torch.empty(output.numel(), dtype=output.dtype)
-        work, finish = self._gather(list(room.chunk(self.size())), tensor, opts)
-        return CarmeWork(self, [work], [output], _all([finish, lambda: _assign(output, room)]))
+        # Each part in the shape of the others' tensors, which they compare.
+        parts = list(room.chunk(self.size()))
+        if room.numel() == tensor.numel() * self.size():
+            parts = [part.view(tensor.shape) for part in parts]
+        work, finish = self._gather(parts, tensor, opts)
+        return CarmeWork(self, [work], [output], all_of([finish, lambda: assign(output, room)]))
 
     _allgather_base = all_gather_single
 
@@ -399,7 +329,9 @@ class ProcessGroupCarme(dist.ProcessGroup):
         """Reduce, and keep this member's part."""
         return self._joined(
             [
-                self.reduce_scatter_single(o, torch.cat([part.reshape(-1) for part in i]), opts)
+                self.reduce_scatter_single(
+                    o, torch.cat([part.reshape(-1) for part in i]), opts, form_of_all(i)
+                )
                 if all(part.numel() == o.numel() for part in i)
                 else self._reduce_scatter_uneven(o, i, opts)
                 for o, i in zip(outputs, inputs, strict=True)
@@ -408,34 +340,51 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
     def _reduce_scatter_uneven(self, output: torch.Tensor, parts: list[torch.Tensor], opts: Any) -> CarmeWork:
         whole = torch.cat([part.reshape(-1) for part in parts])
-        work = self._reduce_all([whole], opts)
+        with flat.stating(form_of_all(parts)):
+            work = self._reduce_all([whole], opts)
         begin = sum(part.numel() for part in parts[: self.rank()])
 
         def finish() -> None:
-            _assign(output, whole[begin : begin + output.numel()])
+            assign(output, whole[begin : begin + output.numel()])
 
         return self._joined([work], finish, [output])
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None, form: str | None = None
     ) -> CarmeWork:
-        """Reduce one tensor, and keep this member's block."""
-        _host(output, tensor)
-        name, factor = _reduction(opts, tensor)
+        """Reduce one tensor, keep this member's block. `form`: what ranks compare instead of its shape."""
+        check_host(output, tensor)
+        check_types(output, tensor)
+        if form is None:
+            form = form_of(tensor, tensor.dtype if tensor.dtype in flat.REDUCIBLE else torch.uint8)
+        name, factor = flat.reduction(opts, tensor)
+        if flat.averages_integers(tensor, name):
+            return self._reduce_scatter_integers(output, tensor, opts, form)
         if factor is not None:
             tensor = tensor.detach() * factor
         if not self._in_order:
             blocks = tensor.reshape(self.size(), -1)
             tensor = torch.cat([blocks[self._members.index(m)] for m in range(self.size())])
-        source, op, _ = _reducible(tensor, name)
+        source, op, _ = flat.reducible(tensor, name, self.size())
         if source.data_ptr() == output.data_ptr():
             source = source.clone()
         if output.is_contiguous() and source.dtype == output.dtype:
-            pending = self._begin(self._group.reduce_scatter, output.view(-1), source.view(-1), op, opts=opts)
+            pending = self._begin(self._group.reduce_scatter, output.view(-1), source, op, form, opts=opts)
             return CarmeWork(self, [pending], [output])
         room = torch.empty(source.numel() // self.size(), dtype=source.dtype)
-        pending = self._begin(self._group.reduce_scatter, room, source.view(-1), op, opts=opts)
-        return CarmeWork(self, [pending], [output], lambda: _assign(output, room))
+        pending = self._begin(self._group.reduce_scatter, room, source, op, form, opts=opts)
+        return CarmeWork(self, [pending], [output], lambda: assign(output, room))
+
+    def _reduce_scatter_integers(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any, form: str
+    ) -> CarmeWork:
+        """The mean of integers, of which the whole is divided and cut off."""
+        whole = tensor.detach().clone(memory_format=torch.contiguous_format)
+        with flat.stating(form):
+            work = self._reduce_all([whole], opts)
+        block = output.numel()
+        begin = self.rank() * block
+        return self._joined([work], lambda: assign(output, whole.view(-1)[begin : begin + block]), [output])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -452,37 +401,43 @@ class ProcessGroupCarme(dist.ProcessGroup):
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> CarmeWork:
         """Collect the tensors of all members on one."""
         root = opts.rootRank
-        if self.rank() == root:
-            return self.alltoall(outputs[0], self._only(root, inputs[0]), opts)
-        return self.alltoall(self._only(root, inputs[0][:0]), self._only(root, inputs[0]), opts)
+        form = f"gather {form_of(inputs[0])}"
+        into = outputs[0] if self.rank() == root else self._only(root, inputs[0].reshape(-1)[:0])
+        return self.alltoall(into, self._only(root, inputs[0]), opts, form)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> CarmeWork:
         """Give each member its tensor of the root's."""
         root = opts.rootRank
         sends = list(inputs[0]) if self.rank() == root else self._only(root, outputs[0].reshape(-1)[:0])
-        return self.alltoall(self._only(root, outputs[0]), sends, opts)
+        return self.alltoall(self._only(root, outputs[0]), sends, opts, f"scatter {form_of(outputs[0])}")
 
     def _only(self, member: int, tensor: torch.Tensor) -> list[torch.Tensor]:
         nothing = tensor.reshape(-1)[:0]
         return [tensor if m == member else nothing for m in range(self.size())]
 
     def alltoall(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+        form: str | None = None,
     ) -> CarmeWork:
-        """Send the i-th tensor to member i."""
-        _host(*outputs, *inputs)
+        """Send the i-th tensor to member i. `form`: what ranks compare instead of the type."""
+        check_host(*outputs, *inputs)
+        check_types(*outputs, *inputs)
+        form = flat.name_of(outputs[0].dtype) if form is None else form
         to = [inputs[self._members.index(m)] for m in range(self.size())]
         back = [outputs[self._members.index(m)] for m in range(self.size())]
-        source = torch.cat([_flat(tensor) for tensor in to])
-        counts = [_size(tensor) for tensor in back]
+        source = torch.cat([flat.flat(tensor) for tensor in to])
+        counts = [size_of(tensor) for tensor in back]
         room = torch.empty(sum(counts), dtype=torch.uint8)
 
         def finish() -> None:
             for output, part in zip(back, room.split(counts), strict=True):
-                _assign(output, part.view(output.dtype))
+                assign(output, part.view(output.dtype))
 
-        sends = [_size(tensor) for tensor in to]
-        pending = self._begin(self._group.alltoall, room, source, counts, sends, opts=opts)
+        sends = [size_of(tensor) for tensor in to]
+        pending = self._begin(self._group.alltoall, room, source, counts, sends, form, opts=opts)
         return CarmeWork(self, [pending], outputs, finish)
 
     def all_to_all_single(
@@ -496,7 +451,9 @@ class ProcessGroupCarme(dist.ProcessGroup):
         """Send parts of one tensor, by rows, to the members."""
         outputs = list(output.split(output_splits or [output.shape[0] // self.size()] * self.size()))
         inputs = list(tensor.split(input_splits or [tensor.shape[0] // self.size()] * self.size()))
-        return self._joined([self.alltoall(outputs, inputs, opts)], None, [output])
+        # Ranks may have different numbers of rows.
+        form = f"{flat.name_of(output.dtype)} {forms.row(tuple(output.shape))}"
+        return self._joined([self.alltoall(outputs, inputs, opts, form)], None, [output])
 
     alltoall_base = all_to_all_single
 
@@ -518,25 +475,30 @@ class ProcessGroupCarme(dist.ProcessGroup):
                 it is that one which is named.
             PeerLost: members were lost, and all others came or were not waited for.
         """
-        limit = _milliseconds(self._timeout if timeout is None else timeout)
+        limit = milliseconds(self._timeout if timeout is None else timeout)
         monitored.wait_for_all(self._group, limit, wait_all_ranks)
 
     # Between two members
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int) -> CarmeWork:
         """Send to one member."""
-        _host(*tensors)
+        check_host(*tensors)
         member = self._members[destination]
-        return CarmeWork(self, [self._group.send(_flat(t), member, tag % 2**32) for t in tensors], tensors)
+        pending = [
+            self._group.send(flat.flat(tensor), member, tag % 2**32, flat.name_of(tensor.dtype))
+            for tensor in tensors
+        ]
+        return CarmeWork(self, pending, tensors)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> CarmeWork:
         """Receive from one member."""
         pending, finishers = [], []
         for tensor in tensors:
-            flat, finish = _bytes(tensor)
-            pending.append(self._group.receive(flat, self._members[source], tag % 2**32))
+            whole, finish = flat.bytes_of(tensor)
+            kind = flat.name_of(tensor.dtype)
+            pending.append(self._group.receive(whole, self._members[source], tag % 2**32, kind))
             finishers.append(finish)
-        return CarmeWork(self, pending, tensors, _all(finishers))
+        return CarmeWork(self, pending, tensors, all_of(finishers))
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> CarmeWork:
         """Not offered."""
@@ -545,8 +507,8 @@ class ProcessGroupCarme(dist.ProcessGroup):
         )
 
     def _begin(self, method: Callable[..., Any], *arguments: Any, opts: Any) -> Pending:
-        given = _milliseconds(getattr(opts, "timeout", timedelta(0)))
-        timeout = given if given > 0 else _milliseconds(self._timeout)
+        given = milliseconds(getattr(opts, "timeout", timedelta(0)))
+        timeout = given if given > 0 else milliseconds(self._timeout)
         return method(*arguments, timeout=timeout, asynchronous=True)
 
     def _joined(
@@ -563,113 +525,3 @@ class ProcessGroupCarme(dist.ProcessGroup):
 
         pending = [pending for work in works for pending in work._pending]
         return CarmeWork(self, pending, results or [r for work in works for r in work.result()], wait)
-
-
-_completing = threading.local()  # `here`: in a thread that completes futures
-
-
-def _complete(later: "queue.SimpleQueue[tuple[dist.Work, Any] | None]") -> None:
-    _completing.here = True
-    while (item := later.get()) is not None:
-        work, future = item
-        try:
-            work.wait()
-            result = work.result()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-            del result
-        del item, work, future
-
-
-def _milliseconds(timeout: timedelta | None) -> int:
-    if timeout is None or timeout.total_seconds() <= 0:
-        return -1
-    return max(int(timeout.total_seconds() * 1000), 1)
-
-
-def _reduction(opts: Any, *tensors: torch.Tensor) -> tuple[str, float | None]:
-    """The core's name of the reduction, and a factor that each member's part has before it."""
-    op: Any = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
-    for known, name in OPERATIONS.items():
-        if op == known:
-            return name, None
-    kind, factor = op.__getstate__()  # torch tells neither in another way
-    if op == dist.ReduceOp.PREMUL_SUM:
-        if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-            raise InvalidCall("PREMUL_SUM was asked for of integers.", "Give floating-point numbers.")
-        return "sum", float(factor)
-    raise InvalidCall(
-        f"The carme backend has no reduction {kind.name}.",
-        f"Choose from {', '.join(OPERATIONS.values())}.",
-    )
-
-
-def _host(*tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            raise InvalidCall(
-                f"A host tensor is needed here, and one on {tensor.device} was given.",
-                "Give tensors of one device to a collective, on the host or on an NVIDIA GPU.",
-            )
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, in place where it is contiguous."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """The bytes of a tensor, and what brings a changed copy of them back."""
-    _host(tensor)
-    flat = _flat(tensor)
-    if tensor.is_contiguous():
-        return flat, None
-    return flat, lambda: _assign(tensor, flat.view(tensor.dtype))
-
-
-def _assign(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    with torch.no_grad():
-        tensor.copy_(flat.view(tensor.shape))
-
-
-def _reducible(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, str, Callable[[], None] | None]:
-    """A contiguous tensor of a type that the core reduces, the reduction, and what brings the result back."""
-    _host(tensor)
-    tensor = tensor.detach()
-    if tensor.is_complex():
-        if op not in ("sum", "mean"):
-            raise InvalidCall(f"Complex numbers have no {op}.", "Use sum or mean.")
-        return _reducible(torch.view_as_real(tensor), op)
-    if tensor.dtype == torch.bool:
-        op = {"sum": "max", "product": "min"}.get(op, op)
-        copy = tensor.to(torch.uint8).contiguous()
-    elif tensor.dtype in REDUCIBLE:
-        if tensor.is_contiguous():
-            return tensor.view(-1), op, None
-        copy = tensor.contiguous()
-    elif tensor.dtype in (torch.int8, torch.int16):
-        copy = tensor.to(torch.int32).contiguous()
-    else:
-        raise InvalidCall(
-            f"Elements of type {tensor.dtype} cannot be reduced.",
-            f"Convert to one of {', '.join(str(kind)[6:] for kind in REDUCIBLE)}.",
-        )
-    return copy.view(-1), op, lambda: _assign(tensor, copy)
-
-
-def _all(finishers: Sequence[Callable[[], Any] | None]) -> Callable[[], None] | None:
-    present = [finish for finish in finishers if finish]
-    if not present:
-        return None
-
-    def run() -> None:
-        for finish in present:
-            finish()
-
-    return run

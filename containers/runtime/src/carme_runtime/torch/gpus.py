@@ -22,6 +22,7 @@ import torch.distributed as dist
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import Timeout
 from carme_runtime.torch.backend import ProcessGroupCarme
+from carme_runtime.torch.flat import stated_form, stating
 
 __all__ = ["GpuProcessGroup"]
 
@@ -205,7 +206,7 @@ class GpuProcessGroup(ProcessGroupCarme):
         work = StagedWork(self, results, limit if limit > 0 else None)
         before = torch.cuda.Event()
         before.record(torch.cuda.current_stream(device))
-        method = getattr(ProcessGroupCarme, name)
+        method, form = getattr(ProcessGroupCarme, name), stated_form()
 
         def run(host: ProcessGroupCarme) -> None:
             with torch.no_grad(), torch.cuda.device(device):
@@ -216,7 +217,9 @@ class GpuProcessGroup(ProcessGroupCarme):
                     first = _on_host(arguments[0], stream, back, matters)
                     rest = [_on_host(argument, stream, [], True) for argument in arguments[1:]]
                     stream.synchronize()
-                    method(host, first, *rest, **keywords).wait()
+                    with stating(form):
+                        begun = method(host, first, *rest, **keywords)
+                    begun.wait()
                     if name != "send":
                         for tensor, twin in back:
                             tensor.copy_(twin, non_blocking=True)

@@ -11,6 +11,7 @@ full. Here the buckets lie in a segment of the runtime's core, so that ranks of 
 import atexit
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import threading
@@ -31,6 +32,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.group import wire_type
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
+from carme_runtime.torch.flat import REDUCIBLE
 from carme_runtime.torch.memory import keep_freed_memory
 from carme_runtime.torch.stepping import Arriving, step_in_parts
 
@@ -43,6 +45,7 @@ _MIB = 1 << 20
 # as much as it can do until the last: there buckets are small, and the last ones no larger than what follows
 # them, so that little is left to travel when backpropagation ends. The first one is small anywhere.
 _BUCKET_BYTES, _SMALL_BUCKET_BYTES, _LEAST_BUCKET_BYTES = 8 * _MIB, _MIB, _MIB // 8
+_SWEEP_FROM = 16  # segments in use
 _LANES = 2  # buckets that travel between nodes at once
 # A count of samples is two digits, which sums of 32-bit floats hold exactly.
 _DIGIT, _EXTRA = 4096, 2
@@ -267,8 +270,8 @@ class Parallel:
         self._model = model
         self._optimizer, self._batch_dim = optimizer, batch_dim
         for former in _attached(model):
-            if optimizer and former._optimizer is optimizer:  # this one takes its place
-                former.detach()
+            if optimizer and former._optimizer and _share(optimizer, former._optimizer):
+                former.detach()  # this one takes its place
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._size = dist.get_world_size() if dist.is_initialized() else 1
         self._group = _core_group()
@@ -424,7 +427,7 @@ class Parallel:
         return (
             self._group is not None
             and parameters[0].device.type == "cpu"
-            and parameters[0].dtype in backend.REDUCIBLE
+            and parameters[0].dtype in REDUCIBLE
         )
 
     # -- a pass
@@ -715,6 +718,7 @@ class _CoreGroup:
         # The lowest number is that of Horovod's journal. The last one given back is used next, as ranks let
         # go of each other's old memory when they meet new memory under its number.
         self._free = list(range(1, segments(context)))
+        self._all, self._sweep_at = len(self._free), _SWEEP_FROM
 
     def shared_bytes(self, count: int) -> torch.Tensor:
         """Zeros, which the ranks of a node reduce in place as long as there are segments.
@@ -722,6 +726,7 @@ class _CoreGroup:
         Each rank takes numbers of its own: they travel with what is reduced. One is given back when nobody
         has the memory any more, also as somebody's gradient, or what a reduction under way still needs.
         """
+        self._sweep()
         if not self._free:
             return torch.zeros(count, dtype=torch.uint8)
         number = self._free.pop()
@@ -733,6 +738,15 @@ class _CoreGroup:
         memory = self._context.segment_array(number)
         weakref.finalize(memory, _give_back, self._context, number, self._free).atexit = False
         return torch.from_numpy(memory)[:count]
+
+    def _sweep(self) -> None:
+        """Look for models that nobody has any more, each time that twice as many segments are in use.
+
+        A model and what is attached to it hold each other, and Python may look for such garbage late.
+        """
+        if not self._free or self._all - len(self._free) >= self._sweep_at:
+            gc.collect()
+            self._sweep_at = max(_SWEEP_FROM, 2 * (self._all - len(self._free)))
 
     def no_core_idles(self) -> bool:
         """Whether all ranks are on this node, and their threads compute on all its cores."""
@@ -750,6 +764,12 @@ class _CoreGroup:
         # What stands behind the gradients must arrive as it is.
         first = lane.plan_allreduce(memory[:gradients], "mean", self._limit, wire)
         return _SplitPlan(first, lane.plan_allreduce(memory[gradients:], "mean", self._limit))
+
+
+def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+    """Whether two optimizers have a parameter in common, which must not be reduced twice."""
+    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in (one, other)]
+    return not held[0].isdisjoint(held[1])
 
 
 def _attached(model: nn.Module) -> list[Parallel]:

@@ -30,10 +30,11 @@ NAMES = {
 }  # fmt: skip
 TYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 SIZES = (4, 8, 2, 2, 4, 8, 1)
-REDUCTION_NAMES = ("sum", "mean", "min", "max", "product")
+REDUCTION_NAMES = ("sum", "mean", "min", "max", "product", "band", "bor", "bxor")
 WIRE_NAMES = ("", " as bf16", " as int8")
 SMALL = 4096  # bytes up to which everybody sends everything to everybody
 _FLOATING = range(4)
+_FIRST_OF_BITS = REDUCTION_NAMES.index("band")
 _BFLOAT16 = 3
 _LENGTH = struct.Struct("<I")
 _REMEDY = "Call the same collectives with the same shapes and types in the same order on all ranks."
@@ -129,6 +130,11 @@ class Gpi2Group:
             raise InvalidCall(
                 f"The mean of {TYPE_NAMES[call.type]} is not an integer.", "Use sum, and divide afterwards."
             )
+        if call.reduction >= _FIRST_OF_BITS and call.type in _FLOATING:
+            raise InvalidCall(
+                f"{TYPE_NAMES[call.type]} has no reduction {REDUCTION_NAMES[call.reduction]} of its bits.",
+                "Use integers.",
+            )
         if call.wire and (call.kind != ALLREDUCE or call.type != 0 or call.reduction > 1):
             raise InvalidCall(
                 f"Only a sum or mean of float32 travels{WIRE_NAMES[call.wire]}.", "Leave the wire type out."
@@ -173,7 +179,7 @@ class Gpi2Group:
 
     def _broadcast(self, call: "_Call") -> None:
         """By a binomial tree."""
-        buffer = memory(call.output, call.count)
+        buffer = memory(call.output, call.count * SIZES[call.type])
         place = (self.index - call.root) % self.size
         distance = 1
         while distance < self.size and not place & distance:
@@ -229,7 +235,10 @@ class Gpi2Group:
         """What `mine` and the next message of each other member give together, in the members' order."""
         import numpy
 
-        functions = (numpy.add, numpy.add, numpy.minimum, numpy.maximum, numpy.multiply)
+        functions = (
+            numpy.add, numpy.add, numpy.minimum, numpy.maximum, numpy.multiply,
+            numpy.bitwise_and, numpy.bitwise_or, numpy.bitwise_xor,
+        )  # fmt: skip
         total: Any = None
         for member in range(self.size):
             values = mine
@@ -326,15 +335,15 @@ class Gpi2Group:
 
     # Letters
 
-    def send(self, member: int, at: int, size: int, tag: int) -> "Gpi2Letter":
+    def send(self, member: int, at: int, size: int, tag: int, form: int) -> "Gpi2Letter":
         """Begin to send a message to a member."""
         self._check_member(member)
-        letter = Gpi2Letter(self, member, tag, None)
+        letter = Gpi2Letter(self, member, tag, None, form)
         rank, key, content = self.ranks[member], self._letter_key(tag), memory(at, size)
 
         def post() -> None:
             try:
-                self._context.mail.post(rank, key, [content])
+                self._context.mail.post(rank, key, [content, _LENGTH.pack(form)])
             except GaspiError as error:
                 letter.error = error
             letter.over.set()
@@ -348,10 +357,10 @@ class Gpi2Group:
         self._posts.put(post)
         return letter
 
-    def receive(self, member: int, at: int, size: int, tag: int) -> "Gpi2Letter":
+    def receive(self, member: int, at: int, size: int, tag: int, form: int) -> "Gpi2Letter":
         """Begin to receive a message of a member."""
         self._check_member(member)
-        letter = Gpi2Letter(self, member, tag, memory(at, size))
+        letter = Gpi2Letter(self, member, tag, memory(at, size), form)
         with self._letters_lock:
             self._letters[member, tag].append(letter)
         return letter
@@ -423,19 +432,21 @@ class Gpi2Handle:
 class Gpi2Letter:
     """A message between two members."""
 
-    def __init__(self, group: Gpi2Group, member: int, tag: int, into: memoryview | None) -> None:
+    def __init__(self, group: Gpi2Group, member: int, tag: int, into: memoryview | None, form: int) -> None:
         self._group, self._member, self._tag, self._into = group, member, tag, into
+        self._form = _LENGTH.pack(form)
         self.over = threading.Event()
         self.error: GaspiError | None = None
 
     def take(self, message: bytearray, rank: int) -> None:
         """This is what has come."""
         assert self._into is not None
-        if len(message) == len(self._into):
-            self._into[:] = message
+        content, form = memoryview(message)[: -_LENGTH.size], message[-_LENGTH.size :]
+        if len(content) == len(self._into) and form == self._form:
+            self._into[:] = content
         else:
             self.error = Mismatch(
-                f"Rank {rank} sent a message of another size.",
+                f"Rank {rank} sent a message of another size or type.",
                 "Send and receive the same number of elements of the same type.",
             )
         self.over.set()
@@ -551,11 +562,11 @@ class _Call:
         self.deadline = None if self.timeout < 0 else time.monotonic() + self.timeout / 1000
 
     def agrees(self, told: bytes) -> bool:
-        """Whether another member called the same. Labels name buffers for people, and may differ."""
+        """Whether another member called the same."""
         if told == self.told:
             return True
-        *theirs, _, _ = json.loads(told)
-        *mine, _, _ = json.loads(self.told)
+        *theirs, _ = json.loads(told)
+        *mine, _ = json.loads(self.told)
         return theirs == mine
 
     @staticmethod
