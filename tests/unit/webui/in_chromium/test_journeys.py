@@ -16,7 +16,7 @@ from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 
 from ..conftest import PASSWORD
-from ..fake_broker import NOW, FakeBroker
+from ..fake_broker import NOW, FakeBroker, make_job
 from .conftest import fits, keep, log_in, log_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -195,8 +195,27 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("The job is being ended.")).to_be_visible()
     Job.store([broker.archive[number]])  # as the worker does, of which there is none here
-    page.reload()
-    expect(page.locator(".status .state").first).to_have_text("Cancelled")
+    expect(page.locator(".status .state").first).to_have_text("Cancelled")  # by itself
+    expect(page.get_by_text("The job is being ended.")).to_have_count(0)
+    expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
+
+
+def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroker) -> None:
+    states = ["COMPLETED", "FAILED", "COMPLETED", "RUNNING"]
+    for task, state in enumerate(states):
+        told = {"ended": None if state == "RUNNING" else NOW, "exit_code": int(state == "FAILED")}
+        number = 20 if task == 3 else 21 + task
+        job = make_job(number, state=state, array_id=20, task=task, kind="batch", started=NOW, **told)
+        Job.store([broker.put(job)])
+    log_in(page)
+    page.goto("/jobs/20/")
+    keep(page, "array-running")
+    Job.store([broker.put(broker.queue[20].model_copy(update={"state": JobState.COMPLETED, "ended": NOW}))])
+    expect(page.get_by_text("1 of 4 tasks failed.")).to_be_visible()
+    keep(page, "array-failed")
+    assert fits(page)
+    page.get_by_role("link", name="20_1").click()
+    expect(page.get_by_role("heading", name="Log")).to_be_visible()
 
 
 def test_an_image_of_ones_own_is_built(page: Page, a_life: None, broker: FakeBroker) -> None:

@@ -26,7 +26,7 @@ from carme_webui.cluster import broker, entry_points, picture, supplies, usable
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
-from carme_webui.jobs.arrays import tell_summaries
+from carme_webui.jobs.arrays import tell_progress
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror, silence
 from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
@@ -356,7 +356,7 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
     rows = Session.of_late(user, timezone.now() - RECENT)
     banner = silence() or banner
     running = active_jobs(user)
-    tell_summaries(running[:MOST_ACTIVE])
+    tell_progress(running[:MOST_ACTIVE])
     return {
         "active": [_show(row, banner) for row in rows if not row.is_over],
         "jobs": running[:MOST_ACTIVE],
