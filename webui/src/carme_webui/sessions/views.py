@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -18,6 +18,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from carme.errors import BrokerUnavailable, CarmeError
 from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, stage_text
 from carme.sessions import SessionState
+from carme.translation import translated
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import latest_news
@@ -53,6 +54,7 @@ __all__ = [
     "save_preset",
     "session",
     "session_live",
+    "session_state",
     "start",
     "stop",
     "stream",
@@ -222,6 +224,16 @@ def session_live(request: HttpRequest, name: str) -> HttpResponse:
     """The part of a session's page that changes."""
     context = {"alone": True, **_session_context(request, name)}
     return render(request, "sessions/session_live.html", context)
+
+
+@require_safe
+def session_state(request: HttpRequest, name: str) -> JsonResponse:
+    """Whether one of my sessions is over, and why: JupyterLab asks when it does not answer."""
+    found = _mine(request, name)
+    sentence = translated(found.explanation)
+    answer = JsonResponse({"over": found.is_over, "state": found.state, "sentence": sentence})
+    answer["Cache-Control"] = "no-store"
+    return answer
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
