@@ -50,7 +50,8 @@ class Wish(BaseModel):
 
     Nodes are booked whole, with their processors and memory: Slurm keeps parts of nodes only where it knows
     which processors belong to which GPU, and all of a node's processors elsewhere, so that what is left of
-    the node is of no use to others. `users` may use the booking besides its owner.
+    the node is of no use to others. `users` may use the booking besides its owner. `node_names` must be among
+    its nodes; the site chooses the others.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,6 +60,7 @@ class Wish(BaseModel):
     gpu_type: Word
     gpus_per_node: int = Field(ge=1, le=1024)
     nodes: int = Field(default=1, ge=1, le=100_000)
+    node_names: list[Word] = Field(default=[], max_length=1000)
     start: Moment
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     title: str = Field(default="", max_length=80)

@@ -200,6 +200,25 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
 
 
+def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broker: FakeBroker) -> None:
+    free = {"available": True, "state": "IDLE"}
+    nodes = [node.model_copy(update=free) for node in broker.cluster.nodes]
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
+    log_in(page)
+    page.goto(f"/bookings/?view=day&day={datetime.now(UTC) + timedelta(days=4):%Y-%m-%d}")
+    cells = page.locator("#calendar tbody tr").filter(has_text="n2").first.locator("a.free")
+    cells.nth(20).scroll_into_view_if_needed()
+    cells.nth(20).hover()
+    page.mouse.down()
+    cells.nth(21).hover()
+    page.mouse.up()
+    expect(page.get_by_label("On node")).to_have_value("n2")
+    keep(page, "booking-form")
+    page.get_by_role("button", name="Book", exact=True).click()
+    expect(page.locator(".status .state")).to_have_text("Booked")
+    expect(page.locator("dd").filter(has_text="n2")).to_be_visible()
+
+
 def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroker) -> None:
     states = ["COMPLETED", "FAILED", "COMPLETED", "RUNNING"]
     for task, state in enumerate(states):
