@@ -145,7 +145,18 @@ def test_without_a_unix_account_nothing_is_left_over(root: Browser, broker: Fake
     assert not User.objects.filter(username="carol").exists()
 
 
-@pytest.mark.parametrize("name", ["Carol", "a b", "../x", "", "x;rm"])
+@pytest.mark.parametrize("name", ["anna.maria", "x@lab.org", "Carol"])
+def test_names_that_unix_takes_are_taken(root: Browser, broker: FakeBroker, name: str) -> None:
+    assert root.send("/admin/users/new/", "/admin/users/new/", name=name).status_code == 200
+    assert User.objects.filter(username=name).exists() and broker.asked_for("enrol")[0].name == name
+    assert root.get(f"/admin/users/at/{name}/").status_code == 200
+    theirs = Browser()
+    theirs.force_login(User.objects.get(username=name))
+    for page in ("/", "/jobs/", "/bookings/", "/profile/", "/tokens/"):
+        assert theirs.get(page).status_code == 200, page
+
+
+@pytest.mark.parametrize("name", ["1000", "-rf", "a b", "../x", "", "x;rm"])
 def test_a_name_that_is_none_gets_a_sentence(root: Browser, broker: FakeBroker, name: str) -> None:
     answer = root.send("/admin/users/new/", "/admin/users/new/", name=name)
     assert answer.status_code == 422 and not broker.asked_for("enrol")

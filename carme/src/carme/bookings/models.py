@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from carme.accounts import is_account_name
 from carme.jobs.requests import Word
 
 __all__ = ["MAINTENANCE_PATTERN", "NAME_PATTERN", "YEARS", "Hold", "Window", "Wish"]
@@ -15,14 +16,13 @@ NAME_PATTERN = r"carme-[0-9a-f]{12}"
 #: The same of those in which administrators maintain nodes.
 MAINTENANCE_PATTERN = r"carme-maintenance-[0-9a-f]{12}"
 
-_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 MAXIMUM_MINUTES = 366 * 1440
 #: Outside of these years zones and sums of times are not to be trusted.
 YEARS = range(1971, 2200)
 
 
 def _user(text: str) -> str:
-    if not _USER.fullmatch(text):
+    if not is_account_name(text):
         raise ValueError(f"holds {text[:40]!r}, which is no user name")
     return text
 

@@ -29,7 +29,7 @@ class Job(models.Model):
     id = models.BigIntegerField(primary_key=True)
     key = models.CharField(max_length=64, null=True)
     kind = models.CharField(max_length=16)
-    image = models.CharField(max_length=64, null=True)
+    image = models.CharField(max_length=128, null=True)
     name = models.TextField()
     user = models.CharField(max_length=256)
     account = models.CharField(max_length=256)
