@@ -283,6 +283,33 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
     assert {request.user for request in broker.asked_for("report")} == {"alice"}
 
 
+@pytest.mark.parametrize(
+    ("minutes", "left", "level"),
+    [(5, 4.9, ""), (5, 1, "near"), (5, 0.4, "urgent"), (60, 16, ""), (60, 10, "near"), (60, 4, "urgent")],
+)
+def test_a_job_is_near_its_end_by_minutes_and_by_the_share_of_its_time(
+    browser: Browser, broker: FakeBroker, minutes: int, left: float, level: str
+) -> None:
+    started = timezone.now() - timedelta(minutes=minutes - left)
+    Job.store([broker.put(make_job(1, kind="batch", started=started, minutes_limit=minutes))])
+    assert f'class="remaining {level}"' in text(browser.get("/jobs/1/"))
+
+
+def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: FakeBroker) -> None:
+    for job, monitored, said in (
+        (make_job(1, state="PENDING"), True, "nothing yet: it has not started"),
+        (make_job(1, started=NOW), True, "not known yet: the first measurements come"),
+        (make_job(1, started=NOW), False, "this site has no monitoring"),
+        (make_job(1, state="COMPLETED", ended=NOW), True, "nothing was measured"),
+    ):
+        Job.store([broker.put(job)])
+        broker.reports[1] = Report(job=job, monitored=monitored)
+        assert said in words(browser.get("/jobs/1/use/"))
+    broker.put(make_job(1, started=NOW))
+    news()
+    assert "state from:body" in text(browser.get("/jobs/1/use/")), "asked for anew when the job starts"
+
+
 def test_without_a_report_the_page_says_why(browser: Browser, broker: FakeBroker) -> None:
     broker.put(make_job(1, state="COMPLETED", ended=NOW))
     news()
