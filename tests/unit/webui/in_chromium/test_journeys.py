@@ -200,6 +200,17 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
 
 
+def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, broker: FakeBroker) -> None:
+    log_in(page)
+    page.goto("/")
+    expect(page.locator("#prospect")).to_contain_text("This would begin at once.")
+    broker.starts = lambda asked: datetime.now(UTC) + timedelta(hours=3 if asked.minutes > 60 else 1)
+    page.get_by_label("Time in minutes").fill("240")
+    page.keyboard.press("Tab")
+    expect(page.locator("#prospect")).to_contain_text("This would begin about")
+    keep(page, "start-estimate")
+
+
 def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broker: FakeBroker) -> None:
     free = {"available": True, "state": "IDLE"}
     nodes = [node.model_copy(update=free) for node in broker.cluster.nodes]
@@ -265,14 +276,17 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     page.get_by_role("link", name="Nodes").click()
     page.get_by_label("Reason to drain n1").fill("a fan is broken")
     page.get_by_role("button", name="Drain n1").click()
-    expect(page.get_by_text("Slurm is told")).to_be_visible()
+    expect(page.get_by_text("Sent to Slurm.")).to_be_visible()
     nodes = [node.model_copy(update={"available": node.name != "n1"}) for node in broker.cluster.nodes]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
-    page.reload()
-    page.get_by_role("button", name="Resume n1").click()
-    expect(page.get_by_text("Slurm is told")).to_be_visible()
+    page.get_by_role("button", name="Resume n1").click()  # which comes by itself
+    expect(page.get_by_text("Sent to Slurm.")).to_be_visible()
     assert [(one.name, one.drain) for one in broker.asked_for("node")] == [("n1", True), ("n1", False)]
 
+    keep(page, "journey-nodes")
+    for name, link in (("jobs", "All jobs"), ("record", "Record")):
+        page.get_by_role("link", name=link).first.click()
+        keep(page, f"journey-admin-{name}")
     page.get_by_role("link", name="Approvals").click()
     page.get_by_label("What the owner is told besides").fill("Good luck")
     keep(page, "journey-approval")
