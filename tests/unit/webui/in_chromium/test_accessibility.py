@@ -60,6 +60,7 @@ NOT_SEEN = {
     "profile/security/webauthn/reauthenticate/": "for scripts",
     "profile/security/webauthn/login/": "for scripts",
     "bookings/feed/<str:username>/<slug:secret>.ics": "a calendar for programs",
+    "sessions/<session_name:name>/state/": "for scripts",
     "jobs/<job_id:job_id>/new/": "leads on as soon as the job is known",
     "files/download/": "leads to no page",
     "files/upload/": "for scripts",
