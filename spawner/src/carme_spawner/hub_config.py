@@ -8,6 +8,7 @@ from jupyterhub.handlers import BaseHandler
 from oauthenticator.generic import GenericOAuthenticator
 from traitlets.config import Config
 
+from carme.accounts import is_account_name
 from carme.config import Settings
 from carme.errors import ConfigError
 from carme_spawner.proxy import PatientProxy
@@ -18,6 +19,18 @@ SERVERS_PER_USER = 20
 #: Seconds after which the API answers "is starting" (202) instead of waiting on. What the broker refuses, it
 #: refuses in less, so that the answer to the start itself says why.
 ANSWER_AFTER = 1
+
+
+class PortalAuthenticator(GenericOAuthenticator):
+    """Signs in at the portal, which names users as Unix does: JupyterHub would make their names small."""
+
+    def normalize_username(self, username: str) -> str:
+        """The name as it is."""
+        return username
+
+    def validate_username(self, username: str) -> bool:
+        """Whether an account may have this name (`carme.accounts`)."""
+        return is_account_name(username)
 
 
 def hub_config(settings: Settings) -> Config:
@@ -61,7 +74,7 @@ def hub_config(settings: Settings) -> Config:
     c.ConfigurableHTTPProxy.api_url = hub.proxy_api_url
     c.ConfigurableHTTPProxy.auth_token = settings.secret("proxy-auth-token")
 
-    c.JupyterHub.authenticator_class = GenericOAuthenticator
+    c.JupyterHub.authenticator_class = PortalAuthenticator
     c.JupyterHub.allow_named_servers = True
     c.JupyterHub.named_server_limit_per_user = server_limit
     # Starts that wait in Slurm's queue count as starting, and Slurm itself limits who gets what: no limit

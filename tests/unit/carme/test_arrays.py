@@ -136,6 +136,8 @@ async def test_a_task_or_the_array_is_submitted_again(site: Any, array: JobReque
     for task, expected in ((4, "4"), (None, "0-9%2")):
         await site.client.resubmit(number, task=task)
         assert f"--array={expected}" in site.slurm.calls("sbatch")[-1]["arguments"]
+    await site.client.resubmit(number, tasks=arrays.listed([7, 1, 2, 3]))
+    assert "--array=1-3,7%2" in site.slurm.calls("sbatch")[-1]["arguments"]
 
 
 async def test_a_task_that_only_the_accounting_knows(site: Any, array: JobRequest) -> None:

@@ -529,7 +529,7 @@ def test_what_was_read_and_written_is_told_where_it_is_known() -> None:
 
 def test_a_job_that_waits_has_a_report_too() -> None:
     text = as_text(Report(job=job(state=JobState.PENDING, started=None, ended=None), waited_seconds=100))
-    assert "not known: it has not run yet" in text
+    assert "nothing yet: it has not started" in text
 
 
 async def test_the_command(

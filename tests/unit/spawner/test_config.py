@@ -10,7 +10,7 @@ import carme_spawner
 from carme.config import Settings
 from carme.errors import ConfigError
 from carme_spawner.hub import main
-from carme_spawner.hub_config import hub_config, server_limit
+from carme_spawner.hub_config import PortalAuthenticator, hub_config, server_limit
 
 from .conftest import Site
 
@@ -22,6 +22,13 @@ def test_the_hub_signs_in_at_the_portal(settings: Settings) -> None:
     assert oauth.token_url == "http://127.0.0.1:8100/identity/o/api/token"
     assert oauth.username_claim == "preferred_username"
     assert oauth.auto_login and not oauth.enable_auth_state
+
+
+def test_users_are_named_as_unix_names_them(settings: Settings) -> None:
+    authenticator = PortalAuthenticator(config=hub_config(settings))
+    for name in ("anna.maria", "x@lab.org", "Anna", "a+b", "7days"):
+        assert authenticator.normalize_username(name) == name and authenticator.validate_username(name)
+    assert not authenticator.validate_username("a/b")
 
 
 def test_servers_and_routes_outlive_the_hub(settings: Settings) -> None:

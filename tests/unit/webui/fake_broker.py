@@ -245,9 +245,11 @@ class FakeBroker:
                 return protocol.Recipe(
                     request=self._wanted(job_id, user).model_copy(update={"environment": {}})
                 )
-            case protocol.Resubmit(job_id=job_id, user=user, task=task):
+            case protocol.Resubmit(job_id=job_id, user=user, task=task, tasks=tasks):
                 again = self._wanted(job_id, user)
-                if task is not None:
+                if tasks is not None and again.array is not None:
+                    again = again.model_copy(update={"array": arrays.limited(tasks, again.array)})
+                elif task is not None:
                     again = again.model_copy(update={"array": str(task)})
                 return self.answer(protocol.Submit(request=again, user=user))
             case protocol.GetScript(path=path, user=user):

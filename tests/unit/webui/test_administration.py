@@ -8,16 +8,19 @@ from auditlog.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from carme.errors import NotFound
+from carme.jobs import SessionOptions
 from carme_webui.accounts.models import User
 from carme_webui.administration.models import Deed
 from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.models import Notice
 from carme_webui.projects import desk
 from carme_webui.projects.models import Membership, Project
+from carme_webui.sessions.models import Session
 
-from .conftest import PASSWORD, Browser, text
+from .conftest import PASSWORD, Browser, text, words
 from .fake_broker import FakeBroker, make_job
 
 PAGES = ["", "record/", "nodes/", "jobs/", "users/", "users/new/", "users/at/alice/", "jobs/7/stop/"]
@@ -52,7 +55,7 @@ def test_a_change_is_on_record_with_who_when_before_and_after(
     [entry] = LogEntry.objects.filter(actor=admin, changes__gpus=["3", "5"])
     assert entry.content_type.model == "project" and entry.object_repr == "vision"
     shown = text(root.get("/admin/record/?q=vision&who=root1"))
-    assert "<del>3</del> → <ins>5</ins>" in shown
+    assert "3 → 5" in shown
     assert "Nothing of this kind" in text(root.get("/admin/record/?q=vision&who=alice"))
     assert "Nothing of this kind" in text(root.get("/admin/record/?until=2001-01-01"))
     for odd in ("?since=x&until=2026-99-99", "?page=x", "?q=%00", "?q=%25_'\"", "?who=" + "x" * 500):
@@ -77,6 +80,46 @@ def test_a_node_is_drained_with_the_reason_and_that_is_on_record(root: Browser, 
     assert "drained the node n1: fan broken" in text(root.get("/admin/record/?q=drained"))
     root.send("/admin/nodes/", "/admin/nodes/n2/", do="resume")
     assert broker.asked_for("node")[-1].drain is False
+
+
+def test_nodes_say_their_state_in_words_and_follow_a_change(root: Browser, broker: FakeBroker) -> None:
+    first, *others = broker.cluster.nodes
+    mixed = first.model_copy(update={"state": "MIXED+PLANNED"})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [mixed, *others]})
+    shown = words(root.get("/admin/nodes/"))
+    assert "Partly in use, planned for a job that waits" in shown and "MIXED+" not in shown
+    answer = root.send("/admin/nodes/", "/admin/nodes/n1/", do="drain", reason="fan")
+    page = text(root.get(answer["Location"]))
+    assert "sent to Slurm" in page and "every 3s" in page
+    drained = first.model_copy(update={"state": "IDLE+DRAIN", "available": False, "reason": "fan"})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [drained, *others]})
+    live = text(root.get(f"{answer['Location']}&live=1"))
+    assert "Drained" in live and "every 3s" not in live and "<h1" not in live
+
+
+def test_all_jobs_have_pages_titles_and_times(root: Browser, alice: User, broker: FakeBroker) -> None:
+    broker.put(make_job(7, name="carme-s12345678", kind="session", started=timezone.now(), minutes_limit=60))
+    Session.request(alice, SessionOptions(image="torch", minutes=60, title="My thesis"), "s12345678")
+    Session.objects.update(job_id=7)
+    shown = text(root.get("/admin/jobs/"))
+    assert (
+        "My thesis" in shown
+        and "/admin/jobs/7/" in shown
+        and "20 Nov, 12:00" in shown
+        and "RUNNING" not in shown
+    )
+    page = words(root.get("/admin/jobs/7/"))
+    assert "My thesis" in page and "alice" in page and "8192 MiB" in page and "Stop" in page
+    assert root.get("/admin/jobs/99/").status_code == 302
+
+
+def test_the_record_has_one_line_for_each_change(root: Browser, admin: User, alice: User) -> None:
+    alice.email = "new@carme.example"
+    alice.save()
+    shown = words(root.get("/admin/record/?q=alice"))
+    assert "email: new@carme.example" in shown and "None →" not in shown
+    row = text(root.get("/admin/record/?q=alice")).split("<tbody>")[1].split("</tr>")[0]
+    assert "<br>" not in row and "<div>" not in row
 
 
 def test_what_the_broker_refuses_is_said_and_not_on_record(root: Browser, broker: FakeBroker) -> None:
@@ -145,7 +188,18 @@ def test_without_a_unix_account_nothing_is_left_over(root: Browser, broker: Fake
     assert not User.objects.filter(username="carol").exists()
 
 
-@pytest.mark.parametrize("name", ["Carol", "a b", "../x", "", "x;rm"])
+@pytest.mark.parametrize("name", ["anna.maria", "x@lab.org", "Carol"])
+def test_names_that_unix_takes_are_taken(root: Browser, broker: FakeBroker, name: str) -> None:
+    assert root.send("/admin/users/new/", "/admin/users/new/", name=name).status_code == 200
+    assert User.objects.filter(username=name).exists() and broker.asked_for("enrol")[0].name == name
+    assert root.get(f"/admin/users/at/{name}/").status_code == 200
+    theirs = Browser()
+    theirs.force_login(User.objects.get(username=name))
+    for page in ("/", "/jobs/", "/bookings/", "/profile/", "/tokens/"):
+        assert theirs.get(page).status_code == 200, page
+
+
+@pytest.mark.parametrize("name", ["1000", "-rf", "a b", "../x", "", "x;rm"])
 def test_a_name_that_is_none_gets_a_sentence(root: Browser, broker: FakeBroker, name: str) -> None:
     answer = root.send("/admin/users/new/", "/admin/users/new/", name=name)
     assert answer.status_code == 422 and not broker.asked_for("enrol")

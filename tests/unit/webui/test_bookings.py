@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from carme_webui.bookings.ics import calendar_text
 from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.bookings.models import Booking, site_zone
 
-from .conftest import Browser
+from .conftest import Browser, text
 from .fake_broker import FakeBroker, make_job
 
 NEW = "/bookings/new/"
@@ -321,6 +322,22 @@ def test_what_slurm_refuses_is_not_approved(
 
 
 # --- the calendar ----------------------------------------------------------------------------------------
+
+
+def test_a_free_time_of_a_node_books_that_node(browser: Browser, broker: FakeBroker, rules) -> None:
+    page = text(browser.get("/bookings/"))
+    row = page.split('class="node">n2')[1].split("</tr>")[0]
+    link = unescape(re.findall(r'class="free" href="([^"]+)"', row)[-1])
+    form = text(browser.get(link))
+    assert re.search(r'name="node_names" value="n2"', form)
+    book(browser, node_names="n2")
+    assert Booking.objects.get().node_names == ["n2"]
+    answer = book(browser, node_names="n2")
+    assert answer.status_code == 422 and "n2 is not free for the whole time" in text(answer)
+    assert "has no node n7" in text(book(browser, node_names="n7"))
+    assert "2 nodes are named, and 1 asked for." in text(book(browser, node_names="n1, n2"))
+    book(browser, hour=14, nodes=2, node_names="n2")
+    assert Booking.objects.latest("pk").node_names == ["n1", "n2"]
 
 
 @pytest.mark.parametrize("view", ["day", "week"])

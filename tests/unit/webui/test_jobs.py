@@ -1,5 +1,6 @@
 """The mirror of Slurm's jobs, and the pages that show them."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.utils import timezone
 
 from carme.broker.protocol import JobFacts
 from carme.errors import SlurmError
-from carme.jobs import SessionOptions
+from carme.jobs import JobRequest, SessionOptions
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
@@ -22,7 +23,7 @@ from carme_webui.jobs.views import _follow
 from carme_webui.profile.models import Notice
 from carme_webui.sessions.models import Session
 
-from .conftest import Browser
+from .conftest import Browser, text, words
 from .fake_broker import NOW, FakeBroker, make_job
 
 
@@ -69,6 +70,57 @@ def test_the_list_shows_an_array_once_and_its_page_all_tasks(
     browser.send("/jobs/50/cancel/?task=2", "/jobs/50/cancel/", task="2")
     browser.send("/jobs/50/cancel/", "/jobs/50/cancel/")
     assert [(asked.job_id, asked.task) for asked in broker.asked_for("cancel")] == [(50, 2), (50, None)]
+
+
+def ended_array(broker: FakeBroker) -> None:
+    """An array of six tasks, of which the second failed; Slurm gives the last one the array's number."""
+    for task in range(5):
+        state, code = ("FAILED", 3) if task == 1 else ("COMPLETED", 0)
+        told: dict[str, Any] = {"state": state, "exit_code": code, "started": NOW, "ended": NOW}
+        broker.put(make_job(51 + task, array_id=50, task=task, kind="batch", name="sweep", **told))
+    told = {"state": "COMPLETED", "exit_code": 0, "started": NOW, "ended": NOW + timedelta(minutes=5)}
+    broker.put(make_job(50, array_id=50, task=5, kind="batch", name="sweep", **told))
+    broker.logs |= {50: b"log of the last task", 52: b"log of the failed task"}
+
+
+def test_an_array_says_how_many_of_its_tasks_failed(db, browser: Browser, broker: FakeBroker) -> None:
+    array(broker, a="RUNNING")
+    news()
+    title = re.compile(r"<title>.*</title>|<h1>.*?</h1>", re.S)
+    before = title.findall(text(browser.get("/jobs/50/")))
+    ended_array(broker)
+    news()
+    answer = browser.get("/jobs/50/")
+    page, said = text(answer), words(answer)
+    assert title.findall(page) == before, "an array keeps its title"
+    assert "Failed 1 of 6 tasks failed." in said and "6 tasks: 5 completed, 1 failed" in said
+    assert "/jobs/52/#log-heading" in page and "/jobs/50/?task=5" in page, "links to the tasks and their logs"
+    for gone in ("Cancel all tasks", "/cancel/", "Exit code", "log of the last", 'hx-trigger="news', "/use/"):
+        assert gone not in page, gone
+    assert "20 Nov 2026, 12:05:00" in said, "the end of the last task"
+    assert "1 of 6 tasks failed." in words(browser.get("/jobs/"))
+    assert browser.get("/jobs/50/cancel/").status_code == 302, "there is nothing to cancel"
+    task = text(browser.get("/jobs/50/?task=5"))
+    assert "log of the last task" in task and "Job 50_5" in task and "Completed" in task
+    assert 'href="/jobs/50/?task=5"' in text(browser.get("/jobs/?state=completed"))
+
+
+def test_the_failed_tasks_of_an_array_are_submitted_again(db, browser: Browser, broker: FakeBroker) -> None:
+    ended_array(broker)
+    broker.put(make_job(54, state="TIMEOUT", array_id=50, task=3, kind="batch", name="sweep", ended=NOW))
+    broker.wanted[50] = JobRequest(
+        kind="batch", name="sweep", command=["true"], minutes=5, partition="gpu", array="0-5%2"
+    )
+    news()
+    assert "Resubmit failed tasks" in text(browser.get("/jobs/50/"))
+    browser.send("/jobs/50/", "/jobs/50/resubmit/", failed="1")
+    assert broker.wanted[max(broker.wanted)].array == "1,3%2"
+    browser.send("/jobs/50/", "/jobs/50/resubmit/", task="5")
+    assert broker.wanted[max(broker.wanted)].array == "5"
+    for number in (52, 54):
+        Job.objects.filter(id=number).update(state="COMPLETED")
+    page = text(browser.get("/jobs/50/"))
+    assert "Resubmit failed tasks" not in page and "6 tasks ended without an error." in page
 
 
 def test_pages_of_arrays_ask_as_much_for_many_tasks_as_for_few(
@@ -229,6 +281,33 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
         assert said in part, said
     assert "every 30s" in part
     assert {request.user for request in broker.asked_for("report")} == {"alice"}
+
+
+@pytest.mark.parametrize(
+    ("minutes", "left", "level"),
+    [(5, 4.9, ""), (5, 1, "near"), (5, 0.4, "urgent"), (60, 16, ""), (60, 10, "near"), (60, 4, "urgent")],
+)
+def test_a_job_is_near_its_end_by_minutes_and_by_the_share_of_its_time(
+    browser: Browser, broker: FakeBroker, minutes: int, left: float, level: str
+) -> None:
+    started = timezone.now() - timedelta(minutes=minutes - left)
+    Job.store([broker.put(make_job(1, kind="batch", started=started, minutes_limit=minutes))])
+    assert f'class="remaining {level}"' in text(browser.get("/jobs/1/"))
+
+
+def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: FakeBroker) -> None:
+    for job, monitored, said in (
+        (make_job(1, state="PENDING"), True, "nothing yet: it has not started"),
+        (make_job(1, started=NOW), True, "not known yet: the first measurements come"),
+        (make_job(1, started=NOW), False, "this site has no monitoring"),
+        (make_job(1, state="COMPLETED", ended=NOW), True, "nothing was measured"),
+    ):
+        Job.store([broker.put(job)])
+        broker.reports[1] = Report(job=job, monitored=monitored)
+        assert said in words(browser.get("/jobs/1/use/"))
+    broker.put(make_job(1, started=NOW))
+    news()
+    assert "state from:body" in text(browser.get("/jobs/1/use/")), "asked for anew when the job starts"
 
 
 def test_without_a_report_the_page_says_why(browser: Browser, broker: FakeBroker) -> None:

@@ -119,7 +119,7 @@ def test_an_answer_to_another_browser_or_a_second_time_is_refused(
     assert is_refused(anonymous, anonymous.get(f"{BEGIN}back/?{urlencode(again)}"), "was not accepted")
 
 
-@pytest.mark.parametrize("name", [None, 7, "", "Alice", "alice/x", "root;x", "a" * 40])
+@pytest.mark.parametrize("name", [None, 7, "", "alice/x", "root;x", "1000", "a" * 65])
 def test_what_is_no_accounts_name_signs_nobody_in(
     anonymous: Browser, provider: Provider, outsider: User, name: Any
 ) -> None:

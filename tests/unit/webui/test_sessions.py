@@ -459,6 +459,19 @@ def test_what_ended_while_the_portal_was_away_is_found_out(ready: Session, broke
     assert (the().state, the().ending, the().sentence) == ("ended", "time_limit", "Its time was over.")
 
 
+def test_jupyterlab_learns_whether_its_session_is_over_and_why(
+    browser: Browser, other: Browser, anonymous: Browser, ready: Session, broker: FakeBroker
+) -> None:
+    address = f"/sessions/{NAME}/state/"
+    assert browser.get(address).json()["over"] is False
+    broker.tell(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
+    rounds()
+    answer = browser.get(address)
+    assert answer.json() == {"over": True, "state": "ended", "sentence": "Its time was over."}
+    assert answer["Cache-Control"] == "no-store"
+    assert other.get(address).status_code == 404 and anonymous.get(address).status_code == 302
+
+
 def test_a_session_that_nobody_knows_any_more_has_ended(ready: Session, broker: FakeBroker) -> None:
     broker.told.clear()
     Mirror.objects.update(swept=None)

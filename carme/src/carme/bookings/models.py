@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from carme.accounts import is_account_name
 from carme.jobs.requests import Word
 
 __all__ = ["MAINTENANCE_PATTERN", "NAME_PATTERN", "YEARS", "Hold", "Window", "Wish"]
@@ -15,14 +16,13 @@ NAME_PATTERN = r"carme-[0-9a-f]{12}"
 #: The same of those in which administrators maintain nodes.
 MAINTENANCE_PATTERN = r"carme-maintenance-[0-9a-f]{12}"
 
-_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 MAXIMUM_MINUTES = 366 * 1440
 #: Outside of these years zones and sums of times are not to be trusted.
 YEARS = range(1971, 2200)
 
 
 def _user(text: str) -> str:
-    if not _USER.fullmatch(text):
+    if not is_account_name(text):
         raise ValueError(f"holds {text[:40]!r}, which is no user name")
     return text
 
@@ -50,7 +50,8 @@ class Wish(BaseModel):
 
     Nodes are booked whole, with their processors and memory: Slurm keeps parts of nodes only where it knows
     which processors belong to which GPU, and all of a node's processors elsewhere, so that what is left of
-    the node is of no use to others. `users` may use the booking besides its owner.
+    the node is of no use to others. `users` may use the booking besides its owner. `node_names` must be among
+    its nodes; the site chooses the others.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,6 +60,7 @@ class Wish(BaseModel):
     gpu_type: Word
     gpus_per_node: int = Field(ge=1, le=1024)
     nodes: int = Field(default=1, ge=1, le=100_000)
+    node_names: list[Word] = Field(default=[], max_length=1000)
     start: Moment
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     title: str = Field(default="", max_length=80)

@@ -182,26 +182,31 @@ def choose_nodes(
     Raises:
         InvalidRequest: Why it gets none, and when it could.
     """
-    need = Need(wish.nodes, wish.gpus_per_node, timedelta(minutes=wish.minutes))
+    need = _need(wish)
     _check_size(wish, board, policy)
+    _check_named(wish, board)
     nodes = board.place(need, wish.start, prefer)
     if nodes is not None:
         return nodes
     free = len(board.free(wish.start, wish.end))
     when = span_text(wish.start, wish.end, zone)
     kind = f"with {number(wish.gpus_per_node, 'GPU')} of type {wish.gpu_type}"
-    if free >= wish.nodes and board.is_own_limit(wish.start, wish.end, wish.gpus):
+    taken = sorted(need.named.difference(board.free(wish.start, wish.end)))
+    if not taken and free >= wish.nodes and board.is_own_limit(wish.start, wish.end, wish.gpus):
         message = (
             f"At most {board.own_most} GPUs of type {wish.gpu_type} in partition {wish.partition!r} may be "
             f"booked at a time for the project {wish.project!r}; {when}, "
             f"{board.bookable(wish.start, wish.end)} more can be, and {wish.gpus} were asked for."
         )
-    elif free >= wish.nodes:
+    elif not taken and free >= wish.nodes:
         message = (
             f"At most {policy.share_percent} % of the GPUs of type {wish.gpu_type} in partition "
             f"{wish.partition!r} may be booked at a time; {when}, {board.bookable(wish.start, wish.end)} "
             f"more can be, and {wish.gpus} were asked for."
         )
+    elif taken:
+        are = "is" if len(taken) == 1 else "are"
+        message = f"{listing(taken)} {are} not free for the whole time, {when}."
     elif wish.nodes == 1:
         message = f"No node {kind} is free for the whole time, {when}."
     else:
@@ -223,8 +228,31 @@ def choose_nodes(
 
 def nearest_starts(wish: Wish, board: Board, policy: BookingSettings, now: datetime) -> list[datetime]:
     """The nearest starts at which the booking could be had."""
-    need = Need(wish.nodes, wish.gpus_per_node, timedelta(minutes=wish.minutes))
+    need = _need(wish)
     return board.nearest(need, wish.start, *window(policy, now), STEP)
+
+
+def _need(wish: Wish) -> Need:
+    length = timedelta(minutes=wish.minutes)
+    return Need(wish.nodes, wish.gpus_per_node, length, frozenset(wish.node_names))
+
+
+def _check_named(wish: Wish, board: Board) -> None:
+    """See that the nodes that are named can be had at all."""
+    if len(set(wish.node_names)) > wish.nodes:
+        raise InvalidRequest(
+            f"{number(len(set(wish.node_names)), 'node')} are named, and {wish.nodes} asked for.",
+            "Ask for as many nodes as you name, or name fewer.",
+            field="nodes",
+        )
+    if unknown := sorted(set(wish.node_names).difference(board.nodes)):
+        raise InvalidRequest(
+            f"Partition {wish.partition!r} has no node {listing(unknown)} with "
+            f"{number(wish.gpus_per_node, 'GPU')} of type {wish.gpu_type} that takes jobs; it has: "
+            f"{listing(board.nodes) or 'none'}.",
+            "Name one of these, or none.",
+            field="node_names",
+        )
 
 
 def _check_size(wish: Wish, board: Board, policy: BookingSettings) -> None:

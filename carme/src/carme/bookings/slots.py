@@ -32,11 +32,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Need:
-    """So many nodes with so many GPUs each, for so long."""
+    """So many nodes with so many GPUs each, for so long; those `named` must be among them."""
 
     nodes: int
     gpus_per_node: int
     length: timedelta
+    named: frozenset[str] = frozenset()
 
 
 class _Profile:
@@ -137,7 +138,10 @@ class Board:
         if bookable is not None and need.nodes * need.gpus_per_node > bookable:
             return None
         first = set(prefer)
-        free = sorted(self.free(start, end), key=lambda node: node not in first)
+        free = self.free(start, end)
+        if not need.named.issubset(free):
+            return None
+        free.sort(key=lambda node: (node not in need.named, node not in first))
         return sorted(free[: need.nodes]) if len(free) >= need.nodes else None
 
     def nearest(

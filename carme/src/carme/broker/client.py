@@ -207,9 +207,15 @@ class BrokerClient:
         """What a batch job was submitted with, without the values of its environment."""
         return self._ask(protocol.GetRecipe, job_id=job_id, user=user)
 
-    def resubmit(self, job_id: int, user: str | None = None, task: int | None = None) -> int:
-        """Start a batch job, or a task of one, once more as it was, its environment included; the new id."""
-        return self._ask(protocol.Resubmit, job_id=job_id, user=user, task=task)
+    def resubmit(
+        self, job_id: int, user: str | None = None, task: int | None = None, tasks: str | None = None
+    ) -> int:
+        """Start a batch job once more as it was, its environment included; of an array, `task` or `tasks`.
+
+        Returns:
+            The new id.
+        """
+        return self._ask(protocol.Resubmit, job_id=job_id, user=user, task=task, tasks=tasks)
 
     def script(self, path: str, user: str | None = None) -> Script:
         """A script, read as the user; `path` is absolute or within the home directory."""
@@ -406,9 +412,15 @@ class AsyncBrokerClient:
         """What a batch job was submitted with, without the values of its environment."""
         return await self._ask(protocol.GetRecipe, job_id=job_id, user=user)
 
-    async def resubmit(self, job_id: int, user: str | None = None, task: int | None = None) -> int:
-        """Start a batch job, or a task of one, once more as it was, its environment included; the new id."""
-        return await self._ask(protocol.Resubmit, job_id=job_id, user=user, task=task)
+    async def resubmit(
+        self, job_id: int, user: str | None = None, task: int | None = None, tasks: str | None = None
+    ) -> int:
+        """Start a batch job once more as it was, its environment included; of an array, `task` or `tasks`.
+
+        Returns:
+            The new id.
+        """
+        return await self._ask(protocol.Resubmit, job_id=job_id, user=user, task=task, tasks=tasks)
 
     async def script(self, path: str, user: str | None = None) -> Script:
         """A script, read as the user; `path` is absolute or within the home directory."""

@@ -12,7 +12,7 @@ from carme.bookings import Hold, Window
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
-from carme.jobs.arrays import MAXIMUM_TASK
+from carme.jobs.arrays import MAXIMUM_TASK, Tasks
 from carme.jobs.requests import Word
 from carme.jobs.stages import Stages
 from carme.projects import Grant, ProjectAccount
@@ -178,6 +178,7 @@ class Resubmit(_Asked):
     method: Literal["resubmit"] = "resubmit"
     job_id: int = Field(ge=1)
     task: Task = None
+    tasks: Tasks | None = None
     user: User = None
     result = TypeAdapter(int)
 

@@ -54,6 +54,7 @@ class Reports:
             job=job,
             source=source,
             trouble=trouble,
+            monitored=self._metrics is not None,
             usage=usage,
             curves=curves,
             waited_seconds=_between(job.submitted, job.started or (end if job.is_pending else None)),

@@ -254,7 +254,9 @@ class Broker:
                 job = await self._job(peer, request.job_id, request.user, request.task)
                 again = await self._request_of(peer, job.id, request.user)
                 task = job.task if job.id != job.array_id else None
-                if (task := task if request.task is None else request.task) is not None:
+                if request.tasks is not None and again.array is not None:
+                    again = again.model_copy(update={"array": arrays.limited(request.tasks, again.array)})
+                elif (task := task if request.task is None else request.task) is not None:
                     again = again.model_copy(update={"array": str(task)})
                 return await self._submit(peer, again, job.user)
             case protocol.GetScript():

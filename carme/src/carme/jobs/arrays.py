@@ -5,14 +5,14 @@ Which tasks there are is written as Slurm writes it: `0-99%4` are a hundred, of 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 __all__ = [
-    *["MAXIMUM_TASK", "Tasks", "count", "expression", "fields", "includes", "numbers", "read_name"],
-    *["task_name"],
+    *["MAXIMUM_TASK", "Tasks", "count", "expression", "fields", "includes", "limited", "listed"],
+    *["numbers", "read_name", "task_name"],
 ]
 
 MAXIMUM_TASK = 4_000_000  # Slurm's own bound; the site's (MaxArraySize) is mostly lower
@@ -79,6 +79,23 @@ def includes(tasks: str, number: int) -> bool:
 def expression(items: int, at_once: int | None = None) -> str:
     """The tasks 0 to `items` - 1, of which `at_once` may run at a time."""
     return ("0" if items == 1 else f"0-{items - 1}") + (f"%{at_once}" if at_once is not None else "")
+
+
+def listed(tasks: Iterable[int]) -> str:
+    """The expression for these tasks; those that follow each other are one range."""
+    ranges: list[list[int]] = []
+    for task in sorted(set(tasks)):
+        if ranges and task == ranges[-1][1] + 1:
+            ranges[-1][1] = task
+        else:
+            ranges.append([task, task])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def limited(tasks: str, whole: str) -> str:
+    """The expression `tasks`, of which as many may run at a time as of the array `whole`."""
+    _, percent, limit = whole.partition("%")
+    return tasks.partition("%")[0] + percent + limit
 
 
 def fields(array_id: int, tasks: str) -> dict[str, Any]:

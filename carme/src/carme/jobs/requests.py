@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from carme.accounts import is_account_name
 from carme.errors import InvalidRequest
 from carme.images.own import ImageFile, is_own
 from carme.jobs.arrays import Tasks
@@ -17,6 +18,8 @@ _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 MAXIMUM_MINUTES = 366 * 1440
+#: Letters of an image's name, with its owner's.
+MAXIMUM_IMAGE = 128
 
 
 def _name(text: str) -> str:
@@ -33,11 +36,11 @@ def _word(text: str) -> str:
 
 def _image(text: str) -> str:
     name, at, owner = text.partition("@")
-    if len(text) > 64:
-        raise ValueError("must be at most 64 characters")
     _word(name)
-    if at:
-        _word(owner)
+    if at and not is_account_name(owner):
+        raise ValueError("must be an image's name, or one with '@' and its owner")
+    if len(text) > MAXIMUM_IMAGE:
+        raise ValueError(f"must be at most {MAXIMUM_IMAGE} characters")
     return text
 
 

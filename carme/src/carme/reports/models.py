@@ -164,12 +164,14 @@ class Report(_Told):
     Attributes:
         source: Where `usage` is from: metrics (`live`), the record in the accounting (`record`), or nowhere.
         trouble: Why the site's metrics could not be asked; empty: they were, or there are none.
+        monitored: Whether the site has metrics at all.
         waited_seconds: In the queue.
     """
 
     job: Job
     source: str = "none"
     trouble: str = ""
+    monitored: bool = True
     usage: Usage | None = None
     curves: list[Curve] = []
     waited_seconds: float | None = None

@@ -51,8 +51,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     if report.ran_seconds is not None:
         found.append(("Ran", span(report.ran_seconds)))
     if usage is None:
-        why = "it has not run yet" if job.is_pending else "nothing was measured, or the record is gone"
-        return [*found, ("Used", f"not known. {report.trouble}" if report.trouble else f"not known: {why}")]
+        return [*found, ("Used", _why_unknown(report))]
     if report.trouble:
         found.append(("Used", f"as the accounting has it, without curves. {report.trouble}"))
     peers = report.peers
@@ -104,6 +103,19 @@ def facts(report: Report) -> list[tuple[str, str]]:
     if report.energy_joules is not None:
         found.append(("Energy of GPUs", f"{report.energy_joules / 3.6e6:.3f} kWh"))
     return found
+
+
+def _why_unknown(report: Report) -> str:
+    """Why it is not known what the job used."""
+    if report.trouble:
+        return f"not known. {report.trouble}"
+    if not report.monitored:
+        return "not measured: this site has no monitoring"
+    if report.job.is_pending:
+        return "nothing yet: it has not started"
+    if not report.job.is_over:
+        return "not known yet: the first measurements come about a minute after the start"
+    return "not known: nothing was measured, or the record is gone"
 
 
 def training_text(told: TrainingUse) -> str:

@@ -48,7 +48,7 @@ EXAMPLES = {
     "<str:name>": "bob",
     "<str:image>": "torch",
     "<str:user>": "bob",
-    "<slug:username>": "alice",
+    "<str:username>": "alice",
     "<slug:secret>": "x",
 }
 #: Addresses at which no user sees a page when all is well, and why.
@@ -60,7 +60,8 @@ NOT_SEEN = {
     "accounts/outside/back/": "leads on",
     "profile/security/webauthn/reauthenticate/": "for scripts",
     "profile/security/webauthn/login/": "for scripts",
-    "bookings/feed/<slug:username>/<slug:secret>.ics": "a calendar for programs",
+    "bookings/feed/<str:username>/<slug:secret>.ics": "a calendar for programs",
+    "sessions/<session_name:name>/state/": "for scripts",
     "jobs/<job_id:job_id>/new/": "leads on as soon as the job is known",
     "files/download/": "leads to no page",
     "files/upload/": "for scripts",

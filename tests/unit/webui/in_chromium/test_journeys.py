@@ -16,7 +16,7 @@ from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 
 from ..conftest import PASSWORD
-from ..fake_broker import NOW, FakeBroker
+from ..fake_broker import NOW, FakeBroker, make_job
 from .conftest import fits, keep, log_in, log_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -195,8 +195,57 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("The job is being ended.")).to_be_visible()
     Job.store([broker.archive[number]])  # as the worker does, of which there is none here
-    page.reload()
-    expect(page.locator(".status .state").first).to_have_text("Cancelled")
+    expect(page.locator(".status .state").first).to_have_text("Cancelled")  # by itself
+    expect(page.get_by_text("The job is being ended.")).to_have_count(0)
+    expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
+
+
+def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, broker: FakeBroker) -> None:
+    log_in(page)
+    page.goto("/")
+    expect(page.locator("#prospect")).to_contain_text("This would begin at once.")
+    broker.starts = lambda asked: datetime.now(UTC) + timedelta(hours=3 if asked.minutes > 60 else 1)
+    page.get_by_label("Time in minutes").fill("240")
+    page.keyboard.press("Tab")
+    expect(page.locator("#prospect")).to_contain_text("This would begin about")
+    keep(page, "start-estimate")
+
+
+def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broker: FakeBroker) -> None:
+    free = {"available": True, "state": "IDLE"}
+    nodes = [node.model_copy(update=free) for node in broker.cluster.nodes]
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
+    log_in(page)
+    page.goto(f"/bookings/?view=day&day={datetime.now(UTC) + timedelta(days=4):%Y-%m-%d}")
+    cells = page.locator("#calendar tbody tr").filter(has_text="n2").first.locator("a.free")
+    cells.nth(20).scroll_into_view_if_needed()
+    cells.nth(20).hover()
+    page.mouse.down()
+    cells.nth(21).hover()
+    page.mouse.up()
+    expect(page.get_by_label("On node")).to_have_value("n2")
+    keep(page, "booking-form")
+    page.get_by_role("button", name="Book", exact=True).click()
+    expect(page.locator(".status .state")).to_have_text("Booked")
+    expect(page.locator("dd").filter(has_text="n2")).to_be_visible()
+
+
+def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroker) -> None:
+    states = ["COMPLETED", "FAILED", "COMPLETED", "RUNNING"]
+    for task, state in enumerate(states):
+        told = {"ended": None if state == "RUNNING" else NOW, "exit_code": int(state == "FAILED")}
+        number = 20 if task == 3 else 21 + task
+        job = make_job(number, state=state, array_id=20, task=task, kind="batch", started=NOW, **told)
+        Job.store([broker.put(job)])
+    log_in(page)
+    page.goto("/jobs/20/")
+    keep(page, "array-running")
+    Job.store([broker.put(broker.queue[20].model_copy(update={"state": JobState.COMPLETED, "ended": NOW}))])
+    expect(page.get_by_text("1 of 4 tasks failed.")).to_be_visible()
+    keep(page, "array-failed")
+    assert fits(page)
+    page.get_by_role("link", name="20_1").click()
+    expect(page.get_by_role("heading", name="Log")).to_be_visible()
 
 
 def test_an_image_of_ones_own_is_built(page: Page, a_life: None, broker: FakeBroker) -> None:
@@ -227,14 +276,17 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     page.get_by_role("link", name="Nodes").click()
     page.get_by_label("Reason to drain n1").fill("a fan is broken")
     page.get_by_role("button", name="Drain n1").click()
-    expect(page.get_by_text("Slurm is told")).to_be_visible()
+    expect(page.get_by_text("Sent to Slurm.")).to_be_visible()
     nodes = [node.model_copy(update={"available": node.name != "n1"}) for node in broker.cluster.nodes]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
-    page.reload()
-    page.get_by_role("button", name="Resume n1").click()
-    expect(page.get_by_text("Slurm is told")).to_be_visible()
+    page.get_by_role("button", name="Resume n1").click()  # which comes by itself
+    expect(page.get_by_text("Sent to Slurm.")).to_be_visible()
     assert [(one.name, one.drain) for one in broker.asked_for("node")] == [("n1", True), ("n1", False)]
 
+    keep(page, "journey-nodes")
+    for name, link in (("jobs", "All jobs"), ("record", "Record")):
+        page.get_by_role("link", name=link).first.click()
+        keep(page, f"journey-admin-{name}")
     page.get_by_role("link", name="Approvals").click()
     page.get_by_label("What the owner is told besides").fill("Good luck")
     keep(page, "journey-approval")

@@ -4,7 +4,7 @@ ldap3 is plain Python: the head needs no compiler and no LDAP library for it.
 """
 
 import logging
-import re
+import pwd
 import ssl
 from dataclasses import dataclass
 from typing import Any
@@ -19,18 +19,18 @@ from django.utils.translation import gettext as _
 from ldap3.core.exceptions import LDAPException, LDAPInvalidCredentialsResult
 from ldap3.utils.conv import escape_filter_chars
 
+from carme.accounts import is_account_name
 from carme.config.settings import LdapSettings
 from carme.errors import CarmeError, ConfigError
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
 from carme_webui.errands import errands
 
-__all__ = ["Entry", "LdapBackend", "enrol_soon", "look_up"]
+__all__ = ["Entry", "LdapBackend", "enrol_soon", "look_up", "unix_name"]
 
 logger = logging.getLogger(__name__)
 
 SECONDS = 5  # until a directory that does not answer is given up
-_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _GROUP = "(|(member={dn})(uniqueMember={dn})(memberUid={name}))"
 
 
@@ -57,7 +57,7 @@ def look_up(name: str, password: str, site: LdapSettings, secret: str) -> Entry 
         LDAPException: The directory does not answer, or does not let us ask.
     """
     # An empty password would be no proof: servers take it for a question without a name (RFC 4513, 5.1.2).
-    if not _NAME.fullmatch(name) or not password:
+    if not is_account_name(name) or not password:
         return None
     server = _server(site)
     with _connection(server, site.bind_dn or None, secret) as asking:
@@ -119,7 +119,7 @@ class LdapBackend(ModelBackend):
     def authenticate(
         self, request: HttpRequest | None, username: str | None = None, password: str | None = None, **_: Any
     ) -> User | None:
-        name = username or ""
+        name = unix_name(username or "")
         user = User.objects.filter(username=name).first()
         if user is not None and user.has_usable_password():
             return None
@@ -148,6 +148,14 @@ class LdapBackend(ModelBackend):
             user.save()
         enrol_soon(user)
         return user
+
+
+def unix_name(name: str) -> str:
+    """The name as Unix has it: a directory takes `Anna` for `anna`, and both must be one account here."""
+    try:
+        return pwd.getpwnam(name).pw_name
+    except (KeyError, ValueError):
+        return name
 
 
 def _away() -> str:

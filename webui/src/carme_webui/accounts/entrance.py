@@ -21,13 +21,15 @@ from django.db import DatabaseError, connection
 from django.http import HttpRequest
 from django.http.cookie import parse_cookie
 
+from carme.accounts import ACCOUNT_PATTERN
+
 __all__ = ["admit", "enter", "owner_of"]
 
 logger = logging.getLogger(__name__)
 
 # Threads of their own, which keep their connections to the database.
 _threads = ThreadPoolExecutor(2, thread_name_prefix="entrance")
-_NAME = re.compile(r"([a-z_][a-z0-9_-]{0,31})(?:/|\Z)")
+_NAME = re.compile(rf"({ACCOUNT_PATTERN})(?:/|\Z)", re.ASCII)
 # More layers of encoding than any honest address has.
 _LAYERS = 4
 

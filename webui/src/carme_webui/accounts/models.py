@@ -2,14 +2,23 @@
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractUser
-from django.core.validators import RegexValidator
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["THEMES", "User"]
+from carme.accounts import ACCOUNT_RULE, MAXIMUM_LENGTH, is_account_name
+from carme.translation import translated
+
+__all__ = ["THEMES", "User", "check_name"]
 
 #: How pages may look; the empty one is what the system says.
 THEMES = {"": _("As the system says"), "light": _("Light"), "dark": _("Dark")}
+
+
+def check_name(name: str) -> None:
+    """See that an account may have this name. Raises ValidationError."""
+    if not is_account_name(name):
+        raise ValidationError(translated(ACCOUNT_RULE))
 
 
 class User(AbstractUser):
@@ -17,17 +26,9 @@ class User(AbstractUser):
 
     username = models.CharField(
         _("user name"),
-        max_length=32,
+        max_length=MAXIMUM_LENGTH,
         unique=True,
-        validators=[
-            RegexValidator(
-                r"^[a-z_][a-z0-9_-]{0,31}\Z",
-                _(
-                    "A user name has 1 to 32 lower-case letters, digits, hyphens and underscores and begins "
-                    "with a letter or an underscore, as the Unix account does."
-                ),
-            )
-        ],
+        validators=[check_name],
         error_messages={"unique": _("There is already an account of that name.")},
     )
     # Empty: what the browser asks for.

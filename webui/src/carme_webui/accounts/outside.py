@@ -7,7 +7,6 @@ is asked for afterwards, as with a password.
 
 import logging
 import pwd
-import re
 from typing import Any
 
 import requests
@@ -27,8 +26,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
 from joserfc.errors import JoseError
 
+from carme.accounts import is_account_name
 from carme.errors import CarmeError, Denied
-from carme_webui.accounts.directory import enrol_soon
+from carme_webui.accounts.directory import enrol_soon, unix_name
 from carme_webui.accounts.models import User
 
 __all__ = ["account_of", "begin", "end"]
@@ -36,7 +36,6 @@ __all__ = ["account_of", "begin", "end"]
 logger = logging.getLogger(__name__)
 
 SECONDS = 10  # until a provider that does not answer is given up
-_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _NEXT = "outside-next"
 
 
@@ -114,8 +113,9 @@ def account_of(claims: Any) -> User:
     """
     name = claims.get(settings.SITE.oidc.claim)
     remedy = _("Tell an administrator of this site.")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_account_name(name):
         raise Denied(_("The provider did not say which account of this site is yours."), remedy)
+    name = unix_name(name)
     user = User.objects.filter(username=name).first()
     if user is not None and not user.is_active:
         raise Denied(_("This account is closed."), remedy)

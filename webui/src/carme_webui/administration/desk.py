@@ -1,5 +1,6 @@
 """What administrators do, from a page or through the API: the same rules, words and records."""
 
+import re
 from datetime import date
 from typing import Any
 
@@ -18,9 +19,22 @@ from carme_webui.administration.models import Deed
 from carme_webui.profile.notices import tell
 
 __all__ = [
-    *("changes", "find_jobs", "find_users", "policies", "send_message", "set_active", "set_node", "stop_job"),
+    *(
+        "changed_values",
+        "changes",
+        "find_jobs",
+        "find_users",
+        "policies",
+        "send_message",
+        "set_active",
+        "set_node",
+        "stop_job",
+    ),
     "take_second_factor",
 ]
+
+
+_RELATION = re.compile(r"\w+\.\w+\.None")
 
 
 def policies() -> list[tuple[str, list[tuple[str, Any]]]]:
@@ -62,6 +76,20 @@ def changes(
         if day:
             rows = rows.filter(**{lookup: day})
     return rows
+
+
+def changed_values(entry: LogEntry) -> str:
+    """The values of a change in one line: of what is new those that were given, else before and after."""
+    if entry.action == LogEntry.Action.DELETE:
+        return ""  # what is gone says its name
+    parts = []
+    for name, change in (entry.changes_dict or {}).items():
+        pair = change if isinstance(change, list) and len(change) == 2 else ["", change]
+        before, after = ("" if value in (None, "None") else str(value) for value in pair)
+        # What other rows have of this one, and numbers that say nothing to people, are left out.
+        if before != after and name not in ("id", "by") and not _RELATION.fullmatch(after):
+            parts.append(f"{name}: {after}" if not before else f"{name}: {before} → {after or '(empty)'}")
+    return "; ".join(parts)
 
 
 def set_node(by: User, name: str, drain: bool, reason: str, broker: BrokerClient) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
+from carme.accounts import MAXIMUM_LENGTH
 from carme_webui.projects.models import Project
 
 __all__ = ["NewUserForm"]
@@ -15,7 +16,7 @@ class NewUserForm(forms.Form):
 
     name = forms.CharField(
         label=_("User name"),
-        max_length=32,
+        max_length=MAXIMUM_LENGTH,
         help_text=_("That of the Unix account, which must be there."),
         widget=forms.TextInput(
             attrs={"autocapitalize": "none", "spellcheck": "false", "autocomplete": "off"}

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
 from carme.errors import CarmeError, InvalidRequest
+from carme_webui.accounts.directory import unix_name
 from carme_webui.accounts.models import User
 from carme_webui.projects.desk import keep
 from carme_webui.projects.models import Membership, Project
@@ -32,6 +33,7 @@ def take_in(
         InvalidRequest: The name or address is none.
         CarmeError: There is no such Unix account, or Slurm refuses; then nothing is left over.
     """
+    name = unix_name(name)
     user = User.objects.filter(username=name).first()
     password = ""
     created = user is None

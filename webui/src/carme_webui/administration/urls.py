@@ -11,6 +11,7 @@ urlpatterns = [
     path("nodes/<str:name>/", views.node, name="admin-node"),
     path("approvals/", views.approvals, name="admin-approvals"),
     path("jobs/", views.jobs, name="admin-jobs"),
+    path("jobs/<int:number>/", views.job, name="admin-job"),
     path("jobs/<int:number>/stop/", views.stop, name="admin-stop"),
     path("users/", views.users, name="admin-users"),
     path("users/new/", views.new_user, name="admin-new-user"),

@@ -1,14 +1,16 @@
 """The pages of administrators. Nobody else is told that there are any."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils.dateparse import parse_date
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
@@ -20,17 +22,21 @@ from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.administration import desk, look
 from carme_webui.administration.forms import NewUserForm
+from carme_webui.administration.node_states import state_words
 from carme_webui.administration.people import take_in
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
+from carme_webui.jobs.models import Job
 from carme_webui.pages import wanted_words
 from carme_webui.projects.models import Project
+from carme_webui.sessions.models import Session
 
 __all__ = [
     "approvals",
     "end_look",
     "for_admins",
     "home",
+    "job",
     "jobs",
     "new_user",
     "node",
@@ -77,7 +83,8 @@ def record(request: HttpRequest) -> HttpResponse:
     asked = {key: wanted_words(request, key, 100) for key in ("q", "who", "since", "until")}
     rows = desk.changes(asked["q"], asked["who"], _date(asked["since"]), _date(asked["until"]))
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    return render(request, "administration/record.html", {"page": page, "asked": asked})
+    lines = [(one, desk.changed_values(one)) for one in page]
+    return render(request, "administration/record.html", {"page": page, "lines": lines, "asked": asked})
 
 
 def _date(text: str) -> Any:
@@ -90,12 +97,17 @@ def _date(text: str) -> Any:
 @require_safe
 @for_admins
 def nodes(request: HttpRequest) -> HttpResponse:
-    """All nodes with their states and reasons."""
+    """All nodes with their states and reasons; after a change the page follows until Slurm has made it."""
     try:
         found, failure = broker().cluster().nodes, ""
     except CarmeError as error:
         found, failure = [], str(error)
-    return render(request, "administration/nodes.html", {"nodes": found, "banner": failure})
+    sent, drained = request.GET.get("sent", ""), request.GET.get("do") == "drain"
+    waits = any(one.name == sent and one.available is drained for one in found)
+    rows = [(one, state_words(one.state), waits and one.name == sent) for one in found]
+    context = {"rows": rows, "banner": failure, "follow": request.GET.urlencode() if waits else ""}
+    part = "nodes_live" if "live" in request.GET else "nodes"
+    return render(request, f"administration/{part}.html", context)
 
 
 @require_POST
@@ -108,7 +120,8 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
     except CarmeError as error:
         messages.error(request, str(error))
     else:
-        messages.success(request, _("Slurm is told; the list follows in a moment."))
+        messages.success(request, _("Sent to Slurm. The list refreshes shortly."))
+        return redirect(f"{reverse('admin-nodes')}?{urlencode({'sent': name, 'do': request.POST['do']})}")
     return redirect("admin-nodes")
 
 
@@ -132,8 +145,30 @@ def jobs(request: HttpRequest) -> HttpResponse:
         found, failure = [], str(error)
     page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
     known = User.objects.filter(username__in={job.user for job in page}).values_list("username", flat=True)
-    context = {"page": page, "wanted": wanted, "banner": failure, "known": set(known)}
+    titles = _titles(page)
+    rows = [(Job.of(one), titles.get(one.id, "")) for one in page]
+    context = {"page": page, "rows": rows, "wanted": wanted, "banner": failure, "known": set(known)}
     return render(request, "administration/jobs.html", context)
+
+
+def _titles(jobs: Iterable[Any]) -> dict[int, str]:
+    """What the sessions are called that run in these jobs."""
+    rows = Session.objects.filter(job_id__in=[job.id for job in jobs])
+    return {row.job_id: row.title for row in rows if row.job_id is not None}
+
+
+@require_safe
+@for_admins
+def job(request: HttpRequest, number: int) -> HttpResponse:
+    """One job of anybody's."""
+    try:
+        found = Job.of(broker().job(number))
+    except CarmeError as error:
+        messages.error(request, str(error))
+        return redirect("admin-jobs")
+    known = User.objects.filter(username=found.user).exists()
+    context = {"job": found, "title": _titles([found]).get(number, ""), "known": known}
+    return render(request, "administration/job.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

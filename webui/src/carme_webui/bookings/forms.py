@@ -71,6 +71,7 @@ class BookingForm(forms.Form):
 
     kind = forms.CharField(label=_("Kind of node"), widget=forms.Select)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
+    node_names = forms.CharField(label=_("On node"), max_length=2000, required=False)
     date = forms.DateField(label=_("Day"), widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"))
     time = forms.TimeField(
         label=_("Begins at"), widget=forms.TimeInput(attrs={"type": "time"}, format="%H:%M")
@@ -124,6 +125,8 @@ class BookingForm(forms.Form):
         if not projects:
             del self.fields["project"]
         self.fields["nodes"].widget.attrs["max"] = max((kind.nodes for kind in offered), default=1)
+        self.fields["node_names"].help_text = _("Empty: any of this kind. Several with commas between them.")
+        self.fields["node_names"].widget.attrs |= {"spellcheck": "false", "autocomplete": "off"}
         self.fields["time"].help_text = _("By the clocks of %(zone)s.") % {"zone": zone.key}
         longest = [settings.SITE.booking_policy(kind.partition).longest_minutes for kind in offered]
         self.fields["length"].help_text = _("Like 90 (minutes), 2h or 1d12h; at most %(most)s.") % {
@@ -147,6 +150,7 @@ class BookingForm(forms.Form):
                     "gpu_type": gpu_type,
                     "gpus_per_node": int(gpus) if gpus.isdecimal() and len(gpus) < 6 else 0,
                     "nodes": cleaned["nodes"],
+                    "node_names": cleaned["node_names"].replace(",", " ").split(),
                     "start": self._start(cleaned),
                     "minutes": parse_minutes(cleaned["length"]),
                     "title": cleaned["title"],

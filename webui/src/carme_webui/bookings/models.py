@@ -102,7 +102,7 @@ class Booking(models.Model):
     # When a job was seen in it last.
     used = models.DateTimeField(null=True)
     # The image of the session that is started in its first minute, and that session's name once it is to be.
-    session_image = models.CharField(max_length=64, blank=True)
+    session_image = models.CharField(max_length=128, blank=True)
     session_name = models.CharField(max_length=9, blank=True)
     # What that session's data is (`carme.jobs.Stage`), and where its results go.
     session_stage = models.JSONField(default=list)

@@ -221,9 +221,11 @@ def _free_columns(
             {"kind": kind, "start": start.isoformat(), "minutes": length // timedelta(minutes=1)}
         )
         pattern[column.start] = format_html(
-            '<td><a class="free" href="{}?{}" data-start="{}"><span class="unseen">{}</span></a></td>',
+            '<td><a class="free" href="{}?{}&amp;node={}" data-start="{}">'
+            '<span class="unseen">{}</span></a></td>',
             reverse("booking-new"),
             query,
+            PLACEHOLDER,
             start.isoformat(),
             _("Book %(node)s from %(when)s")
             % {"node": PLACEHOLDER, "when": date_format(start, _("D j M, H:i"))},

@@ -349,6 +349,8 @@ def _asked(request: HttpRequest, offered: list[Kind]) -> dict[str, Any]:
     """What a link into the form fills in."""
     kind = _chosen(offered, request.GET.get("kind", ""))
     asked = {"kind": kind.key} if kind else {}
+    if node := request.GET.get("node", ""):
+        asked["node_names"] = node[:256]
     minutes = request.GET.get("minutes", "")
     if minutes.isdecimal() and len(minutes) < 7 and int(minutes):
         asked["length"] = f"{int(minutes)}m" if int(minutes) % 60 else f"{int(minutes) // 60}h"

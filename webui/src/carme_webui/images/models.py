@@ -8,6 +8,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from carme.accounts import ACCOUNT_PATTERN
 from carme.images import OWN_NAME, ImageFile, reference
 from carme_webui.accounts.models import User
 from carme_webui.projects.models import Project, projects_of
@@ -78,7 +79,7 @@ class OwnImage(models.Model):
     @classmethod
     def named(cls, user: User, name: str) -> "OwnImage | None":
         """One that this user may see: `mine`, or `theirs@owner`."""
-        found = re.fullmatch(rf"({OWN_NAME})(?:@([A-Za-z0-9_.-]+))?", name)
+        found = re.fullmatch(rf"({OWN_NAME})(?:@({ACCOUNT_PATTERN}))?", name)
         if found is None:
             return None
         return cls.visible(user).filter(name=found[1], owner__username=found[2] or user.username).first()

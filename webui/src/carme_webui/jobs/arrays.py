@@ -2,33 +2,119 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
 
 from django.core.paginator import Page, Paginator
-from django.db.models import Count
+from django.db.models import Count, Max, Min
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from carme.jobs import JobState, Phase, arrays
 from carme_webui.jobs.models import Job
 
-__all__ = ["PER_PAGE", "tasks_of", "tell_summaries"]
+__all__ = ["PER_PAGE", "Progress", "failed_tasks", "tasks_of", "tell_progress"]
 
 PER_PAGE = 100
 
+WAITING, RUNNING, FAILED = "waiting", "running", "failed"
+COMPLETED, CANCELLED = JobState.COMPLETED.value, JobState.CANCELLED.value
+#: The states of tasks that failed.
+FAILURES = [
+    state for state in JobState if state.phase is Phase.OVER and state.value not in (COMPLETED, CANCELLED)
+]
 
-def tell_summaries(found: Iterable[Job]) -> None:
-    """Give each row that stands for an array its `summary`, with two questions for all of them."""
+
+@dataclass
+class Progress:
+    """How far the tasks of an array are.
+
+    Attributes:
+        counts: How many wait, run, completed, failed and were cancelled.
+        started, ended: When the first task began, and the last one ended.
+        waits: Why the next ones wait.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    started: datetime | None = None
+    ended: datetime | None = None
+    waits: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no task waits or runs."""
+        return not self.counts[WAITING] and not self.counts[RUNNING]
+
+    @property
+    def failed(self) -> int:
+        """How many tasks failed."""
+        return self.counts[FAILED]
+
+    @property
+    def state(self) -> JobState:
+        """The state of the whole: it waits or runs as long as a task does, then the worst end counts."""
+        for kind, state in (
+            (RUNNING, JobState.RUNNING),
+            (WAITING, JobState.PENDING),
+            (FAILED, JobState.FAILED),
+            (CANCELLED, JobState.CANCELLED),
+        ):
+            if self.counts[kind]:
+                return state
+        return JobState.COMPLETED
+
+    @property
+    def sentence(self) -> str:
+        """What came of the tasks, or how far they are."""
+        number = self.counts.total()
+        if not self.is_over:
+            return self.words
+        if self.failed:
+            told = ngettext("%(n)d of %(all)d task failed.", "%(n)d of %(all)d tasks failed.", number)
+            return told % {"n": self.failed, "all": number}
+        if count := self.counts[CANCELLED]:
+            told = ngettext(
+                "%(n)d of %(all)d task was cancelled.", "%(n)d of %(all)d tasks were cancelled.", number
+            )
+            return told % {"n": count, "all": number}
+        told = ngettext("%d task ended without an error.", "%d tasks ended without an error.", number)
+        return told % number
+
+    @property
+    def words(self) -> str:
+        """How many tasks there are, and how many in each state."""
+        number = self.counts.total()
+        told = {
+            RUNNING: _("%d running"),
+            WAITING: _("%d waiting"),
+            COMPLETED: _("%d completed"),
+            FAILED: _("%d failed"),
+            CANCELLED: _("%d cancelled"),
+        }
+        parts = ", ".join(words % self.counts[kind] for kind, words in told.items() if self.counts[kind])
+        return ngettext("%d task", "%d tasks", number) % number + f": {parts}"
+
+
+def tell_progress(found: Iterable[Job]) -> None:
+    """Give each row that stands for an array its `progress`, with two questions for all of them."""
     shown = {row.id: row for row in found if row.is_array}
     if not shown:
         return
-    counts: dict[int, Counter[str]] = {number: Counter() for number in shown}
+    told = {number: Progress() for number in shown}
     rows = Job.objects.filter(array_id__in=shown).order_by()
-    for one in rows.filter(task=None).values("array_id", "state", "tasks"):
-        counts[one["array_id"]][_kind(one["state"])] += _count(one["tasks"])
-    for one in rows.exclude(task=None).values("array_id", "state").annotate(number=Count("id")):
-        counts[one["array_id"]][_kind(one["state"])] += one["number"]
+    for one in rows.filter(task=None).values("array_id", "state", "tasks", "explanation"):
+        progress, kind = told[one["array_id"]], _kind(one["state"])
+        progress.counts[kind] += _count(one["tasks"])
+        if kind == WAITING:
+            progress.waits = one["explanation"]
+    groups = rows.exclude(task=None).values("array_id", "state")
+    for one in groups.annotate(number=Count("id"), first=Min("started"), last=Max("ended")):
+        progress = told[one["array_id"]]
+        progress.counts[_kind(one["state"])] += one["number"]
+        progress.started = min(filter(None, (progress.started, one["first"])), default=None)
+        progress.ended = max(filter(None, (progress.ended, one["last"])), default=None)
     for number, row in shown.items():
-        row.summary = _words(counts[number])
+        row.progress = told[number]
 
 
 def _count(tasks: str) -> int:
@@ -41,21 +127,14 @@ def _count(tasks: str) -> int:
 def _kind(state: str) -> str:
     known = JobState(state)
     if known.phase is Phase.OVER:
-        return known.value if known in (JobState.COMPLETED, JobState.CANCELLED) else "failed"
-    return "waiting" if known.phase is Phase.PENDING else "running"
+        return known.value if known.value in (COMPLETED, CANCELLED) else FAILED
+    return WAITING if known.phase is Phase.PENDING else RUNNING
 
 
-def _words(counts: "Counter[str]") -> str:
-    number = counts.total()
-    told = {
-        "running": _("%d running"),
-        "waiting": _("%d waiting"),
-        JobState.COMPLETED.value: _("%d completed"),
-        "failed": _("%d failed"),
-        JobState.CANCELLED.value: _("%d cancelled"),
-    }
-    parts = ", ".join(words % counts[kind] for kind, words in told.items() if counts[kind])
-    return ngettext("%d task", "%d tasks", number) % number + f": {parts}"
+def failed_tasks(array: Job) -> list[Job]:
+    """The tasks of an array that failed, in their order."""
+    rows = Job.objects.filter(user=array.user, array_id=array.array_id, state__in=FAILURES)
+    return list(rows.exclude(task=None).order_by("task"))
 
 
 def tasks_of(array: Job, page: str | None) -> "Page[Job]":

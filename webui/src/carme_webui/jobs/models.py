@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.db import models
@@ -16,6 +17,9 @@ from carme.jobs import arrays
 from carme_webui.kept import Kept
 from carme_webui.sessions.clock import Remaining
 
+if TYPE_CHECKING:
+    from carme_webui.jobs.arrays import Progress
+
 __all__ = ["Job", "Mirror", "silence"]
 
 
@@ -25,7 +29,7 @@ class Job(models.Model):
     id = models.BigIntegerField(primary_key=True)
     key = models.CharField(max_length=64, null=True)
     kind = models.CharField(max_length=16)
-    image = models.CharField(max_length=64, null=True)
+    image = models.CharField(max_length=128, null=True)
     name = models.TextField()
     user = models.CharField(max_length=256)
     account = models.CharField(max_length=256)
@@ -50,8 +54,9 @@ class Job(models.Model):
     array_id = models.BigIntegerField(null=True)
     task = models.IntegerField(null=True)
     tasks = models.TextField(default="")
-    #: How far the tasks of an array are, in words (`carme_webui.jobs.arrays`).
-    summary = ""
+    #: How far the tasks are of the array for which this row is shown (`carme_webui.jobs.arrays`): the
+    #: state and the title are those of the array then. The same row is that of its last task.
+    progress: "Progress | None" = None
     # Waits, runs or is being cleaned up. False also for a job whose end Slurm never told.
     active = models.BooleanField()
 
@@ -104,7 +109,7 @@ class Job(models.Model):
     @property
     def title(self) -> str:
         """What it is called: its number, or `123_4` for task 4 of array 123."""
-        if self.array_id is None:
+        if self.array_id is None or self.progress is not None:
             return str(self.id)
         return arrays.task_name(self.array_id, self.tasks if self.task is None else self.task)
 
@@ -114,20 +119,39 @@ class Job(models.Model):
         return self.array_id == self.id
 
     @property
+    def task_url(self) -> str:
+        """The page of this row by itself: of an array's last task, not that of the array."""
+        alone = self.is_array and self.task is not None
+        return self.get_absolute_url() + (f"?task={self.task}" if alone else "")
+
+    @property
+    def shown_state(self) -> jobs.JobState:
+        """The state that pages show."""
+        return jobs.JobState(self.state) if self.progress is None else self.progress.state
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something of it waits or runs."""
+        return self.active if self.progress is None else not self.progress.is_over
+
+    @property
     def phase(self) -> jobs.Phase:
         """Where in its life the job is."""
-        return jobs.JobState(self.state).phase
+        return self.shown_state.phase
 
     @property
     def tone(self) -> str:
         """The look of the state: `pending`, `running`, `ended` or `failed`."""
-        if self.phase is jobs.Phase.OVER or not self.active:
-            return "ended" if self.state in (jobs.JobState.COMPLETED, jobs.JobState.CANCELLED) else "failed"
+        if self.phase is jobs.Phase.OVER or not self.is_unfinished:
+            calm = (jobs.JobState.COMPLETED, jobs.JobState.CANCELLED)
+            return "ended" if self.shown_state in calm else "failed"
         return "pending" if self.phase is jobs.Phase.PENDING else "running"
 
     @property
     def remaining(self) -> Remaining | None:
         """How long it may still run; None unless it runs, is not suspended, and has a limit."""
+        if self.progress is not None:
+            return None  # each task has its own
         running = self.phase is jobs.Phase.RUNNING and self.state != jobs.JobState.SUSPENDED
         if not running or self.started is None or not self.minutes_limit:
             return None
@@ -139,12 +163,12 @@ class Job(models.Model):
     def extensible(self) -> bool:
         """Whether its owner may ask for more time; each task of an array is asked for by itself."""
         policy = settings.SITE.session_policy(self.partition)
-        return self.remaining is not None and not self.is_array and policy.extend
+        return self.remaining is not None and policy.extend
 
     @property
     def state_label(self) -> str:
         """The state as a word for people, e.g. `out of memory`."""
-        return gettext(self.state.replace("_", " ").lower())
+        return gettext(self.shown_state.replace("_", " ").lower())
 
 
 class Mirror(models.Model):

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
-from carme.jobs import Cluster, stage_text
+from carme.jobs import Cluster, arrays, stage_text
 from carme.jobs.scripts import sent_script
 from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
@@ -29,7 +29,7 @@ from carme_webui.cluster import BROKER_TIMEOUT, broker, picture, usable
 from carme_webui.files.places import Place, shown
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
-from carme_webui.jobs.arrays import tasks_of, tell_summaries
+from carme_webui.jobs.arrays import failed_tasks, tasks_of, tell_progress
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, silence
@@ -58,6 +58,8 @@ __all__ = [
 ]
 
 PER_PAGE = 25
+#: Failed tasks that an array's page names above the table of all.
+MOST_NAMED = 20
 TASK_DIGITS = 7
 # Seconds between two looks at a log that somebody follows; longer while nothing is written.
 LOOK, CALM = 1.0, 5.0
@@ -74,7 +76,8 @@ def job_list(request: HttpRequest) -> HttpResponse:
     if not search.states:  # else single tasks are looked for
         mine = mine.filter(Q(array_id=None) | Q(array_id=F("id")))
     page = Paginator(search.within(mine), PER_PAGE).get_page(request.GET.get("page"))
-    tell_summaries(page.object_list)
+    if not search.states:
+        tell_progress(page.object_list)
     chosen = request.GET.get("state", "")
     asked = {name: value for name, value in form.cleaned_data.items() if value}
     return render(
@@ -194,10 +197,13 @@ def wait(request: HttpRequest, job_id: int) -> HttpResponse:
 def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
     """Ask whether to end a job of mine, and end it."""
     found = _mine(request, job_id)
-    if request.method != "POST" and (found.active or found.is_array):
+    if request.method != "POST":
         task = request.GET.get("task", "")
         shown = task if task.isascii() and task.isdigit() and found.is_array else ""
-        return render(request, "jobs/cancel.html", {"job": found, "task": shown})
+        if not shown:
+            tell_progress([found])
+        if found.is_unfinished or shown:
+            return render(request, "jobs/cancel.html", {"job": found, "task": shown})
     if request.method == "POST":
         try:
             broker().cancel(found.id, user=found.user, task=_task(request))
@@ -231,10 +237,16 @@ def extend(request: HttpRequest, job_id: int) -> HttpResponse:
 
 @require_POST
 def resubmit(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Submit a batch job once more as it was."""
+    """Submit a batch job once more as it was; of an array all tasks, one, or those that failed."""
     found = _mine(request, job_id)
+    tasks = None
+    if "failed" in request.POST:
+        tasks = arrays.listed(row.task for row in failed_tasks(found) if row.task is not None)
+        if not tasks:
+            messages.error(request, _("No task of this array failed."))
+            return redirect(found)
     try:
-        new = broker().resubmit(found.id, user=found.user)
+        new = broker().resubmit(found.id, user=found.user, task=_task(request), tasks=tasks)
     except CarmeError as error:
         messages.error(request, str(error))
         return redirect(found)
@@ -338,7 +350,9 @@ def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[st
     context["extensions"] = extensions()
     if found.kind == "session":
         context["session"] = Session.objects.filter(owner=user, job_id=found.id).first()
-    if found.is_array:
-        tell_summaries([found])
+    if found.is_array and request.GET.get("task", "") != str(found.task):
+        tell_progress([found])
         context["tasks"] = tasks_of(found, request.GET.get("page"))
+        context["failed"] = failed_tasks(found)[:MOST_NAMED]
+        return context
     return context | ({"log": tail(found, broker())} if log else {})

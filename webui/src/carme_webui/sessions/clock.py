@@ -11,9 +11,10 @@ from carme.sessions import Session, SessionState, Step
 
 __all__ = ["Remaining", "asked_minutes", "check_extension", "extensions", "remaining"]
 
-# The owner is warned when so many minutes are left; the last ones are urgent.
-WARNING = timedelta(minutes=15)
-URGENT = timedelta(minutes=5)
+# The owner is warned when so many minutes are left, and so small a share of the time: what lasts five minutes
+# is not near its end when it begins. The last ones are urgent.
+WARNING, WARNING_SHARE = timedelta(minutes=15), 0.25
+URGENT, URGENT_SHARE = timedelta(minutes=5), 0.1
 # Minutes that pages offer to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
 DIGITS = 9
@@ -48,7 +49,10 @@ class Remaining:
     @property
     def level(self) -> str:
         """How near the end is: empty, `near` or `urgent`."""
-        return "urgent" if self.left <= URGENT else "near" if self.left <= WARNING else ""
+        whole = self.whole or timedelta(days=1)
+        if self.left <= min(URGENT, whole * URGENT_SHARE):
+            return "urgent"
+        return "near" if self.left <= min(WARNING, whole * WARNING_SHARE) else ""
 
     @property
     def percent(self) -> int:

@@ -25,6 +25,7 @@ urlpatterns = [
     path("sessions/presets/<int:number>/delete/", views.delete_preset, name="preset-delete"),
     path("sessions/<session_name:name>/", views.session, name="session"),
     path("sessions/<session_name:name>/live/", views.session_live, name="session-live"),
+    path("sessions/<session_name:name>/state/", views.session_state, name="session-state"),
     path("sessions/<session_name:name>/stop/", views.stop, name="session-stop"),
     path("sessions/<session_name:name>/extend/", views.extend, name="session-extend"),
     path("sessions/<session_name:name>/again/", views.again, name="session-again"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -18,6 +18,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from carme.errors import BrokerUnavailable, CarmeError
 from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, stage_text
 from carme.sessions import SessionState
+from carme.translation import translated
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import latest_news
@@ -26,7 +27,7 @@ from carme_webui.cluster import broker, entry_points, picture, supplies, usable
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
-from carme_webui.jobs.arrays import tell_summaries
+from carme_webui.jobs.arrays import tell_progress
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror, silence
 from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
@@ -53,6 +54,7 @@ __all__ = [
     "save_preset",
     "session",
     "session_live",
+    "session_state",
     "start",
     "stop",
     "stream",
@@ -224,6 +226,16 @@ def session_live(request: HttpRequest, name: str) -> HttpResponse:
     return render(request, "sessions/session_live.html", context)
 
 
+@require_safe
+def session_state(request: HttpRequest, name: str) -> JsonResponse:
+    """Whether one of my sessions is over, and why: JupyterLab asks when it does not answer."""
+    found = _mine(request, name)
+    sentence = translated(found.explanation)
+    answer = JsonResponse({"over": found.is_over, "state": found.state, "sentence": sentence})
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
 @require_http_methods(["GET", "HEAD", "POST"])
 def stop(request: HttpRequest, name: str) -> HttpResponse:
     """Ask whether to stop a session, and stop it."""
@@ -356,7 +368,7 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
     rows = Session.of_late(user, timezone.now() - RECENT)
     banner = silence() or banner
     running = active_jobs(user)
-    tell_summaries(running[:MOST_ACTIVE])
+    tell_progress(running[:MOST_ACTIVE])
     return {
         "active": [_show(row, banner) for row in rows if not row.is_over],
         "jobs": running[:MOST_ACTIVE],

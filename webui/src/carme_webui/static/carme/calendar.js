@@ -48,7 +48,9 @@ function mark(chosen) {
 
 function open(chosen) {
   const minutes = chosen.length * Number(calendar.dataset.minutes);
-  const query = new URLSearchParams({ kind: calendar.dataset.kind, start: chosen[0].dataset.start, minutes });
+  // The row that was drawn over is the node that is booked.
+  const node = new URL(chosen[0].href).searchParams.get("node");
+  const query = new URLSearchParams({ kind: calendar.dataset.kind, start: chosen[0].dataset.start, minutes, node });
   location.assign(`${calendar.dataset.new}?${query}`);
 }
 

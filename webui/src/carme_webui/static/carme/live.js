@@ -24,7 +24,18 @@ function rest() {
   stream = null;
 }
 
+// What the page said of an action ("is in the queue", "is being ended") is past when the state changes.
+const state = () => document.getElementById("live")?.dataset.state;
+const stateAtFirst = state();
+
 if (page) {
+  let known = stateAtFirst;
+  document.body.addEventListener("htmx:after:swap", () => {
+    // Other parts of the page are of the state that is shown, too.
+    if (state() !== known) document.body.dispatchEvent(new Event("state"));
+    known = state();
+    if (state() !== stateAtFirst) for (const message of document.querySelectorAll(".notice.passing:not(.bad)")) message.remove();
+  });
   document.addEventListener("visibilitychange", () => (document.hidden ? rest() : listen()));
   addEventListener("pagehide", rest);
   addEventListener("pageshow", listen);

@@ -1,4 +1,4 @@
-/* The session's time in JupyterLab: what is left of it, warnings before it ends, and more of it.
+/* The session's time in JupyterLab: what is left of it, warnings before it ends, more of it, and its end.
  *
  * This is a container of webpack's module federation, written by hand so that it needs no build: JupyterLab calls
  * init() with the packages that it shares, and get() for the plugin.
@@ -10,8 +10,55 @@
   const ASK_MS = 30000;
   const EXTEND_MINUTES = 60;
   const EVENT = 'https://schema.carme/session';
+  const LOOK_MS = 5000;
+  const STOPPED = 424; // the hub's answer for a server that does not run
 
   let shared = {};
+  const gate = makeGate();
+
+  /** The path below which this session's server is. */
+  function basePath() {
+    const config = JSON.parse(document.getElementById('jupyter-config-data').textContent);
+    return new URL(config.baseUrl, window.location.href).pathname;
+  }
+
+  /** What ends all requests of this page to the session, once it is over.
+   *
+   * Dozens of parts of JupyterLab and of its extensions ask the server now and then, and keep `fetch` and `WebSocket`
+   * for themselves when they are loaded, which is later than this. A request that is never answered makes none of
+   * them ask again or complain.
+   */
+  function makeGate() {
+    const { fetch, WebSocket } = window;
+    let closed = false;
+    const shut = url => closed && new URL(url, window.location.href).pathname.startsWith(basePath());
+
+    class Silent extends EventTarget {
+      readyState = WebSocket.CONNECTING;
+      close() {}
+      send() {}
+    }
+
+    window.fetch = (input, init) =>
+      shut(input instanceof Request ? input.url : input) ? new Promise(() => {}) : fetch(input, init);
+    window.WebSocket = class extends WebSocket {
+      constructor(url, protocols) {
+        if (shut(url)) {
+          return new Silent();
+        }
+        super(url, protocols);
+      }
+    };
+    return {
+      close: () => {
+        closed = true;
+      }
+    };
+  }
+
+  function sleep(milliseconds) {
+    return new Promise(done => setTimeout(done, milliseconds));
+  }
 
   /** The module that JupyterLab itself uses under this name. */
   async function load(name) {
@@ -44,9 +91,125 @@
     const response = await services.ServerConnection.makeRequest(url, { cache: 'no-store', ...init }, settings);
     const answer = await response.json().catch(() => ({}));
     if (!response.ok) {
-      throw new Error(answer.message || answer.reason || 'The session did not answer. Try again in a minute.');
+      const sentence = answer.message || answer.reason || 'The session did not answer. Try again in a minute.';
+      throw Object.assign(new Error(sentence), { status: response.status });
     }
     return answer;
+  }
+
+  /** The session's page on the portal. */
+  function portalPage() {
+    return `/sessions/${basePath().split('/').at(-2)}/`;
+  }
+
+  /** What the portal says of the session: `over` and the `sentence` why; null if it does not answer. */
+  async function askPortal() {
+    try {
+      const response = await fetch(`${portalPage()}state/`, { cache: 'no-store', redirect: 'error' });
+      return response.ok ? await response.json() : null;
+    } catch {
+      return null;
+    }
+  }
+
+  /** What watches over the session's end.
+   *
+   * `look()` is to be called when the session did not answer, `end()` when it is over. The latter says so once, and
+   * why, and stops all requests to it.
+   *
+   * @param changed the contexts of documents that are not saved
+   * @param show shows a few words in place of the time that is left; null: that time again
+   */
+  function makeEnd({ apputils, services, widgets }, changed, show) {
+    const { Dialog, Notification, showDialog } = apputils;
+    let ended = false;
+    let looking = false;
+
+    /** Whether the session answers, or `STOPPED`. */
+    async function answers() {
+      try {
+        await ask(services, 'carme/status');
+        return true;
+      } catch (error) {
+        return error.status === STOPPED ? STOPPED : false;
+      }
+    }
+
+    async function look() {
+      if (ended || looking) {
+        return;
+      }
+      looking = true;
+      let notice = null;
+      let failed = 0;
+      for (let answer = await answers(); answer !== true && !ended; answer = await answers()) {
+        const told = await askPortal();
+        if (told ? told.over : answer === STOPPED) {
+          end(told);
+          break;
+        }
+        failed += 1;
+        if (failed > 1) {
+          show('No answer from this session');
+          // JupyterLab may have to load what shows this, which it cannot now.
+          const sentence = 'This session does not answer just now. This page tries again until it does.';
+          notice ??= Notification.warning(sentence, { autoClose: false });
+        }
+        await sleep(LOOK_MS);
+      }
+      if (notice) {
+        Notification.dismiss(notice);
+        if (!ended) {
+          show(null);
+        }
+      }
+      looking = false;
+    }
+
+    /** Tell why it ended as soon as the portal knows. */
+    async function explain(line, told) {
+      while (!told?.over) {
+        await sleep(LOOK_MS);
+        told = await askPortal();
+      }
+      line.textContent = told.sentence;
+    }
+
+    async function end(told) {
+      if (ended) {
+        return;
+      }
+      ended = true;
+      gate.close();
+      show('This session has ended');
+      const body = new widgets.Widget({ node: document.createElement('div') });
+      const line = document.createElement('p');
+      line.style.whiteSpace = 'pre-wrap';
+      line.setAttribute('aria-live', 'polite');
+      line.textContent = "The session's page on the portal says why.";
+      explain(line, told);
+      const rest = document.createElement('p');
+      const names = changed().map(context => context.path);
+      rest.textContent = names.length
+        ? `Not saved: ${names.join(', ')}. Copy what you need before you leave this page.`
+        : 'All documents are saved. The portal can start the session again.';
+      body.node.append(line, rest);
+      Dialog.flush();
+      const buttons = [Dialog.cancelButton({ label: 'Stay Here' }), Dialog.okButton({ label: 'Go to the Portal' })];
+      const answer = await showDialog({ title: 'This session has ended', body, buttons, defaultButton: 1 });
+      if (answer.button.accept) {
+        window.location.assign(portalPage());
+      }
+    }
+
+    return { look, end };
+  }
+
+  /** The contexts of the open documents that have changed. */
+  function changedDocuments(app) {
+    const contexts = [...app.shell.widgets('main')].map(widget => widget.context);
+    const changed = context => context && context.model && context.model.dirty && !context.model.readOnly;
+    return [...new Set(contexts.filter(changed))];
   }
 
   function activate(app, palette, modules) {
@@ -69,10 +232,7 @@
 
     /** Save every document that has changed; done when all of them are. JupyterLab's own command does not wait. */
     function save() {
-      const changed = [...app.shell.widgets('main')]
-        .map(widget => widget.context)
-        .filter(context => context && context.model && context.model.dirty && !context.model.readOnly);
-      return Promise.allSettled([...new Set(changed)].map(context => context.save()));
+      return Promise.allSettled(changedDocuments(app).map(context => context.save()));
     }
 
     function warn(kind, end, sentence, actions) {
@@ -87,7 +247,20 @@
       Notification.warning(sentence(words(Math.max(1, left))), { autoClose: false, actions });
     }
 
+    let wordsInstead = null;
+    const end = makeEnd(modules, () => changedDocuments(app), text => {
+      wordsInstead = text;
+      show();
+    });
+
     function show() {
+      button.disabled = wordsInstead !== null;
+      if (wordsInstead !== null) {
+        button.hidden = false;
+        button.textContent = wordsInstead;
+        button.removeAttribute('aria-label');
+        return;
+      }
       const ends = status.ends && new Date(status.ends);
       const idle = status.stops_idle && new Date(status.stops_idle);
       const more = status.extend
@@ -106,10 +279,14 @@
     }
 
     async function refresh() {
+      if (wordsInstead !== null) {
+        return; // what watches over the end asks
+      }
       try {
         status = await ask(services, 'carme/status');
       } catch {
-        // The last answer still holds; JupyterLab itself says when the connection is lost.
+        end.look();
+        return; // the last answer still holds
       }
       show();
     }
@@ -148,7 +325,10 @@
     // The server was told to end, and waits some seconds for its pages to say that all is saved.
     app.serviceManager.events.stream.connect((_, event) => {
       if (event.schema_id === EVENT && event.state === 'ending') {
-        save().then(() => ask(services, 'carme/saved', { method: 'POST' })).catch(() => undefined);
+        save()
+          .then(() => ask(services, 'carme/saved', { method: 'POST' }))
+          .catch(() => undefined)
+          .then(() => end.end(null));
         Notification.warning('This session is ending. All documents are saved now.', { autoClose: false });
       }
     });
@@ -160,16 +340,19 @@
 
     app.restored.then(refresh);
     setInterval(refresh, ASK_MS);
+    // A message of the hub's own would offer to start the server again, without its options and its booking.
+    return () => end.look();
   }
 
   async function plugin() {
-    const names = ['@jupyterlab/apputils', '@jupyterlab/services', '@lumino/widgets'];
-    const [apputils, services, widgets] = await Promise.all(names.map(load));
+    const names = ['@jupyterlab/application', '@jupyterlab/apputils', '@jupyterlab/services', '@lumino/widgets'];
+    const [application, apputils, services, widgets] = await Promise.all(names.map(load));
     return {
       id: 'carme-session:time',
-      description: 'How long the session lasts, and more time for it.',
+      description: 'How long the session lasts, more time for it, and what is said when it has ended.',
       autoStart: true,
       optional: [apputils.ICommandPalette],
+      provides: application.IConnectionLost,
       activate: (app, palette) => activate(app, palette, { apputils, services, widgets })
     };
   }

@@ -1,0 +1,206 @@
+"""JupyterLab's page in Chromium, on a real single-user server: its first seconds, and the session's end."""
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+from aiohttp import web
+from playwright.async_api import Page, async_playwright, expect
+
+from carme_spawner.names import ServerResolver
+
+from .conftest import Site, eventually
+from .test_singleuser import server
+
+__all__ = ["server"]
+
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+BASE = "/jupyter/user/ada/s1/"
+HOP = {"connection", "content-encoding", "content-length", "host", "transfer-encoding", "upgrade"}
+
+
+@dataclass
+class Front:
+    """The site's reverse proxy in small: the portal's answer about the session, else the session's server.
+
+    Attributes:
+        told: What the portal says of the session; None: it does not answer.
+        asked: How often each path was asked for.
+        held: A part of a path; requests with it wait until `go_on` is set, as over a slow network.
+    """
+
+    site: Site
+    token: str
+    client: aiohttp.ClientSession
+    told: dict[str, object] | None = None
+    asked: Counter[str] = field(default_factory=Counter)
+    held: str = "nothing is held"
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked[request.path] += 1
+        if self.held in f"{request.method} {request.path}":
+            await self.go_on.wait()
+        if request.path.startswith("/sessions/s1/"):
+            return web.json_response(self.told) if self.told else web.Response(status=502)
+        if not request.path.startswith(BASE) or BASE not in self.site.routes:
+            return web.json_response({"message": "No server"}, status=424)
+        target = self.site.routes[BASE]["target"]
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
+        headers["Authorization"] = f"token {self.token}"
+        try:
+            if request.headers.get("Upgrade", "").lower() == "websocket":
+                return await self.connect(request, target)
+            body = await request.read()
+            url = f"{target}{request.path_qs}"
+            async with self.client.request(
+                request.method, url, headers=headers, data=body, allow_redirects=False
+            ) as answer:
+                kept = {key: value for key, value in answer.headers.items() if key.lower() not in HOP}
+                return web.Response(status=answer.status, headers=kept, body=await answer.read())
+        except aiohttp.ClientError:
+            return web.json_response({"message": "No server"}, status=503)
+
+    async def connect(self, request: web.Request, target: str) -> web.WebSocketResponse:
+        offered = [word.strip() for word in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
+        offered = [word for word in offered if word]
+        url = f"{target.replace('https', 'wss')}{request.path_qs}"
+        headers = {"Authorization": f"token {self.token}"}
+        async with self.client.ws_connect(url, headers=headers, protocols=offered, max_msg_size=0) as there:
+            here = web.WebSocketResponse(protocols=[there.protocol] if there.protocol else (), max_msg_size=0)
+            await here.prepare(request)
+
+            async def pass_on(source: AsyncIterator[aiohttp.WSMessage], sink: object) -> None:
+                async for message in source:
+                    send = sink.send_bytes if message.type is aiohttp.WSMsgType.BINARY else sink.send_str  # type: ignore[attr-defined]
+                    await send(message.data)
+
+            ways = [asyncio.ensure_future(pass_on(*pair)) for pair in ((here, there), (there, here))]  # type: ignore[arg-type]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            await here.close()
+            return here
+
+
+@pytest.fixture
+async def front(server: Site) -> AsyncIterator[Front]:
+    """The site's reverse proxy."""
+    connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=True) as client:
+        front = Front(server, server.token(100), client)
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", front.answer)
+        runner = web.AppRunner(app, shutdown_timeout=1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        front.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield front
+        front.go_on.set()
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    """A page of Chromium."""
+    if shutil.which("chromium") is None:
+        pytest.skip("Chromium is not installed.")
+    expect.set_options(timeout=60_000)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
+        page = await browser.new_page()
+        page.set_default_timeout(60_000)
+        yield page
+        await browser.close()
+
+
+def notebook(site: Site, name: str, code: str) -> None:
+    """Write a notebook of one cell into the home."""
+    cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": code, "outputs": []}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    whole = {"cells": [{**cell, "execution_count": None}], "metadata": {"kernelspec": kernel}}
+    text = json.dumps({**whole, "nbformat": 4, "nbformat_minor": 5})
+    (site.broker.socket.parent / name).write_text(text)
+
+
+async def test_what_is_typed_while_kernel_or_terminal_connect_is_not_lost(
+    front: Front, page: Page, server: Site
+) -> None:
+    # Before the kernel is asked for, while it starts, and while the way to it is opened.
+    for number, held in enumerate(("/checkpoints", "POST /jupyter/user/ada/s1/api/sessions", "/channels")):
+        notebook(server, f"{number}.ipynb", f"print('first', {number} + 10)")
+        front.held, front.go_on = held, asyncio.Event()
+        await page.goto(f"{front.url}{BASE}lab/tree/{number}.ipynb?reset")
+        cell = page.locator(".jp-Notebook .jp-CodeCell").first
+        await cell.locator(".cm-content").click()
+        await page.keyboard.press("Shift+Enter")
+        await expect(cell.locator(".jp-InputPrompt")).to_have_text("[*]:")
+        front.go_on.set()
+        await expect(cell.locator(".jp-OutputArea-output")).to_have_text(f"first {number + 10}")
+
+    front.held, front.go_on = "/terminals/websocket", asyncio.Event()
+    await page.goto(f"{front.url}{BASE}lab?reset&carme-open=terminal")
+    await expect(page.locator(".jp-Terminal .xterm-helper-textarea")).to_be_focused()
+    await page.keyboard.type("touch typed-at-once")
+    await page.keyboard.press("Enter")
+    front.go_on.set()
+    await eventually((server.broker.socket.parent / "typed-at-once").exists, "the command has run")
+
+
+#: Asks the session as JupyterLab's parts do; whether it was let through.
+ASK = """path => Promise.race([
+    fetch(`${path}api/contents`).then(() => true),
+    new Promise(done => setTimeout(done, 1000, false)),
+])"""
+#: The state of a new WebSocket to the session.
+CONNECT = (
+    "path => new WebSocket(`${location.origin.replace('http', 'ws')}${path}api/events/subscribe`).readyState"
+)
+
+
+async def test_the_end_of_the_session_is_said_with_its_cause_and_nothing_is_asked_any_more(
+    front: Front, page: Page, server: Site
+) -> None:
+    await page.goto(f"{front.url}{BASE}lab")
+    await expect(page.locator("#carme-session-time")).to_be_attached()
+    # The node does not answer: that is no end yet.
+    front.told = {"over": False, "state": "lost", "sentence": "The node is out of reach."}
+    server.broker.processes[100].kill()
+    await expect(page.locator("#carme-session-time")).to_have_text("No answer from this session")
+    assert await page.get_by_text("Server unavailable").count() == 0, "JupyterHub's own dialog"
+    front.told = {"over": True, "state": "ended", "sentence": "The session ran out of memory."}
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await expect(dialog).to_contain_text("The session ran out of memory.")
+    await expect(page.locator("#carme-session-time")).to_have_text("This session has ended")
+    assert await page.evaluate(ASK, BASE) is False
+    assert await page.evaluate(CONNECT, BASE) == 0
+    before = front.asked.copy()
+    await page.evaluate(ASK, BASE)
+    assert front.asked == before, "nothing reaches the site"
+    await dialog.get_by_role("button", name="Go to the Portal").click()
+    await page.wait_for_url("**/sessions/s1/")
+
+
+async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(
+    front: Front, page: Page, server: Site
+) -> None:
+    file = server.broker.socket.parent / "unsaved.txt"
+    file.write_text("first line\n")
+    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt")
+    await page.locator(".jp-FileEditor .cm-content").click()
+    await page.keyboard.press("Control+End")
+    await page.keyboard.type("never saved by hand")
+    front.told = {"over": True, "state": "ended", "sentence": "You stopped this session."}
+    server.broker.processes[100].terminate()
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await expect(dialog).to_contain_text("You stopped this session.")
+    await expect(dialog).to_contain_text("All documents are saved.")
+    assert file.read_text() == "first line\nnever saved by hand"
