@@ -1,4 +1,4 @@
-"""PyTorch on the runtime's core: the `torch.distributed` backend `carme`, and `parallelize`.
+"""PyTorch on the runtime's core: the `torch.distributed` backend `carme`, `parallelize`, and `trace`.
 
 `torch.distributed.init_process_group("carme")` works without an import of this module where carme_runtime is
 installed, because torch loads it by its entry point.
@@ -6,7 +6,8 @@ installed, because torch loads it by its entry point.
 
 from carme_runtime.torch.backend import ProcessGroupCarme, register
 from carme_runtime.torch.parallel import parallelize
+from carme_runtime.torch.tracing import trace
 
-__all__ = ["ProcessGroupCarme", "parallelize", "register"]
+__all__ = ["ProcessGroupCarme", "parallelize", "register", "trace"]
 
 register()
