@@ -72,7 +72,7 @@ def test_what_cannot_be_traced_is_cut_between_its_layers(caplog):
     assert [one.module for one in graph.operators] == ["0", "1", "2.0", "2.1"]
     assert graph.operators[0].parameters == ("0.weight", "0.bias")
     assert "It is cut between its layers only." in caplog.text
-    named = trace(model, torch.randn(4, 4), cut_points=["1"], seconds=0.2)
+    named = trace(model, torch.randn(4, 4), whole_layers=["1"], seconds=0.2)
     assert [one.module for one in named.operators] == ["0", "1", "2.0", "2.1"]
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_traced_is_cut_between_its_layers(caplog):
         (nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(3, 4)), {}, r"have \[2, 3\] samples"),
         (nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(2)), {}, "with the 2 tensors of the example"),
         (nn.Linear(4, 4), (torch.tensor(1.0),), {}, "no tensor with samples"),
-        (nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), {"cut_points": ["7"]}, "no layer '7'"),
+        (nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), {"whole_layers": ["7"]}, "no layer '7'"),
         (Undecided(), torch.ones(2, 4), {}, "cannot trace the model"),
         (nn.ReLU(inplace=True), torch.ones(2, 4), {}, "changes its input"),
     ],

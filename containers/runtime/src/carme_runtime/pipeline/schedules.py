@@ -1,8 +1,8 @@
 """Schedules of pipelines as data: what each rank does in which order, in one table.
 
-A model is cut into pieces; each rank holds one or, in a looped schedule, two of them. `F` is a piece's forward
-pass of a micro-batch, `B` its whole backward pass; zero-bubble schedules divide that into `I`, the gradients
-of the piece's inputs, and `W`, those of its weights.
+A model is cut into pieces; each rank holds one or, in a looped schedule, two of them. `F` is the forward pass
+of a micro-batch through a piece, `B` the whole backward pass; zero-bubble schedules divide that into `I`, the
+gradients of the piece's inputs, and `W`, those of its weights.
 
 Sources: GPipe (Huang et al. 2019), 1F1B (Narayanan et al., PipeDream, 2019), interleaved (Narayanan et al.,
 Megatron-LM, 2021), ZB1P and ZBV (Qi et al., Zero Bubble Pipeline Parallelism, 2023; Pipeline Parallelism with

@@ -48,7 +48,7 @@ def trace(
     model: nn.Module,
     example: torch.Tensor | Sequence[torch.Tensor],
     *,
-    cut_points: Sequence[str] = (),
+    whole_layers: Sequence[str] = (),
     samples: Sequence[int] = (),
     seconds: float = 10.0,
 ) -> Graph:
@@ -60,7 +60,7 @@ def trace(
     Args:
         model: On one device.
         example: What the model is called with: a tensor, or several. Samples are counted by dimension 0.
-        cut_points: Names of layers that are taken as they are, where the model cannot be traced.
+        whole_layers: Names of layers that are taken as they are, where the model cannot be traced.
         samples: Numbers of samples with which to measure. Default: a quarter of the example's, and all.
         seconds: About how long to measure.
 
@@ -69,7 +69,7 @@ def trace(
     """
     from carme_runtime.torch.measuring import measured
 
-    traced = capture(model, example_tensors(example), cut_points)
+    traced = capture(model, example_tensors(example), whole_layers)
     return measured(traced, example_tensors(example), samples, seconds)
 
 
@@ -97,17 +97,17 @@ def resized(tensors: Sequence[torch.Tensor], samples: int) -> tuple[torch.Tensor
     return tuple(t[torch.arange(samples, device=t.device) % len(t)] for t in tensors)
 
 
-def capture(model: nn.Module, example: tuple[torch.Tensor, ...], cut_points: Sequence[str] = ()) -> Traced:
+def capture(model: nn.Module, example: tuple[torch.Tensor, ...], whole_layers: Sequence[str] = ()) -> Traced:
     """Trace a model without measuring it. Raises InvalidCall."""
-    unknown = [name for name in cut_points if name not in dict(model.named_modules())]
+    unknown = [name for name in whole_layers if name not in dict(model.named_modules())]
     if unknown:
         known = ", ".join(name for name, _ in model.named_children())
         raise InvalidCall(
-            f"The model has no layer '{unknown[0]}'.", f"Choose cut points from its layers: {known}."
+            f"The model has no layer '{unknown[0]}'.", f"Choose from its layers: {known}."
         )
     _check_call(model, example)
-    if cut_points:
-        return _by_layers(model, cut_points, "You named cut points.")
+    if whole_layers:
+        return _by_layers(model, whole_layers, "You named layers to be taken as they are.")
     example = resized(example, max(len(example[0]), 2))  # one sample would count as a fixed size
     sizes = tuple({0: torch.export.Dim.AUTO} for _ in example)
     try:
@@ -184,7 +184,7 @@ def _by_layers(model: nn.Module, layers: Sequence[str], why: str) -> Traced:
     except Exception as error:
         raise InvalidCall(
             f"{why} Its own code cannot be traced by layers either ({_first_line(error)}).",
-            "Put what depends on the data into layers, and name layers in `cut_points`.",
+            "Put what depends on the data into layers, and name layers in `whole_layers`.",
         ) from None
     if not any(node.op == "call_module" for node in graph.nodes):
         raise InvalidCall(f"{why} It has no layers between which it can be cut.", "Give it layers.")
