@@ -27,6 +27,10 @@ def test_losses_and_gradients_are_those_of_one_process(launcher, model, ways, no
     run(launcher, nodes, model, str(len(nodes)), *ways)
 
 
+def test_one_process_alone_is_a_pipeline_of_one_stage(launcher):
+    run(launcher, [0], "inputs", "1", "zbv:4", "1f1b:3")
+
+
 def test_batch_norm_is_treated_as_chosen(launcher):
     ranks = run(launcher, [0, 0], "batchnorm", "2", "1f1b:1:exact:even", "1f1b:4:micro:even", "statistics")
     assert "BatchNorm: micro." in ranks.outputs[0]
@@ -39,6 +43,12 @@ def test_replicas_of_pipelines_train_as_one_process_does(launcher):
 def test_no_order_and_no_delays_hang(launcher):
     """40 steps with random delays for each of these ways, one with skips over every stage."""
     run(launcher, [0, 1, 0], "unet", "3", "1f1b:8:often:delays", "zbv:6:often", "gpipe:8:often")
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=["one node", "two nodes"])
+def test_messages_of_500_pipelines_with_random_delays_arrive(launcher, nodes):
+    ranks = launcher.start("mailboxes", nodes, "500")
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
 
 
 def test_a_stage_that_ends_is_named(launcher):

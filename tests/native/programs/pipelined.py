@@ -9,18 +9,15 @@ import copy
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+import pipeline_models
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 
 from carme_runtime.collectives.mailboxes import Mailboxes
 from carme_runtime.torch import pipeline
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-import pipeline_models
 
 torch.set_num_threads(1)
 LIMIT = 1e-5

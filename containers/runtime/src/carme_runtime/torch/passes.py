@@ -81,6 +81,8 @@ class Passes:
             for piece, holder in enumerate(made.schedule.holders)
             if holder == self._stage
         }
+        operators = traced.graph.operators
+        self._own_operators = {operators[at].name for p in self._pieces for at in made.pieces.span(p)}
         self._dropouts = [node for node in traced.nodes if is_dropout(node)]
         self._own_masks = {n for p in self._pieces.values() for kind, n in p.arguments if kind == "mask"}
         self._remote = set(made.remote(made.pieces.channels))
@@ -114,7 +116,7 @@ class Passes:
             self._boxes.flush()
         if self._plan.batch_norm == "deferred":
             with torch.no_grad():
-                update_running_statistics(self._traced, self._statistics)
+                update_running_statistics(self._traced, self._statistics, self._own_operators)
             self._statistics.sums.clear()
         self._tensors, self._failed = {}, False
         return self._value
@@ -296,23 +298,20 @@ class Passes:
         if held.loss is not None and held.loss.requires_grad:
             roots.append(held.loss)
             gradients.append(None)
-        used = []
         for channel in self._plan.pieces.channels:
             names = self._plan.pieces.gradients(channel) if channel[0] == piece else ()
             if not names:
                 continue
             parts, give_up = self._receive(channel, True, micro, len(names))
-            used.append(give_up)
             for name, part in zip(names, parts, strict=True):
                 if part is not None and held.results[name].requires_grad:
                     roots.append(held.results[name])
-                    # What is kept for the weights' gradients must outlive the message.
-                    gradients.append(part.clone() if self._plan.schedule.split else part)
+                    # Autograd may keep it, or a view of it, as somebody's gradient: longer than the message.
+                    gradients.append(part.clone())
+            give_up()
         if roots:
             self._later.calls = held.later
             torch.autograd.backward(roots, gradients)
-        for give_up in used:
-            give_up()
         for channel in self._plan.pieces.channels:
             names = self._plan.pieces.gradients(channel) if channel[1] == piece else ()
             if names:

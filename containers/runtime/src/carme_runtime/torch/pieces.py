@@ -220,8 +220,14 @@ def other_random(traced: Traced) -> str:
     return ""
 
 
-def update_running_statistics(traced: Traced, statistics: Statistics) -> None:
-    """What BatchNorm layers do at the end of a batch, once for all its micro-batches."""
+def update_running_statistics(traced: Traced, statistics: Statistics, own: set[str]) -> None:
+    """What BatchNorm layers do at the end of a batch, once for all its micro-batches.
+
+    Args:
+        traced: The model.
+        statistics: Of the layers of this rank.
+        own: Names of the operators that this rank runs.
+    """
     known = traced.named_tensors()
     for node in batch_norms(traced):
         if node.name not in statistics.sums:
@@ -234,9 +240,9 @@ def update_running_statistics(traced: Traced, statistics: Statistics) -> None:
         for name, new in zip(names, (mean, unbiased), strict=True):
             if name:
                 known[name].lerp_(new.to(known[name].dtype), momentum)
-        counter = names[0].removesuffix("running_mean") + "num_batches_tracked"
-        if counter in known:
-            known[counter].add_(1)
+    for node in traced.nodes:
+        if node.name in own and counts_batches(traced, node):
+            known[traced.tensors[node.args[0].name]].add_(1)  # pyright: ignore
 
 
 def _with_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,12 @@ def pipeline(
     limit = memory_bytes(memory)
     traced = capture(model, inputs, whole_layers)
     run = _Run()
-    traced.graph = run.agreed(traced, inputs, graph)
+    samples = len(inputs[0])
+    smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
+    traced.graph = run.agreed(traced, inputs, graph, (smallest, samples))
     request = Request(
         ranks=run.size,
-        samples=len(inputs[0]),
+        samples=samples,
         stages=stages,
         micro_batches=micro_batches,
         schedule=schedule,
@@ -100,6 +103,7 @@ def pipeline(
         batch_norm=batch_norm or "",
     )
     made = _with_batch_norm(plan(traced.graph, request), traced, batch_norm)
+    run.check_same(made)
     if (name := other_random(traced)) and run.rank == 0:
         log.warning("Operator %s draws other random numbers than in a single process.", name)
     return Pipeline(traced, made, optimizer, run), optimizer
@@ -153,8 +157,10 @@ class _Run:
         if dist.is_initialized() and dist.get_world_size() > 1:
             world = dist.group.WORLD
             if not isinstance(world, backend.ProcessGroupCarme):
-                world = dist.new_group(backend="carme")
-            assert isinstance(world, backend.ProcessGroupCarme)
+                raise InvalidCall(
+                    f"The run uses the backend {dist.get_backend()}.",
+                    'Use torch.distributed.init_process_group("carme"), or none: pipeline() joins by itself.',
+                )
             self.timeout = world.limit
             self.context, self.everyone = world.another_group()
             self.rank, self.size = self.everyone.index, self.everyone.size
@@ -165,14 +171,23 @@ class _Run:
             return None
         return Group(self.context, list(ranks), self.timeout)
 
-    def agreed(self, traced: Traced, example: tuple[torch.Tensor, ...], given: Graph | None) -> Graph:
-        """Rank 0's graph with its costs, on all ranks. Raises Mismatch where a rank has another model."""
+    def agreed(
+        self,
+        traced: Traced,
+        example: tuple[torch.Tensor, ...],
+        given: Graph | None,
+        samples: tuple[int, ...],
+    ) -> Graph:
+        """Rank 0's graph, measured with these numbers of samples, on all ranks.
+
+        Raises Mismatch where a rank has another model.
+        """
         found = _links(self.everyone, self.rank)
         text = b""
         failure: BaseException | None = None
         if self.rank == 0:
             try:
-                graph = given or measured(traced, example)
+                graph = given or measured(traced, example, samples)
                 text = to_json(dataclasses.replace(graph, links=found)).encode()
             except BaseException as error:
                 failure = error  # after the others have heard of it
@@ -193,6 +208,19 @@ class _Run:
                 "Make the same model on all ranks.",
             )
         return graph
+
+    def check_same(self, made: Plan) -> None:
+        """Raise Mismatch where ranks have other plans than this one."""
+        text = repr((made.cuts, made.schedule, made.samples, made.batch_norm))
+        checksum = zlib.crc32(text.encode())
+        both = numpy.array([checksum, -checksum], numpy.int64)
+        if self.everyone:
+            self.everyone.allreduce(both, "min", timeout=self.timeout)
+        if both[0] != -both[1]:
+            raise Mismatch(
+                "Ranks asked for different pipelines.",
+                "Call pipeline() with the same arguments on all ranks.",
+            )
 
     def _broadcast(self, text: bytes) -> bytes:
         if not self.everyone:
