@@ -1,4 +1,5 @@
-"""PyTorch on the runtime's core: the `torch.distributed` backend `carme`, and `parallelize`.
+"""PyTorch on the runtime's core: the `torch.distributed` backend `carme`, `parallelize`, `pipeline`,
+and `trace`.
 
 `torch.distributed.init_process_group("carme")` works without an import of this module where carme_runtime is
 installed, because torch loads it by its entry point.
@@ -6,7 +7,9 @@ installed, because torch loads it by its entry point.
 
 from carme_runtime.torch.backend import ProcessGroupCarme, register
 from carme_runtime.torch.parallel import parallelize
+from carme_runtime.torch.pipelines import Pipeline, pipeline
+from carme_runtime.torch.tracing import trace
 
-__all__ = ["ProcessGroupCarme", "parallelize", "register"]
+__all__ = ["Pipeline", "ProcessGroupCarme", "parallelize", "pipeline", "register", "trace"]
 
 register()

@@ -1,0 +1,164 @@
+"""Mailboxes: messages that one rank puts into another's memory, at places that are set beforehand.
+
+A box has slots. Its sender fills one and puts it into the receiver's memory with a notification; the receiver
+uses it there, and gives it up with a notification when it does not need it any more. Nobody has to receive
+while somebody sends. So no order of sending and receiving can block, as long as the sender needs at most as
+many slots at a time as there are.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
+from carme_runtime.collectives.group import Group
+
+_ALIGNMENT = 128
+_LOOK_MS = 200  # between two looks at whether the others still run
+_QUEUE = 7
+
+
+@dataclass(frozen=True)
+class Box:
+    """Messages from one rank of a run to another.
+
+    Args:
+        source: The sender's rank.
+        target: The receiver's rank.
+        slots: How many messages may be there at once.
+        size: Of a message at most, in bytes.
+    """
+
+    source: int
+    target: int
+    slots: int
+    size: int
+
+    @property
+    def room(self) -> int:
+        """Of one slot."""
+        return -(-self.size // _ALIGNMENT) * _ALIGNMENT
+
+
+class Mailboxes:
+    """The boxes of a group; all its members make it with the same boxes, in the same order.
+
+    Args:
+        context: The transport's.
+        group: Whose members they are, for no other use meanwhile.
+        boxes: By name.
+        timeout: Milliseconds after which waiting is given up; -1: never.
+    """
+
+    def __init__(self, context: Any, group: Group, boxes: Mapping[Any, Box], timeout: int = -1) -> None:
+        self._context, self._group, self._timeout = context, group, timeout
+        self._boxes = dict(boxes)
+        self._me = group.ranks[group.index]
+        self._first: dict[Any, int] = {}
+        self._at: dict[tuple[Any, int], int] = {}  # where a box begins in the segment of a rank
+        ends = dict.fromkeys(group.ranks, 0)
+        notifications = 0
+        for name, box in self._boxes.items():
+            self._first[name] = notifications
+            notifications += box.slots
+            for rank in (box.source, box.target):
+                self._at[name, rank] = ends[rank]
+                ends[rank] += box.slots * box.room
+        self._numbers = self._segments(max(ends[self._me], 1))
+        self._memory = context.segment_array(self._numbers[self._me])
+        self._put = dict.fromkeys(self._boxes, 0)
+        self._taken = dict.fromkeys(self._boxes, 0)
+
+    def _segments(self, size: int) -> dict[int, int]:
+        """Make this rank's segment; the numbers of all."""
+        number = numpy.zeros(1, numpy.int64)
+        number[0] = self._alloc(size)
+        for rank in self._group.ranks:
+            if rank != self._me:
+                self._context.segment_register(int(number[0]), rank, self._timeout)
+        everyone = numpy.zeros(self._group.size, numpy.int64)
+        self._group.allgather(everyone, number, timeout=self._timeout)
+        self._group.barrier(timeout=self._timeout)
+        return dict(zip(self._group.ranks, map(int, everyone), strict=True))
+
+    def _alloc(self, size: int) -> int:
+        from carme_runtime.collectives.core import load
+
+        last = load().SEGMENTS - 1
+        for number in range(last, 0, -1):
+            try:
+                self._context.segment_alloc(number, size)
+            except InvalidCall:
+                continue  # somebody has it
+            return number
+        raise InvalidCall("All segments are in use.", "Close a pipeline that is no longer needed.")
+
+    def close(self) -> None:
+        """Give the memory up, when all members have come here."""
+        self._group.barrier(timeout=self._timeout)
+        self._context.segment_delete(self._numbers[self._me])
+
+    def slot(self, name: Any) -> Any:
+        """The memory of the next message to be sent, as bytes; waits until it is free."""
+        box, count = self._boxes[name], self._put[name]
+        if count >= box.slots:
+            self._wait(self._first[name] + count % box.slots, box.target)
+        return self._bytes(name, count)
+
+    def put(self, name: Any, size: int) -> None:
+        """Send the first `size` bytes of what `slot` gave."""
+        box, count = self._boxes[name], self._put[name]
+        slot = count % box.slots
+        offset = slot * box.room
+        part = (
+            self._numbers[self._me],
+            self._at[name, self._me] + offset,
+            self._numbers[box.target],
+            self._at[name, box.target] + offset,
+            size,
+        )
+        notice = (self._numbers[box.target], self._first[name] + slot, 1)
+        self._context.write(box.target, [part], notice, _QUEUE)
+        self._put[name] = count + 1
+
+    def take(self, name: Any) -> tuple[Any, int]:
+        """The next message, as bytes that stay until they are given up, and its number."""
+        box, count = self._boxes[name], self._taken[name]
+        self._wait(self._first[name] + count % box.slots, box.source)
+        self._taken[name] = count + 1
+        return self._bytes(name, count), count
+
+    def give_up(self, name: Any, number: int) -> None:
+        """Let the sender use the slot of a message again."""
+        box = self._boxes[name]
+        notice = (self._numbers[box.source], self._first[name] + number % box.slots, 1)
+        self._context.write(box.source, [], notice, _QUEUE)
+
+    def flush(self) -> None:
+        """Wait until all that was sent has arrived."""
+        if not self._context.wait(_QUEUE, self._timeout):
+            raise Timeout("Messages did not arrive in time.", "See what the other ranks do.")
+
+    def _bytes(self, name: Any, count: int) -> Any:
+        box = self._boxes[name]
+        begin = self._at[name, self._me] + count % box.slots * box.room
+        return self._memory[begin : begin + box.room]
+
+    def _wait(self, notification: int, other: int) -> None:
+        """Wait for a notification from `other`, and clear it."""
+        number, context = self._numbers[self._me], self._context
+        began = time.monotonic()
+        while context.notify_waitsome(number, notification, 1, _LOOK_MS) < 0:
+            states = context.state_vector()
+            lost = [rank for rank in self._group.ranks if states[rank]]
+            if lost and context.notify_waitsome(number, notification, 1, 0) < 0:
+                raise PeerLost(
+                    f"Rank {lost[0]} ended while rank {self._me} waited for a message from rank {other}.",
+                    "See the output of that rank.",
+                )
+            if 0 <= self._timeout <= 1000 * (time.monotonic() - began):
+                raise Timeout(f"No message came from rank {other} in time.", "See what that rank does.")
+        context.notify_reset(number, notification)

@@ -1,0 +1,217 @@
+"""The graph: values, and operators in an order in which they can run, each with its measured cost."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from carme_runtime.errors import CarmeRuntimeError
+
+VERSION = 1
+
+
+class GraphError(CarmeRuntimeError):
+    """A graph that cannot be read or makes no sense."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an operator makes, or the model is given.
+
+    Args:
+        name: In the graph.
+        shape: At the graph's number of samples; empty for a plain number.
+        dtype: Such as float32; int for a plain number.
+        bytes: At the graph's number of samples.
+        per_sample: Whether it grows with the number of samples.
+        gradient: Whether a gradient may flow through it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    per_sample: bool
+    gradient: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long an operator takes with a number of samples, in milliseconds."""
+
+    samples: int
+    forward_ms: float
+    backward_ms: float
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor that belongs to the model: trained, frozen, or a buffer such as a running mean.
+
+    Two names of one tensor (tied weights) are one parameter under its first name.
+    """
+
+    name: str
+    bytes: int
+    trainable: bool
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operation.
+
+    Args:
+        name: In the graph.
+        kind: The framework's name of the operation.
+        module: The path of the layer that it belongs to; empty for the model itself.
+        inputs: Names of values, in order.
+        outputs: Names of values.
+        parameters: Names of parameters that it uses.
+        timings: By number of samples, growing.
+        held_bytes: What it keeps for its backward pass and nothing before it keeps already.
+        workspace_bytes: What it takes for itself while it runs.
+        beside: An earlier operator on whose device it must run, as it changes or takes apart what that one
+            makes; or empty.
+    """
+
+    name: str
+    kind: str
+    module: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    held_bytes: int = 0
+    workspace_bytes: int = 0
+    beside: str = ""
+
+    def forward_ms(self, samples: int) -> float:
+        """Its forward pass, between measured numbers of samples on a straight line."""
+        return _on_line([(t.samples, t.forward_ms) for t in self.timings], samples)
+
+    def backward_ms(self, samples: int) -> float:
+        """Its backward pass."""
+        return _on_line([(t.samples, t.backward_ms) for t in self.timings], samples)
+
+
+@dataclass(frozen=True)
+class Links:
+    """What a message between two devices costs: bytes and microseconds, growing; and where that is from."""
+
+    times: tuple[tuple[int, float], ...] = ((0, 20.0), (1 << 20, 860.0))
+    source: str = "assumed: Ethernet of 10 Gbit/s"
+
+    def milliseconds(self, size: float) -> float:
+        """How long `size` bytes take."""
+        return _on_line(list(self.times), size) / 1000
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model.
+
+    Args:
+        source: How it was made: `torch.export`, or `modules` where only layers in a row were seen.
+        device: On which it was measured.
+        samples: To which the bytes refer.
+        inputs: Names of the values that the model is given.
+        results: Names of the values that it returns.
+        values: All of them.
+        operators: In an order in which they can run.
+        parameters: All of them.
+        links: Between devices.
+    """
+
+    source: str
+    device: str
+    samples: int
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    values: tuple[Value, ...]
+    operators: tuple[Operator, ...]
+    parameters: tuple[Parameter, ...]
+    links: Links = field(default_factory=Links)
+
+    def __post_init__(self) -> None:
+        known = set(self.inputs)
+        names = {value.name for value in self.values}
+        earlier: set[str] = set()
+        parameters = {parameter.name for parameter in self.parameters}
+        for operator in self.operators:
+            unknown = [name for name in operator.inputs if name not in known]
+            unknown += [name for name in operator.parameters if name not in parameters]
+            unknown += [name for name in operator.outputs if name not in names]
+            unknown += [operator.beside] if operator.beside and operator.beside not in earlier else []
+            if unknown:
+                raise GraphError(
+                    f"Operator {operator.name} uses {unknown[0]}, which nothing before it makes.",
+                    "Trace the model again.",
+                )
+            known.update(operator.outputs)
+            earlier.add(operator.name)
+        missing = [name for name in self.results if name not in known]
+        if missing or not self.operators:
+            raise GraphError(
+                f"Nothing in the graph makes its result {missing[0]}." if missing else "The graph is empty.",
+                "Trace the model again.",
+            )
+
+    @cached_property
+    def value(self) -> dict[str, Value]:
+        """Values by name."""
+        return {value.name: value for value in self.values}
+
+    @cached_property
+    def parameter(self) -> dict[str, Parameter]:
+        """Parameters by name."""
+        return {parameter.name: parameter for parameter in self.parameters}
+
+    @cached_property
+    def maker(self) -> dict[str, int]:
+        """Which operator, by its place, makes a value; -1: the model is given it."""
+        made = dict.fromkeys(self.inputs, -1)
+        for place, operator in enumerate(self.operators):
+            made.update(dict.fromkeys(operator.outputs, place))
+        return made
+
+    @cached_property
+    def users(self) -> dict[str, tuple[int, ...]]:
+        """Which operators, by their places, use a value; the number of operators stands for the caller."""
+        using: dict[str, list[int]] = {value.name: [] for value in self.values}
+        for place, operator in enumerate(self.operators):
+            for name in dict.fromkeys(operator.inputs):
+                using[name].append(place)
+        for name in dict.fromkeys(self.results):
+            using[name].append(len(self.operators))
+        return {name: tuple(places) for name, places in using.items()}
+
+    def value_bytes(self, name: str, samples: int) -> float:
+        """The size of a value at another number of samples."""
+        value = self.value[name]
+        return value.bytes * samples / self.samples if value.per_sample else value.bytes
+
+    def parameter_bytes(self, names: Iterable[str], trainable: bool = False) -> int:
+        """Bytes of the named parameters, each counted once; of those alone that are trained, if asked."""
+        chosen = (self.parameter[name] for name in set(names))
+        return sum(one.bytes for one in chosen if one.trainable or not trainable)
+
+    def same_model(self, other: "Graph") -> bool:
+        """Whether both are of the same operators and parameters, whatever these cost."""
+
+        def shape(graph: Graph) -> object:
+            wired = [(o.name, o.kind, o.inputs, o.outputs, o.parameters) for o in graph.operators]
+            return graph.inputs, graph.results, wired, graph.parameters
+
+        return shape(self) == shape(other)
+
+
+def _on_line(points: list[tuple[int, float]], at: float) -> float:
+    """The value at `at` on lines between points that grow; the last two lead on, and nothing is negative."""
+    if not points:
+        return 0.0
+    if len(points) == 1:
+        size, value = points[0]
+        return value * at / size if size else value
+    after = min(max(bisect_left([size for size, _ in points], at), 1), len(points) - 1)
+    (x, y), (x2, y2) = points[after - 1], points[after]
+    return max(y + (y2 - y) * (at - x) / (x2 - x), 0.0)

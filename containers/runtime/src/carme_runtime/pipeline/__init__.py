@@ -1,0 +1,26 @@
+"""Pipelines: schedules, which are checked and timed on paper, and plans that cut a graph into stages."""
+
+from carme_runtime.pipeline.partition import Request, plan
+from carme_runtime.pipeline.pieces import Pieces
+from carme_runtime.pipeline.plans import Plan, Stage
+from carme_runtime.pipeline.schedules import KINDS, Action, Kind, PlanError, Schedule, make
+from carme_runtime.pipeline.simulation import Run, chain, held, simulate, slots_needed
+
+__all__ = [
+    "KINDS",
+    "Action",
+    "Kind",
+    "Pieces",
+    "Plan",
+    "PlanError",
+    "Request",
+    "Run",
+    "Schedule",
+    "Stage",
+    "chain",
+    "held",
+    "make",
+    "plan",
+    "simulate",
+    "slots_needed",
+]

@@ -1,0 +1,348 @@
+"""Where to cut: dynamic programming over the order of operators, under each device's memory.
+
+The slowest stage decides how fast a pipeline is, so that is made as fast as can be; then cuts move as long as
+the step on paper becomes shorter.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from carme_runtime.graph import Graph
+from carme_runtime.graph.show import size_text
+from carme_runtime.pipeline.pieces import cut_places, first_of
+from carme_runtime.pipeline.plans import Plan
+from carme_runtime.pipeline.schedules import KINDS, PlanError, Schedule, make
+from carme_runtime.pipeline.simulation import held
+
+_MOST_PLACES = 240
+_FEW = 150
+_TIGHTER = 0.93
+_ENDLESS = float("inf")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for; None: to be chosen.
+
+    Args:
+        ranks: How many there are.
+        samples: Of each rank's batch.
+        stages: Ranks of one pipeline.
+        micro_batches: How many.
+        schedule: Its name.
+        memory: Bytes of each device.
+        cut_points: Names of layers with which stages begin.
+        state_factor: See `Plan`.
+        batch_norm: See `Plan`.
+    """
+
+    ranks: int
+    samples: int
+    stages: int | None = None
+    micro_batches: int | None = None
+    schedule: str | None = None
+    memory: int | None = None
+    cut_points: tuple[str, ...] = ()
+    state_factor: float = 2.0
+    batch_norm: str = ""
+
+
+def plan(graph: Graph, request: Request) -> Plan:
+    """The plan for a request that is fastest on paper. Raises PlanError with the nearest that works."""
+    _check(graph, request)
+    best: Plan | None = None
+    failure: PlanError | None = None
+    for stages in _stages(graph, request):
+        for micro_batches in _micro_batches(request, stages):
+            name = request.schedule or "1f1b"
+            try:
+                found = _planned(graph, request, make(name, stages, micro_batches))
+            except PlanError as error:
+                failure = failure or error
+                continue
+            if best is None or _rate(found, request) > _rate(best, request):
+                best = found
+    if best is None:
+        raise failure or PlanError("There is no plan.", "Ask for fewer stages.")
+    return best
+
+
+def _rate(found: Plan, request: Request) -> float:
+    """Samples per millisecond of all ranks, with the sum of gradients over replicas."""
+    gradients = max(s.parameter_bytes for s in found.stages) if found.replicas > 1 else 0
+    reduced = found.graph.links.milliseconds(2 * gradients) if gradients else 0.0
+    return request.samples * found.replicas / (found.step_ms + reduced)
+
+
+def _check(graph: Graph, request: Request) -> None:
+    stages, micro, samples = request.stages, request.micro_batches, request.samples
+    if stages is not None and (stages < 1 or request.ranks % stages):
+        fitting = [n for n in range(1, request.ranks + 1) if request.ranks % n == 0]
+        nearest = min(fitting, key=lambda n: (abs(n - stages), n))
+        raise PlanError(
+            f"{request.ranks} ranks do not divide into pipelines of {stages} stages.",
+            f"Use stages={nearest}, or start another number of ranks.",
+        )
+    if micro is not None and (micro < 1 or samples % micro):
+        fitting = [n for n in range(1, samples + 1) if samples % n == 0]
+        nearest = min(fitting, key=lambda n: (abs(n - micro), n))
+        raise PlanError(
+            f"A batch of {samples} samples does not divide into {micro} micro-batches.",
+            f"Use micro_batches={nearest}, or another batch.",
+        )
+    if request.batch_norm == "exact" and micro not in (None, 1):
+        raise PlanError(
+            f"BatchNorm over the whole batch (exact) and {micro} micro-batches exclude each other.",
+            "Use micro_batches=1, or batch_norm='deferred'.",
+        )
+    for layer in request.cut_points:
+        if first_of(graph, layer) is None:
+            known = ", ".join(dict.fromkeys(o.module.split(".")[0] for o in graph.operators if o.module))
+            raise PlanError(f"The model has no layer '{layer}' to cut at.", f"Its layers are {known}.")
+
+
+def _stages(graph: Graph, request: Request) -> list[int]:
+    if request.cut_points:
+        chunks = KINDS[request.schedule].chunks if request.schedule in KINDS else 1
+        pieces = len(request.cut_points) + 1
+        wanted = request.stages or max(pieces // chunks, 1)
+        if wanted * chunks != pieces or request.ranks % wanted:
+            raise PlanError(
+                f"{len(request.cut_points)} cut points make {pieces} pieces, which {wanted} stages of "
+                f"{request.ranks} ranks cannot hold.",
+                f"Name {wanted * chunks - 1} cut points.",
+            )
+        return [wanted]
+    if request.stages is not None:
+        return [request.stages]
+    return [n for n in range(1, request.ranks + 1) if request.ranks % n == 0]
+
+
+def _micro_batches(request: Request, stages: int) -> list[int]:
+    if request.micro_batches is not None:
+        return [request.micro_batches]
+    if request.batch_norm == "exact" or stages == 1:
+        # One stage gains nothing from micro-batches but memory.
+        return [1] if request.batch_norm == "exact" or request.memory is None else _divisors(request, stages)
+    return _divisors(request, stages)
+
+
+def _divisors(request: Request, stages: int) -> list[int]:
+    kind = KINDS.get(request.schedule or "1f1b")
+    step = stages if kind and kind.multiple_of_ranks else 1
+    found = [m for m in range(1, request.samples + 1) if request.samples % m == 0 and m % step == 0]
+    return [m for m in found if m <= 8 * stages] or [1]
+
+
+def _planned(graph: Graph, request: Request, schedule: Schedule) -> Plan:
+    draft = Plan(
+        graph,
+        (),
+        schedule,
+        request.samples,
+        request.ranks // schedule.ranks,
+        request.state_factor,
+        request.batch_norm,
+    )
+    pieces = len(schedule.holders)
+    if request.cut_points:
+        found = replace(draft, cuts=_named_cuts(graph, request.cut_points))
+    else:
+        places = cut_places(graph)
+        if len(places) < pieces - 1:
+            raise PlanError(
+                f"The model can be cut at {len(places)} places, which is too few for {pieces} pieces.",
+                f"Use stages={max((len(places) + 1) * schedule.ranks // pieces, 1)}.",
+            )
+        found = _cut(draft, _fewer(graph, places, pieces), request.memory)
+    over = _over(found, request.memory)
+    if over and request.memory is not None:
+        least = _least_memory(draft, cut_places(graph)) if not request.cut_points else over
+        raise PlanError(
+            f"A stage needs {size_text(over)}, and a device has {size_text(request.memory)}.",
+            f"Give memory={least} bytes ({size_text(least)}) at least, more stages, or more micro-batches.",
+        )
+    return found
+
+
+def _named_cuts(graph: Graph, cut_points: Sequence[str]) -> tuple[int, ...]:
+    allowed = cut_places(graph)
+    cuts = []
+    for layer in cut_points:
+        place = first_of(graph, layer)
+        if place not in allowed:
+            near = min(allowed, key=lambda a: abs(a - (place or 0)), default=None)
+            name = graph.operators[near].module if near is not None else ""
+            raise PlanError(
+                f"No stage can begin with layer '{layer}': it is the first one, or changes in place what the "
+                "layer before it makes.",
+                f"Use the layer '{name}' instead." if name else "Leave it out.",
+            )
+        cuts.append(place)
+    if cuts != sorted(set(cuts)):
+        raise PlanError("The cut points are not in the order in which the model runs.", "Sort them.")
+    return tuple(cuts)
+
+
+def _over(found: Plan, memory: int | None) -> int:
+    """How much the largest stage needs, if that is more than there is."""
+    most = max(stage.memory_bytes for stage in found.stages)
+    return most if memory is not None and most > memory else 0
+
+
+def _fewer(graph: Graph, places: list[int], pieces: int) -> list[int]:
+    """The best places, where there are many: of neighbours that take little time, where least crosses."""
+    most = max(_MOST_PLACES, 4 * pieces)
+    if len(places) <= most:
+        return places
+    n = graph.samples
+    times = [o.forward_ms(n) + o.backward_ms(n) for o in graph.operators]
+    total = sum(times) or 1.0
+    crossing = _crossing(graph, n)
+    chosen: dict[int, int] = {}
+    done, at = 0.0, 0
+    for place in places:
+        done += sum(times[at:place])
+        at = place
+        group = int(most * done / total)
+        if group not in chosen or crossing[place] < crossing[chosen[group]]:
+            chosen[group] = place
+    return sorted(chosen.values())
+
+
+def _crossing(graph: Graph, samples: int) -> list[float]:
+    """Bytes that would cross a cut before each operator."""
+    changes = [0.0] * (len(graph.operators) + 2)
+    for name, users in graph.users.items():
+        made = graph.maker[name]
+        if made >= 0 and users:
+            size = graph.value_bytes(name, samples)
+            changes[made + 1] += size
+            changes[min(users[-1], len(graph.operators) - 1) + 1] -= size
+    levels, level = [], 0.0
+    for change in changes[:-1]:
+        level += change
+        levels.append(level)
+    return levels
+
+
+def _cut(draft: Plan, places: list[int], memory: int | None) -> Plan:
+    limit = float(memory) if memory is not None else _ENDLESS
+    for _ in range(12):
+        cuts = _best_cuts(draft, places, limit)
+        if cuts is None:
+            break
+        found = _moved(replace(draft, cuts=cuts), places, memory)
+        if not _over(found, memory):
+            return found
+        limit *= _TIGHTER
+    # Nothing fits: what comes nearest.
+    return replace(draft, cuts=_best_cuts(draft, places, _ENDLESS, by_memory=True) or ())
+
+
+def _least_memory(draft: Plan, places: list[int]) -> int:
+    places = _fewer(draft.graph, places, len(draft.schedule.holders))
+    cuts = _best_cuts(draft, places, _ENDLESS, by_memory=True) or ()
+    return max(stage.memory_bytes for stage in replace(draft, cuts=cuts).stages)
+
+
+def _best_cuts(
+    draft: Plan, places: list[int], limit: float, by_memory: bool = False
+) -> tuple[int, ...] | None:
+    """Cuts that make the costliest piece as cheap as can be; None where each has one over the limit."""
+    pieces = len(draft.schedule.holders)
+    ends = [0, *places, len(draft.graph.operators)]
+    costs = _Costs(draft, ends)
+    share = limit / (pieces // draft.schedule.ranks)
+
+    def cost(piece: int, begin: int, end: int) -> float:
+        memory = costs.memory(piece, begin, end)
+        return _ENDLESS if memory > share else memory if by_memory else costs.time(begin, end)
+
+    best = [[_ENDLESS] * len(ends) for _ in range(pieces + 1)]
+    source = [[-1] * len(ends) for _ in range(pieces + 1)]
+    best[0][0] = 0.0
+    for piece in range(pieces):
+        for end in range(piece + 1, len(ends)):
+            for begin in range(end - 1, piece - 1, -1):
+                if best[piece][begin] >= best[piece + 1][end]:
+                    continue
+                worst = max(best[piece][begin], cost(piece, begin, end))
+                if worst < best[piece + 1][end]:
+                    best[piece + 1][end], source[piece + 1][end] = worst, begin
+    at, cuts = len(ends) - 1, []
+    for piece in range(pieces, 0, -1):
+        at = source[piece][at]
+        if at < 0:
+            return None
+        cuts.append(ends[at])
+    return tuple(reversed(cuts[:-1]))
+
+
+class _Costs:
+    """Times and bytes of what is between two places, from sums up to each of them."""
+
+    def __init__(self, draft: Plan, ends: list[int]) -> None:
+        graph, n = draft.graph, draft.micro_samples
+        crossing = _crossing(graph, n)
+        links = graph.links
+        edges = {0, len(graph.operators)}
+        self._travel = [0.0 if end in edges else links.milliseconds(crossing[end]) for end in ends]
+        self._times = _sums((o.forward_ms(n) + o.backward_ms(n) for o in graph.operators), ends)
+        share = n / graph.samples
+        self._held = _sums((share * o.held_bytes for o in graph.operators), ends)
+        seen: set[str] = set()
+        weights = []
+        for one in graph.operators:
+            new = set(one.parameters) - seen
+            seen |= new
+            trained = graph.parameter_bytes(new, trainable=True)
+            weights.append(graph.parameter_bytes(new) + (1 + draft.state_factor) * trained)
+        self._weights = _sums(weights, ends)
+        self._counts = held(draft.schedule)
+
+    def time(self, begin: int, end: int) -> float:
+        """With what is sent forward and back."""
+        return self._times[end] - self._times[begin] + self._travel[begin] + self._travel[end]
+
+    def memory(self, piece: int, begin: int, end: int) -> float:
+        """Without messages and workspace."""
+        activations = self._counts[piece] * (self._held[end] - self._held[begin])
+        return self._weights[end] - self._weights[begin] + activations
+
+
+def _sums(values: Iterable[float], ends: list[int]) -> list[float]:
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return [sums[end] for end in ends]
+
+
+def _moved(found: Plan, places: list[int], memory: int | None) -> Plan:
+    """Move one cut after the other to a neighbouring place, as long as that makes the step shorter.
+
+    Where there are few ways to cut, look at all of them.
+    """
+    if math.comb(len(places), len(found.cuts)) <= _FEW:
+        others = (replace(found, cuts=cuts) for cuts in itertools.combinations(places, len(found.cuts)))
+        return min((o for o in others if not _over(o, memory)), key=lambda o: o.step_ms, default=found)
+    better = True
+    while better:
+        better = False
+        for which in range(len(found.cuts)):
+            for other in _neighbours(found.cuts, which, places):
+                moved = replace(found, cuts=(*found.cuts[:which], other, *found.cuts[which + 1 :]))
+                if moved.step_ms < 0.999 * found.step_ms and not _over(moved, memory):
+                    found, better = moved, True
+                    break
+    return found
+
+
+def _neighbours(cuts: tuple[int, ...], which: int, places: list[int]) -> list[int]:
+    at = places.index(cuts[which])
+    low = cuts[which - 1] if which else 0
+    high = cuts[which + 1] if which + 1 < len(cuts) else places[-1] + 1
+    near = (at + sign * distance for distance in (1, 2, 3, 5, 8) for sign in (-1, 1))
+    return [places[i] for i in near if 0 <= i < len(places) and low < places[i] < high]

@@ -1,0 +1,108 @@
+"""A graph cut into pieces: what each one runs and holds, and which values pass between them."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from carme_runtime.graph import Graph
+from carme_runtime.pipeline.simulation import Channel
+
+
+def plain(graph: Graph) -> frozenset[str]:
+    """Operators that compute numbers from sizes of the model's inputs: every piece can do so itself."""
+    known, found = set(graph.inputs), set()
+    for one in graph.operators:
+        if all(graph.value[v].dtype == "int" for v in one.outputs) and known.issuperset(one.inputs):
+            known.update(one.outputs)
+            found.add(one.name)
+    return frozenset(found)
+
+
+def cut_places(graph: Graph) -> list[int]:
+    """Before which operators, by their places, another device may begin."""
+    places = {one.name: place for place, one in enumerate(graph.operators)}
+    allowed = [True] * len(graph.operators)
+    for place, one in enumerate(graph.operators):
+        if one.beside:
+            start = places[one.beside] + 1
+            allowed[start : place + 1] = [False] * (place + 1 - start)
+    free = plain(graph)
+    before = 0  # operators that compute, as a piece of sizes alone is none
+    found = []
+    for place, one in enumerate(graph.operators):
+        if before and allowed[place] and one.name not in free:
+            found.append(place)
+        before += one.name not in free
+    return found
+
+
+def first_of(graph: Graph, layer: str) -> int | None:
+    """The place of the first operator of a layer, or of what is in it."""
+    for place, one in enumerate(graph.operators):
+        if one.module == layer or one.module.startswith(f"{layer}."):
+            return place
+    return None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A graph with cuts.
+
+    Args:
+        graph: Which.
+        cuts: Places of operators, growing, with which pieces begin, but the first.
+    """
+
+    graph: Graph
+    cuts: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many pieces."""
+        return len(self.cuts) + 1
+
+    def piece_of(self, place: int) -> int:
+        """Which piece runs the operator at a place; the caller's, who wants the results, is the last one."""
+        return bisect_right(self.cuts, place)
+
+    def span(self, piece: int) -> range:
+        """Places of a piece's operators."""
+        ends = (0, *self.cuts, len(self.graph.operators))
+        return range(ends[piece], ends[piece + 1])
+
+    @cached_property
+    def channels(self) -> dict[Channel, tuple[str, ...]]:
+        """Which values each channel carries, in the order in which they are made."""
+        free, carried = plain(self.graph), {}
+        for place, one in enumerate(self.graph.operators):
+            if one.name in free:
+                continue
+            source = self.piece_of(place)
+            for value in one.outputs:
+                for target in sorted({self.piece_of(user) for user in self.graph.users[value]} - {source}):
+                    carried.setdefault((source, target), []).append(value)
+        return {channel: tuple(values) for channel, values in sorted(carried.items())}
+
+    def gradients(self, channel: Channel) -> tuple[str, ...]:
+        """Of which of its values gradients come back."""
+        return tuple(name for name in self.channels[channel] if self.graph.value[name].gradient)
+
+    def bytes(self, channel: Channel, samples: int, back: bool = False) -> float:
+        """The size of a channel's message, forward or back."""
+        names: Sequence[str] = self.gradients(channel) if back else self.channels[channel]
+        return sum(self.graph.value_bytes(name, samples) for name in names)
+
+    def parameters(self, piece: int) -> frozenset[str]:
+        """Names of parameters that a piece uses."""
+        operators = self.graph.operators
+        return frozenset(name for place in self.span(piece) for name in operators[place].parameters)
+
+    @cached_property
+    def shared(self) -> dict[str, tuple[int, ...]]:
+        """Parameters that several pieces use, and these pieces."""
+        users: dict[str, list[int]] = {}
+        for piece in range(self.count):
+            for name in self.parameters(piece):
+                users.setdefault(name, []).append(piece)
+        return {name: tuple(pieces) for name, pieces in sorted(users.items()) if len(pieces) > 1}

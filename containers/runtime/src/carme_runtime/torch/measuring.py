@@ -1,0 +1,312 @@
+"""What the operators of a traced model cost on this rank.
+
+Each is run by itself with the values that the operators before it made, which are given up after their last
+use. So a model whose training does not fit into memory can be measured, too.
+"""
+
+# As in backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import contextlib
+import copy
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.graph import Graph, Timing, Value
+from carme_runtime.torch.tracing import Traced, resized, with_values
+
+_MOST_REPEATS = 7
+_MARK = "carme operator "
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+
+
+def measured(
+    traced: Traced, example: tuple[torch.Tensor, ...], samples: Sequence[int] = (), seconds: float = 10.0
+) -> Graph:
+    """The traced graph with values, times and bytes. Raises InvalidCall where the model cannot run."""
+    most = len(example[0])
+    sizes = sorted({*samples} or {max(most // 4, 1), most})
+    device = example[0].device
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        largest = _Measurement(traced, resized(example, sizes[-1]))
+        took = largest.look()
+        smallest = largest.described
+        if len(sizes) > 1:
+            other = _Measurement(traced, resized(example, sizes[0]))
+            took += other.look()
+            smallest = other.described
+        repeats = max(1, min(_MOST_REPEATS, int(seconds / max(took, 1e-6) / 3)))
+        timings: dict[str, list[Timing]] = {name: [] for name in largest.held}
+        for size in sizes:
+            for name, timing in _Measurement(traced, resized(example, size)).timings(repeats):
+                timings[name].append(timing)
+    values = {
+        name: dataclasses.replace(value, per_sample=value.bytes != smallest[name].bytes)
+        for name, value in largest.described.items()
+    }
+    operators = tuple(
+        dataclasses.replace(
+            one,
+            timings=tuple(timings[one.name]),
+            held_bytes=largest.held[one.name],
+            workspace_bytes=largest.workspace.get(one.name, 0),
+        )
+        for one in traced.graph.operators
+    )
+    return with_values(traced.graph, values, samples=sizes[-1], operators=operators)
+
+
+class _Measurement:
+    """Runs the operators with one number of samples."""
+
+    def __init__(self, traced: Traced, example: tuple[torch.Tensor, ...]) -> None:
+        self._traced, self._example = traced, example
+        self._operators = {one.name: one for one in traced.graph.operators}
+        self._gradient = _gradients(traced.graph)
+        self.described: dict[str, Value] = {}
+        self.held: dict[str, int] = {}
+        self.workspace: dict[str, int] = {}
+
+    def look(self) -> float:
+        """Run all once, see how large everything is; how long that took."""
+        began = time.perf_counter()
+        with _memory_profile() as profile:
+            held = _Held(self._traced.named_tensors().values())
+            for value, tensor in zip(self._traced.graph.inputs, self._example, strict=True):
+                self._describe(value, tensor)
+            for node, run, inputs in self._steps():
+                with torch.profiler.record_function(_MARK + node.name), held.counting():
+                    result = run()
+                self.held[node.name] = held.count
+                held.made(result)
+                self._describe(node.name, result)
+                self._backward(result, inputs)
+        self.workspace = _workspaces(profile, {n: v.bytes for n, v in self.described.items()})
+        return time.perf_counter() - began
+
+    def timings(self, repeats: int) -> Iterator[tuple[str, Timing]]:
+        """Times of all operators: medians of `repeats` runs."""
+        samples, idle = len(self._example[0]), _idle_backward_ms()
+        for node, run, inputs in self._steps():
+            forward, backward = [], []
+            for _ in range(repeats):
+                _synchronize(self._example[0])
+                began = time.perf_counter()
+                result = run()
+                _synchronize(self._example[0])
+                forward.append((time.perf_counter() - began) * 1000)
+                backward.append(self._backward(result, inputs))
+            back = max(statistics.median(backward) - idle, 0.0)
+            yield node.name, Timing(samples, round(statistics.median(forward), 6), round(back, 6))
+
+    def _describe(self, name: str, result: Any) -> None:
+        parts = [result] if not isinstance(result, list | tuple) else result
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        size = sum(t.numel() * t.element_size() for t in tensors) or 8
+        first = tensors[0] if tensors else None
+        self.described[name] = Value(
+            name,
+            tuple(first.shape) if first is not None else (),
+            str(first.dtype)[6:] if first is not None else "int",
+            size,
+            False,
+            name in self._gradient and first is not None and first.is_floating_point(),
+        )
+
+    def _steps(self) -> Iterator[tuple[fx.Node, Callable[[], Any], list[torch.Tensor]]]:
+        """Each operator: its node, a call that runs it, and the tensors to which its gradients go."""
+        traced = self._traced
+        known = traced.named_tensors()
+        env: dict[str, Any] = {}
+        given = iter(self._example)
+        last = {used: node for node in traced.nodes for used in node.all_input_nodes}
+        buffers = {n: t.clone() for n, t in known.items() if not t.requires_grad and t.numel()}
+        for node in traced.nodes:
+            if node.op == "placeholder":
+                name = traced.tensors.get(node.name)
+                env[node.name] = next(given) if name is None else buffers.get(name, known[name])
+            elif node.op == "get_attr":
+                env[node.name] = _attribute_value(traced, node)
+            elif node.op != "output":
+                run, inputs = self._prepared(node, env)
+                yield node, run, inputs
+                with torch.no_grad():
+                    env[node.name] = _detached(_fresh(run))
+            for used in node.all_input_nodes:
+                if last[used] is node and used.op not in ("placeholder", "get_attr"):
+                    env.pop(used.name, None)
+
+    def _prepared(self, node: fx.Node, env: dict[str, Any]) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+        inputs: list[torch.Tensor] = []
+
+        def leaf(source: fx.Node) -> Any:
+            value = env[source.name]
+            if isinstance(value, torch.Tensor) and source.op != "placeholder":
+                value = value.detach()
+                if source.name in self._gradient and value.is_floating_point():
+                    value.requires_grad_()
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                inputs.append(value)
+            return value
+
+        arguments = fx.map_arg(node.args, leaf)
+        options = fx.map_arg(node.kwargs, leaf)
+        if node.op == "call_module":
+            module = copy.deepcopy(self._traced.root.get_submodule(str(node.target)))
+            inputs += [p for p in module.parameters() if p.requires_grad]
+            return lambda: module(*arguments, **options), inputs
+        target: Any = node.target
+        if node.op == "call_method":
+            return lambda: getattr(arguments[0], target)(*arguments[1:], **options), inputs
+        schema = getattr(target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+
+            def on_copies() -> Any:
+                # Neither a leaf nor what others still need may change.
+                copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+                return target(*copies, **options)
+
+            return on_copies, inputs
+        return lambda: target(*arguments, **options), inputs
+
+    def _backward(self, result: Any, inputs: list[torch.Tensor]) -> float:
+        """Run the backward pass of an operator; milliseconds, 0 where it has none."""
+        parts = [result] if not isinstance(result, list | tuple) else result
+        outputs = [p for p in parts if isinstance(p, torch.Tensor) and p.requires_grad]
+        if not outputs or not inputs:
+            return 0.0
+        gradients = [torch.ones_like(one) for one in outputs]
+        _synchronize(self._example[0])
+        began = time.perf_counter()
+        torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        _synchronize(self._example[0])
+        return (time.perf_counter() - began) * 1000
+
+
+def _gradients(graph: Graph) -> set[str]:
+    """Values through which gradients may flow."""
+    reached: set[str] = set()
+    for one in graph.operators:
+        if reached.intersection(one.inputs) or any(graph.parameter[p].trainable for p in one.parameters):
+            reached.update(one.outputs)
+    return reached
+
+
+def _fresh(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        raise InvalidCall(
+            f"The model cannot run with the example ({str(error).splitlines()[0]}).",
+            "Give an example that the model takes with any number of samples.",
+        ) from None
+
+
+def _detached(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return result.detach()
+    if isinstance(result, list | tuple):
+        return type(result)(_detached(part) for part in result)
+    return result
+
+
+def _attribute_value(traced: Traced, node: fx.Node) -> Any:
+    found: Any = traced.root
+    for part in str(node.target).split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _synchronize(tensor: torch.Tensor) -> None:
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)
+
+
+def _idle_backward_ms() -> float:
+    """What a call of autograd itself takes, which a pass over the whole model pays once."""
+    leaf = torch.ones(1, requires_grad=True)
+    ones, times = torch.ones(1), []
+    for _ in range(20):
+        result = leaf.view(1)
+        began = time.perf_counter()
+        torch.autograd.grad([result], [leaf], [ones], allow_unused=True)
+        times.append((time.perf_counter() - began) * 1000)
+    return statistics.median(times)
+
+
+class _Held:
+    """Counts memory that autograd saves, each block once, and without the model's own tensors."""
+
+    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+        self.count = 0
+        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._counted: set[int] = set()
+
+    def counting(self) -> Any:
+        """While an operator runs."""
+        self.count = 0
+        return torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
+
+    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        at = storage.data_ptr()
+        if at not in self._own and at not in self._counted:
+            self._counted.add(at)
+            self.count += storage.nbytes()
+        return tensor
+
+    def made(self, result: Any) -> None:
+        """What lies at an address that was counted before may be new."""
+        parts = [result] if not isinstance(result, list | tuple) else result
+        for part in parts:
+            if isinstance(part, torch.Tensor) and not part.is_leaf and part._base is None:
+                self._counted.discard(part.untyped_storage().data_ptr())
+
+
+@contextlib.contextmanager
+def _memory_profile() -> Iterator[Any]:
+    """The profiler, which notes what the host's allocator does. It logs its start unless told otherwise."""
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ.setdefault(_LOG_LEVEL, "9")
+    try:
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=kinds, profile_memory=True) as profile:
+            yield profile
+    finally:
+        if before is None:
+            del os.environ[_LOG_LEVEL]
+
+
+def _workspaces(profile: Any, sizes: dict[str, int]) -> dict[str, int]:
+    """The most that each operator took beyond its result, from the profiler's events of the allocator."""
+    results = getattr(getattr(profile, "profiler", None), "kineto_results", None)
+    if results is None:
+        return {}
+    marks, changes = [], []
+    for event in results.events():
+        if event.name() == "[memory]":
+            changes.append((event.start_ns(), event.nbytes()))
+        elif event.name().startswith(_MARK):
+            marks.append((event.start_ns(), event.start_ns() + event.duration_ns(), event.name()))
+    changes.sort()
+    found, at = {}, 0
+    for begin, end, name in sorted(marks):
+        while at < len(changes) and changes[at][0] < begin:
+            at += 1
+        level = most = 0
+        while at < len(changes) and changes[at][0] <= end:
+            level += changes[at][1]
+            most = max(most, level)
+            at += 1
+        operator = name.removeprefix(_MARK)
+        found[operator] = max(most - sizes.get(operator, 0), 0)
+    return found

@@ -1,0 +1,246 @@
+"""Times steps of pipelines against torch.distributed.pipelining, data parallelism, and one process.
+
+    python tests/benchmarks/pipeline.py --quick
+    python tests/benchmarks/pipeline.py --json result.json
+
+Two ranks with one thread each. All contestants live in the same processes and take turns, so that what else
+the machine does hits them alike: compare ratios. `single` is one rank alone on the whole batch; `floor` is
+what the slowest stage computes by the plan, times (m+p-1)/m for schedules that must fill and drain.
+Steps are without the optimizer. Rows bubble_* are of 8 stages on paper.
+"""
+
+import argparse
+import copy
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from report import print_table, row, tidy_up_when_ended, write_json
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb1p", "zbv")
+MICRO_BATCHES = 8
+RANKS = 2
+START_SECONDS = 900
+
+
+def main() -> None:
+    """Measure, print the table, write the JSON."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--quick", action="store_true", help="a smaller model and fewer turns")
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    options.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
+    if arguments.worker:
+        return work(Path(arguments.worker), arguments.quick)
+    tidy_up_when_ended()
+    rows = [*training(arguments.quick), *bubbles()]
+    print_table(rows)
+    if arguments.json:
+        write_json(arguments.json, rows)
+
+
+def training(quick: bool) -> list[dict[str, Any]]:
+    """Rows of the ranks, which this starts."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, __file__, "--worker", str(result), *(["--quick"] if quick else [])]
+        ranks = [
+            subprocess.Popen(
+                command,
+                env=os.environ
+                | {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(RANKS),
+                    "LOCAL_RANK": str(rank),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+            for rank in range(RANKS)
+        ]
+        try:
+            for process in ranks:
+                if process.wait(START_SECONDS):
+                    raise SystemExit("A rank failed; see above.")
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        return table(json.loads(result.read_text()))
+
+
+def table(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows from medians in milliseconds by contestant."""
+    rows = []
+    peers = {name: result[name] for name in ("torch_pipelining", "data_parallel", "single")}
+    for schedule in SCHEDULES:
+        ours, floor = result[schedule], result[f"floor_{schedule}"]
+        rows.append(
+            row(
+                f"step_ms_mlp_{RANKS}_{schedule}",
+                "ms",
+                ours,
+                peers=peers,
+                floor=floor,
+                aim="0.95 of the bound; 1.5x torch.distributed.pipelining" if schedule == "1f1b" else "",
+                holds=(floor / ours >= 0.95 and peers["torch_pipelining"] / ours >= 1.5)
+                if schedule == "1f1b"
+                else None,
+                predicted=result[f"predicted_{schedule}"],
+            )
+        )
+    predicted = result["predicted_1f1b"]
+    off = 100 * abs(predicted / result["1f1b"] - 1)
+    rows.append(row("prediction_off", "%", off, aim="at most 10 %", holds=off <= 10))
+    return rows
+
+
+def bubbles() -> list[dict[str, Any]]:
+    """Idle shares of 8 stages on paper, against the formulas."""
+    from carme_runtime.pipeline import chain, make, simulate
+
+    rows = []
+    for name in SCHEDULES:
+        schedule = make(name, 8, 16)
+        simulated = 100 * simulate(schedule, chain(len(schedule.holders))).bubble
+        formula = 100 * schedule.bubble
+        near = abs(simulated - formula) <= 2
+        rows.append(
+            row(f"bubble_8_{name}", "%", simulated, floor=formula, aim="2 points of the formula", holds=near)
+        )
+    return rows
+
+
+# What each rank does
+
+
+def work(file: Path, quick: bool) -> None:
+    """All contestants, in turns."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    torch.set_num_threads(1)
+    dist.init_process_group("carme")
+    size, samples, turns = (512, 256, 7) if quick else (1024, 512, 25)
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(size, size), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    inputs, targets = torch.randn(samples, size), torch.randn(samples, size)
+    result: dict[str, float] = {}
+    contestants = {
+        "single": alone(copy.deepcopy(model), inputs, targets),
+        "data_parallel": data_parallel(copy.deepcopy(model), inputs, targets),
+        "torch_pipelining": torch_pipelining(copy.deepcopy(model), inputs, targets),
+    }
+    for schedule in SCHEDULES:
+        contestants[schedule] = ours(copy.deepcopy(model), schedule, inputs, targets, result)
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    order = list(contestants)
+    for turn in range(turns + 2):
+        random.Random(turn).shuffle(order)
+        for name in order:
+            dist.barrier()
+            began = time.perf_counter()
+            contestants[name]()
+            dist.barrier()
+            if turn > 1:
+                times[name].append((time.perf_counter() - began) * 1000)
+    result |= {name: statistics.median(each) for name, each in times.items()}
+    if dist.get_rank() == 0:
+        file.write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+def ours(model: Any, schedule: str, inputs: Any, targets: Any, result: dict[str, float]) -> Callable[[], Any]:
+    import torch
+    from torch.nn import functional
+
+    from carme_runtime.torch import pipeline
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    made, _ = pipeline(
+        model, optimizer, example=inputs, stages=RANKS, micro_batches=MICRO_BATCHES, schedule=schedule
+    )
+    plan = made.plan()
+    filling = (MICRO_BATCHES + RANKS - 1) / MICRO_BATCHES if schedule in ("gpipe", "1f1b") else 1
+    result[f"floor_{schedule}"] = plan.floor_ms * filling
+    result[f"predicted_{schedule}"] = plan.step_ms
+
+    def step() -> None:
+        optimizer.zero_grad()
+        made.step(inputs, targets, loss=functional.mse_loss)
+
+    return step
+
+
+def alone(model: Any, inputs: Any, targets: Any) -> Callable[[], Any]:
+    import torch.distributed as dist
+    from torch.nn import functional
+
+    def step() -> None:
+        if dist.get_rank() == 0:
+            model.zero_grad()
+            functional.mse_loss(model(inputs), targets).backward()
+
+    return step
+
+
+def data_parallel(model: Any, inputs: Any, targets: Any) -> Callable[[], Any]:
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional
+
+    from carme_runtime.torch import parallelize
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    model, optimizer = parallelize(model, optimizer)
+    share = slice(dist.get_rank(), None, RANKS)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.mse_loss(model(inputs[share]), targets[share]).backward()
+
+    return step
+
+
+def torch_pipelining(model: Any, inputs: Any, targets: Any) -> Callable[[], Any]:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.nn import functional
+
+    rank = dist.get_rank()
+    gloo = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+    half = len(model) // RANKS
+    own = model[rank * half : (rank + 1) * half]
+    stage = PipelineStage(own, rank, RANKS, torch.device("cpu"), group=gloo)
+    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=functional.mse_loss)
+
+    def step() -> None:
+        own.zero_grad()
+        if rank == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=targets, losses=[])
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

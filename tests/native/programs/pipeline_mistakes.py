@@ -1,0 +1,98 @@
+"""What users get wrong with pipelines, and a stage that ends in the middle of training."""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from carme_runtime import CarmeRuntimeError
+from carme_runtime.collectives.mailboxes import Mailboxes
+from carme_runtime.torch import pipeline
+
+torch.set_num_threads(1)
+INPUTS, TARGETS = torch.randn(12, 4), torch.randint(0, 3, (12,))
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Linear(4, 3))
+
+
+def make(module: nn.Module | None = None, **options: Any) -> Any:
+    module = module or model()
+    optimizer = torch.optim.SGD(options.pop("of", module).parameters(), 0.1)
+    return pipeline(module, optimizer, **{"example": INPUTS, **options})
+
+
+def refused(sentence: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except CarmeRuntimeError as error:
+        assert sentence in str(error) and error.remedy, str(error)
+        return
+    raise AssertionError(f"nobody said: {sentence}")
+
+
+def mistakes() -> None:
+    refused("2 ranks do not divide into pipelines of 3 stages. Use stages=2", lambda: make(stages=3))
+    refused("Use micro_batches=4, or another", lambda: make(stages=2, micro_batches=5))
+    refused(
+        "at 2 places, which is too few for 4 pieces. Use stages=1",
+        lambda: make(stages=2, micro_batches=2, schedule="interleaved"),
+    )
+    refused("no schedule 'fast'", lambda: make(stages=2, schedule="fast"))
+    refused("no layer 'nine' to cut at. Its layers are 0, 1, 2, 3", lambda: make(cut_points=["nine"]))
+    refused("begin with layer '1'", lambda: make(cut_points=["1"], micro_batches=2))
+    refused("A stage needs", lambda: make(stages=2, micro_batches=2, memory="0.5K"))
+    refused("is no amount of memory", lambda: make(memory="much"))
+    refused("no batch_norm='whole'", lambda: make(batch_norm="whole"))
+    refused("parameters that the model does not have", lambda: make(of=nn.Linear(2, 2)))
+    refused("Ranks have different models", lambda: make(model()[: 4 - dist.get_rank()]))
+
+    refused("asked for different pipelines", lambda: make(stages=2, micro_batches=2 + 2 * dist.get_rank()))
+
+    ours, optimizer = make(stages=2, micro_batches=4)
+    loss = functional.cross_entropy
+    refused("has samples of shape [5]", lambda: ours.step(torch.randn(12, 5), TARGETS, loss=loss))
+    refused("type float64", lambda: ours.step(INPUTS.double(), TARGETS, loss=loss))
+    refused("13 samples, and the example had 12", lambda: ours.step(torch.randn(13, 4), TARGETS, loss=loss))
+    refused("The batch has 2 tensors", lambda: ours.step((INPUTS, INPUTS), TARGETS, loss=loss))
+    count = 12 - dist.get_rank()
+    refused("got batches of [12, 11]", lambda: ours.step(INPUTS[:count], TARGETS[:count], loss=loss))
+    assert float(ours.step(INPUTS, TARGETS, loss=loss)) > 0  # none of them did any harm
+    optimizer.step()
+    ours.close()
+
+
+def lost() -> None:
+    ours, _ = make(stages=3, micro_batches=4)
+    if dist.get_rank() == 1:
+        puts, put = itertools.count(), Mailboxes.put
+
+        def dying(*arguments: Any) -> None:
+            if next(puts) == 19:  # in the middle of the third step
+                os.kill(os.getpid(), signal.SIGKILL)
+            put(*arguments)
+
+        setattr(Mailboxes, "put", dying)  # noqa: B010
+    for _ in range(1000):
+        began = time.monotonic()
+        try:
+            ours.step(INPUTS, TARGETS, loss=functional.cross_entropy)
+        except CarmeRuntimeError as error:
+            assert "Rank 1 ended while rank" in str(error), str(error)
+            print(f"{time.monotonic() - began:.2f} s: {error}", flush=True)
+            os._exit(0)
+    raise AssertionError("rank 1 was not missed")
+
+
+dist.init_process_group("carme")
+{"mistakes": mistakes, "lost": lost}[sys.argv[1]]()

@@ -1,0 +1,110 @@
+"""Small models of the kinds that pipelines must train as a single process does."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Residual(nn.Module):
+    """Blocks with skips of their own, and one from the first block to the last."""
+
+    def __init__(self, normal: type[nn.Module] | None = None, blocks: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(8, 8, 3, padding=1, bias=normal is None),
+                normal(8) if normal else nn.GroupNorm(2, 8),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(8, 8, 3, padding=1),
+            )
+            for _ in range(blocks)
+        )
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = torch.relu_(self.stem(x))
+        for block in self.blocks:
+            x = functional.relu(x + block(x), inplace=True)
+        return self.head((x + first).mean((2, 3)))
+
+
+class UNet(nn.Module):
+    """Skips over ever more stages, joined by concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in ((3, 4), (4, 8), (8, 8))])
+        self.up = nn.ModuleList([nn.ConvTranspose2d(a, b, 2, 2) for a, b in ((8, 8), (16, 4))])
+        self.out = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = torch.relu(self.down[0](x))
+        b = torch.relu(self.down[1](functional.max_pool2d(a, 2)))
+        c = torch.relu(self.down[2](functional.max_pool2d(b, 2)))
+        d = torch.cat([torch.relu(self.up[0](c)), b], 1)
+        e = torch.cat([torch.relu(self.up[1](d)), a], 1)
+        return self.out(e)
+
+
+class Transformer(nn.Module):
+    """Tied embeddings: the first and the last stage have the same weights."""
+
+    def __init__(self, dropout: float = 0.0, layers: int = 3, size: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, size)
+        self.position = nn.Parameter(0.1 * torch.randn(6, size))
+        self.attention = nn.ModuleList(
+            nn.MultiheadAttention(size, 2, batch_first=True) for _ in range(layers)
+        )
+        self.feed = nn.ModuleList(
+            nn.Sequential(nn.Linear(size, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, size))
+            for _ in range(layers)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(layers))
+        self.head = nn.Linear(size, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(words) + self.position
+        for attention, feed, norm in zip(self.attention, self.feed, self.norms, strict=True):
+            x = x + attention(x, x, x, need_weights=False)[0]
+            x = norm(x + feed(x))
+        return self.head(x).transpose(1, 2)
+
+
+class TwoInputs(nn.Module):
+    """Two inputs, the second used late; sizes that follow from what is computed."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 12))
+        self.second = nn.Linear(4, 12)
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(24, 3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        hidden = hidden.reshape(hidden.shape[0], 3, 4).flatten(1)
+        return self.head(torch.cat([torch.tanh(hidden), self.second(y)], 1))
+
+
+def mlp() -> nn.Module:
+    layers = [layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
+    """A model, inputs and targets of 24 samples; the same in every process."""
+    torch.manual_seed(5)
+    images, classes = torch.randn(24, 3, 8, 8), torch.randint(0, 3, (24,))
+    words = torch.randint(0, 11, (24, 6))
+    model, inputs, targets = {
+        "mlp": lambda: (mlp(), (torch.randn(24, 8),), classes),
+        "resnet": lambda: (Residual(), (images,), classes),
+        "batchnorm": lambda: (Residual(nn.BatchNorm2d), (images,), classes),
+        "unet": lambda: (UNet(), (images,), torch.randint(0, 2, (24, 8, 8))),
+        "transformer": lambda: (Transformer(), (words,), words.roll(1, 1)),
+        "dropout": lambda: (Transformer(0.2), (words,), words.roll(1, 1)),
+        "inputs": lambda: (TwoInputs(), (torch.randn(24, 6), torch.randn(24, 4)), classes),
+    }[name]()
+    return model, inputs, targets

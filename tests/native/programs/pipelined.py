@@ -1,0 +1,156 @@
+"""Trains as a pipeline, and sees that a single process does the same.
+
+    pipelined.py MODEL STAGES WAYS...
+
+Each of WAYS is SCHEDULE:MICRO_BATCHES, with further words behind colons: see `train`.
+"""
+
+import copy
+import random
+import sys
+import time
+from typing import Any
+
+import pipeline_models
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from carme_runtime.collectives.mailboxes import Mailboxes
+from carme_runtime.torch import pipeline
+
+torch.set_num_threads(1)
+LIMIT = 1e-5
+
+
+def delayed(seed: int) -> None:
+    """Let every use of a mailbox wait for a random time before it."""
+    choice = random.Random(seed)
+    for name in ("slot", "put", "take", "give_up"):
+        original = getattr(Mailboxes, name)
+
+        def late(*arguments: Any, original: Any = original) -> Any:
+            time.sleep(choice.choice((0, 0, 0.001, 0.004)) * choice.random())
+            return original(*arguments)
+
+        setattr(Mailboxes, name, late)
+
+
+def alike(ours: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+    difference = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
+    # Gradients that are zero but for rounding have no relative size.
+    assert difference < LIMIT or float((ours - theirs).abs().max()) < 1e-7, (what, difference)
+
+
+def single_step(model: Any, inputs: Any, targets: Any, micro_batches: int, together: bool) -> torch.Tensor:
+    """A step of one process, on the whole batch or on micro-batches."""
+    total = torch.zeros(())
+    for parts in zip(*(t.chunk(1 if together else micro_batches) for t in (*inputs, targets)), strict=True):
+        loss = functional.cross_entropy(model(*parts[:-1]), parts[-1])
+        loss = loss * len(parts[-1]) / len(targets)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str) -> None:
+    model, inputs, targets = pipeline_models.make(name)
+    options: dict[str, Any] = {}
+    if "frozen" in words:
+        for parameter in list(model.parameters())[:3]:
+            parameter.requires_grad_(False)
+    for word in words:
+        if word in ("micro", "exact", "deferred"):
+            options["batch_norm"] = word
+    reference = copy.deepcopy(model)
+    theirs = torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    if dist.is_initialized() and dist.get_rank():
+        for parameter in model.parameters():  # rank 0's count
+            parameter.data.zero_()
+    replicas = size() // stages
+    share = len(targets) // replicas
+    ours, optimizer = pipeline(
+        model,
+        optimizer,
+        example=[t[:share] for t in inputs],
+        stages=stages,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        **options,
+    )
+    replica = rank() // stages
+    together = not set(words) & {"micro", "deferred"}
+    for step in range(40 if "often" in words else 3):
+        count = share if step != 1 or "even" in words else 5  # a ragged batch
+        own = slice(replica * count, (replica + 1) * count)
+        whole = slice(0, replicas * count)
+        torch.manual_seed(step)
+        loss = ours.step([t[own] for t in inputs], targets[own], loss=functional.cross_entropy)
+        torch.manual_seed(step)
+        expected = single_step(reference, [t[whole] for t in inputs], targets[whole], micro_batches, together)
+        alike(loss, expected, f"loss of step {step}")
+        known = dict(reference.named_parameters())
+        for each, parameter in ours.named_parameters():
+            gradient, wanted = parameter.grad, known[each].grad
+            assert (gradient is None) == (wanted is None), each
+            if gradient is not None and wanted is not None:
+                alike(gradient, wanted, f"gradient of {each} in step {step}")
+        if "clip" in words:
+            norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+            alike(ours.clip_grad_norm_(0.1), norm, "norm")
+        if step != 1 or "accumulate" not in words:
+            for each in (optimizer, theirs):
+                each.step()
+                each.zero_grad()
+    state = ours.state_dict()
+    if rank() == 0:
+        known = reference.state_dict()
+        assert list(state) == list(known)
+        for each, tensor in state.items():
+            if "running" in each and "deferred" in words:
+                continue  # seen by `deferred_statistics`
+            alike(tensor.double(), known[each].double(), each)
+        print(ours.plan())
+    ours.close()
+
+
+def deferred_statistics(stages: int) -> None:
+    """Running statistics of the first layer are those that the whole batch gives."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    whole = copy.deepcopy(model)
+    torch.manual_seed(2)
+    inputs, targets = torch.randn(12, 4) * 3 + 1, torch.randint(0, 3, (12,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ours, _ = pipeline(
+        model, optimizer, example=inputs, stages=stages, micro_batches=4, batch_norm="deferred"
+    )
+    ours.step(inputs, targets, loss=functional.cross_entropy)
+    whole(inputs)
+    state = ours.state_dict()
+    for name, tensor in whole.state_dict().items():
+        if rank() == 0 and name.startswith("0.") and tensor.dim() < 2 and "weight" not in name:
+            alike(state[name].double(), tensor.double(), name)
+    ours.close()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+if __name__ == "__main__":
+    dist.init_process_group("carme")
+    name, stages, ways = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    for number, way in enumerate(ways):
+        if way == "statistics":
+            deferred_statistics(stages)
+            continue
+        schedule, micro_batches, *words = way.split(":")
+        if "delays" in words and number == 0:
+            delayed(rank())
+        train(name, stages, schedule, int(micro_batches), *words)
+    dist.destroy_process_group()

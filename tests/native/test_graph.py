@@ -1,0 +1,94 @@
+"""Models of PyTorch as graphs with measured costs."""
+
+import pytest
+import torch
+from torch import nn
+
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.graph import load, save
+from carme_runtime.torch import trace
+
+
+class Branches(nn.Module):
+    """A skip, tied weights, an in-place operation, two inputs, and a normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.embedding = nn.Embedding(10, 8)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu_(self.norm(self.conv(image))).mean((2, 3))
+        first, second = hidden.view(hidden.shape[0], -1).chunk(2, 1)
+        return self.head(self.dropout(torch.cat([second, first], 1)) + self.embedding(label))
+
+
+class Undecided(nn.Module):
+    """What it computes depends on the data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x - 1
+
+
+EXAMPLE = (torch.randn(8, 3, 16, 16), torch.arange(8))
+
+
+def test_costs_are_measured_and_nothing_else_changes(tmp_path):
+    torch.manual_seed(0)
+    model = Branches()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
+    graph = trace(model, EXAMPLE, seconds=0.5)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+    by_kind = {one.kind.split(".")[0]: one for one in graph.operators}
+    conv = by_kind["conv2d"]
+    assert graph.source == "torch.export" and graph.samples == 8
+    assert conv.module == "conv" and conv.parameters == ("conv.weight", "conv.bias")
+    assert [timing.samples for timing in conv.timings] == [2, 8]
+    assert conv.forward_ms(8) > 0 and conv.backward_ms(8) > 0
+    assert conv.held_bytes == EXAMPLE[0].numel() * 4  # its input
+    assert graph.value[conv.name].bytes == 8 * 8 * 16 * 16 * 4 and graph.value[conv.name].per_sample
+    # One tensor under two names.
+    assert by_kind["linear"].parameters == by_kind["embedding"].parameters == ("embedding.weight",)
+    assert by_kind["relu_"].beside == by_kind["batch_norm"].name
+    assert {one.beside for one in graph.operators if one.kind == "getitem"} == {by_kind["chunk"].name}
+    assert not graph.value["label"].gradient and graph.value[graph.results[0]].gradient
+
+    save(graph, tmp_path / "graph.json")
+    assert load(tmp_path / "graph.json") == graph
+
+
+def test_what_cannot_be_traced_is_cut_between_its_layers(caplog):
+    model = nn.Sequential(nn.Linear(4, 6), Undecided(), nn.Sequential(nn.Linear(6, 5), nn.ReLU()))
+    graph = trace(model, torch.randn(4, 4), seconds=0.2)
+    assert graph.source == "modules"
+    assert [one.module for one in graph.operators] == ["0", "1", "2.0", "2.1"]
+    assert graph.operators[0].parameters == ("0.weight", "0.bias")
+    assert "It is cut between its layers only." in caplog.text
+    named = trace(model, torch.randn(4, 4), whole_layers=["1"], seconds=0.2)
+    assert [one.module for one in named.operators] == ["0", "1", "2.0", "2.1"]
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "options", "sentence"),
+    [
+        (nn.Linear(4, 4), [], {}, "The example is no tensor"),
+        (nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(3, 4)), {}, r"have \[2, 3\] samples"),
+        (nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(2)), {}, "with the 2 tensors of the example"),
+        (nn.Linear(4, 4), (torch.tensor(1.0),), {}, "no tensor with samples"),
+        (nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), {"whole_layers": ["7"]}, "no layer '7'"),
+        (Undecided(), torch.ones(2, 4), {}, "cannot trace the model"),
+        (nn.ReLU(inplace=True), torch.ones(2, 4), {}, "changes its input"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(model, example, options, sentence):
+    with pytest.raises(InvalidCall, match=sentence) as caught:
+        trace(model, example, **options)
+    assert caught.value.remedy

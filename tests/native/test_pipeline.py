@@ -1,0 +1,61 @@
+"""Pipelines train as a single process does on the whole batch."""
+
+import itertools
+import signal
+
+import pytest
+
+SECONDS = 480  # a busy machine: tracing alone takes seconds of computing for each pipeline
+pytestmark = pytest.mark.timeout(SECONDS + 60)
+MODELS = ("mlp", "resnet", "unet", "transformer", "dropout", "inputs")
+WAYS = (
+    ("1f1b:4:clip", "zb1p:6", "gpipe:8:frozen"),
+    ("gpipe:1", "zbv:6", "1f1b:8:accumulate"),
+    ("1f1b:2:frozen", "interleaved:6:even", "zbv:12:clip"),
+)
+
+
+def run(launcher, nodes, *arguments):
+    ranks = launcher.start("pipelined", nodes, *arguments)
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
+    return ranks
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1, 1]], ids=["2 stages", "3 stages on two nodes"])
+@pytest.mark.parametrize(("model", "ways"), zip(MODELS, itertools.cycle(WAYS), strict=False))
+def test_losses_and_gradients_are_those_of_one_process(launcher, model, ways, nodes):
+    run(launcher, nodes, model, str(len(nodes)), *ways)
+
+
+def test_one_process_alone_is_a_pipeline_of_one_stage(launcher):
+    run(launcher, [0], "inputs", "1", "zbv:4", "1f1b:3")
+
+
+def test_batch_norm_is_treated_as_chosen(launcher):
+    ranks = run(launcher, [0, 0], "batchnorm", "2", "1f1b:1:exact:even", "1f1b:4:micro:even", "statistics")
+    assert "BatchNorm: micro." in ranks.outputs[0]
+
+
+def test_replicas_of_pipelines_train_as_one_process_does(launcher):
+    run(launcher, [0, 0, 0, 0], "transformer", "2", "1f1b:3:clip", "zb1p:2")
+
+
+def test_no_order_and_no_delays_hang(launcher):
+    """40 steps with random delays for each of these ways, one with skips over every stage."""
+    run(launcher, [0, 1, 0], "unet", "3", "1f1b:8:often:delays", "zbv:6:often", "gpipe:8:often")
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=["one node", "two nodes"])
+def test_messages_of_500_pipelines_with_random_delays_arrive(launcher, nodes):
+    ranks = launcher.start("mailboxes", nodes, "500")
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
+
+
+def test_a_stage_that_ends_is_named(launcher):
+    ranks = launcher.start("pipeline_mistakes", [0, 0, 0], "lost")
+    assert ranks.finish(SECONDS) == [0, -signal.SIGKILL, 0], ranks.said()
+
+
+def test_mistakes_end_in_sentences(launcher):
+    ranks = launcher.start("pipeline_mistakes", [0, 0], "mistakes")
+    assert ranks.finish(SECONDS) == [0, 0], ranks.said()

@@ -1,0 +1,175 @@
+"""Where graphs are cut."""
+
+import dataclasses
+import itertools
+import random
+import time
+
+import pytest
+
+from carme_runtime.graph import Graph, Links, Operator, Parameter, Timing, Value
+from carme_runtime.pipeline import Plan, PlanError, Request, make, partition, plan
+from carme_runtime.pipeline.pieces import Pieces, cut_places
+
+KIB = 1024
+FAST = Links(((0, 1.0), (1 << 20, 50.0)), "test")
+
+
+def network(times, skips=(), parameters=None, beside=(), held=4 * KIB, links=FAST) -> Graph:
+    """Layers in a row with these times in ms; `skips` lead from the output of one into another."""
+    names = [f"layer{i}" for i in range(len(times))]
+    operators = []
+    for i, (name, took) in enumerate(zip(names, times, strict=True)):
+        inputs = ["x" if i == 0 else names[i - 1], *(names[a] for a, b in skips if b == i)]
+        own = (parameters or {}).get(i, f"{name}.weight")
+        operators.append(
+            Operator(
+                name, "linear", name, tuple(inputs), (name,), (own,), (Timing(8, took / 3, 2 * took / 3),),
+                held, KIB, names[i - 1] if i in beside else "",
+            )
+        )  # fmt: skip
+    values = tuple(Value(name, (8, 128), "float32", 4 * KIB, True, name != "x") for name in ("x", *names))
+    weights = dict.fromkeys(one.parameters[0] for one in operators)
+    return Graph(
+        "test", "cpu", 8, ("x",), (names[-1],), values, tuple(operators),
+        tuple(Parameter(name, 16 * KIB, True) for name in weights), links,
+    )  # fmt: skip
+
+
+def exhaustive(graph: Graph, found: Plan) -> float:
+    """The shortest step of all cuts."""
+    cuts = itertools.combinations(cut_places(graph), len(found.cuts))
+    return min(dataclasses.replace(found, cuts=each).step_ms for each in cuts)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb1p", "interleaved", "zbv"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_other_cuts_are_more_than_3_percent_faster(schedule: str, seed: int):
+    choice = random.Random(seed)
+    times = [choice.choice([0.1, 1.0, 3.0]) * choice.random() for _ in range(11)]
+    skips = {tuple(sorted(choice.sample(range(11), 2))) for _ in range(4)}
+    graph = network(times, skips, links=Links(((0, 5.0), (1 << 20, 9000.0)), "slow"))
+    found = plan(graph, Request(2, 32, stages=2, micro_batches=4, schedule=schedule))
+    assert found.step_ms <= 1.03 * exhaustive(graph, found)
+
+
+def test_cuts_that_are_searched_step_by_step_are_no_worse(monkeypatch):
+    choice = random.Random(7)
+    skips = {tuple(sorted(choice.sample(range(24), 2))) for _ in range(6)}
+    graph = network([choice.random() for _ in range(24)], skips)
+    monkeypatch.setattr(partition, "_FEW", 0)
+    for stages in (2, 3):
+        found = plan(graph, Request(stages, 32, stages=stages, micro_batches=8))
+        assert found.step_ms <= 1.03 * exhaustive(graph, found)
+
+
+def test_three_stages_are_cut_as_well_as_can_be():
+    graph = network([1, 2, 3, 4, 5, 6, 5, 4, 3, 2, 1, 1], skips=[(0, 10), (2, 7)])
+    found = plan(graph, Request(3, 24, stages=3, micro_batches=6))
+    assert found.step_ms <= 1.03 * exhaustive(graph, found)
+    assert found.floor_ms <= found.step_ms
+
+
+def test_values_go_directly_to_the_stages_that_use_them():
+    graph = network([1] * 6, skips=[(0, 5), (1, 3)], parameters={0: "tied", 5: "tied"})
+    pieces = Pieces(graph, (2, 4))
+    assert pieces.channels == {(0, 1): ("layer1",), (0, 2): ("layer0",), (1, 2): ("layer3",)}
+    assert pieces.shared == {"tied": (0, 2)}
+    assert pieces.gradients((0, 2)) == ("layer0",)
+    early = dataclasses.replace(graph, results=("layer1", "layer5"))
+    assert Pieces(early, (2, 4)).channels[0, 2] == ("layer0", "layer1")  # the last stage has the results
+
+
+def test_what_changes_a_value_in_place_is_not_cut_off():
+    graph = network([1] * 6, beside={2, 3})
+    assert cut_places(graph) == [1, 4, 5]
+
+
+def test_numbers_that_follow_from_the_inputs_are_not_sent():
+    graph = network([1] * 3)
+    size = Operator("size", "sym_size", "", ("x",), ("size",))
+    last = dataclasses.replace(graph.operators[2], inputs=("layer1", "size"))
+    values = (*graph.values, Value("size", (), "int", 8, False, False))
+    graph = dataclasses.replace(graph, operators=(size, *graph.operators[:2], last), values=values)
+    assert cut_places(graph) == [2, 3]
+    assert Pieces(graph, (3,)).channels == {(0, 1): ("layer1",)}
+
+
+def test_a_memory_limit_moves_the_cuts_and_the_least_is_told():
+    heavy = {i: f"w{i}" for i in range(8)}
+    graph = network([1] * 8, parameters=heavy, held=64 * KIB)
+    free = plan(graph, Request(2, 8, stages=2, micro_batches=2))
+    assert free.cuts[0] >= 4  # and the first stage holds the activations of two micro-batches
+    most = max(stage.memory_bytes for stage in free.stages)
+    tight = plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=most - 1))
+    assert max(stage.memory_bytes for stage in tight.stages) < most
+    with pytest.raises(PlanError, match=r"A stage needs .* Give memory=(\d+) bytes") as caught:
+        plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=10 * KIB))
+    least = int(caught.value.remedy.split("memory=")[1].split()[0])
+    assert plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=least))
+
+
+def test_what_is_not_asked_for_is_chosen():
+    graph = network([3.0] * 12)
+    free = plan(graph, Request(4, 8))
+    assert (free.schedule.ranks, free.replicas) == (1, 4)  # with room for all, replicas need not wait
+    half = plan(graph, Request(4, 8, memory=max(stage.memory_bytes for stage in free.stages) // 2))
+    assert half.schedule.ranks > 1 and half.schedule.micro_batches > 1
+    assert half.replicas * half.schedule.ranks == 4
+    assert plan(graph, Request(2, 16, stages=2, batch_norm="exact")).schedule.micro_batches == 1
+
+
+def test_cuts_by_name():
+    graph = network([1] * 6, beside={3})
+    found = plan(graph, Request(2, 8, micro_batches=2, cut_points=("layer2",)))
+    assert found.cuts == (2,) and found.schedule.ranks == 2
+
+
+def test_a_plan_is_printed_and_drawn():
+    graph = network([1] * 6)
+    found = plan(graph, Request(2, 8, stages=2, micro_batches=4, batch_norm="micro"))
+    text = str(found.after(10.0))
+    assert "2 stages x 1 replicas, 4 micro-batches of 2 samples, schedule 1f1b." in text
+    assert "layer0 .. layer2" in text and "BatchNorm: micro." in text
+    assert "Measured step: 10.00 ms. The prediction is off by" in text
+    assert found.drawing().count("<line") == 1
+
+
+def test_a_large_graph_is_planned_in_seconds():
+    choice = random.Random(1)
+    times = [choice.random() for _ in range(1700)]
+    skips = {(a, a + choice.randrange(2, 60)) for a in range(0, 1600, 5)}
+    graph = network(times, skips)
+    began = time.monotonic()
+    plan(graph, Request(4, 32, stages=4, micro_batches=8, memory=1 << 30))
+    assert time.monotonic() - began < 60  # a busy machine; 3 s on an idle one
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (Request(3, 8, stages=2), "3 ranks do not divide into pipelines of 2 stages. Use stages=1"),
+        (Request(2, 12, stages=2, micro_batches=5), "12 samples does not divide into 5 .* micro_batches=4"),
+        (Request(2, 8, stages=2, micro_batches=2, batch_norm="exact"), "exclude each other"),
+        (
+            Request(8, 8, stages=8, micro_batches=2),
+            "at 5 places, which is too few for 8 pieces. Use stages=6",
+        ),
+        (Request(4, 8, 4, 4, "interleaved"), "too few for 8 pieces. Use stages=3"),
+        (Request(2, 8, cut_points=("head",)), "no layer 'head' to cut at. Its layers are layer0, layer1"),
+        (Request(2, 8, cut_points=("layer0",)), "begin with layer 'layer0'.* Use the layer 'layer1'"),
+        (Request(2, 8, cut_points=("layer1", "layer2")), "make 3 pieces"),
+        (Request(2, 8, stages=2, schedule="best"), "no schedule 'best'"),
+    ],
+)
+def test_what_cannot_be_names_the_nearest_plan_that_can(request_: Request, sentence: str):
+    with pytest.raises(PlanError, match=sentence):
+        plan(network([1] * 6), request_)
+
+
+def test_schedules_of_other_sizes_fit_into_the_same_slots():
+    graph = network([1] * 6)
+    found = plan(graph, Request(3, 12, stages=3, micro_batches=6))
+    for fewer in range(1, 6):
+        needed = dataclasses.replace(found, schedule=make("1f1b", 3, fewer)).slots
+        assert all(needed[channel] <= found.slots[channel] for channel in needed)
