@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
+import torch._dynamo  # optimizers import it anyway, and it is large: the limit counts it from the beginning
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from carme_runtime.errors import CarmeRuntimeError

@@ -208,6 +208,7 @@ class Store:
     # With the lock
 
     def _bring(self, blocks: Sequence[Block], changed: set[Block], room: int, wished_room: int) -> None:
+        self._reserved = room  # nothing that is fetched ahead may take it
         for block in blocks:
             transfer = self._transfers.get(block)
             if block.state is State.LEAVING and transfer and not transfer.started:
@@ -370,7 +371,9 @@ class Store:
         if not transfer.is_write and self.used + size + (0 if urgent else self._reserved) > self.capacity:
             return False
         if not transfer.start():
-            return False  # it is gone, and forgotten at the next occasion
+            self._cancel(transfer)  # its memory is free: whoever waits for that counts anew
+            self._done.notify_all()
+            return False
         transfer.version = transfer.block.version
         if not transfer.is_write:
             self.used += size
