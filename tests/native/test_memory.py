@@ -34,10 +34,10 @@ def cgroup() -> Iterator[MemoryCgroup]:
         yield made
 
 
-@pytest.fixture
-def limit() -> int:
-    """Bytes that leave about 40 MiB for blocks in this process."""
-    return pages.resident() + pages.page_tables() + 60 * MIB
+def limit(room: int = 40) -> int:
+    """Bytes that leave about so many MiB for blocks in this process."""
+    pages.free(pages.fill_heap(1 << 17))  # what earlier tests left free goes back to the kernel
+    return pages.resident() + pages.page_tables() + (room + 20) * MIB
 
 
 def start(*arguments: str | int | Path, cgroup: MemoryCgroup | None = None) -> subprocess.Popen[str]:
@@ -90,12 +90,12 @@ def test_optimizers_that_take_all_parameters_at_once_take_them_one_by_one(tmp_pa
     assert losses(limited) == losses(finish(start(optimizer, 512, 40, 3)))
 
 
-def test_what_convolutions_save_leaves_memory_too(limit: int, tmp_path: Path) -> None:
+def test_what_convolutions_save_leaves_memory_too(tmp_path: Path) -> None:
     def train(budget: Any) -> list[float]:
         torch.manual_seed(0)
         parts = [part for _ in range(8) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())]
         model: nn.Module = nn.Sequential(nn.Conv2d(3, 8, 1), *parts, nn.Flatten(), nn.LazyLinear(10))
-        x = torch.randn(8, 3, 64, 64)
+        x = torch.randn(64, 3, 32, 32)
         model(x)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
         if budget:
@@ -110,19 +110,19 @@ def test_what_convolutions_save_leaves_memory_too(limit: int, tmp_path: Path) ->
         return [*found, *(each.double().sum().item() for each in model.buffers())]
 
     expected = train(None)
-    with carme_runtime.memory(limit - 30 * MIB, tmp_path) as budget:
+    with carme_runtime.memory(limit(room=12), tmp_path) as budget:
         assert train(budget) == expected
         plan = budget.plan()
     assert plan.measured_written > 0 and plan.blocks["activations"] > plan.room
 
 
-def test_a_model_from_before_keeps_its_ties_and_can_be_saved_whole(limit: int, tmp_path: Path) -> None:
+def test_a_model_from_before_keeps_its_ties_and_can_be_saved_whole(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)))
     model[15].weight = model[0].weight  # type: ignore[index]
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    with carme_runtime.memory(limit, tmp_path) as budget:
+    with carme_runtime.memory(limit(), tmp_path) as budget:
         model, optimizer = budget.adopt(model, optimizer)
         assert model[15].weight is model[0].weight  # type: ignore[index]
         junk = [torch.ones(MIB) for _ in range(40)]  # 160 MiB: the weights leave
@@ -133,17 +133,18 @@ def test_a_model_from_before_keeps_its_ties_and_can_be_saved_whole(limit: int, t
     assert all(torch.equal(saved[name], each) for name, each in before.items())
 
 
-def test_memory_goes_back_to_the_kernel(limit: int, tmp_path: Path) -> None:
-    with carme_runtime.memory(limit, tmp_path):
+def test_memory_goes_back_to_the_kernel(tmp_path: Path) -> None:
+    most = limit()
+    with carme_runtime.memory(most, tmp_path):
         tensors = [torch.full((MIB,), float(i)) for i in range(60)]  # 240 MiB
-        assert pages.resident() < limit
+        assert pages.resident() < most
         assert [each[7].item() for each in tensors] == list(range(60))
-        assert pages.resident() < limit
+        assert pages.resident() < most
 
 
-def test_what_does_not_fit_at_the_end_is_said_and_fails_when_it_is_used(limit: int, tmp_path: Path) -> None:
+def test_what_does_not_fit_at_the_end_is_said_and_fails_when_it_is_used(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="do not fit into the memory limit and are gone"):
-        with carme_runtime.memory(limit, tmp_path):
+        with carme_runtime.memory(limit(), tmp_path):
             tensors = [torch.full((MIB,), float(i)) for i in range(30)]
         held = [each for each in tensors if each.untyped_storage().nbytes()]
         assert 0 < len(held) < len(tensors)
@@ -152,8 +153,8 @@ def test_what_does_not_fit_at_the_end_is_said_and_fails_when_it_is_used(limit: i
 
 def test_the_smallest_limit_that_is_named_works(tmp_path: Path) -> None:
     process = start("adamw", 1024, 4, 2, f"{LIBRARIES - 20}M", tmp_path)
-    _, errors = process.communicate(timeout=SECONDS)
-    for _ in range(4):  # an operation that comes later may need more
+    output, errors = process.communicate(timeout=SECONDS)
+    for _ in range(6):  # an operation that comes later may need more
         if process.returncode == 0:
             break
         assert "The limit of" in errors and "is too small" in errors, errors
@@ -210,10 +211,10 @@ def test_bad_input_is_refused_in_a_sentence(limit_text: str, folder: str, says: 
     assert says in str(refused.value)
 
 
-def test_two_limits_at_a_time_are_refused(limit: int, tmp_path: Path) -> None:
-    with carme_runtime.memory(limit, tmp_path) as budget:
+def test_two_limits_at_a_time_are_refused(tmp_path: Path) -> None:
+    with carme_runtime.memory(limit(), tmp_path) as budget:
         with pytest.raises(carme_runtime.CarmeRuntimeError, match="in force already"):
-            with carme_runtime.memory(limit, tmp_path):
+            with carme_runtime.memory(limit(), tmp_path):
                 pass
         with pytest.raises(carme_runtime.CarmeRuntimeError, match="No step has been recorded yet"):
             budget.plan()
@@ -221,8 +222,8 @@ def test_two_limits_at_a_time_are_refused(limit: int, tmp_path: Path) -> None:
         budget.plan()
 
 
-def test_worker_processes_of_a_loader_work_beside_it(limit: int, tmp_path: Path) -> None:
-    with carme_runtime.memory(limit, tmp_path):
+def test_worker_processes_of_a_loader_work_beside_it(tmp_path: Path) -> None:
+    with carme_runtime.memory(limit(), tmp_path):
         big = [torch.full((MIB,), float(i)) for i in range(30)]
         loader = torch.utils.data.DataLoader(torch.arange(8.0).split(1), num_workers=1, batch_size=None)
         assert sum(each.item() for each in loader) == 28

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import pages, spill, watch
+from carme_runtime.out_of_core.blocks import State
 from carme_runtime.out_of_core.limits import Limit
 from carme_runtime.out_of_core.plan import Plan
 from carme_runtime.out_of_core.sizes import parse_size, show_size
@@ -24,6 +25,8 @@ from carme_runtime.out_of_core.trace import DoesNotFit
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+# How many tensors as large as a parameter an optimizer's operation takes at a time.
+_OF_SGD, _OF_OTHERS = 2, 3
 _active: "Budget | None" = None
 
 
@@ -53,7 +56,7 @@ class Budget:
         with contextlib.ExitStack() as stack:
             if pages.avoid_huge_pages():
                 stack.callback(pages.allow_huge_pages)
-            _check_allocator()
+            stack.callback(pages.free, _take_blocks_from_malloc())
             limit = Limit(self._size)
             file = spill.SpillFile(self._folder)
             store = Store(file, self._steps.distance)
@@ -104,6 +107,10 @@ class Budget:
         _move(operations, tensors)
         self._model, self._optimizer = model, optimizer
         operations.limit.check(operations.store, anew=True)
+        largest = max((each.untyped_storage().nbytes() for each in model.parameters()), default=0)
+        needed = largest * (_OF_SGD if type(optimizer) is torch.optim.SGD else _OF_OTHERS)
+        if needed > operations.store.capacity:
+            raise operations.limit.too_small(needed, "the optimizer's step for the largest parameter")
         return model, optimizer
 
     def plan(self) -> Plan:
@@ -127,7 +134,7 @@ class Budget:
         try:
             traffic = trace.traffic(store.capacity, write_rate, read_rate)
         except DoesNotFit:
-            raise limit.too_small(trace.least, "that needs the most") from None
+            raise limit.too_small(trace.least, "an operation") from None
         return Plan(
             limit=limit.size,
             least=limit.least(trace.least),
@@ -189,13 +196,11 @@ class Budget:
         store.collect()
         for block in sorted(store.blocks.values(), key=lambda block: block.size):
             storage: Any = block.owner.hold()
-            if storage is None:
+            if storage is None or block.state is State.PRESENT:
                 continue
-            try:
-                if store.used + block.size > store.capacity and not block.pins:
-                    raise DoesNotFit
+            if store.used + block.size <= store.capacity:
                 store.acquire([block], [], 0)
-            except DoesNotFit:
+            else:
                 pages.open_again(block.address, block.size)
                 storage.resize_(0)
                 lost += block.size
@@ -205,6 +210,20 @@ class Budget:
                 "ends. Save what you need inside of `with carme_runtime.memory(...)`.",
                 stacklevel=4,
             )
+
+
+def _before_fork() -> None:
+    """A child gets no copies of the blocks: they would stay in memory for it when they leave."""
+    if _active is not None and _active._operations is not None:
+        _active._operations.store.before_fork()
+
+
+def _after_fork() -> None:
+    if _active is not None and _active._operations is not None:
+        _active._operations.store.after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
 def _move(operations: watch.Operations, tensors: list[torch.Tensor]) -> None:
@@ -239,12 +258,14 @@ def _storages_written_by(operations: watch.Operations) -> Iterator[None]:
         torch._C.PyTorchFileWriter = writer
 
 
-def _check_allocator() -> None:
-    """See that blocks can be taken from malloc."""
+def _take_blocks_from_malloc() -> list[int]:
+    """Let new blocks be mappings of their own. Returns what `pages.free` has to free afterwards."""
     if pages.map_large_blocks(watch.SMALLEST_BLOCK):
+        taken = pages.fill_heap(watch.SMALLEST_BLOCK)
         probe = torch.empty(1 << 20, dtype=torch.uint8).untyped_storage()
         if pages.is_mapping(probe.data_ptr(), probe.nbytes()):
-            return
+            return taken
+        pages.free(taken)
     raise CarmeRuntimeError(
         "Memory cannot be taken from PyTorch's tensors, because the allocator of this process is not glibc's.",
         "Unset LD_PRELOAD, or use a PyTorch that was built for glibc.",

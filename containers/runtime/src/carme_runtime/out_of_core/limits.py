@@ -23,7 +23,6 @@ class Limit:
     def __init__(self, size: int) -> None:
         self.size = size
         self.outside = 0  # bytes that are not blocks
-        self.most_needed = 0  # bytes of blocks by the operation that needs the most, so far
         self._looks = 0
         if (now := pages.resident() + pages.page_tables()) + _MARGIN > size:
             raise CarmeRuntimeError(
@@ -57,7 +56,8 @@ class Limit:
     def too_small(self, blocks: int, name: str) -> CarmeRuntimeError:
         """What to say when an operation needs as many bytes of blocks."""
         return CarmeRuntimeError(
-            f"The limit of {show_size(self.size)} is too small: the operation {name} needs "
+            f"The limit of {show_size(self.size)} is too small: {name} needs "
             f"{show_size(blocks)} at a time, and the process takes {show_size(self.outside)} besides.",
-            f"Use {show_size(self.least(blocks))} or more.",
+            f"Use {show_size(self.least(blocks))} or more. Until a step has ended, a later operation may need "
+            "more than this one.",
         )

@@ -14,12 +14,15 @@ _M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
 _MAPPED = 2  # the flag in the head of a chunk of glibc's that is a mapping of its own
 _FLAGS = 7
 _SLACK = 64 << 10  # bytes that such a chunk may be larger than what was asked for
+_LARGEST_HOLE = 1 << 30  # bytes
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _STATM, _STATUS, _CLEAR = "/proc/self/statm", "/proc/self/status", "/proc/self/clear_refs"
 
 _c = ctypes.CDLL(None, use_errno=True)
 for _name in ("madvise", "mprotect"):
     getattr(_c, _name).argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_c.malloc.argtypes, _c.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+_c.free.argtypes, _c.free.restype = (ctypes.c_void_p,), None
 
 
 def map_large_blocks(threshold: int) -> bool:
@@ -31,6 +34,33 @@ def map_large_blocks(threshold: int) -> bool:
         return bool(_c.mallopt(_M_MMAP_THRESHOLD, threshold) and _c.mallopt(_M_MMAP_MAX, 1 << 20))
     except AttributeError:
         return False
+
+
+def fill_heap(smallest: int) -> list[int]:
+    """Take what malloc has free in its heap in parts of `smallest` bytes or more, which it would use first.
+
+    Nothing is written there, so it takes no memory. `free` gives it back.
+
+    Returns:
+        The addresses.
+    """
+    _c.malloc_trim(0)
+    taken: list[int] = []
+    size = _LARGEST_HOLE
+    while size >= smallest:
+        address = _c.malloc(size)
+        if address and not is_mapping(address, size):
+            taken.append(address)
+            continue
+        _c.free(address)
+        size //= 2
+    return taken
+
+
+def free(addresses: list[int]) -> None:
+    """Give back what `fill_heap` took."""
+    for address in addresses:
+        _c.free(address)
 
 
 def is_mapping(address: int, length: int) -> bool:

@@ -169,7 +169,20 @@ class Store:
                 gained += victim.size
         return gained
 
-    # The end
+    # The process as a whole
+
+    def before_fork(self) -> None:
+        """Keep the blocks from the child; nothing else happens until `after_fork`."""
+        self._lock.acquire()
+        self._collect()
+        for block in self.blocks.values():
+            pages.keep_from_children(block.address, block.size, True)
+
+    def after_fork(self) -> None:
+        """Go on, in the parent."""
+        for block in self.blocks.values():
+            pages.keep_from_children(block.address, block.size, False)
+        self._lock.release()
 
     def outside(self) -> int | None:
         """Bytes that this process takes besides its blocks; None while that cannot be told."""

@@ -124,7 +124,7 @@ class Operations(TorchDispatchMode):
         try:
             self.store.acquire(uses, written, room, wished)
         except DoesNotFit:
-            raise self.limit.too_small(room + sum(block.size for block in uses), facts.name) from None
+            raise self._too_small(facts.name, uses, room) from None
         try:
             begin = time.perf_counter()
             result = call()
@@ -139,6 +139,10 @@ class Operations(TorchDispatchMode):
                 self.store.pin_for_step(block)
         self.steps.look_ahead(self.store)
         return result
+
+    def _too_small(self, name: str, uses: Sequence[Block], room: int) -> CarmeRuntimeError:
+        needed = room + sum(block.size for block in uses)
+        return self.limit.too_small(needed, f"the operation {name}")
 
     def _measured(self, func: Any, args: Any, kwargs: Any, key: Any, operation: Operation) -> Any:
         """Run it, and see what it takes besides its tensors."""
