@@ -16,7 +16,11 @@ class MemoryCgroup:
     def __init__(self, folder: Path, is_v2: bool) -> None:
         self.folder, self._is_v2 = folder, is_v2
 
-    def limit(self, size: int) -> None:
+    def limit(self, size: int, *, swaps: bool = False) -> None:
+        """Let it take `size` bytes; with `swaps` the rest goes to the machine's swap, if it has any."""
+        if swaps:
+            (self.folder / ("memory.max" if self._is_v2 else "memory.limit_in_bytes")).write_text(str(size))
+            return
         names = ("memory.max",) if self._is_v2 else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # where the kernel does not count swap

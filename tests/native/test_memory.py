@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from memory_cgroups import MemoryCgroup, memory_cgroup
 from torch import nn
 
 import carme_runtime
 from carme_runtime.out_of_core import pages
+from memory_cgroups import MemoryCgroup, memory_cgroup
 
 PROGRAM = Path(__file__).parent / "programs" / "out_of_core.py"
 MIB = 1 << 20
@@ -36,8 +37,17 @@ def cgroup() -> Iterator[MemoryCgroup]:
 
 def limit(room: int = 40) -> int:
     """Bytes that leave about so many MiB for blocks in this process."""
+    assert pages.map_large_blocks(1 << 17)
     pages.free(pages.fill_heap(1 << 17))  # what earlier tests left free goes back to the kernel
     return pages.resident() + pages.page_tables() + (room + 20) * MIB
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index))
 
 
 def start(*arguments: str | int | Path, cgroup: MemoryCgroup | None = None) -> subprocess.Popen[str]:
@@ -84,7 +94,9 @@ def test_state_of_four_times_the_limit_trains_to_the_same_losses(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_foreach", "adamw_fused"])
-def test_optimizers_that_take_all_parameters_at_once_take_them_one_by_one(tmp_path: Path, optimizer: str) -> None:
+def test_optimizers_that_take_all_parameters_at_once_take_them_one_by_one(
+    tmp_path: Path, optimizer: str
+) -> None:
     limited = finish(start(optimizer, 512, 40, 3, f"{LIBRARIES + 40}M", tmp_path))
     assert limited[-1]["plan"]["measured_read"] > 40 * MIB
     assert losses(limited) == losses(finish(start(optimizer, 512, 40, 3)))
@@ -93,7 +105,9 @@ def test_optimizers_that_take_all_parameters_at_once_take_them_one_by_one(tmp_pa
 def test_what_convolutions_save_leaves_memory_too(tmp_path: Path) -> None:
     def train(budget: Any) -> list[float]:
         torch.manual_seed(0)
-        parts = [part for _ in range(8) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())]
+        parts = [
+            part for _ in range(8) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())
+        ]
         model: nn.Module = nn.Sequential(nn.Conv2d(3, 8, 1), *parts, nn.Flatten(), nn.LazyLinear(10))
         x = torch.randn(64, 3, 32, 32)
         model(x)
@@ -205,17 +219,14 @@ def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(limit_text: str, folder: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(carme_runtime.CarmeRuntimeError, match=".") as refused:
-        with carme_runtime.memory(limit_text, tmp_path / folder):
-            pass
-    assert says in str(refused.value)
+    with pytest.raises(carme_runtime.CarmeRuntimeError, match=re.escape(says)):
+        carme_runtime.memory(limit_text, tmp_path / folder).__enter__()
 
 
 def test_two_limits_at_a_time_are_refused(tmp_path: Path) -> None:
     with carme_runtime.memory(limit(), tmp_path) as budget:
         with pytest.raises(carme_runtime.CarmeRuntimeError, match="in force already"):
-            with carme_runtime.memory(limit(), tmp_path):
-                pass
+            carme_runtime.memory(limit(), tmp_path).__enter__()
         with pytest.raises(carme_runtime.CarmeRuntimeError, match="No step has been recorded yet"):
             budget.plan()
     with pytest.raises(carme_runtime.CarmeRuntimeError, match="is not in force"):
@@ -225,6 +236,6 @@ def test_two_limits_at_a_time_are_refused(tmp_path: Path) -> None:
 def test_worker_processes_of_a_loader_work_beside_it(tmp_path: Path) -> None:
     with carme_runtime.memory(limit(), tmp_path):
         big = [torch.full((MIB,), float(i)) for i in range(30)]
-        loader = torch.utils.data.DataLoader(torch.arange(8.0).split(1), num_workers=1, batch_size=None)
+        loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None)
         assert sum(each.item() for each in loader) == 28
         assert [each[5].item() for each in big] == list(range(30))

@@ -1,6 +1,6 @@
 """Trains a stack of linear layers, with a limit of memory or without, and prints what the tests compare.
 
-    out_of_core.py OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
+    out_of_core.py [--save-on-cpu] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
 
 Each line is a JSON object: a step's loss, bit by bit; then the peak of the memory and the plan.
 """
@@ -24,13 +24,26 @@ OPTIMIZERS = {
 }
 
 
-def main(optimizer: str, width: str, layers: str, steps: str, limit: str = "", folder: str = "") -> None:
+def main(
+    optimizer: str,
+    width: str,
+    layers: str,
+    steps: str,
+    limit: str = "",
+    folder: str = "",
+    *,
+    save_on_cpu: bool = False,
+) -> None:
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
+        if save_on_cpu:
+            stack.enter_context(torch.autograd.graph.save_on_cpu())
         budget = stack.enter_context(carme_runtime.memory(limit, folder)) if limit else None
         torch.manual_seed(0)
         size = int(width)
-        parts = [part for _ in range(int(layers)) for part in (nn.Linear(size, size), nn.ReLU(), nn.Dropout(0.1))]
+        parts = [
+            part for _ in range(int(layers)) for part in (nn.Linear(size, size), nn.ReLU(), nn.Dropout(0.1))
+        ]
         model: nn.Module = nn.Sequential(*parts, nn.Linear(size, 10))
         trained: torch.optim.Optimizer = OPTIMIZERS[optimizer](model.parameters())
         if budget:
@@ -45,7 +58,7 @@ def main(optimizer: str, width: str, layers: str, steps: str, limit: str = "", f
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             trained.step()
             print(
-                json.dumps({"loss": loss.item().hex(), "seconds": time.perf_counter() - begin}),
+                json.dumps({"loss": float(loss.item()).hex(), "seconds": time.perf_counter() - begin}),
                 flush=True,
             )
         plan = budget.plan().as_dict() if budget else None
@@ -53,4 +66,5 @@ def main(optimizer: str, width: str, layers: str, steps: str, limit: str = "", f
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    arguments = [argument for argument in sys.argv[1:] if argument != "--save-on-cpu"]
+    main(*arguments, save_on_cpu=len(arguments) < len(sys.argv) - 1)

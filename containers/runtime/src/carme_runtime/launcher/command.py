@@ -273,7 +273,9 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.no_gpu and options.devices_per_rank:
         parser.error("--no-gpu and --devices-per-rank exclude each other. Leave one of them out")
     if (options.memory_per_rank is None) != (options.spill is None):
-        parser.error("--memory-per-rank and --spill belong together. Give both: --memory-per-rank 2G --spill DIR")
+        parser.error(
+            "--memory-per-rank and --spill belong together. Give both: --memory-per-rank 2G --spill DIR"
+        )
     if options.backend and options.max_restarts:
         parser.error(
             "--backend cannot be started anew with other ranks. Use --max-restarts without --backend"

@@ -126,11 +126,11 @@ class Budget:
                 "No step has been recorded yet, so its cost is not known.",
                 "Call plan() after the first optimizer.step().",
             )
-        moved, busy = store.read + store.written, store.busy_seconds
-        file = store.file
-        # What the disk does with several transfers at a time says more than the measurement at the beginning.
-        share = moved / busy / (moved / (store.read / file.read_rate + store.written / file.write_rate)) if busy else 1
-        read_rate, write_rate = file.read_rate * share, file.write_rate * share
+        file, busy = store.file, store.busy_seconds
+        # What the disk did with several transfers at a time says more than how fast it was at the beginning.
+        expected = store.read / file.read_rate + store.written / file.write_rate
+        faster = expected / busy if busy else 1.0
+        read_rate, write_rate = file.read_rate * faster, file.write_rate * faster
         try:
             traffic = trace.traffic(store.capacity, write_rate, read_rate)
         except DoesNotFit:
@@ -154,7 +154,7 @@ class Budget:
         )
 
     def _blocks_by_kind(self, trace: Any) -> dict[str, int]:
-        kinds = dict.fromkeys(("weights", "gradients", "optimizer", "activations"), 0)
+        kinds: dict[str, int] = {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0}
         seen: set[int] = set()
         parameters = list(self._model.parameters()) if self._model else []
         states = self._optimizer.state if self._optimizer else {}
@@ -267,6 +267,6 @@ def _take_blocks_from_malloc() -> list[int]:
             return taken
         pages.free(taken)
     raise CarmeRuntimeError(
-        "Memory cannot be taken from PyTorch's tensors, because the allocator of this process is not glibc's.",
+        "Tensors of this process cannot leave memory, because its allocator is not glibc's.",
         "Unset LD_PRELOAD, or use a PyTorch that was built for glibc.",
     )

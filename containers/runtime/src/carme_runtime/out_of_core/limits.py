@@ -58,6 +58,6 @@ class Limit:
         return CarmeRuntimeError(
             f"The limit of {show_size(self.size)} is too small: {name} needs "
             f"{show_size(blocks)} at a time, and the process takes {show_size(self.outside)} besides.",
-            f"Use {show_size(self.least(blocks))} or more. Until a step has ended, a later operation may need "
-            "more than this one.",
+            f"Use {show_size(self.least(blocks))} or more. Until a step has ended, a later operation may "
+            "need more than this one.",
         )

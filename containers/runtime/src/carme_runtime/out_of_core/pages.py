@@ -14,7 +14,7 @@ _M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
 _MAPPED = 2  # the flag in the head of a chunk of glibc's that is a mapping of its own
 _FLAGS = 7
 _SLACK = 64 << 10  # bytes that such a chunk may be larger than what was asked for
-_LARGEST_HOLE = 1 << 30  # bytes
+_LARGEST_HOLE, _MOST_HOLES = 1 << 30, 4096  # bytes, and so many
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _STATM, _STATUS, _CLEAR = "/proc/self/statm", "/proc/self/status", "/proc/self/clear_refs"
 
@@ -47,7 +47,7 @@ def fill_heap(smallest: int) -> list[int]:
     _c.malloc_trim(0)
     taken: list[int] = []
     size = _LARGEST_HOLE
-    while size >= smallest:
+    while size >= smallest and len(taken) < _MOST_HOLES:
         address = _c.malloc(size)
         if address and not is_mapping(address, size):
             taken.append(address)

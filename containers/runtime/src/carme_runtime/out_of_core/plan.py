@@ -71,8 +71,8 @@ class Plan:
         )
         return "\n".join(
             (
-                f"Limit {show_size(self.limit)}, of which {show_size(self.outside)} are outside of the blocks "
-                f"and {show_size(self.room)} are for them. A step needs {show_size(self.whole)} of blocks.",
+                f"Limit {show_size(self.limit)}: {show_size(self.outside)} for Python, libraries and your "
+                f"data, {show_size(self.room)} for blocks. A step needs {show_size(self.whole)} of blocks.",
                 f"Blocks: {kinds}.",
                 moves,
                 f"Computing takes {self.compute_seconds:.2f} s, so a step takes at least "

@@ -135,9 +135,7 @@ class Store:
         """Bytes that are free when all that is queued has been moved."""
         with self._lock:
             leaving = sum(t.block.size for t in self._transfers.values() if t.is_write and not t.block.pins)
-            coming = sum(
-                t.block.size for t in self._transfers.values() if not t.is_write and not t.started
-            )
+            coming = sum(t.block.size for t in self._transfers.values() if not t.is_write and not t.started)
             return self.capacity - self.used + leaving - coming
 
     def fetch_ahead(self, block: Block) -> None:

@@ -40,10 +40,10 @@ class Storage:
     """The owner of a block."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._weak: int = storage._weak_ref()
+        self._weak: Any = storage._weak_ref()
 
     def expired(self) -> bool:
-        return torch.UntypedStorage._expired(self._weak)
+        return bool(torch.UntypedStorage._expired(self._weak))
 
     def hold(self) -> object | None:
         return torch.UntypedStorage._new_with_weak_ptr(self._weak)
@@ -238,7 +238,11 @@ class Escapes(TorchFunctionMode):
 
 
 def _backward(
-    tensor: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    tensor: torch.Tensor,
+    gradient: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    inputs: Any = None,
 ) -> None:
     torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
@@ -266,7 +270,7 @@ class FileWriter(torch._C.PyTorchFileWriter):
 
     def write_record(self, name: str, data: Any, size: int) -> None:
         block = None
-        if isinstance(data, torch.UntypedStorage):
+        if hasattr(data, "_cdata"):
             block = self.operations.store.blocks.get(data._cdata)
         if block is None:
             super().write_record(name, data, size)
@@ -355,7 +359,9 @@ def _without_content(value: Any) -> Any:
 
 def _on_meta(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     takes_device = any(each.name == "device" for each in func._schema.arguments)
-    return {key: None for key in ("generator",) if key in kwargs} | ({"device": "meta"} if takes_device else {})
+    return {key: None for key in ("generator",) if key in kwargs} | (
+        {"device": "meta"} if takes_device else {}
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> int:
