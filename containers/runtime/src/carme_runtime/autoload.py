@@ -4,12 +4,14 @@ import sys
 from importlib.util import find_spec
 
 from carme_runtime import profile, progress
+from carme_runtime.out_of_core.start import start
 
 
 def register_backend() -> None:
     """Make the `torch.distributed` backend `carme` known; nothing where the native core was left out."""
     profile.watch_loaders(progress.batch)
     progress.watch_optimizers()
+    start()
     if "carme_runtime.torch" in sys.modules:
         return  # it is importing torch just now and registers itself when it has
     if find_spec("carme_runtime._core"):

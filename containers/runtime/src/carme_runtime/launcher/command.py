@@ -23,6 +23,8 @@ from carme_runtime.launcher.elastic import execute as elastic
 from carme_runtime.launcher.placement import Place, place
 from carme_runtime.launcher.run import Run
 from carme_runtime.launcher.wishes import Wishes, plan
+from carme_runtime.out_of_core import start as out_of_core
+from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.transports import TORCH_BACKEND, TORCH_BACKENDS, TRANSPORT, TRANSPORTS
 
 JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
@@ -37,13 +39,13 @@ OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--torch-backend", "--transport", "--profile", "--log-level", "--fusion-threshold",
-    "--python-interpreter",
+    "--python-interpreter", "--memory-per-rank", "--spill",
 )  # fmt: skip
 # Behind a script they are the script's, as with torchrun; few scripts have options of these names.
 MOSTLY_OURS = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "--no-gpu", "--pin-cpus",
     "--pin-memory", "--max-restarts", "--min-ranks", "--max-ranks", "--hang-seconds", "--fusion-threshold",
-    "--python-interpreter", "--dry-run", "--n-per-node",
+    "--python-interpreter", "--dry-run", "--n-per-node", "--memory-per-rank",
 )  # fmt: skip
 NOT_STARTED = 2
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -261,6 +263,15 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "itself (default: 8192, between nodes with PyTorch 1024)",
     )
     parser.add_argument(
+        "--memory-per-rank",
+        type=_size,
+        metavar="SIZE",
+        help="train with PyTorch in so much memory, such as 2G; tensors that do not fit go to --spill",
+    )
+    parser.add_argument(
+        "--spill", type=Path, metavar="DIR", help="with --memory-per-rank: a folder on a disk of each node"
+    )
+    parser.add_argument(
         "--python-interpreter",
         type=_words,
         metavar="PATH",
@@ -289,6 +300,10 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error("--min-ranks and --max-ranks need runs that may start anew. Add --max-restarts 3")
     if options.no_gpu and options.devices_per_rank:
         parser.error("--no-gpu and --devices-per-rank exclude each other. Leave one of them out")
+    if (options.memory_per_rank is None) != (options.spill is None):
+        parser.error(
+            "--memory-per-rank and --spill belong together. Give both: --memory-per-rank 2G --spill DIR"
+        )
     if options.backend and options.max_restarts:
         parser.error(
             "--backend cannot be started anew with other ranks. Use --max-restarts without --backend"
@@ -382,6 +397,8 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
         logs.LEVEL: options.log_level,
         logs.KERAS_EVERYWHERE: "true" if options.output_on_all_devices else None,
         fusion.THRESHOLD: options.fusion_threshold,
+        out_of_core.LIMIT: options.memory_per_rank,
+        out_of_core.FOLDER: options.spill.absolute() if options.spill else None,
         "CARME_HANG_SECONDS": options.hang_seconds,
     }
     return dict(options.x) | {name: str(value) for name, value in chosen.items() if value is not None}
@@ -503,6 +520,13 @@ def _number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is no number of 0 or more.")
     return int(text)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except CarmeRuntimeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _words(text: str) -> list[str]:

@@ -1,0 +1,92 @@
+"""Blocks of memory that can leave for the disk and come back to the same addresses."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from carme_runtime.out_of_core import pages
+
+
+class State(Enum):
+    PRESENT = "in memory"
+    LEAVING = "in memory, and being written, or waiting for that"
+    ABSENT = "on the disk alone"
+    ARRIVING = "being read, or waiting for that"
+
+
+class Owner(Protocol):
+    """What the memory belongs to, which is not kept alive by its block."""
+
+    def expired(self) -> bool:
+        """Whether it is gone, and its memory with it."""
+        ...
+
+    def hold(self) -> object | None:
+        """Something that keeps it alive as long as it exists; None when it is gone."""
+        ...
+
+    def forget(self) -> None:
+        """It is not asked about again."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """The whole pages of one storage.
+
+    Attributes:
+        owner: Of the memory.
+        address: Where it begins.
+        size: Bytes.
+        label: Its number in recorded steps.
+        state: Where its content is.
+        version: Grows with each change.
+        saved: The version that the disk has.
+        offset: Its part of the spill file; None when it has none yet.
+        pins: It stays in memory while there are any.
+        last_use: The number of the operation that used it last.
+        step_pins: Those of `pins` that the step's end takes away.
+    """
+
+    owner: Owner
+    address: int
+    size: int
+    label: int
+    state: State = State.PRESENT
+    version: int = 0
+    saved: int = -1
+    offset: int | None = None
+    pins: int = 0
+    last_use: int = 0
+    step_pins: int = 0
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the disk does not have what is in memory."""
+        return self.saved != self.version
+
+
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """A block on its way; several threads move it, piece by piece."""
+
+    block: Block
+    is_write: bool
+    version: int
+    handed_out: int = 0  # bytes that threads have taken on
+    moving: int = 0  # pieces that threads are moving
+    hold: object | None = field(default=None)  # the block's owner, from the beginning to the end
+    error: OSError | None = None
+
+    @property
+    def started(self) -> bool:
+        return self.hold is not None
+
+    def start(self) -> bool:
+        """False when the owner is gone."""
+        self.hold = self.block.owner.hold()
+        if self.hold is None:
+            return False
+        if not self.is_write:
+            pages.open_again(self.block.address, self.block.size)
+        return True

@@ -1,0 +1,272 @@
+"""Training in less memory than it needs."""
+
+# As in torch/backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch._dynamo  # optimizers import it anyway, and it is large: the limit counts it from the beginning
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.out_of_core import pages, spill, watch
+from carme_runtime.out_of_core.blocks import State
+from carme_runtime.out_of_core.limits import Limit
+from carme_runtime.out_of_core.plan import Plan
+from carme_runtime.out_of_core.sizes import parse_size, show_size
+from carme_runtime.out_of_core.steps import Steps
+from carme_runtime.out_of_core.store import Store
+from carme_runtime.out_of_core.trace import DoesNotFit
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+# How many tensors as large as a parameter an optimizer's operation takes at a time.
+_OF_SGD, _OF_OTHERS = 2, 3
+_active: "Budget | None" = None
+
+
+class Budget:
+    """What a process may take of memory, and where the rest goes; see `carme_runtime.memory`."""
+
+    def __init__(self, limit: int | str, folder: str | os.PathLike[str]) -> None:
+        self._size = parse_size(limit)
+        self._folder = folder
+        self._optimizer: Any = None
+        self._model: torch.nn.Module | None = None
+        self._stack = contextlib.ExitStack()
+        self._operations: watch.Operations | None = None
+        self._steps = Steps()
+
+    def __enter__(self) -> "Budget":
+        """Begin; what this thread makes from now on can leave memory.
+
+        Raises:
+            CarmeRuntimeError: The limit is too small, the folder cannot be used, or a budget holds already.
+        """
+        global _active
+        if _active is not None:
+            raise CarmeRuntimeError(
+                "A memory limit is in force already.", "Use one `with carme_runtime.memory(...)` at a time."
+            )
+        with contextlib.ExitStack() as stack:
+            if pages.avoid_huge_pages():
+                stack.callback(pages.allow_huge_pages)
+            stack.callback(pages.free, _take_blocks_from_malloc())
+            limit = Limit(self._size)
+            file = spill.SpillFile(self._folder)
+            store = Store(file, self._steps.distance)
+            stack.callback(store.close)
+            file.measure()
+            limit.check(store, anew=True)
+            self._operations = operations = watch.Operations(store, self._steps, limit)
+            stack.callback(self._restore)
+            stack.enter_context(_storages_written_by(operations))
+            stack.callback(register_optimizer_step_post_hook(self._end_step).remove)
+            stack.enter_context(watch.Escapes(operations))
+            stack.enter_context(operations)
+            self._stack = stack.pop_all()
+        _active = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Bring back what fits; what does not is gone, and a warning says so."""
+        global _active
+        _active = None
+        self._stack.close()
+
+    def adopt(self, model: Model, optimizer: Optimizer) -> tuple[Model, Optimizer]:
+        """Take on a model and its optimizer, wherever they were made.
+
+        What was made before the limit began moves to memory that can leave. The optimizer's step then works
+        on one parameter at a time, and its end is the end of a step.
+
+        Args:
+            model: Any module.
+            optimizer: Any optimizer of the model's parameters.
+
+        Returns:
+            Both, the same objects.
+
+        Raises:
+            CarmeRuntimeError: The limit is too small for the largest parameter, or the disk is full.
+        """
+        operations = self._working()
+        tensors = [*model.parameters(), *model.buffers()]
+        tensors += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        tensors += [
+            value
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        _move(operations, tensors)
+        self._model, self._optimizer = model, optimizer
+        operations.limit.check(operations.store, anew=True)
+        largest = max((each.untyped_storage().nbytes() for each in model.parameters()), default=0)
+        needed = largest * (_OF_SGD if type(optimizer) is torch.optim.SGD else _OF_OTHERS)
+        if needed > operations.store.capacity:
+            raise operations.limit.too_small(needed, "the optimizer's step for the largest parameter")
+        return model, optimizer
+
+    def plan(self) -> Plan:
+        """What a step costs, by the last step that was recorded.
+
+        Raises:
+            CarmeRuntimeError: No step has ended yet.
+        """
+        operations = self._working()
+        trace, store, limit = self._steps.trace, operations.store, operations.limit
+        if trace is None:
+            raise CarmeRuntimeError(
+                "No step has been recorded yet, so its cost is not known.",
+                "Call plan() after the first optimizer.step().",
+            )
+        file, busy = store.file, store.busy_seconds
+        # What the disk did with several transfers at a time says more than how fast it was at the beginning.
+        expected = store.read / file.read_rate + store.written / file.write_rate
+        faster = expected / busy if busy else 1.0
+        read_rate, write_rate = file.read_rate * faster, file.write_rate * faster
+        try:
+            traffic = trace.traffic(store.capacity, write_rate, read_rate)
+        except DoesNotFit:
+            raise limit.too_small(trace.least, "an operation") from None
+        return Plan(
+            limit=limit.size,
+            least=limit.least(trace.least),
+            outside=limit.size - store.capacity,
+            room=store.capacity,
+            whole=trace.whole,
+            blocks=self._blocks_by_kind(trace),
+            read=traffic.read,
+            written=traffic.written,
+            read_rate=read_rate,
+            write_rate=write_rate,
+            compute_seconds=trace.seconds,
+            seconds=traffic.seconds,
+            measured_seconds=self._steps.seconds,
+            measured_read=self._steps.moved[0],
+            measured_written=self._steps.moved[1],
+        )
+
+    def _blocks_by_kind(self, trace: Any) -> dict[str, int]:
+        kinds: dict[str, int] = {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0}
+        seen: set[int] = set()
+        parameters = list(self._model.parameters()) if self._model else []
+        states = self._optimizer.state if self._optimizer else {}
+        for kind, tensors in (
+            ("weights", [*parameters, *(self._model.buffers() if self._model else ())]),
+            ("gradients", parameters),
+            ("optimizer", [v for s in states.values() for v in s.values() if isinstance(v, torch.Tensor)]),
+        ):
+            for tensor in tensors:
+                size, key = tensor.untyped_storage().nbytes(), (kind, tensor.untyped_storage()._cdata)
+                needs = kind != "gradients" or tensor.requires_grad
+                if key not in seen and needs and size >= watch.SMALLEST_BLOCK:
+                    seen.add(key)
+                    kinds[kind] += size
+        kinds["activations"] = max(trace.whole - sum(kinds.values()), 0)
+        return kinds
+
+    def _working(self) -> watch.Operations:
+        if _active is not self or self._operations is None:
+            raise CarmeRuntimeError(
+                "The memory limit is not in force.", "Use it in `with carme_runtime.memory(...) as budget:`."
+            )
+        return self._operations
+
+    def _end_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = optimizer  # the first one that steps
+        if optimizer is not self._optimizer or self._operations is None:
+            return
+        store = self._operations.store
+        self._steps.end_step(store.read, store.written)
+        store.end_step()
+
+    def _restore(self) -> None:
+        """What fits comes back; the rest has no memory any more, so that its use is an error."""
+        assert self._operations is not None
+        store, lost = self._operations.store, 0
+        store.settle()
+        store.collect()
+        for block in sorted(store.blocks.values(), key=lambda block: block.size):
+            storage: Any = block.owner.hold()
+            if storage is None or block.state is State.PRESENT:
+                continue
+            if store.used + block.size <= store.capacity:
+                store.acquire([block], [], 0)
+            else:
+                pages.open_again(block.address, block.size)
+                storage.resize_(0)
+                lost += block.size
+        if lost:
+            warnings.warn(
+                f"{show_size(lost)} of tensors do not fit into the memory limit and are gone now that it "
+                "ends. Save what you need inside of `with carme_runtime.memory(...)`.",
+                stacklevel=4,
+            )
+
+
+def _before_fork() -> None:
+    """A child gets no copies of the blocks: they would stay in memory for it when they leave."""
+    if _active is not None and _active._operations is not None:
+        _active._operations.store.before_fork()
+
+
+def _after_fork() -> None:
+    if _active is not None and _active._operations is not None:
+        _active._operations.store.after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+
+
+def _move(operations: watch.Operations, tensors: list[torch.Tensor]) -> None:
+    """Let the tensors lie in memory that can leave; those that share memory still do afterwards."""
+    sharing: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided:
+            sharing.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    tensors.clear()
+    while sharing:
+        key, group = sharing.popitem()
+        storage = group[0].untyped_storage()
+        if key in operations.store.blocks or storage.nbytes() < watch.SMALLEST_BLOCK:
+            continue
+        whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # pyright: ignore[reportArgumentType]
+        moved = whole.clone().untyped_storage()
+        with torch.no_grad():
+            for tensor in group:
+                offset, shape, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
+                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(moved, offset, shape, stride)  # pyright: ignore
+        del whole, storage, moved, group
+
+
+@contextlib.contextmanager
+def _storages_written_by(operations: watch.Operations) -> Iterator[None]:
+    writer = torch._C.PyTorchFileWriter
+    kind: Any = type("PyTorchFileWriter", (watch.FileWriter,), {"operations": operations})
+    torch._C.PyTorchFileWriter = kind
+    try:
+        yield
+    finally:
+        torch._C.PyTorchFileWriter = writer
+
+
+def _take_blocks_from_malloc() -> list[int]:
+    """Let new blocks be mappings of their own. Returns what `pages.free` has to free afterwards."""
+    if pages.map_large_blocks(watch.SMALLEST_BLOCK):
+        taken = pages.fill_heap(watch.SMALLEST_BLOCK)
+        probe = torch.empty(1 << 20, dtype=torch.uint8).untyped_storage()
+        if pages.is_mapping(probe.data_ptr(), probe.nbytes()):
+            return taken
+        pages.free(taken)
+    raise CarmeRuntimeError(
+        "Tensors of this process cannot leave memory, because its allocator is not glibc's.",
+        "Unset LD_PRELOAD, or use a PyTorch that was built for glibc.",
+    )

@@ -1,0 +1,63 @@
+"""What a process may take, and what it takes besides its blocks."""
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.out_of_core import pages
+from carme_runtime.out_of_core.sizes import show_size
+from carme_runtime.out_of_core.store import Store
+
+_MARGIN = 16 << 20  # bytes that are left free for what grows between two looks
+_EVERY = 32  # operations between two looks, when a step goes as the last one went
+_ROUND = 1 << 20
+
+
+class Limit:
+    """The limit of a process.
+
+    Args:
+        size: Bytes that it may take in all.
+
+    Raises:
+        CarmeRuntimeError: The process takes more already.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.outside = 0  # bytes that are not blocks
+        self._looks = 0
+        if (now := pages.resident() + pages.page_tables()) + _MARGIN > size:
+            raise CarmeRuntimeError(
+                f"The limit of {show_size(size)} is too small: Python and its libraries already take "
+                f"{show_size(now)}.",
+                f"Use {show_size(now + 4 * _MARGIN)} or more.",
+            )
+
+    def check(self, store: Store, *, often: bool = True, anew: bool = False) -> None:
+        """Give the store what the process leaves of the limit.
+
+        Args:
+            store: Of the blocks.
+            often: Look at each call.
+            anew: What was outside before is not.
+        """
+        self._looks += 1
+        if not often and self._looks % _EVERY:
+            return
+        outside = store.outside()
+        if outside is None:
+            return
+        outside += pages.page_tables() if self._looks % _EVERY == 0 or anew or not self.outside else 0
+        self.outside = outside if anew else max(self.outside, outside)
+        store.capacity = max(self.size - self.outside - _MARGIN, 0)
+
+    def least(self, blocks: int) -> int:
+        """The limit that is needed for as many bytes of blocks at a time."""
+        return -(-(blocks + self.outside + _MARGIN) // _ROUND) * _ROUND
+
+    def too_small(self, blocks: int, name: str) -> CarmeRuntimeError:
+        """What to say when an operation needs as many bytes of blocks."""
+        return CarmeRuntimeError(
+            f"The limit of {show_size(self.size)} is too small: {name} needs "
+            f"{show_size(blocks)} at a time, and the process takes {show_size(self.outside)} besides.",
+            f"Use {show_size(self.least(blocks))} or more. Until a step has ended, a later operation may "
+            "need more than this one.",
+        )

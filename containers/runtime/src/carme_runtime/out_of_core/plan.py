@@ -1,0 +1,84 @@
+"""What a step costs with a limit of memory, and why."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from carme_runtime.out_of_core.sizes import show_size
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of one step. `print(plan)` explains it.
+
+    Attributes:
+        limit: Bytes that the process may take.
+        least: The smallest limit that works for the recorded step.
+        outside: Bytes that do not move: Python, libraries, small tensors, your data.
+        room: Bytes for blocks: what is left of the limit.
+        whole: Bytes that a step needs when nothing is moved, without `outside`.
+        blocks: Bytes by kind: weights, gradients, optimizer, activations.
+        read: Bytes that a step reads from the disk.
+        written: Bytes that it writes to the disk.
+        read_rate: Bytes in a second that the disk gives.
+        write_rate: Bytes in a second that the disk takes.
+        compute_seconds: What a step takes when all is in memory.
+        seconds: Predicted duration.
+        measured_seconds: What the last step took.
+        measured_read: Bytes that the last step read.
+        measured_written: Bytes that the last step wrote.
+    """
+
+    limit: int
+    least: int
+    outside: int
+    room: int
+    whole: int
+    blocks: dict[str, int]
+    read: int
+    written: int
+    read_rate: float
+    write_rate: float
+    compute_seconds: float
+    seconds: float
+    measured_seconds: float
+    measured_read: int
+    measured_written: int
+
+    @property
+    def transfer_seconds(self) -> float:
+        """How long the disk works for a step."""
+        return self.read / self.read_rate + self.written / self.write_rate
+
+    @property
+    def floor_seconds(self) -> float:
+        """What no order of transfers gets below: the longer one of computing and transferring."""
+        return max(self.compute_seconds, self.transfer_seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        derived = {"transfer_seconds": self.transfer_seconds, "floor_seconds": self.floor_seconds}
+        return asdict(self) | derived
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {show_size(size)}" for kind, size in self.blocks.items() if size)
+        slower = "the disk" if self.transfer_seconds > self.compute_seconds else "computing"
+        moves = (
+            f"Each step reads {show_size(self.read)} and writes {show_size(self.written)}: "
+            f"{self.transfer_seconds:.2f} s at {show_size(self.read_rate)}/s and "
+            f"{show_size(self.write_rate)}/s."
+            if self.read + self.written
+            else "Everything fits: nothing is moved."
+        )
+        return "\n".join(
+            (
+                f"Limit {show_size(self.limit)}: {show_size(self.outside)} for Python, libraries and your "
+                f"data, {show_size(self.room)} for blocks. A step needs {show_size(self.whole)} of blocks.",
+                f"Blocks: {kinds}.",
+                moves,
+                f"Computing takes {self.compute_seconds:.2f} s, so a step takes at least "
+                f"{self.floor_seconds:.2f} s ({slower} decides). Predicted: {self.seconds:.2f} s. "
+                f"The last step took {self.measured_seconds:.2f} s, read {show_size(self.measured_read)} and "
+                f"wrote {show_size(self.measured_written)}.",
+                f"The smallest limit that works is {show_size(self.least)}.",
+            )
+        )

@@ -1,0 +1,211 @@
+"""The file that blocks are written to when memory is short.
+
+It has no name: when the process ends, in whatever way, the kernel frees it. It is read and written past the
+page cache, which would be memory again.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+import time
+from pathlib import Path
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.out_of_core.extents import Extents
+from carme_runtime.out_of_core.sizes import show_size
+
+ALIGNMENT = 4096  # bytes; of memory, offsets and lengths, for every disk and file system that we know
+PIECE = 8 << 20  # bytes of one system call
+_GROWTH = 64 << 20  # bytes
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
+_PROBE = 16 << 20  # bytes that the measurement writes and reads, so often:
+_PROBES = 3
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+class SpillFile:
+    """The file, and which parts of it are free.
+
+    Args:
+        folder: Where it lies.
+
+    Raises:
+        CarmeRuntimeError: The folder cannot be used; the text says why.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        _check(self.folder)
+        self._file = _open_unnamed(self.folder)
+        self._extents = Extents()
+        self.write_rate = self.read_rate = 0.0  # bytes in a second
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes from the disk."""
+        return self._extents.size
+
+    @property
+    def used(self) -> int:
+        """Bytes of it that are given out."""
+        return self._extents.size - self._extents.free
+
+    def take(self, length: int) -> int:
+        """The offset of a part of this length, which the disk is sure to have.
+
+        Raises:
+            CarmeRuntimeError: The disk is full.
+        """
+        offset = self._extents.take(length)
+        if offset is not None:
+            return offset
+        shortage = self._extents.shortage(length)
+        for growth in (max(shortage, _GROWTH), shortage):
+            try:
+                os.posix_fallocate(self._file, self._extents.size, growth)
+            except OSError as error:
+                if growth == shortage:
+                    raise self._no_room(error, shortage) from None
+                continue
+            self._extents.grow(growth)
+            break
+        offset = self._extents.take(length)
+        assert offset is not None
+        return offset
+
+    def give(self, offset: int, length: int) -> None:
+        """Take a part back."""
+        self._extents.give(offset, length)
+
+    def write(self, address: int, length: int, offset: int) -> None:
+        """Write memory to the file. It may be called by several threads.
+
+        Raises:
+            OSError: As the kernel reports it.
+        """
+        view = memoryview((ctypes.c_char * length).from_address(address))
+        while length > 0:
+            count = os.pwritev(self._file, [view], offset)
+            if count <= 0:
+                raise OSError(errno.EIO, "nothing could be written")
+            view, offset, length = view[count:], offset + count, length - count
+
+    def read(self, address: int, length: int, offset: int) -> None:
+        """Read memory from the file. It may be called by several threads.
+
+        Raises:
+            OSError: As the kernel reports it.
+        """
+        view = memoryview((ctypes.c_char * length).from_address(address))
+        while length > 0:
+            count = os.preadv(self._file, [view], offset)
+            if count <= 0:
+                raise OSError(errno.EIO, "the file is shorter than it was")
+            view, offset, length = view[count:], offset + count, length - count
+
+    def measure(self) -> None:
+        """Find out how fast the disk is, in a part of the file that is free again afterwards."""
+        offset = self.take(_PROBE)
+        with mmap.mmap(-1, _PROBE) as memory:
+            memory.write(b"\xa5" * _PROBE)
+            place = ctypes.c_char.from_buffer(memory)
+            address = ctypes.addressof(place)
+            rates = []
+            try:
+                for transfer in (self.write, self.read):
+                    begin = time.perf_counter()
+                    for _ in range(_PROBES):
+                        for start in range(0, _PROBE, PIECE):
+                            transfer(address + start, PIECE, offset + start)
+                    rates.append(_PROBES * _PROBE / (time.perf_counter() - begin))
+            except OSError as error:
+                raise self.broken(error) from None
+            finally:
+                del place
+        self.write_rate, self.read_rate = rates
+        self.give(offset, _PROBE)
+
+    def broken(self, error: OSError) -> CarmeRuntimeError:
+        """What to say when the disk failed."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._no_room(error, PIECE)
+        return CarmeRuntimeError(
+            f"The spill folder '{self.folder}' failed: {os.strerror(error.errno or errno.EIO)}.",
+            "What is in memory is unharmed, what is in that folder may be lost: go on from your last "
+            "checkpoint, with another folder.",
+        )
+
+    def close(self) -> None:
+        """Give the disk its room back."""
+        os.close(self._file)
+
+    def _no_room(self, error: OSError, more: int) -> CarmeRuntimeError:
+        why = "is over its quota" if error.errno == errno.EDQUOT else "is full"
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            why = f"gives no more room ({os.strerror(error.errno or errno.EIO)})"
+        return CarmeRuntimeError(
+            f"The disk of the spill folder '{self.folder}' {why}: it holds {show_size(self._extents.size)} "
+            f"of this process and {show_size(more)} more are needed.",
+            "Free some room there, or name another folder.",
+        )
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        raise CarmeRuntimeError(
+            f"The spill folder '{folder}' does not exist." if not folder.exists()
+            else f"'{folder}' is not a folder.",
+            "Name a folder on a local disk.",
+        )  # fmt: skip
+    if (kind := file_system(folder)) in _IN_MEMORY:
+        raise CarmeRuntimeError(
+            f"The spill folder '{folder}' is memory itself ({kind}), so nothing would be gained.",
+            "Name a folder on a disk.",
+        )
+
+
+def file_system(folder: Path) -> str:
+    """The kind of file system that a folder is on; empty when the kernel does not say."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        fields, _, source = line.partition(" - ")
+        if fields.split()[2] == number:
+            return source.split()[0]
+    return ""
+
+
+def _open_unnamed(folder: Path) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT
+    try:
+        return os.open(folder, flags | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            raise _refused(folder, error) from None
+    # A file system without unnamed files: the name is there for a moment only.
+    name = folder / f".carme-spill-{secrets.token_hex(8)}"
+    try:
+        file = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        name.unlink(missing_ok=True)
+        raise _refused(folder, error) from None
+    name.unlink()
+    return file
+
+
+def _refused(folder: Path, error: OSError) -> CarmeRuntimeError:
+    if error.errno == errno.EINVAL:
+        return CarmeRuntimeError(
+            f"The file system of the spill folder '{folder}' cannot be read past the page cache (O_DIRECT).",
+            "Name a folder on a local disk.",
+        )
+    return CarmeRuntimeError(
+        f"The spill folder '{folder}' cannot be written: {os.strerror(error.errno or errno.EIO)}.",
+        "Name a folder that you may write to.",
+    )

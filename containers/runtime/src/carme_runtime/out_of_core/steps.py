@@ -1,0 +1,200 @@
+"""Follows a program through its steps: records one, and then knows what comes next."""
+
+import time
+from collections.abc import Sequence
+
+from carme_runtime.out_of_core.blocks import Block, State
+from carme_runtime.out_of_core.store import Store
+from carme_runtime.out_of_core.trace import NEVER, Operation, Trace
+
+_FARTHEST = 400  # operations that are looked ahead
+_SLACK = 1.5  # a block is fetched so much earlier than the disk should need
+_SLACK_SECONDS = 0.02
+_SMOOTHING = 0.5  # the weight of the newest time of an operation
+
+
+class Steps:
+    """Which operation of a step is next, as far as the last step shows it.
+
+    A step that goes another way than the one before is right as well: blocks then leave by their last use,
+    and the step is recorded anew.
+    """
+
+    def __init__(self) -> None:
+        self.trace: Trace | None = None
+        self.count = 0  # steps that have ended
+        self.operations = 0  # ever
+        self.in_step = True  # this step goes as the last one went
+        self.seconds = 0.0  # of the last step
+        self.moved = (0, 0)  # bytes that the last step read and wrote
+        self._position = -1  # of the last operation that began
+        self._record: list[Operation] = []
+        self._sizes: dict[int, int] = {}
+        self._labels = 0
+        self._by_label: dict[int, Block] = {}
+        self._leftovers_end = 0
+        self._began = time.perf_counter()
+        self._before = (0, 0)
+
+    def new_label(self) -> int:
+        """A number for a block that no recorded step knows."""
+        self._labels += 1
+        return self._labels
+
+    def distance(self, block: Block) -> float:
+        """How far the next use of a block is: by the recorded step, else the longer ago it was used."""
+        if self.trace is None or not self.in_step:
+            return self.operations - block.last_use
+        if self._by_label.get(block.label) is not block:
+            return NEVER  # another one has its place in this step
+        return self.trace.next_use(block.label, self._position) - self._position
+
+    def begin(self, name: str, uses: Sequence[Block]) -> Operation | None:
+        """An operation begins. Returns the recorded one, if it is the same."""
+        self.operations += 1
+        self._position += 1
+        for block in uses:
+            block.last_use = self.operations
+            self._by_label[block.label] = block
+        if self.trace is None or not self.in_step:
+            return None
+        if self._position < len(self.trace):
+            planned = self.trace.operations[self._position]
+            if planned.name == name and planned.uses == tuple(block.label for block in uses):
+                return planned
+        self._leave_trace()
+        return None
+
+    def end(self, operation: Operation, planned: Operation | None, made: Sequence[Block]) -> None:
+        """It has ended.
+
+        Args:
+            operation: What it was; `makes` is filled in here.
+            planned: What `begin` returned.
+            made: Blocks that are new.
+        """
+        if planned is not None and len(planned.makes) == len(made):
+            planned.seconds += _SMOOTHING * (operation.seconds - planned.seconds)
+            planned.workspace = max(planned.workspace, operation.workspace)
+            for block, (label, _) in zip(made, planned.makes, strict=True):
+                self._take(block, label)
+            return
+        if planned is not None:
+            self._leave_trace()
+        for block in made:
+            self._take(block, block.label)
+        operation.makes = tuple((block.label, block.size) for block in made)
+        self._record.append(operation)
+        for block in (*made, *(self._by_label[label] for label in operation.uses)):
+            self._sizes[block.label] = block.size
+
+    def bury(self, dead: Sequence[Block]) -> None:
+        """These are gone since the last operation."""
+        recording = self._record and not (self.trace and self.in_step)
+        for block in dead:
+            if self._by_label.get(block.label) is block:
+                del self._by_label[block.label]
+            if recording and block.label in self._sizes:
+                self._record[-1].dies += (block.label,)
+            elif recording and block.label > 0:
+                self._leftovers_end = len(self._record)
+
+    def end_step(self, read: int, written: int) -> None:
+        """A step has ended; the next operation begins another one.
+
+        Args:
+            read: Bytes that have ever been read.
+            written: Bytes that have ever been written.
+        """
+        now = time.perf_counter()
+        self.seconds, self._began = now - self._began, now
+        self.moved = (read - self._before[0], written - self._before[1])
+        self._before = (read, written)
+        if self.trace is not None and self.in_step and self._position + 1 == len(self.trace):
+            # The same operations, with newer times.
+            self.trace = Trace(self.trace.operations, self.trace.sizes, self.trace.leftovers_end)
+        else:
+            if self.trace is not None and self.in_step:
+                self._leave_trace(whole=True)
+            if self._record:
+                self.trace = Trace(self._record, self._sizes, self._leftovers_end)
+        self._record, self._sizes, self._leftovers_end = [], {}, 0
+        self._position, self.in_step = -1, True
+        self.count += 1
+
+    def look_ahead(self, store: Store) -> None:
+        """Let blocks come that are used soon, and others leave for them and for what will be made."""
+        trace = self.trace
+        if trace is None or not self.in_step:
+            return
+        depth = min(store.capacity // 4, 256 << 20)
+        queued = store.queued_bytes()
+        if queued > depth // 2:
+            return
+        self.bury(store.collect())
+        free = store.expected_free()
+        rate = min(store.file.read_rate, store.file.write_rate)
+        length = len(trace)
+        for ahead in range(self._position + 1, self._position + 1 + min(_FARTHEST, length)):
+            wrapped, place = divmod(ahead, length)
+            operation = trace.operations[place]
+            until = trace.clock[place] + wrapped * trace.seconds - trace.clock[self._position + 1]
+            for label in operation.uses:
+                block = self._by_label.get(label)
+                if block is None or (wrapped and label in trace.made):
+                    continue
+                if block.state is State.LEAVING and store.stay(block):
+                    free -= block.size
+                    continue
+                if block.state is not State.ABSENT:
+                    continue
+                if until > _SLACK * (queued + block.size) / rate + _SLACK_SECONDS:
+                    return
+                distance = ahead - self._position
+                if free < block.size:
+                    free += store.leave_ahead(block.size - free, distance)
+                    if free < block.size:
+                        return
+                store.fetch_ahead(block)
+                free -= block.size
+                queued += block.size
+            needed = operation.made_bytes + operation.workspace
+            if free < needed:
+                free += store.leave_ahead(needed - free, ahead - self._position)
+                queued = store.queued_bytes()
+            free -= operation.made_bytes
+            free += sum(
+                trace.sizes.get(label, 0) for label in operation.dies if not wrapped or label in trace.made
+            )
+            if queued > depth:
+                return
+
+    def _take(self, block: Block, label: int) -> None:
+        block.label = label
+        block.last_use = self.operations
+        self._by_label[label] = block
+
+    def _leave_trace(self, whole: bool = False) -> None:
+        """This step goes another way; what it had in common with the last one is recorded."""
+        assert self.trace is not None
+        self.in_step = False
+        end = self._position + 1 if whole else self._position
+        self._record = [_copy(operation) for operation in self.trace.operations[:end]]
+        self._sizes = {
+            label: self.trace.sizes[label]
+            for operation in self._record
+            for label in (*operation.uses, *(label for label, _ in operation.makes))
+        }
+        self._leftovers_end = min(self.trace.leftovers_end, end)
+
+
+def _copy(operation: Operation) -> Operation:
+    return Operation(
+        operation.name,
+        operation.uses,
+        operation.writes,
+        operation.makes,
+        operation.workspace,
+        operation.seconds,
+        operation.dies,
+    )

@@ -1,0 +1,223 @@
+"""A recorded step: which blocks each operation uses, and what follows from it for a limit of memory.
+
+Needs nothing but Python, so that plans can be made and tested anywhere.
+"""
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+NEVER = math.inf
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation of a step; blocks are numbers.
+
+    Attributes:
+        name: What it does.
+        uses: Blocks that it reads or writes and that were there before.
+        writes: Those of them that it changes.
+        makes: Blocks that it makes, with their bytes.
+        workspace: Bytes that it takes while it runs.
+        seconds: How long it runs when all is in memory.
+        dies: Blocks that are gone before the next operation begins.
+    """
+
+    name: str
+    uses: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    makes: tuple[tuple[int, int], ...] = ()
+    workspace: int = 0
+    seconds: float = 0.0
+    dies: tuple[int, ...] = ()
+
+    @property
+    def made_bytes(self) -> int:
+        return sum(size for _, size in self.makes)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a step costs with a limit.
+
+    Attributes:
+        read: Bytes from the disk.
+        written: Bytes to the disk.
+        seconds: Predicted duration.
+    """
+
+    read: int = 0
+    written: int = 0
+    seconds: float = 0.0
+
+    @property
+    def moved(self) -> int:
+        return self.read + self.written
+
+
+class DoesNotFit(Exception):
+    """An operation needs more memory than there is."""
+
+
+@dataclass
+class Trace:
+    """The operations of a step, which come again in the same order.
+
+    Args:
+        operations: In their order.
+        sizes: Bytes of each block.
+        leftovers_end: The operation by which blocks that the step before left behind are gone.
+    """
+
+    operations: Sequence[Operation]
+    sizes: dict[int, int]
+    leftovers_end: int = 0
+    made: dict[int, int] = field(init=False)  # the operation that makes a block
+    clock: list[float] = field(init=False)  # seconds from the step's begin until each operation
+
+    def __post_init__(self) -> None:
+        self.made = {}
+        self.clock = [0.0]
+        uses: defaultdict[int, list[int]] = defaultdict(list)
+        for position, operation in enumerate(self.operations):
+            self.clock.append(self.clock[-1] + operation.seconds)
+            for block in operation.uses:
+                uses[block].append(position)
+            for block, _ in operation.makes:
+                self.made.setdefault(block, position)
+        self._uses = dict(uses)
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    def next_use(self, block: int, position: int) -> float:
+        """The next operation after `position` that uses a block; those of the next step count on."""
+        uses = self._uses.get(block)
+        if uses is None:
+            return NEVER
+        index = bisect_right(uses, position)
+        if index < len(uses):
+            return uses[index]
+        return NEVER if block in self.made else len(self) + uses[0]
+
+    @property
+    def seconds(self) -> float:
+        """How long a step takes when all is in memory."""
+        return self.clock[-1]
+
+    @property
+    def least(self) -> int:
+        """Bytes that the most demanding operation needs: its blocks, and its workspace."""
+        return max((self.need(each) for each in self.operations), default=0)
+
+    def need(self, operation: Operation) -> int:
+        """Bytes that an operation needs."""
+        used = sum(self.sizes[block] for block in set(operation.uses))
+        return used + operation.made_bytes + operation.workspace
+
+    @property
+    def whole(self) -> int:
+        """Bytes that a step needs when nothing is moved: the most that is alive at a time."""
+        alive = sum(self.sizes[block] for block in self._uses if block not in self.made)
+        most = alive
+        for operation in self.operations:
+            alive += operation.made_bytes
+            most = max(most, alive + operation.workspace)
+            alive -= sum(self.sizes.get(block, 0) for block in operation.dies)
+        return most
+
+    def traffic(self, room: int, write_rate: float, read_rate: float) -> Traffic:
+        """What a step costs in `room` bytes, if always that block leaves whose next use is farthest.
+
+        Args:
+            room: Bytes for blocks and workspaces.
+            write_rate: Bytes in a second that the disk takes.
+            read_rate: Bytes in a second that it gives.
+
+        Raises:
+            DoesNotFit: An operation alone needs more.
+        """
+        run = _Belady(self, room, write_rate, read_rate)
+        run.step()
+        return run.step()  # the first one began with an empty memory
+
+
+class _Belady:
+    """Plays steps through, one after the other."""
+
+    def __init__(self, trace: Trace, room: int, write_rate: float, read_rate: float) -> None:
+        self.trace = trace
+        self.room = room
+        self.rates = write_rate, read_rate
+        self.present: dict[int, float] = {}  # when it was used last, in seconds
+        self.used = 0
+        self.dirty: set[int] = set()
+        self.computed = self.transferred = 0.0  # when the processor and the disk are ready
+        self.traffic = Traffic()
+
+    def step(self) -> Traffic:
+        self.traffic = Traffic()
+        begin = max(self.computed, self.transferred)
+        self.computed = self.transferred = begin
+        leftovers = set(self.trace.made)
+        for position, operation in enumerate(self.trace.operations):
+            if position == self.trace.leftovers_end:
+                for block in leftovers:
+                    self._forget(block)
+            leftovers -= {block for block, _ in operation.makes}
+            self._operation(position, operation)
+        self.traffic.seconds = self.computed - begin
+        return self.traffic
+
+    def _operation(self, position: int, operation: Operation) -> None:
+        uses = set(operation.uses)
+        moved = self.traffic.moved
+        for block in uses:
+            if block not in self.present:
+                size = self.trace.sizes[block]
+                self._make_room(size, position, uses)
+                self.traffic.read += size
+                self.transferred += size / self.rates[1]
+                self._enter(block, size)
+        for block, _ in operation.makes:
+            self._forget(block)
+        self._make_room(operation.made_bytes + operation.workspace, position, uses)
+        if self.traffic.moved != moved:
+            self.computed = max(self.computed, self.transferred)
+        self.computed += operation.seconds
+        for block, size in operation.makes:
+            self._enter(block, size)
+            self.dirty.add(block)
+        self.dirty.update(operation.writes)
+        for block in (*uses, *(block for block, _ in operation.makes)):
+            self.present[block] = self.computed
+        for block in operation.dies:
+            self._forget(block)
+
+    def _make_room(self, size: int, position: int, pinned: set[int]) -> None:
+        while self.used + size > self.room:
+            victims = (block for block in self.present if block not in pinned)
+            victim = max(victims, key=lambda block: self.trace.next_use(block, position), default=None)
+            if victim is None:
+                raise DoesNotFit
+            if victim in self.dirty:
+                self.dirty.discard(victim)
+                self.traffic.written += self.trace.sizes[victim]
+                # It cannot leave before its last use has ended.
+                self.transferred = max(self.transferred, self.present[victim])
+                self.transferred += self.trace.sizes[victim] / self.rates[0]
+            self.used -= self.trace.sizes[victim]
+            del self.present[victim]
+
+    def _enter(self, block: int, size: int) -> None:
+        self.present[block] = self.computed
+        self.used += size
+
+    def _forget(self, block: int) -> None:
+        self.dirty.discard(block)
+        if block in self.present:
+            del self.present[block]
+            self.used -= self.trace.sizes[block]

@@ -1,0 +1,390 @@
+"""Sees every operation of PyTorch in a thread, and has its tensors in memory while it runs.
+
+Nothing of the model, the optimizer or the loop has to be known for this: forward, backward, the optimizer's
+step and what a program computes besides are all operations, and what autograd saves are their results.
+"""
+
+# As in torch/backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import functools
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.out_of_core import pages
+from carme_runtime.out_of_core.blocks import Block
+from carme_runtime.out_of_core.limits import Limit
+from carme_runtime.out_of_core.sizes import show_size
+from carme_runtime.out_of_core.steps import Steps
+from carme_runtime.out_of_core.store import Store
+from carme_runtime.out_of_core.trace import DoesNotFit, Operation
+
+SMALLEST_BLOCK = 128 << 10  # bytes; smaller tensors stay where they are
+_LARGE = 4 << 20  # bytes that an operation touches from which on its workspace is measured
+_HEAVY = ("convolution", "mm", "linear", "lstm", "gru", "rnn", "attention")
+# They change what their schema calls an input.
+_CHANGED_IN_SECRET = {"running_mean", "running_var"}
+# Ways past PyTorch to a tensor's memory; the first ones give an array that keeps it, the others an address.
+_ARRAYS, _ADDRESSES = {"numpy", "__array__"}, {"data_ptr", "__dlpack__", "share_memory_", "tolist"}
+
+
+class Storage:
+    """The owner of a block."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._weak: Any = storage._weak_ref()
+
+    def expired(self) -> bool:
+        return bool(torch.UntypedStorage._expired(self._weak))
+
+    def hold(self) -> object | None:
+        return torch.UntypedStorage._new_with_weak_ptr(self._weak)
+
+    def forget(self) -> None:
+        torch.UntypedStorage._free_weak_ref(self._weak)
+
+
+class Operations(TorchDispatchMode):
+    """What runs under it finds its tensors in memory; what it makes can leave memory.
+
+    Args:
+        store: Of the blocks.
+        steps: Of the program.
+        limit: What the process may take.
+    """
+
+    def __init__(self, store: Store, steps: Steps, limit: Limit) -> None:
+        super().__init__()
+        self.store, self.steps, self.limit = store, steps, limit
+        self._shapes: dict[Any, int] = {}
+        self._workspaces: dict[Any, int] = {}
+        self._process = os.getpid()
+
+    def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if os.getpid() != self._process:  # a child's blocks are not this one's
+            return func(*args, **kwargs)
+        facts = _facts(func)
+        if facts.is_list:
+            return _one_by_one(self._run, func, args, kwargs)
+        return self._run(func, args, kwargs)
+
+    def block_of(self, tensor: torch.Tensor) -> Block | None:
+        """The block that a tensor lies in; None for what never leaves memory."""
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return None
+        return self.store.blocks.get(tensor.untyped_storage()._cdata)
+
+    def adopt(self, storage: torch.UntypedStorage) -> Block | None:
+        """Make a block of a storage, if it can be one."""
+        size = storage.nbytes()
+        address = storage.data_ptr() if size >= SMALLEST_BLOCK else 0
+        if not address or storage.device.type != "cpu" or not pages.is_mapping(address, size):
+            return None
+        block = Block(Storage(storage), *pages.inner_pages(address, size), self.steps.new_label())
+        self.store.add(storage._cdata, block)
+        return block
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        facts = _facts(func)
+        if facts.is_view:
+            return func(*args, **kwargs)
+        tensors = _tensors(args, kwargs)
+        uses = list({block: None for each in tensors if (block := self.block_of(each)) is not None})
+        if not uses and facts.makes_nothing:
+            return func(*args, **kwargs)
+        changed = facts.changed(args, kwargs)
+        written = [block for each in changed if (block := self.block_of(each)) is not None]
+        if self.steps.trace is None or not self.steps.in_step:
+            self.steps.bury(self.store.collect())
+        planned = self.steps.begin(facts.name, uses)
+        self.limit.check(self.store, often=planned is None)
+        operation = Operation(
+            facts.name, tuple(block.label for block in uses), tuple({block.label for block in written})
+        )
+        if planned is None:
+            key = _key(facts.name, args, kwargs)
+            call = functools.partial(self._measured, func, args, kwargs, key, operation)
+            expected = self._expected(key, func, args, kwargs, tensors)
+            room = expected + self._workspaces.get(key, 0)
+            # What it takes while it runs shows afterwards; the kernel does not wait for that.
+            guess = expected + sum(map(_bytes, tensors)) if facts.is_heavy else 0
+            wished = room if key in self._workspaces else room + guess
+        else:
+            call = functools.partial(func, *args, **kwargs)
+            room = wished = planned.made_bytes + planned.workspace
+        try:
+            self.store.acquire(uses, written, room, wished)
+        except DoesNotFit:
+            raise self._too_small(facts.name, uses, room) from None
+        try:
+            begin = time.perf_counter()
+            result = call()
+            operation.seconds = time.perf_counter() - begin
+        finally:
+            self.store.release(uses)
+        self.steps.end(operation, planned, self._made(result, tensors))
+        for each in changed:
+            self._see_change(each)
+        if facts.stays:
+            for block in uses:
+                self.store.pin_for_step(block)
+        self.steps.look_ahead(self.store)
+        return result
+
+    def _too_small(self, name: str, uses: Sequence[Block], room: int) -> CarmeRuntimeError:
+        needed = room + sum(block.size for block in uses)
+        return self.limit.too_small(needed, f"the operation {name}")
+
+    def _measured(self, func: Any, args: Any, kwargs: Any, key: Any, operation: Operation) -> Any:
+        """Run it, and see what it takes besides its tensors."""
+        if key not in self._workspaces:
+            if sum(map(_bytes, _tensors(args, kwargs))) + self._shapes.get(key, 0) < _LARGE:
+                self._workspaces[key] = 0
+            else:
+                self.store.settle()
+                before = pages.resident()
+                pages.forget_peak()
+                result = func(*args, **kwargs)
+                made = self._shapes.get(key, 0)
+                self._workspaces[key] = max(pages.peak() - before - made, 0)
+                operation.workspace = self._workspaces[key]
+                return result
+        operation.workspace = self._workspaces[key]
+        return func(*args, **kwargs)
+
+    def _made(self, result: Any, tensors: Sequence[torch.Tensor]) -> list[Block]:
+        """Blocks of what an operation gave that are not of its arguments."""
+        made: list[Block] = []
+        given: set[int] | None = None
+        for each in _tensors((result,), {}):
+            if each.device.type != "cpu" or each.layout is not torch.strided:
+                continue
+            storage = each.untyped_storage()
+            if storage.nbytes() < SMALLEST_BLOCK or storage._cdata in self.store.blocks:
+                continue
+            if given is None:
+                given = {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
+            if storage._cdata not in given and (block := self.adopt(storage)) is not None:
+                made.append(block)
+        return made
+
+    def _see_change(self, tensor: torch.Tensor) -> None:
+        """A storage that was resized has other memory."""
+        block = self.block_of(tensor)
+        storage = tensor.untyped_storage()
+        if block is None or pages.inner_pages(storage.data_ptr(), storage.nbytes()) == (
+            block.address,
+            block.size,
+        ):
+            return
+        self.store.remove(storage._cdata)
+        self.adopt(storage)
+
+    def _expected(self, key: Any, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
+        """Bytes that an operation will make, as far as its arguments' shapes say it."""
+        if _facts(func).makes_nothing:
+            return 0
+        if key not in self._shapes:
+            try:
+                shapes = func(*_without_content(args), **_without_content(kwargs | _on_meta(func, kwargs)))
+                self._shapes[key] = sum(
+                    size for t in _tensors((shapes,), {}) if (size := _bytes(t)) >= SMALLEST_BLOCK
+                )
+            except Exception:  # it needs the content: as large as all that it gets
+                return sum(_bytes(each) for each in tensors)
+        return self._shapes[key]
+
+
+class Escapes(TorchFunctionMode):
+    """Has a tensor in memory when the program looks at it past PyTorch.
+
+    Args:
+        operations: Which knows the blocks.
+    """
+
+    def __init__(self, operations: Operations) -> None:
+        super().__init__()
+        self._operations = operations
+
+    def __torch_function__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if func is torch.Tensor.backward:  # hooks and functions of the program run in it
+            with self:
+                return _backward(*args, **(kwargs or {}))
+        if name not in _ARRAYS and name not in _ADDRESSES:
+            return func(*args, **(kwargs or {}))
+        block = self._operations.block_of(args[0])
+        if block is None:
+            return func(*args, **(kwargs or {}))
+        store = self._operations.store
+        acquire(self._operations, block, changes=name != "tolist")
+        result = func(*args, **(kwargs or {}))
+        if name in _ARRAYS:
+            weakref.finalize(_whole(result), store.unpin, block)
+        else:
+            if name != "tolist":
+                store.pin_for_step(block)
+            store.release([block])
+        return result
+
+
+def _backward(
+    tensor: torch.Tensor,
+    gradient: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def acquire(operations: Operations, block: Block, changes: bool = False) -> None:
+    """Have a block in memory until the store releases it.
+
+    Raises:
+        CarmeRuntimeError: The limit is too small for it, or the disk failed.
+    """
+    try:
+        operations.store.acquire([block], [block] if changes else [], 0)
+    except DoesNotFit:
+        raise CarmeRuntimeError(
+            f"A tensor of {show_size(block.size)} does not fit into the limit of memory beside those that "
+            "NumPy arrays or addresses keep there.",
+            "Let go the arrays that you made of tensors, or give a larger limit.",
+        ) from None
+
+
+class FileWriter(torch._C.PyTorchFileWriter):
+    """What torch.save writes with: has each storage in memory while it is written."""
+
+    operations: Operations
+
+    def write_record(self, name: str, data: Any, size: int) -> None:
+        block = None
+        if hasattr(data, "_cdata"):
+            block = self.operations.store.blocks.get(data._cdata)
+        if block is None:
+            super().write_record(name, data, size)
+            return
+        acquire(self.operations, block)
+        try:
+            super().write_record(name, data, size)
+        finally:
+            self.operations.store.release([block])
+
+
+class _Facts:
+    """What the schema of an operation says."""
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name = f"{func.namespace}.{func.__name__}" if hasattr(func, "namespace") else str(func)
+        base = schema.name.partition("::")[2]
+        self.is_list = base.startswith(("_foreach_", "_fused_"))
+        self.is_heavy = any(part in base for part in _HEAVY)
+        # What other threads go on with when the operation has returned.
+        self.stays = schema.name.startswith(("c10d", "_c10d"))
+        returned = [each for each in schema.returns if "Tensor" in str(each.type)]
+        self.makes_nothing = all(each.alias_info is not None for each in returned)
+        aliases = [each.alias_info for each in (*schema.arguments, *schema.returns) if each.alias_info]
+        self.is_view = bool(returned) and self.makes_nothing and not any(each.is_write for each in aliases)
+        self._changed = [
+            (index, each.name)
+            for index, each in enumerate(schema.arguments)
+            if (each.alias_info is not None and each.alias_info.is_write) or each.name in _CHANGED_IN_SECRET
+        ]
+
+    def changed(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The arguments that the operation changes."""
+        if not self._changed:
+            return []
+        found = [args[i] if i < len(args) else kwargs.get(name) for i, name in self._changed]
+        return _tensors(found, {})
+
+
+@functools.cache
+def _facts(func: Any) -> _Facts:
+    return _Facts(func)
+
+
+def _tensors(args: Iterable[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            found += _tensors(each, {})
+    return found
+
+
+def _one_by_one(run: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation on lists of tensors, for one of each list at a time: together they may be everything."""
+    lists = [each for each in (*args, *kwargs.values()) if isinstance(each, (list, tuple)) and each]
+    count = max((len(each) for each in lists), default=0)
+
+    def share(each: Any, index: int) -> Any:
+        return each[index : index + 1] if isinstance(each, (list, tuple)) and len(each) == count else each
+
+    results = [
+        run(func, tuple(share(a, i) for a in args), {key: share(a, i) for key, a in kwargs.items()})
+        for i in range(count)
+    ]
+    if not results:
+        return func(*args, **kwargs)
+    if isinstance(results[0], (list, tuple)):
+        if results[0] and isinstance(results[0][0], (list, tuple)):
+            return tuple([each for part in parts for each in part] for parts in zip(*results, strict=True))
+        return [each for result in results for each in result]
+    return results[0]
+
+
+def _without_content(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without_content(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _without_content(each) for key, each in value.items()}
+    return value
+
+
+def _on_meta(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    takes_device = any(each.name == "device" for each in func._schema.arguments)
+    return {key: None for key in ("generator",) if key in kwargs} | (
+        {"device": "meta"} if takes_device else {}
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _key(name: str, args: Any, kwargs: Any) -> Any:
+    """What an operation's results and workspace depend on."""
+    return name, _outlines(args), _outlines(kwargs.values())
+
+
+def _outlines(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(
+        (each.shape, each.dtype) if isinstance(each, torch.Tensor)
+        else _outlines(each) if isinstance(each, (list, tuple))
+        else each if isinstance(each, (int, bool, torch.dtype))
+        else None
+        for each in values
+    )  # fmt: skip
+
+
+def _whole(array: Any) -> Any:
+    """The array that others are views of."""
+    while isinstance(array.base, type(array)):
+        array = array.base
+    return array

@@ -1,0 +1,241 @@
+"""Training in less memory than it needs; where the machine lets us make cgroups, the kernel is the judge."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import carme_runtime
+from carme_runtime.out_of_core import pages
+from memory_cgroups import MemoryCgroup, memory_cgroup
+
+PROGRAM = Path(__file__).parent / "programs" / "out_of_core.py"
+MIB = 1 << 20
+LIBRARIES = 340  # MiB, about
+SECONDS = 500
+
+
+@pytest.fixture
+def cgroup() -> Iterator[MemoryCgroup]:
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(memory_cgroup())
+        except OSError as error:
+            pytest.skip(f"no memory cgroup can be made here: {error}")
+        yield made
+
+
+def limit(room: int = 40) -> int:
+    """Bytes that leave about so many MiB for blocks in this process."""
+    assert pages.map_large_blocks(1 << 17)
+    pages.free(pages.fill_heap(1 << 17))  # what earlier tests left free goes back to the kernel
+    return pages.resident() + pages.page_tables() + (room + 20) * MIB
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index))
+
+
+def start(*arguments: str | int | Path, cgroup: MemoryCgroup | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=cgroup.enter if cgroup else None,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    output, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def losses(lines: list[dict[str, Any]]) -> list[str]:
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_state_of_four_times_the_limit_trains_to_the_same_losses(
+    cgroup: MemoryCgroup, tmp_path: Path, optimizer: str
+) -> None:
+    size = 384 * MIB
+    of_parameter = {"sgd": 12, "adamw": 16}[optimizer]  # bytes
+    width = 2048
+    layers = -(-4 * size // (of_parameter * width * width))
+    cgroup.limit(size)
+
+    alone = start(optimizer, width, layers, 2, cgroup=cgroup)
+    alone.communicate(timeout=SECONDS)
+    assert alone.returncode == -signal.SIGKILL
+
+    limited = finish(start(optimizer, width, layers, 2, size, tmp_path, cgroup=cgroup))
+    assert losses(limited) == losses(finish(start(optimizer, width, layers, 2)))
+    plan = limited[-1]["plan"]
+    assert plan["whole"] > 3.5 * size
+    assert limited[-1]["peak"] <= size
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_foreach", "adamw_fused"])
+def test_optimizers_that_take_all_parameters_at_once_take_them_one_by_one(
+    tmp_path: Path, optimizer: str
+) -> None:
+    limited = finish(start(optimizer, 512, 40, 3, f"{LIBRARIES + 40}M", tmp_path))
+    assert limited[-1]["plan"]["measured_read"] > 40 * MIB
+    assert losses(limited) == losses(finish(start(optimizer, 512, 40, 3)))
+
+
+def test_what_convolutions_save_leaves_memory_too(tmp_path: Path) -> None:
+    def train(budget: Any) -> list[float]:
+        torch.manual_seed(0)
+        parts = [
+            part for _ in range(8) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())
+        ]
+        model: nn.Module = nn.Sequential(nn.Conv2d(3, 8, 1), *parts, nn.Flatten(), nn.LazyLinear(10))
+        x = torch.randn(64, 3, 32, 32)
+        model(x)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if budget:
+            model, optimizer = budget.adopt(model, optimizer)
+        found = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return [*found, *(each.double().sum().item() for each in model.buffers())]
+
+    expected = train(None)
+    with carme_runtime.memory(limit(room=12), tmp_path) as budget:
+        assert train(budget) == expected
+        plan = budget.plan()
+    assert plan.measured_written > 0 and plan.blocks["activations"] > plan.room
+
+
+def test_a_model_from_before_keeps_its_ties_and_can_be_saved_whole(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)))
+    model[15].weight = model[0].weight  # type: ignore[index]
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with carme_runtime.memory(limit(), tmp_path) as budget:
+        model, optimizer = budget.adopt(model, optimizer)
+        assert model[15].weight is model[0].weight  # type: ignore[index]
+        junk = [torch.ones(MIB) for _ in range(40)]  # 160 MiB: the weights leave
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        assert sum(each.sum().item() for each in junk) == 40 * MIB
+        assert junk[3][:2].numpy().tolist() == [1.0, 1.0]
+    saved = torch.load(tmp_path / "model.pt")
+    assert all(torch.equal(saved[name], each) for name, each in before.items())
+
+
+def test_memory_goes_back_to_the_kernel(tmp_path: Path) -> None:
+    most = limit()
+    with carme_runtime.memory(most, tmp_path):
+        tensors = [torch.full((MIB,), float(i)) for i in range(60)]  # 240 MiB
+        assert pages.resident() < most
+        assert [each[7].item() for each in tensors] == list(range(60))
+        assert pages.resident() < most
+
+
+def test_what_does_not_fit_at_the_end_is_said_and_fails_when_it_is_used(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="do not fit into the memory limit and are gone"):
+        with carme_runtime.memory(limit(), tmp_path):
+            tensors = [torch.full((MIB,), float(i)) for i in range(30)]
+        held = [each for each in tensors if each.untyped_storage().nbytes()]
+        assert 0 < len(held) < len(tensors)
+        assert all(each[0] == each[-1] for each in held)
+
+
+def test_the_smallest_limit_that_is_named_works(tmp_path: Path) -> None:
+    process = start("adamw", 1024, 4, 2, f"{LIBRARIES - 20}M", tmp_path)
+    output, errors = process.communicate(timeout=SECONDS)
+    for _ in range(6):  # an operation that comes later may need more
+        if process.returncode == 0:
+            break
+        assert "The limit of" in errors and "is too small" in errors, errors
+        least = errors.rpartition("Use ")[2].partition(" MiB")[0]
+        process = start("adamw", 1024, 4, 2, f"{float(least) + 1}MiB", tmp_path)
+        output, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    plan = json.loads(output.splitlines()[-1])["plan"]
+    assert plan["limit"] <= 1.15 * plan["least"]
+
+
+def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
+    process = start("sgd", 1024, 30, 1000, f"{LIBRARIES + 40}M", tmp_path)
+    assert process.stdout and process.stdout.readline()  # it is in the midst of it
+    process.kill()
+    process.communicate(timeout=SECONDS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path) -> None:
+    image, folder = tmp_path / "image", tmp_path / "mounted"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(96 * MIB)
+    if os.geteuid() != 0 or subprocess.run(["mkfs.ext4", "-q", image], check=False).returncode:
+        pytest.skip("a small file system needs root and mkfs.ext4")
+    mounted = subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a file cannot be mounted here: {mounted.stderr.decode()}")
+    try:
+        process = start("sgd", 1024, 40, 2, f"{LIBRARIES + 20}M", folder)
+        _, errors = process.communicate(timeout=SECONDS)
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    assert process.returncode == 1
+    assert f"The disk of the spill folder '{folder}' is full" in errors
+    assert "Free some room there, or name another folder." in errors
+
+
+@pytest.mark.parametrize(
+    ("limit_text", "folder", "says"),
+    [
+        ("1MiB", ".", "is too small: Python and its libraries already take"),
+        ("many", ".", "'many' is not a size of memory"),
+        ("64GiB", "/dev/shm", "is memory itself (tmpfs)"),
+        ("64GiB", "missing", "does not exist"),
+        ("64GiB", "/proc/self", "cannot be written"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(limit_text: str, folder: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(carme_runtime.CarmeRuntimeError, match=re.escape(says)):
+        carme_runtime.memory(limit_text, tmp_path / folder).__enter__()
+
+
+def test_two_limits_at_a_time_are_refused(tmp_path: Path) -> None:
+    with carme_runtime.memory(limit(), tmp_path) as budget:
+        with pytest.raises(carme_runtime.CarmeRuntimeError, match="in force already"):
+            carme_runtime.memory(limit(), tmp_path).__enter__()
+        with pytest.raises(carme_runtime.CarmeRuntimeError, match="No step has been recorded yet"):
+            budget.plan()
+    with pytest.raises(carme_runtime.CarmeRuntimeError, match="is not in force"):
+        budget.plan()
+
+
+def test_worker_processes_of_a_loader_work_beside_it(tmp_path: Path) -> None:
+    with carme_runtime.memory(limit(), tmp_path):
+        big = [torch.full((MIB,), float(i)) for i in range(30)]
+        loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None)
+        assert sum(each.item() for each in loader) == 28
+        assert [each[5].item() for each in big] == list(range(30))

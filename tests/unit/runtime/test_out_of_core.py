@@ -1,0 +1,161 @@
+"""The policy of training beyond memory: sizes, the spill file's free parts, recorded steps. No PyTorch."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carme_runtime import CarmeRuntimeError
+from carme_runtime.out_of_core import spill
+from carme_runtime.out_of_core.extents import Extents
+from carme_runtime.out_of_core.sizes import parse_size, show_size
+from carme_runtime.out_of_core.trace import DoesNotFit, Operation, Trace
+
+SECOND = 1 << 20  # bytes that the disk of these tests moves in one
+RATES = (SECOND, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2 << 30), ("2G", 2 << 30), ("512 MB", 512 * 10**6), ("1.5k", 1536), (77, 77)]
+)
+def test_sizes_are_read_as_slurm_reads_them(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "0", "2 gallons", "1e9"])
+def test_what_is_not_a_size_is_refused(text: str) -> None:
+    with pytest.raises(CarmeRuntimeError, match="is not a size of memory"):
+        parse_size(text)
+
+
+def test_sizes_are_shown_in_their_unit() -> None:
+    assert [show_size(n) for n in (5, 2048, 3 << 20, 3 << 29)] == ["5 B", "2 KiB", "3.0 MiB", "1.50 GiB"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=60))
+def test_parts_of_the_spill_file_never_overlap_and_all_come_back(wishes: list[tuple[int, bool]]) -> None:
+    extents = Extents()
+    taken: list[tuple[int, int]] = []
+    for length, gives_back in wishes:
+        if gives_back and taken:
+            extents.give(*taken.pop(len(taken) // 2))
+        offset = extents.take(length)
+        if offset is None:
+            extents.grow(extents.shortage(length))
+            offset = extents.take(length)
+            assert offset is not None
+        taken.append((offset, length))
+        assert all(sum(first) <= second[0] for first, second in pairwise(sorted(taken)))
+        assert extents.free + sum(length for _, length in taken) == extents.size
+    for part in taken:
+        extents.give(*part)
+    assert extents.size == 0 or extents.take(extents.size) == 0
+
+
+@pytest.mark.parametrize(("name", "says"), [("missing", "does not exist"), ("file", "is not a folder")])
+def test_a_folder_that_is_none_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CarmeRuntimeError, match=says):
+        spill.SpillFile(tmp_path / name)
+
+
+def test_memory_is_no_place_to_spill_to() -> None:
+    with pytest.raises(CarmeRuntimeError, match=r"is memory itself \(tmpfs\)"):
+        spill.SpillFile("/dev/shm")
+
+
+def step_of(order: list[int], sizes: dict[int, int], *, writes: bool = False) -> Trace:
+    """A step whose operations use one block each; all blocks are there before."""
+    return Trace([Operation("use", (b,), (b,) if writes else (), seconds=0.01) for b in order], sizes)
+
+
+def fewest_reads(order: list[int], room: int) -> int:
+    """Of equal blocks, by trying everything, for two steps; Belady's count is that of the second."""
+    states = {frozenset[int](): 0}
+    for block in order:
+        found: dict[frozenset[int], int] = {}
+        for present, cost in states.items():
+            if block in present:
+                found[present] = min(found.get(present, cost), cost)
+                continue
+            leave = [present - {out} for out in present] if len(present) == room else [present]
+            for rest in leave:
+                now = rest | {block}
+                found[now] = min(found.get(now, math.inf), cost + 1)  # type: ignore[type-var]
+        states = found
+    return int(min(states.values()))
+
+
+orders = st.lists(st.integers(0, 4), min_size=1, max_size=9)
+
+
+@given(orders, st.integers(1, 5))
+def test_no_order_of_leaving_reads_less(order: list[int], room: int) -> None:
+    trace = step_of(order, dict.fromkeys(order, 1))
+    alone = trace.traffic(room, *RATES)
+    # In the long run nothing is better: many steps cost at least as many reads as the plan says, but for the
+    # ends, at which each block that fits may come once more or less.
+    steps = 4
+    assert alone.read * steps <= fewest_reads(order * steps, room) + steps * 0 + min(room, len(set(order)))
+    assert alone.written == 0
+
+
+@given(orders, st.booleans())
+def test_what_fits_is_not_moved(order: list[int], writes: bool) -> None:
+    trace = step_of(order, dict.fromkeys(order, 3), writes=writes)
+    traffic = trace.traffic(3 * len(set(order)), *RATES)
+    assert traffic.moved == 0
+    assert traffic.seconds == pytest.approx(trace.seconds)
+    assert trace.whole == 3 * len(set(order)) and trace.least == 3
+
+
+@given(orders, st.integers(1, 4), st.booleans())
+def test_more_room_never_costs_more_and_time_is_above_the_floor(
+    order: list[int], room: int, writes: bool
+) -> None:
+    trace = step_of(order, dict.fromkeys(order, SECOND), writes=writes)
+    tight, roomy = (trace.traffic(size * SECOND, *RATES) for size in (room, room + 1))
+    assert roomy.read <= tight.read
+    assert tight.seconds >= trace.seconds - 1e-9
+    assert tight.seconds <= trace.seconds + tight.moved / SECOND + 1e-6
+
+
+def test_changed_blocks_are_written_once_and_others_never() -> None:
+    sizes = {1: 10, 2: 20}
+    assert step_of([1, 2], sizes).traffic(20, *RATES).written == 0
+    assert step_of([1, 2], sizes, writes=True).traffic(20, *RATES).written == 30
+
+
+def test_what_a_step_makes_and_loses_is_moved_only_in_between() -> None:
+    operations = [
+        Operation("make", makes=((1, 10),)),
+        Operation("other", (2,)),
+        Operation("use", (1,), dies=(1,)),
+    ]
+    trace = Trace(operations, {1: 10, 2: 10})
+    assert trace.whole == 20
+    assert trace.traffic(20, *RATES).moved == 0
+    traffic = trace.traffic(10, *RATES)
+    assert (traffic.written, traffic.read) == (10, 20)
+    with pytest.raises(DoesNotFit):
+        trace.traffic(9, *RATES)
+
+
+def test_workspace_counts() -> None:
+    trace = Trace([Operation("convolution", (1,), makes=((2, 5),), workspace=7, dies=(2,))], {1: 3, 2: 5})
+    assert trace.least == trace.whole == 15
+    with pytest.raises(DoesNotFit):
+        trace.traffic(14, *RATES)
+
+
+@given(orders)
+def test_the_next_use_is_that_of_the_step_or_of_the_next_one(order: list[int]) -> None:
+    trace = step_of(order, dict.fromkeys(order, 1))
+    endless = order * 2
+    for position in range(len(order)):
+        for block in set(order):
+            assert trace.next_use(block, position) == endless.index(block, position + 1)
+    assert trace.next_use(99, 0) == math.inf
