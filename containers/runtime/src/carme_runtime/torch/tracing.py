@@ -102,9 +102,7 @@ def capture(model: nn.Module, example: tuple[torch.Tensor, ...], whole_layers: S
     unknown = [name for name in whole_layers if name not in dict(model.named_modules())]
     if unknown:
         known = ", ".join(name for name, _ in model.named_children())
-        raise InvalidCall(
-            f"The model has no layer '{unknown[0]}'.", f"Choose from its layers: {known}."
-        )
+        raise InvalidCall(f"The model has no layer '{unknown[0]}'.", f"Choose from its layers: {known}.")
     _check_call(model, example)
     if whole_layers:
         return _by_layers(model, whole_layers, "You named layers to be taken as they are.")
