@@ -22,7 +22,7 @@ def run(launcher, nodes, *arguments):
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1, 1]], ids=["2 stages", "3 stages on two nodes"])
-@pytest.mark.parametrize(("model", "ways"), zip(MODELS, itertools.cycle(WAYS), strict=False))
+@pytest.mark.parametrize(("model", "ways"), [*zip(MODELS, itertools.cycle(WAYS), strict=False)])
 def test_losses_and_gradients_are_those_of_one_process(launcher, model, ways, nodes):
     run(launcher, nodes, model, str(len(nodes)), *ways)
 

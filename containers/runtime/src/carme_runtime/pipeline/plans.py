@@ -11,8 +11,6 @@ from carme_runtime.pipeline.pieces import Pieces
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, Action, Schedule
 from carme_runtime.pipeline.simulation import Channel, Run, held, simulate, slots_needed
 
-_STACK = 64  # bytes at whose multiples tensors in a message begin
-
 
 @dataclass(frozen=True)
 class Stage:
