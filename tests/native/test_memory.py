@@ -85,12 +85,25 @@ def test_state_of_four_times_the_limit_trains_to_the_same_losses(
     alone.communicate(timeout=SECONDS)
     assert alone.returncode == -signal.SIGKILL
 
-    limited = finish(start(optimizer, width, layers, 2, size, tmp_path, cgroup=cgroup))
-    assert losses(limited) == losses(finish(start(optimizer, width, layers, 2)))
+    limited = finish(start(optimizer, width, layers, 3, size, tmp_path, cgroup=cgroup))
+    assert losses(limited) == losses(finish(start(optimizer, width, layers, 3)))
     plan = limited[-1]["plan"]
     assert plan["whole"] > 3.5 * size
     assert limited[-1]["peak"] <= size
     assert list(tmp_path.iterdir()) == []
+
+
+def test_carme_run_limits_scripts_that_know_nothing_of_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "carme_runtime.launcher.command"]
+    command += ["--memory-per-rank", f"{LIBRARIES + 20}M", "--spill", str(tmp_path)]
+    arguments = [str(PROGRAM), "sgd", "512", "40", "3"]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()]
+    assert losses(lines) == losses(finish(start("sgd", 512, 40, 3)))
+    assert lines[-1]["peak"] < (LIBRARIES + 20) * MIB < LIBRARIES * MIB + 12 * 40 * 512 * 512
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_foreach", "adamw_fused"])

@@ -1,10 +1,8 @@
 """Blocks of memory that can leave for the disk and come back to the same addresses."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
-
-from carme_runtime.out_of_core import pages
 
 
 class State(Enum):
@@ -46,6 +44,7 @@ class Block:
         pins: It stays in memory while there are any.
         last_use: The number of the operation that used it last.
         step_pins: Those of `pins` that the step's end takes away.
+        is_forgotten: Its owner is gone, and must not be asked about again.
     """
 
     owner: Owner
@@ -59,6 +58,7 @@ class Block:
     pins: int = 0
     last_use: int = 0
     step_pins: int = 0
+    is_forgotten: bool = False
 
     @property
     def dirty(self) -> bool:
@@ -75,18 +75,6 @@ class Transfer:
     version: int
     handed_out: int = 0  # bytes that threads have taken on
     moving: int = 0  # pieces that threads are moving
-    hold: object | None = field(default=None)  # the block's owner, from the beginning to the end
+    hold: object | None = None  # the block's owner; the trainer's thread alone takes it and lets it go
+    started: bool = False
     error: OSError | None = None
-
-    @property
-    def started(self) -> bool:
-        return self.hold is not None
-
-    def start(self) -> bool:
-        """False when the owner is gone."""
-        self.hold = self.block.owner.hold()
-        if self.hold is None:
-            return False
-        if not self.is_write:
-            pages.open_again(self.block.address, self.block.size)
-        return True

@@ -155,7 +155,7 @@ class Budget:
 
     def _blocks_by_kind(self, trace: Any) -> dict[str, int]:
         kinds: dict[str, int] = {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0}
-        seen: set[int] = set()
+        seen: set[tuple[str, int]] = set()
         parameters = list(self._model.parameters()) if self._model else []
         states = self._optimizer.state if self._optimizer else {}
         for kind, tensors in (

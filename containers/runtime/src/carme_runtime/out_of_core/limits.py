@@ -8,6 +8,7 @@ from carme_runtime.out_of_core.store import Store
 _MARGIN = 16 << 20  # bytes that are left free for what grows between two looks
 _EVERY = 32  # operations between two looks, when a step goes as the last one went
 _ROUND = 1 << 20
+_GROWTH = 1.06  # what a named limit leaves for what the process still loads, and for later operations
 
 
 class Limit:
@@ -58,6 +59,6 @@ class Limit:
         return CarmeRuntimeError(
             f"The limit of {show_size(self.size)} is too small: {name} needs "
             f"{show_size(blocks)} at a time, and the process takes {show_size(self.outside)} besides.",
-            f"Use {show_size(self.least(blocks))} or more. Until a step has ended, a later operation may "
-            "need more than this one.",
+            f"Use {show_size(_GROWTH * self.least(blocks))} or more. Until a step has "
+            "ended, a later operation may need more than this one.",
         )

@@ -40,6 +40,10 @@ class Store:
         self._ahead: deque[Transfer] = deque()
         self._transfers: dict[Block, Transfer] = {}  # queued or under way
         self._moving = 0  # transfers under way
+        # Owners whose transfers have ended. PyTorch frees storages without Python's lock, which must not meet
+        # another thread that takes or lets go the same one: the trainer's thread does both.
+        self._holds: list[object] = []
+        self._forgotten: list[Block] = []
         self._busy_since = 0.0
         self._error: OSError | None = None
         self._closing = False
@@ -97,9 +101,11 @@ class Store:
             self.used += block.size
 
     def collect(self) -> list[Block]:
-        """Forget blocks whose owners are gone. Returns them."""
+        """Forget blocks whose owners are gone. Returns all that were forgotten since the last call."""
         with self._lock:
-            return self._collect()
+            self._collect()
+            forgotten, self._forgotten = self._forgotten, []
+            return forgotten
 
     def remove(self, key: int) -> None:
         """A block that is not to be moved any more, although its owner is there."""
@@ -141,13 +147,17 @@ class Store:
     def fetch_ahead(self, block: Block) -> None:
         """Read an absent block when there is room."""
         with self._lock:
-            if block.state is State.ABSENT:
+            if block.state is State.ABSENT and not block.is_forgotten:
                 self._queue(block, is_write=False, queue=self._ahead)
 
     def stay(self, block: Block) -> bool:
         """Let a block stay that waits for being written. False when it leaves already."""
         with self._lock:
-            if block.state is State.LEAVING and not self._transfers[block].started:
+            if (
+                block.state is State.LEAVING
+                and block in self._transfers
+                and not self._transfers[block].started
+            ):
                 self._cancel(self._transfers[block])
         return block.state is State.PRESENT
 
@@ -300,8 +310,11 @@ class Store:
         self.used -= block.size
 
     def _queue(self, block: Block, *, is_write: bool, queue: deque[Transfer]) -> None:
+        hold = block.owner.hold()
+        if hold is None:
+            return  # it is gone, and collected at the next occasion
         block.state = State.LEAVING if is_write else State.ARRIVING
-        transfer = Transfer(block, is_write, block.version)
+        transfer = Transfer(block, is_write, block.version, hold=hold)
         self._transfers[block] = transfer
         queue.append(transfer)
         self._work.notify_all()
@@ -315,6 +328,11 @@ class Store:
         transfer.block.state = State.PRESENT if transfer.is_write else State.ABSENT
 
     def _collect(self) -> list[Block]:
+        self._holds.clear()
+        for transfer in self._transfers.values():
+            if not transfer.started:
+                transfer.hold = None
+                transfer.hold = transfer.block.owner.hold()
         dead = [(key, block) for key, block in self.blocks.items() if block.owner.expired()]
         gone = []
         for key, block in dead:
@@ -333,6 +351,8 @@ class Store:
             self.used -= block.size
         if block.offset is not None:
             self.file.give(block.offset, block.size)
+        block.is_forgotten = True
+        self._forgotten.append(block)
         block.owner.forget()
 
     def _raise_failure(self) -> None:
@@ -381,12 +401,10 @@ class Store:
         size = transfer.block.size
         if not transfer.is_write and self.used + size + (0 if urgent else self._reserved) > self.capacity:
             return False
-        if not transfer.start():
-            self._cancel(transfer)  # its memory is free: whoever waits for that counts anew
-            self._done.notify_all()
-            return False
+        transfer.started = True
         transfer.version = transfer.block.version
         if not transfer.is_write:
+            pages.open_again(transfer.block.address, size)
             self.used += size
         if not self._moving:
             self._busy_since = time.perf_counter()
@@ -417,4 +435,4 @@ class Store:
             self.read += block.size
             block.saved = block.version
             block.state = State.PRESENT
-        transfer.hold = None
+        self._holds.append(transfer.hold)
