@@ -20,6 +20,7 @@ import pytest
 import yaml
 from aiohttp import web
 from free_ports import free_port
+from yarl import URL
 
 ROLE = Path(__file__).resolve().parents[3] / "ansible/roles/reverse_proxy"
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
@@ -252,6 +253,19 @@ async def test_addresses_and_headers_may_be_long(door: Door, path: str) -> None:
         assert reply.status == 200
     async with door.browser.get(door.at(f"{path}/headers")) as reply:
         assert reply.status == 200 and len(reply.headers["X-Large"]) == 30_000
+
+
+@pytest.mark.parametrize(
+    ("written", "status"),
+    [
+        *[("ada", 200), ("anna.maria", 200), ("x@lab.org", 200), ("a%2Bb", 200), ("a%2Bb@lab.org", 200)],
+        *[("a%252Bb", 400), ("a%2Fb", 400), ("a%2B..%2Fb", 400), ("ada%00", 400), ("%61da", 400)],
+    ],
+)
+async def test_names_are_let_in_as_jupyterhub_writes_them(door: Door, written: str, status: int) -> None:
+    address = URL(door.at(f"/jupyter/user/{written}/s1/lab"), encoded=True)
+    async with door.browser.get(address) as reply:
+        assert reply.status == status
 
 
 async def test_the_portal_takes_a_part_of_a_file_and_no_more(door: Door) -> None:

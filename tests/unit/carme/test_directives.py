@@ -53,9 +53,9 @@ def test_what_is_ignored_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["--nodes=many", "--time=soon", "--mem=lots", "--gpus=a:b", "--name 'x", "-N0"]
+    "options", ["--nodes=many", "--time=soon", "--mem=lots", "--gpus=a:b", "--name 'x", "-N0", "-n" + "9" * 400]
 )
 def test_what_is_wrong_is_named_with_its_line(options: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         directives(f"#!/bin/sh\n#SBATCH {options}\n")
-    assert f"Line 2 of the script, {f'#SBATCH {options}'!r}, cannot be understood: " in str(caught.value)
+    assert f"Line 2 of the script, {f'#SBATCH {options}'[:80]!r}, cannot be understood: " in str(caught.value)

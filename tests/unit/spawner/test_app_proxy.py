@@ -183,6 +183,7 @@ async def test_requests_and_answers_are_passed_on_unchanged(browser: Browser) ->
     await an_app_sees_the_address_as_it_was_sent(browser)
     await every_method_with_and_without_a_body(browser)
     await redirects_stay_within_the_app(browser)
+    await a_body_that_nobody_takes_is_not_waited_for(browser)
     await an_answer_that_breaks_off_is_not_taken_for_a_whole_one(browser)
     await what_an_app_says_in_between_comes_at_once_and_it_sees_the_browser_go(browser)
 
@@ -266,6 +267,12 @@ async def what_an_app_says_in_between_comes_at_once_and_it_sees_the_browser_go(b
     reply.close()
     async with asyncio.timeout(60):
         await Echo.gone.wait()
+
+
+async def a_body_that_nobody_takes_is_not_waited_for(browser: Browser) -> None:
+    async with asyncio.timeout(60):
+        async with browser.ask("POST", "", data=bytes(4 << 20)) as reply:
+            assert (reply.status, reply.headers["Location"]) == (302, f"{PLACE}/")
 
 
 async def an_answer_that_breaks_off_is_not_taken_for_a_whole_one(browser: Browser) -> None:

@@ -173,8 +173,9 @@ def _address(name: str, app: str) -> str:
             f"See how it stands with: carme session show {session.name}",
             field="name",
         )
+    # As JupyterHub quotes names; notebooks and nginx know them by no other.
     return (
-        f"{settings.site.url}{settings.hub.base_path}user/{quote(session.owner, safe='')}/"
+        f"{settings.site.url}{settings.hub.base_path}user/{quote(session.owner, safe='@~')}/"
         f"{quote(session.name, safe='')}/{app_path(app)}"
     )
 

@@ -51,7 +51,7 @@ def directives(text: str) -> Directives:
         try:
             _, others = parser.parse_known_args(shlex.split(match[1], comments=True), found)
             _combined(found)
-        except (_Refused, ValueError, InvalidRequest) as error:
+        except (_Refused, ValueError, OverflowError, InvalidRequest) as error:
             why = str(error).partition(".")[0]
             raise InvalidRequest(
                 f"Line {number} of the script, {line.strip()[:80]!r}, cannot be understood: {why}.",

@@ -72,7 +72,11 @@ class AppProxy(LocalProxyHandler):
     async def prepare(self, *arguments: Any, **options: Any) -> None:
         """Let the owner in, and begin to pass the request on: its body is still on the way."""
         await super().prepare(*arguments, **options)
-        if not self._finished and self.path_args[1] and not self._is_websocket():
+        if self._finished:
+            return
+        if not self.path_args[1] or self._is_websocket():
+            self._unread.set()
+        else:
             cast(HTTP1Connection, self.request.connection).set_max_body_size(LARGEST_REQUEST)
             self._sending = self._begin(self._send())
             self._sending.add_done_callback(self._sent)

@@ -102,10 +102,12 @@ def nodes(request: HttpRequest) -> HttpResponse:
         found, failure = broker().cluster().nodes, ""
     except CarmeError as error:
         found, failure = [], str(error)
-    sent, drained = request.GET.get("sent", ""), request.GET.get("do") == "drain"
+    sent, do = request.GET.get("sent", ""), request.GET.get("do", "")
+    drained = do == "drain"
     waits = any(one.name == sent and one.available is drained for one in found)
     rows = [(one, state_words(one.state), waits and one.name == sent) for one in found]
-    context = {"rows": rows, "banner": failure, "follow": request.GET.urlencode() if waits else ""}
+    follow = urlencode({"sent": sent, "do": do}) if waits else ""
+    context = {"rows": rows, "banner": failure, "follow": follow}
     part = "nodes_live" if "live" in request.GET else "nodes"
     return render(request, f"administration/{part}.html", context)
 
@@ -114,14 +116,14 @@ def nodes(request: HttpRequest) -> HttpResponse:
 @for_admins
 def node(request: HttpRequest, name: str) -> HttpResponse:
     """Drain a node, or resume it."""
-    drain, reason = request.POST.get("do") == "drain", request.POST.get("reason", "")
+    do, reason = request.POST.get("do", ""), request.POST.get("reason", "")
     try:
-        desk.set_node(signed_in(request), name, drain, reason, broker())
+        desk.set_node(signed_in(request), name, do == "drain", reason, broker())
     except CarmeError as error:
         messages.error(request, str(error))
     else:
         messages.success(request, _("Sent to Slurm. The list refreshes shortly."))
-        return redirect(f"{reverse('admin-nodes')}?{urlencode({'sent': name, 'do': request.POST['do']})}")
+        return redirect(f"{reverse('admin-nodes')}?{urlencode({'sent': name, 'do': do})}")
     return redirect("admin-nodes")
 
 

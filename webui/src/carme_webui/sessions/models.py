@@ -280,7 +280,8 @@ class Session(models.Model):
     def address(self, app: str) -> str:
         """Where an app of the running session is."""
         base = settings.SITE.hub.base_path
-        return f"{base}user/{quote(self.owner.username)}/{self.name}/{app_path(app)}"
+        # As JupyterHub quotes names; notebooks and nginx know them by no other.
+        return f"{base}user/{quote(self.owner.username, safe='@~')}/{self.name}/{app_path(app)}"
 
     def get_absolute_url(self) -> str:
         return reverse("session", args=[self.name])
