@@ -154,7 +154,7 @@ static int tell(const struct counts *counts, double took)
     if (!fflush(stdout))
         return 0;
     if (errno != EPIPE)
-        fprintf(stderr, "carme: What was done cannot be printed: %s.\n", strerror(errno));
+        fprintf(stderr, "carme: The output cannot be written: %s.\n", strerror(errno));
     return 1;
 }
 

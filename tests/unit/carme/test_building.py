@@ -187,7 +187,7 @@ def test_a_file_never_goes_by_the_name_of_a_sites_image() -> None:
         {"image": "mine@ada", "image_file": own | {"file": "/a:/etc"}},
         {"image": "mine@ada", "image_file": own | {"digest": "md5:x"}},
         {"image": "mine@"},
-        {"image": "mine@a@b"},
+        {"image": "mine@a/b"},
     ):
         with pytest.raises(InvalidRequest):
             JobRequest.read(request | change)

@@ -102,7 +102,7 @@ def test_one_of_another_host_is_never_trusted(url: str, certificate: Path) -> No
     assert "It is that of CN=localhost" in str(caught.value) and "--ca" not in str(caught.value)
 
 
-@pytest.mark.parametrize("words", [["session", "list"], ["report", "7"], ["session", "shell", "s1"]])
+@pytest.mark.parametrize("words", [["report", "7"], ["session", "shell", "s1"]])
 def test_on_a_laptop_nobody_is_to_write_the_sites_configuration(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

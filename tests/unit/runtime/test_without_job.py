@@ -170,4 +170,4 @@ def test_help_names_every_way_to_start(local: Launch) -> None:
 
 
 def test_the_public_names() -> None:
-    assert carme_runtime.__all__ == ["CarmeRuntimeError", "__version__"]
+    assert carme_runtime.__all__ == ["CarmeRuntimeError", "__version__", "memory"]

@@ -205,8 +205,9 @@ def choose_nodes(
             f"more can be, and {wish.gpus} were asked for."
         )
     elif taken:
-        are = "is" if len(taken) == 1 else "are"
-        message = f"{listing(taken)} {are} not free for the whole time, {when}."
+        message = (
+            f"{listing(taken)} {'is' if len(taken) == 1 else 'are'} not free for the whole time, {when}."
+        )
     elif wish.nodes == 1:
         message = f"No node {kind} is free for the whole time, {when}."
     else:

@@ -95,7 +95,7 @@ def program() -> NoReturn:
         except BrokenPipeError:
             code = FAILED
         except OSError as error:
-            print(f"carme: What was done cannot be printed: {error.strerror}.", file=sys.stderr)
+            print(f"carme: The output cannot be written: {error.strerror}.", file=sys.stderr)
             code = FAILED
         os._exit(code)
     sys.exit(code)

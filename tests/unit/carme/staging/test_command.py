@@ -193,7 +193,7 @@ def test_an_output_that_is_full_is_told(carme: Installed, copied: tuple[Path, Pa
     with Path("/dev/full").open("w") as full:
         code, _none, errors, started = carme("data", "copy", *copied, stdout=full)
     assert (code, started) == (1, False)
-    assert errors == "carme: What was done cannot be printed: No space left on device.\n"
+    assert errors == "carme: The output cannot be written: No space left on device.\n"
 
 
 def test_without_python_it_says_what_is_missing(carme: Installed) -> None:

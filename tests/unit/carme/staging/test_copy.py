@@ -510,7 +510,7 @@ def test_the_command(tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-    assert ended.returncode == 1 and "cannot be printed: No space left on device." in ended.stderr
+    assert ended.returncode == 1 and "cannot be written: No space left on device." in ended.stderr
 
 
 def test_the_engine_is_said(tmp_path: Path, library: Path | None) -> None:

@@ -5,8 +5,9 @@ ldap3 is plain Python: the head needs no compiler and no LDAP library for it.
 
 import logging
 import pwd
+import re
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ldap3
@@ -31,6 +32,8 @@ __all__ = ["Entry", "LdapBackend", "enrol_soon", "look_up", "unix_name"]
 logger = logging.getLogger(__name__)
 
 SECONDS = 5  # until a directory that does not answer is given up
+#: The attributes that the filter compares with the name that was typed.
+_COMPARED = re.compile(r"\(([A-Za-z][A-Za-z0-9-]*)=\{name\}\)")
 _GROUP = "(|(member={dn})(uniqueMember={dn})(memberUid={name}))"
 
 
@@ -51,7 +54,8 @@ def look_up(name: str, password: str, site: LdapSettings, secret: str) -> Entry 
         secret: The password of `bind_dn`.
 
     Returns:
-        None when there is no such user, or more than one, or the password is wrong.
+        With the name as the directory spells it: most of them take `Anna` for `anna`. None when there is no
+        such user, or more than one, or the password is wrong.
 
     Raises:
         LDAPException: The directory does not answer, or does not let us ask.
@@ -61,13 +65,16 @@ def look_up(name: str, password: str, site: LdapSettings, secret: str) -> Entry 
         return None
     server = _server(site)
     with _connection(server, site.bind_dn or None, secret) as asking:
-        attributes = [site.email, site.full_name]
+        compared = _COMPARED.findall(site.filter)
+        attributes = [site.email, site.full_name, *compared]
         wanted = site.filter.replace("{name}", escape_filter_chars(name))
         asking.search(site.base, wanted, attributes=attributes, size_limit=2)
         found = [one for one in asking.response or [] if one["type"] == "searchResEntry"]
         if len(found) != 1:
             return None
         dn, values = found[0]["dn"], found[0]["attributes"]
+        spellings = [value for attribute in compared for value in _all(values.get(attribute))]
+        name = next((value for value in spellings if value.casefold() == name.casefold()), name)
         try:
             _connection(server, dn, password).unbind()
         except LDAPInvalidCredentialsResult:
@@ -105,9 +112,11 @@ def _connection(server: ldap3.Server, dn: str | None, password: str) -> ldap3.Co
 
 
 def _first(value: Any) -> str:
-    if isinstance(value, list):
-        value = value[0] if value else ""
-    return value if isinstance(value, str) else ""
+    return next(iter(_all(value)), "")
+
+
+def _all(value: Any) -> list[str]:
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
 
 
 class LdapBackend(ModelBackend):
@@ -120,8 +129,7 @@ class LdapBackend(ModelBackend):
         self, request: HttpRequest | None, username: str | None = None, password: str | None = None, **_: Any
     ) -> User | None:
         name = unix_name(username or "")
-        user = User.objects.filter(username=name).first()
-        if user is not None and user.has_usable_password():
+        if _is_of_the_portal(User.objects.filter(username=name).first()):
             return None
         try:
             secret = settings.SITE.secret("ldap-password") if settings.SITE.ldap.bind_dn else ""
@@ -130,6 +138,10 @@ class LdapBackend(ModelBackend):
             logger.error("The directory %s cannot be asked: %s", settings.SITE.ldap.url, error)
             raise ValidationError(_away()) from None
         if entry is None:
+            return None
+        entry = replace(entry, name=unix_name(entry.name))
+        user = User.objects.filter(username=entry.name).first()
+        if _is_of_the_portal(user):
             return None
         return self._account(user, entry) if user is None or self.user_can_authenticate(user) else None
 
@@ -148,6 +160,10 @@ class LdapBackend(ModelBackend):
             user.save()
         enrol_soon(user)
         return user
+
+
+def _is_of_the_portal(user: User | None) -> bool:
+    return user is not None and user.has_usable_password()
 
 
 def unix_name(name: str) -> str:
