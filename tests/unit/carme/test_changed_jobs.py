@@ -9,10 +9,12 @@ import pytest
 
 from carme.broker.records import Record, Records
 from carme.config import Settings
-from carme.errors import InvalidRequest
+from carme.errors import InvalidRequest, SlurmError
 from carme.jobs import Job, JobRequest
 from carme.sessions import Ending, SessionState
+from carme.slurm.commands import SlurmCommands
 
+from .conftest import FakeSlurm
 from .test_broker_sessions import (
     JOB,
     KEY,
@@ -244,3 +246,15 @@ async def test_a_job_of_whole_nodes_has_all_of_their_gpus(site: Any) -> None:
     await until(seen)
     jobs = {job.id: job for job in await site.client.jobs()}
     assert [(jobs[number].gpus, jobs[number].cpus) for number in (7, 8, 9)] == [(4, 8), (4, 8), (8, 16)]
+
+
+async def test_what_squeue_can_tell_is_asked_until_it_answers(slurm: FakeSlurm, accounts: None) -> None:
+    commands = SlurmCommands()
+    slurm.fail("squeue", "squeue: fatal: the configuration could not be fetched")
+    with pytest.raises(SlurmError):
+        await commands.queue()
+    slurm.heal("squeue")
+    await commands.queue()
+    await commands.queue()
+    asked = ["--helpFormat" in call["arguments"] for call in slurm.calls("squeue")]
+    assert asked == [True, False, True, False, False, False, False]

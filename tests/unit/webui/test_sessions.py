@@ -9,6 +9,7 @@ from django.utils import timezone
 from carme.errors import InvalidRequest
 from carme.jobs import LOG_FOLLOWS
 from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, Outlook, SessionState
+from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.mirror import follow
 from carme_webui.jobs.models import Mirror
@@ -900,3 +901,11 @@ def test_the_partition_is_asked_for_only_where_there_is_a_choice(
     assert 'name="partition"' in browser.get("/").content.decode()
     broker.cluster = CLUSTER.model_copy(update={"partitions": CLUSTER.partitions[:1]})
     assert 'name="partition"' not in browser.get("/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("x@lab.org", "x@lab.org"), ("a+b", "a%2Bb"), ("anna.maria", "anna.maria")]
+)
+def test_an_address_has_the_name_as_jupyterhub_writes_it(name: str, written: str) -> None:
+    session = Session(owner=User(username=name), name=NAME)
+    assert session.address("lab") == f"/jupyter/user/{written}/{NAME}/lab"

@@ -73,12 +73,13 @@ class SlurmCommands:
         which = ("squeue", "--states=all", "--noheader", "--noconvert")
         # What jobs have, the short form does not tell. A suffix makes fields as long as they are.
         if not self._exclusive:
-            # It answers by itself; the oldest releases know no such option.
+            # The oldest releases know no such option. Where no answer comes for another reason, as squeue
+            # had no configuration yet, it is asked again: in newer releases the older field is NO for all.
             known = (await run("squeue", "--helpFormat")).output.decode(errors="replace").split()
-            self._exclusive = next((field for field in EXCLUSIVE if field in known), "OverSubscribe")
-        fields = (*ALLOTTED_FIELDS, self._exclusive)
-        long = ",".join(f"{field}:{separator}" for field in fields)
-        has = allotted(await _ask(*which, f"--Format={long}"), separator, self._exclusive)
+            self._exclusive = next((field for field in EXCLUSIVE if field in known), "")
+        exclusive = self._exclusive or "OverSubscribe"
+        long = ",".join(f"{field}:{separator}" for field in (*ALLOTTED_FIELDS, exclusive))
+        has = allotted(await _ask(*which, f"--Format={long}"), separator, exclusive)
         return parsing.queue(await _ask(*which, f"--format={form}"), separator, has)
 
     async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
