@@ -74,7 +74,8 @@ def look_up(name: str, password: str, site: LdapSettings, secret: str) -> Entry 
             return None
         dn, values = found[0]["dn"], found[0]["attributes"]
         spellings = [value for attribute in compared for value in _all(values.get(attribute))]
-        name = next((value for value in spellings if value.casefold() == name.casefold()), name)
+        fitting = (value for value in spellings if is_account_name(value) and value.lower() == name.lower())
+        name = next(fitting, name)
         try:
             _connection(server, dn, password).unbind()
         except LDAPInvalidCredentialsResult:
