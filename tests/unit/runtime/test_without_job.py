@@ -10,7 +10,7 @@ import pytest
 
 import carme_runtime
 
-from .conftest import MEET, Process, Witness, clean_environment
+from .conftest import MEET, RUN, Process, Witness, clean_environment
 
 Script = Callable[[str], str]
 Launch = Callable[..., Process]
@@ -27,6 +27,18 @@ def test_all_ranks_run_here(local: Launch, script: Script) -> None:
 def test_one_rank_is_the_default(local: Launch) -> None:
     assert local("--", "echo", "x").wait() == (0, "[rank 0] x\n", "")
     assert local("--", "echo", "x", CUDA_VISIBLE_DEVICES="0,1").wait()[1].count("x") == 2
+
+
+def test_ranks_on_a_host_without_loopback_are_not_started(tmp_path: Path) -> None:
+    apart = ["unshare", "--net"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--net"]
+    for ranks, expected in (("2", (1, "")), ("1", (0, "[rank 0] x\n"))):
+        run = Process([*apart, *RUN, "-n", ranks, "--", "echo", "x"], clean_environment(), tmp_path)
+        code, out, errors = run.wait()
+        run.close()
+        assert (code, out) == expected
+        if ranks == "2":
+            assert "is down, by which ranks on one host meet. Turn on" in errors
+            assert errors.rstrip().endswith("ip link set lo up.")
 
 
 def test_a_failure_is_that_of_the_run(local: Launch, script: Script) -> None:
