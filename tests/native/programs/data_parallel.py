@@ -37,11 +37,15 @@ model = torch.nn.Sequential(
 )  # fmt: skip
 if how == "sparse":
 
-    class Words(torch.nn.EmbeddingBag):
-        def forward(self, x):
-            return super().forward((x[:, :8].abs() * 20).long() % 300)
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.EmbeddingBag(300, 64, sparse=True)
 
-    model.insert(0, Words(300, 64, sparse=True))
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.words((x[:, :8].abs() * 20).long() % 300)
+
+    model.insert(0, Words())
 if how == "fsdp":
     precision = MixedPrecision(param_dtype=computing, reduce_dtype=adding)
     wrapped: torch.nn.Module = FSDP(model, device_id=torch.device("cpu"), mixed_precision=precision)

@@ -14,7 +14,7 @@ import warnings
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 how = sys.argv[1]
 ranks = int(os.environ["WORLD_SIZE"])  # which Lightning takes away
@@ -73,8 +73,18 @@ def with_trainer() -> None:
         output_dir=folder, use_cpu=True, max_steps=5, per_device_train_batch_size=4, report_to=[],
         save_strategy="no", disable_tqdm=True, learning_rate=0.05, logging_steps=2,
     )  # fmt: skip
-    data = [{"inputs": a, "labels": b} for a, b in zip(x, y, strict=True)]
-    trainer = Trainer(Classifier(), arguments, train_dataset=data, eval_dataset=data[:10])
+
+    class Samples(Dataset[dict[str, torch.Tensor]]):
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __len__(self) -> int:
+            return self.count
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {"inputs": x[index], "labels": y[index]}
+
+    trainer = Trainer(Classifier(), arguments, train_dataset=Samples(len(x)), eval_dataset=Samples(10))
     trainer.train()
     assert trainer.evaluate()["eval_loss"] > 0
 
@@ -91,8 +101,9 @@ def with_accelerate() -> None:
         accelerator.backward(nn.functional.cross_entropy(wrapped(inputs), labels))
         optimizer.step()
     seen = accelerator.gather(torch.tensor([accelerator.process_index]))
-    assert seen.tolist() == list(range(accelerator.num_processes))
-    assert accelerator.reduce(torch.tensor([3]), reduction="sum").tolist() == [3 * ranks]
+    threes = accelerator.reduce(torch.tensor([3]), reduction="sum")
+    assert isinstance(seen, torch.Tensor) and seen.tolist() == list(range(accelerator.num_processes))
+    assert isinstance(threes, torch.Tensor) and threes.tolist() == [3 * ranks]
 
 
 {"lightning": with_lightning, "trainer": with_trainer, "accelerate": with_accelerate}[how.partition("_")[0]]()

@@ -4,6 +4,7 @@ Argument: the face, `parallelize` or `horovod`. The memory of the process must n
 """
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false
+# pyright: reportPossiblyUnboundVariable=false
 
 import re
 import sys

@@ -210,7 +210,12 @@ for op, given, word in (
 
 # Sparse tensors, with as many elements as each rank has.
 rows, columns = torch.tensor([0] * rank + [4, 4]), torch.tensor([1] * rank + [0, rank + 1])
-for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, size), (dist.ReduceOp.PREMUL_SUM(0.5), 2)):
+reductions: list[tuple[Any, int]] = [
+    (dist.ReduceOp.SUM, 1),
+    (dist.ReduceOp.AVG, size),
+    (dist.ReduceOp.PREMUL_SUM(0.5), 2),
+]
+for op, divisor in reductions:
     values = torch.full((rank + 2, 2), rank + 1.0)
     mine = torch.sparse_coo_tensor(torch.stack([rows, columns]), values, (5, size + 1, 2))
     want = mine.to_dense()
@@ -220,7 +225,7 @@ for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, size), (dist.Red
     torch.testing.assert_close(mine.to_dense(), want / divisor)
     dist.all_reduce_coalesced([mine])
     torch.testing.assert_close(mine.to_dense(), want * size / divisor)
-dist.all_reduce(nothing := torch.sparse_coo_tensor(size=(3, 2)))
+dist.all_reduce(nothing := torch.zeros(3, 2).to_sparse())
 assert not nothing.to_dense().any()
 dist.all_reduce(large := torch.tensor([[0, 2**60 + 1]]).to_sparse())
 assert large.to_dense().tolist() == [[0, size * (2**60 + 1)]]

@@ -11,7 +11,7 @@ import pytest
 
 import carme_runtime
 
-from .conftest import MEET, Process, Witness, clean_environment
+from .conftest import MEET, RUN, Process, Witness, clean_environment
 
 Script = Callable[[str], str]
 Launch = Callable[..., Process]
@@ -37,6 +37,16 @@ def test_options_behind_a_script_are_its_own_and_that_is_said(local: Launch, scr
     assert f"carme-run: -n behind {show} is {show}'s. Options of carme-run stand before it" in errors
     for quiet in (["--", show, "-n", "2"], [show, "--backend", "x"]):
         assert local(*quiet).wait()[2] == ""
+def test_ranks_on_a_host_without_loopback_are_not_started(tmp_path: Path) -> None:
+    apart = ["unshare", "--net"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--net"]
+    for ranks, expected in (("2", (1, "")), ("1", (0, "[rank 0] x\n"))):
+        run = Process([*apart, *RUN, "-n", ranks, "--", "echo", "x"], clean_environment(), tmp_path)
+        code, out, errors = run.wait()
+        run.close()
+        assert (code, out) == expected
+        if ranks == "2":
+            assert "is down, by which ranks on one host meet. Turn on" in errors
+            assert errors.rstrip().endswith("ip link set lo up.")
 
 
 def test_a_failure_is_that_of_the_run(local: Launch, script: Script) -> None:

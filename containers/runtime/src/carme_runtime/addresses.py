@@ -6,11 +6,22 @@ import socket
 import struct
 
 GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+TURN_LOOPBACK_ON = "Turn on this host's loopback interface: ip link set lo up."
 
 
 def is_loopback(address: str) -> bool:
     """Whether `address` is this host's own, so that nothing sent to it reaches a network."""
     return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+def loopback_works() -> bool:
+    """Whether processes of this host reach each other at 127.0.0.1: not where its interface is down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))  # sends nothing
+        except OSError:
+            return False
+    return True
 
 
 def interface_of(address: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from carme_runtime.addresses import is_loopback
+from carme_runtime.addresses import TURN_LOOPBACK_ON, is_loopback
 from carme_runtime.collectives import links
 from carme_runtime.collectives.core import load
 from carme_runtime.collectives.errors import (
@@ -258,10 +258,13 @@ def _reach(entry: Entry, peer: int, deadline: float) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EMFILE:
             raise
+        remedy = "See whether it still runs, and whether a firewall lies between the nodes."
+        if error.errno == errno.ENETUNREACH and is_loopback(entry["address"]):
+            remedy = TURN_LOOPBACK_ON
         raise PeerLost(
             f"Rank {peer} cannot be reached at {entry['address']} port {entry['port']}: "
             f"{error.strerror or error}.",
-            "See whether it still runs, and whether a firewall lies between the nodes.",
+            remedy,
         ) from None
 
 

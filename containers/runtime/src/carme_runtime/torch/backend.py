@@ -237,8 +237,12 @@ class ProcessGroupCarme(dist.ProcessGroup):
                 return self.allgather([into], [part], opts)
 
         divisor = self.size() if name == "mean" else 1 if factor is None else 1 / factor
-        works, finish = sparse.begin(tensor, self.size(), divisor, gather)
-        return self._joined(works, lambda: tensor.copy_(finish()), [tensor])
+        works, result = sparse.begin(tensor, self.size(), divisor, gather)
+
+        def finish() -> None:
+            tensor.copy_(result())
+
+        return self._joined(works, finish, [tensor])
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> CarmeWork:
         """Reduce to one member; what the others hold does not change."""
