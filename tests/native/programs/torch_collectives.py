@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import carme_runtime.torch  # noqa: F401  (where it is installed, torch finds it by itself)
+from carme_runtime.collectives.errors import GaspiError
 
 torch.set_num_threads(1)
 dist.init_process_group("carme", timeout=timedelta(seconds=60))
@@ -207,6 +208,32 @@ for op, given, word in (
         assert word in str(error), error
     else:
         raise AssertionError(f"{op} is not for {given.dtype}")
+
+# From whichever rank sends first: each once, and in time.
+if rank == 0:
+    come = []
+    for _ in range(size - 1):
+        sender = dist.recv(got := torch.empty(3), tag=11)
+        assert (got == sender).all()
+        come.append(sender)
+    assert sorted(come) == list(range(1, size))
+    work = dist.irecv(got := torch.empty(2, 2).t(), tag=12)
+    assert work and not work.is_completed()
+    dist.barrier()
+    assert work.wait() and got.tolist() == [[1, 3], [2, 4]] and work.is_completed()
+    try:
+        dist.recv(torch.empty(3, dtype=torch.int32), tag=13)
+    except GaspiError as error:
+        assert "another size or type" in str(error), error
+    else:
+        raise AssertionError("floats were received as integers")
+else:
+    dist.send(torch.full((3,), float(rank)), 0, tag=11)
+    dist.barrier()
+    if rank == size - 1:
+        dist.send(torch.tensor([[1.0, 3.0], [2.0, 4.0]]), 0, tag=12)
+        dist.send(torch.ones(3), 0, tag=13)
+dist.barrier()
 
 # Sparse tensors, with as many elements as each rank has.
 rows, columns = torch.tensor([0] * rank + [4, 4]), torch.tensor([1] * rank + [0, rank + 1])

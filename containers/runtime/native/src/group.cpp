@@ -267,6 +267,34 @@ std::shared_ptr<Letter> Group::receive(int member, void* into, uint64_t size, ui
     return letter;
 }
 
+int Group::sender(uint32_t tag, Deadline deadline) {
+    constexpr timespec nap{0, 200'000};  // the links' own threads move what comes meanwhile
+    for (;;) {
+        bool alive = false;
+        context_->look_for_deaths();
+        {
+            std::lock_guard lock(letters_mutex_);
+            for (int i = 0; i < size(); ++i) {
+                const int member = (next_sender_ + i) % size(), peer = ranks_[size_t(member)];
+                if (member == me_) continue;
+                const bool lost = context_->is_lost(peer);  // what it said before counts
+                const auto received = letters_.find({false, member, tag});
+                const uint32_t sequence = received == letters_.end() ? 0 : received->second;
+                if (context_->letters(peer).has_come(peer, key_ ^ letter_key, sequence, tag)) {
+                    next_sender_ = (member + 1) % size();
+                    return member;
+                }
+                alive = alive || !lost;
+            }
+        }
+        if (!alive)
+            throw Failure(Trouble::peer_lost, "All other members were lost before one of them sent a message.",
+                          "Form a new group without them, or start the run again.");
+        if (deadline.passed()) return -1;
+        nanosleep(&nap, nullptr);
+    }
+}
+
 bool Letter::wait(Deadline deadline) {
     bool over = context_->letters(peer_).drive(
         true, deadline, [&] { return done(); },

@@ -95,6 +95,9 @@ public:
     // agree on the size and on `form`, a number for the type of what is in them.
     std::shared_ptr<Letter> send(int member, const void* data, uint64_t size, uint32_t tag, uint32_t form = 0);
     std::shared_ptr<Letter> receive(int member, void* into, uint64_t size, uint32_t tag, uint32_t form = 0);
+    // A member whose message with that tag is there, and that no receive expects; -1: none until the deadline. Each of them
+    // has its turn. Throws where all other members were lost before.
+    int sender(uint32_t tag, Deadline deadline);
 
     // Collective: how long messages of some sizes take on the slowest link between the group's nodes. Empty: one node.
     LinkModel measure_links();
@@ -182,6 +185,7 @@ private:
 
     std::mutex letters_mutex_;
     std::map<std::tuple<bool, int, uint32_t>, uint32_t> letters_;  // how many were sent and received
+    int next_sender_ = 0;  // whose turn it is
     std::mutex running_;
     std::mutex jobs_mutex_;
     std::condition_variable jobs_changed_;

@@ -44,6 +44,9 @@ public:
     void arrived(int peer, const Frame& message, std::vector<char> data);
     void forget(uint64_t key);
     int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) const;
+    bool has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) const {
+        return unexpected_.contains({peer, key, sequence, tag});
+    }
     void abort(uint64_t key);
 
     // Questions of ours.

@@ -132,6 +132,8 @@ public:
     virtual void forget(uint64_t key) = 0;
     // A peer whose message of this collective is of another call, which nobody here may ever expect; -1: there is none.
     virtual int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) = 0;
+    // Whether a message that nobody expected is there.
+    virtual bool has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) = 0;
 
     // While this lives a collective will soon expect all messages of its key: what comes before its receive may wait on the
     // wire instead of being kept, which costs memory and a copy.

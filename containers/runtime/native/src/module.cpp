@@ -192,6 +192,8 @@ NB_MODULE(_core, m) {
                  return g.receive(member, reinterpret_cast<void*>(at), size, tag, form);
              },
              Released())
+        .def("sender", [](Group& g, uint32_t tag, int64_t ms) { return g.sender(tag, Deadline::after_ms(ms)); },
+             Released())
         .def("submit", [](Group& g, uint32_t kind, uintptr_t input, uintptr_t output, uint64_t count, uint32_t type,
                           uint32_t reduction, int root, std::vector<uint64_t> send_sizes,
                           std::vector<uint64_t> receive_sizes, std::string label, int64_t ms, uint32_t wire) {

@@ -456,6 +456,11 @@ int TcpLinks::who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) {
     return ledger_.who_disagrees(key, sequence, check);
 }
 
+bool TcpLinks::has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) {
+    std::lock_guard lock(mutex_);
+    return ledger_.has_come(peer, key, sequence, tag);
+}
+
 uint64_t TcpLinks::sent_uncopied() {
     std::lock_guard lock(mutex_);
     uint64_t calls = 0;

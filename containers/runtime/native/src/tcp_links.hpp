@@ -49,6 +49,7 @@ public:
     void cancel(Request* requests, size_t count) override;
     void forget(uint64_t key) override;
     int who_disagrees(uint64_t key, uint32_t sequence, uint32_t check) override;
+    bool has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) override;
     void poll(int timeout_ms, int own = 0) override;
     // Looks at the stream of the request alone, which takes a system call less.
     void poll_for(const Request& request) override;

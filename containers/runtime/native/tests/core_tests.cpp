@@ -398,6 +398,38 @@ void letters() {
     });
 }
 
+// Whoever sends first; what one of them said before its end is there.
+void letters_of_anybody(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
+    as_ranks(nodes, [&](std::shared_ptr<Context> context) {
+        Group group(context, everyone(*context), Deadline::after_ms(60'000));
+        const int me = group.index();
+        if (me) {
+            for (int i = 0; i < 2; ++i) CHECK(group.send(0, &me, sizeof me, 4)->wait(Deadline::after_ms(60'000)));
+            group.execute({});
+            return context->close();
+        }
+        CHECK(group.sender(9, Deadline::after_ms(0)) == -1);
+        group.execute({});
+        int from[3] = {};
+        for (int i = 0; i < 4; ++i) {
+            const int member = group.sender(4, Deadline::after_ms(60'000));
+            int said = 0;
+            CHECK(group.receive(member, &said, sizeof said, 4)->wait(Deadline::after_ms(60'000)));
+            CHECK(said == member);
+            ++from[said];
+        }
+        CHECK(from[1] == 2 && from[2] == 2);
+        if (!make_links) return;  // where a rank is lost with its process, as TCP's streams end with it
+        bool told = false;
+        try {
+            group.sender(4, Deadline::after_ms(60'000));
+        } catch (const Failure& failure) {
+            told = failure.trouble == Trouble::peer_lost;
+        }
+        CHECK(told);
+    }, make_links);
+}
+
 // Others may carry what goes between nodes.
 void other_links() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 1}, {0, 0, 1}, {0, 1, 2}}) {
@@ -912,6 +944,8 @@ int main() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) one_sided(nodes);
     other_links();
     letters();
+    for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) letters_of_anybody(nodes);
+    letters_of_anybody({0, 1, 2}, QueuedLinks::among(3));
     early_letters();
     early_pieces();
     long_payloads();

@@ -96,6 +96,10 @@ public:
         std::lock_guard lock(mutex_);
         return ledger_.who_disagrees(key, sequence, check);
     }
+    bool has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) override {
+        std::lock_guard lock(mutex_);
+        return ledger_.has_come(peer, key, sequence, tag);
+    }
     void poll(int timeout_ms, int = 0) override {
         Mailbox& box = (*boxes_)[size_t(rank_)];
         auto some = [&] {

@@ -1,5 +1,5 @@
 """Collective operations over groups of ranks, on NumPy arrays and torch tensors in host memory."""
 
-from carme_runtime.collectives.group import Group, Pending, Plan
+from carme_runtime.collectives.group import FromAny, Group, Pending, Plan
 
-__all__ = ["Group", "Pending", "Plan"]
+__all__ = ["FromAny", "Group", "Pending", "Plan"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import threading
 import time
 import zlib
 from collections import deque
@@ -81,6 +82,39 @@ class Pending:
         return self._handle.done()
 
 
+class FromAny:
+    """A message from whichever member sends first; used as a `Pending`."""
+
+    def __init__(self, group: "Group", array: Any, tag: int, form: str) -> None:
+        self._group, self._array, self._tag, self._form = group, array, tag, form
+        self._letter: Pending | None = None
+        self.member: int | None = None  # whose message it is, once one has come
+
+    def wait(self, timeout: int = -1) -> bool:
+        """Wait at most `timeout` milliseconds; whether it is over. Raises what went wrong."""
+        end = time.monotonic() + timeout / 1000
+        while self._letter is None:
+            left = -1 if timeout < 0 else max(int((end - time.monotonic()) * 1000), 0)
+            if self._begin(left):
+                break
+            if timeout >= 0 and time.monotonic() >= end:
+                return False
+        assert self._letter
+        return self._letter.wait(-1 if timeout < 0 else max(int((end - time.monotonic()) * 1000), 0))
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        if self._letter is None:
+            self._begin(0)
+        return self._letter is not None and self._letter.done()
+
+    def _begin(self, timeout: int) -> bool:
+        found = self._group.receive_if_sent(self._array, self._tag, self._form, timeout)
+        if found:
+            self.member, self._letter = found
+        return found is not None
+
+
 class Plan:
     """An allreduce of one buffer that is repeated: everything but the work is done beforehand.
 
@@ -133,6 +167,7 @@ class Group:
         self._context = context
         self._group = group_type(context)(context, ranks, timeout, links.algorithm(algorithm))
         self._kept = Kept()  # goes after the core's group, which ends what still runs
+        self._choosing = threading.Lock()
         if links.to_be_measured() and len(ranks) == context.size > 1:
             times = self._group.measure_links()
             if times:
@@ -350,6 +385,18 @@ class Group:
         at, count, kind = locate(array)
         signature = _signature(kind, form)
         return Pending(self._group.receive(member, at, count * SIZES[kind], tag, signature), (array,))
+
+    def receive_any(self, array: Any, tag: int = 0, form: str = "") -> "FromAny":
+        """Receive into `array` what comes first with this tag; what this returns knows the member."""
+        return FromAny(self, array, tag, form)
+
+    def receive_if_sent(self, array: Any, tag: int, form: str, timeout: int) -> tuple[int, Pending] | None:
+        """Begin to receive from a member that has sent, and which one that is; None: none until `timeout`."""
+        if self._group.sender(tag, timeout) < 0:
+            return None
+        with self._choosing:  # no two receives count on one message
+            member = self._group.sender(tag, 0)
+            return None if member < 0 else (member, self.receive(array, member, tag, form))
 
     def _parts(self, name: str, total: int, counts: Sequence[int] | None) -> list[int]:
         if counts is None:

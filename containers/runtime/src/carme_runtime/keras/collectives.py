@@ -41,8 +41,9 @@ class Group:
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
         everyone = world()
-        self.ranks = list(range(everyone.size)) if ranks is None else sorted(ranks)
-        self.world: World = everyone if len(self.ranks) == everyone.size else everyone.some(self.ranks)
+        known = list(range(everyone.size))
+        self.ranks = known if ranks is None else sorted(ranks)
+        self.world: World = everyone if self.ranks == known else everyone.some(self.ranks)
 
     @property
     def size(self) -> int:

@@ -20,7 +20,6 @@ from torch.distributed import distributed_c10d
 
 from carme_runtime import hangs
 from carme_runtime.collectives import Group, Pending, forms
-from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.gaspi import rendezvous
 from carme_runtime.gaspi.joining import join
 from carme_runtime.torch import choice, flat, monitored, sparse
@@ -33,7 +32,7 @@ from carme_runtime.torch.flat import (
     form_of_all,
     size_of,
 )
-from carme_runtime.torch.works import CarmeWork, complete, completes_here, milliseconds
+from carme_runtime.torch.works import CarmeWork, WorkFromAny, complete, completes_here, milliseconds
 
 NAME = "carme"
 _JOIN_SECONDS = 600.0
@@ -505,10 +504,16 @@ class ProcessGroupCarme(dist.ProcessGroup):
         return CarmeWork(self, pending, tensors, all_of(finishers))
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> CarmeWork:
-        """Not offered."""
-        raise InvalidCall(
-            "The carme backend cannot receive from whichever rank sends first.", "Name the source of recv."
-        )
+        """Receive one tensor from whichever member sends first."""
+        (tensor,) = tensors
+        whole, finish = flat.bytes_of(tensor)
+        pending = self._group.receive_any(whole, tag % 2**32, flat.name_of(tensor.dtype))
+
+        def source() -> int:
+            assert pending.member is not None
+            return self._members.index(pending.member)
+
+        return WorkFromAny(self, [pending], tensors, finish, source)
 
     def _begin(self, method: Callable[..., Any], *arguments: Any, opts: Any) -> Pending:
         given = milliseconds(getattr(opts, "timeout", timedelta(0)))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from carme_runtime.collectives import Pending
+from carme_runtime.collectives import FromAny, Pending
 from carme_runtime.collectives.errors import Timeout
 
 
@@ -24,7 +24,7 @@ class CarmeWork(dist.Work):
     def __init__(
         self,
         group: Any,
-        pending: Sequence[Pending],
+        pending: Sequence[Pending | FromAny],
         results: list[torch.Tensor],
         finish: Callable[[], None] | None = None,
     ) -> None:
@@ -103,6 +103,26 @@ class CarmeWork(dist.Work):
             self._future = torch.futures.Future()
             self._group.complete_later(self, self._future)
         return self._future
+
+
+class WorkFromAny(CarmeWork):
+    """A message whose sender `source` knows once it has come."""
+
+    def __init__(
+        self,
+        group: Any,
+        pending: Sequence[Pending | FromAny],
+        results: list[torch.Tensor],
+        finish: Callable[[], None] | None,
+        source: Callable[[], int],
+    ) -> None:
+        super().__init__(group, pending, results, finish)
+        self._source = source
+
+    def _source_rank(self) -> int:
+        """For torch: the sender's number in the group."""
+        self.wait()
+        return self._source()
 
 
 _completing = threading.local()  # `here`: in a thread that completes futures

@@ -68,6 +68,7 @@ class Gpi2Group:
         self._worker: threading.Thread | None = None
         self._letters: dict[tuple[int, int], deque[Gpi2Letter]] = defaultdict(deque)
         self._letters_lock = threading.RLock()
+        self._next_sender = 0  # whose turn it is
         self._posts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._postman: threading.Thread | None = None
         context.add_group(self._key, self)
@@ -364,6 +365,31 @@ class Gpi2Group:
         with self._letters_lock:
             self._letters[member, tag].append(letter)
         return letter
+
+    def sender(self, tag: int, timeout: int) -> int:
+        """A member whose message is there, and that no receive expects; -1: none until `timeout`."""
+        end = time.monotonic() + timeout / 1000
+        others = [self.ranks[member] for member in self._others()]
+        looked = time.monotonic()
+        while True:
+            self._look()
+            for member in sorted(self._others(), key=lambda m: (m < self._next_sender, m)):
+                waiting = self._context.mail.waiting(self.ranks[member], self._letter_key(tag))
+                with self._letters_lock:
+                    expected = len(self._letters[member, tag])
+                if waiting > expected:
+                    self._next_sender = member + 1
+                    return member
+            if timeout >= 0 and time.monotonic() >= end:
+                return -1
+            if time.monotonic() - looked > 1:
+                looked = time.monotonic()
+                if not any(self._context.ping(rank) for rank in others):
+                    raise PeerLost(
+                        "All other members were lost before one of them sent a message.",
+                        "Form a new group without them, or start the run again.",
+                    )
+            time.sleep(0.001)
 
     def fill(self, member: int, tag: int, deadline: float | None = None, wait: bool = False) -> None:
         """Give letters that are waited for what has come; with `wait`, at least one or until `deadline`."""

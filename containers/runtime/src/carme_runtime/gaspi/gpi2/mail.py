@@ -143,6 +143,11 @@ class Mail:
             inbox = self._inboxes[rank, key]
             return inbox.popleft() if inbox else None
 
+    def waiting(self, rank: int, key: int) -> int:
+        """How many messages of `rank` are there."""
+        with self._changed:
+            return len(self._inboxes[rank, key])
+
     def wake(self) -> None:
         """Let those who wait call their `check`."""
         with self._changed:
