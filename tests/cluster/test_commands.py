@@ -38,7 +38,9 @@ def test_the_command_that_the_demo_names_at_its_end(demo: DemoSite) -> None:
 
 @pytest.mark.parametrize("image", ["", "base", "torch"])
 def test_in_jobs(demo: DemoSite, image: str) -> None:
-    script = f"{FIND}; mkdir /tmp/a; echo text >/tmp/a/b; carme data copy /tmp/a /tmp/c >/tmp/copied; cat /tmp/c/b"
+    script = (
+        f"{FIND}; mkdir /tmp/a; echo text >/tmp/a/b; carme data copy /tmp/a /tmp/c >/tmp/copied; cat /tmp/c/b"
+    )
     options = []
     if image:
         script += "; for name in carme-run tmux vim less htop; do command -v $name; done"

@@ -37,6 +37,8 @@ def test_options_behind_a_script_are_its_own_and_that_is_said(local: Launch, scr
     assert f"carme-run: -n behind {show} is {show}'s. Options of carme-run stand before it" in errors
     for quiet in (["--", show, "-n", "2"], [show, "--backend", "x"]):
         assert local(*quiet).wait()[2] == ""
+
+
 def test_ranks_on_a_host_without_loopback_are_not_started(tmp_path: Path) -> None:
     apart = ["unshare", "--net"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--net"]
     for ranks, expected in (("2", (1, "")), ("1", (0, "[rank 0] x\n"))):
