@@ -32,9 +32,14 @@ def becomes(demo: DemoSite, name: str, state: SessionState) -> Session:
     return wait_until(f"session {name} is {state}", session, timeout=240)
 
 
-def job_of(demo: DemoSite, number: int) -> Job:
-    found = [Job.model_validate(job) for job in demo.carme_json("jobs")]
-    return next(job for job in found if job.id == number)
+def seen(demo: DemoSite, number: int, *, running: bool) -> Job:
+    """A job that Slurm was given by others, once the broker has seen it run, or wait."""
+
+    def job() -> Job | None:
+        found = [Job.model_validate(job) for job in demo.carme_json("jobs")]
+        return next((job for job in found if (job.id, job.is_running) == (number, running)), None)
+
+    return wait_until(f"job {number} is seen", job)
 
 
 def slurms_end(demo: DemoSite, number: int) -> datetime:
@@ -119,18 +124,13 @@ def test_a_suspended_session_says_so_and_goes_on(demo: DemoSite) -> None:
     ],
 )
 def test_gpus_are_counted_as_slurm_allots_them(demo: DemoSite, options: list[str], gpus: int) -> None:
-    number = sbatch(demo, *options)
-
-    def running() -> Job | None:
-        job = job_of(demo, number)
-        return job if job.is_running else None
-
-    assert wait_until("the job runs", running).gpus == gpus
+    assert seen(demo, sbatch(demo, *options), running=True).gpus == gpus
 
 
 def test_a_job_that_waits_says_what_it_asked_for_and_what_is_missing(demo: DemoSite) -> None:
     first = [sbatch(demo, "--gpus=3", "--nodes=1"), sbatch(demo, "--gpus=3", "--nodes=1")]
-    wait_until("both run", lambda: all(job_of(demo, number).is_running for number in first))
+    for number in first:
+        seen(demo, number, running=True)
     asked: list[Any] = ["submit", "--gpus", "2", "--time", "10m", "--", "sleep", "60"]
     demo.carme(*asked)
 
@@ -145,5 +145,4 @@ def test_a_job_that_waits_says_what_it_asked_for_and_what_is_missing(demo: DemoS
     assert "1 GPU must become free on n" in job.explanation
     assert any(f"in use by your job {number}" in job.explanation for number in first)
     other = sbatch(demo, "--gpus-per-task=2", "--ntasks=1")
-    wait_until("it is known", lambda: other in [one["id"] for one in demo.carme_json("jobs")])
-    assert job_of(demo, other).gpus == 2
+    assert seen(demo, other, running=False).gpus == 2
