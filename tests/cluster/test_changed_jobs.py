@@ -25,9 +25,12 @@ def known(demo: DemoSite, name: str) -> Session:
 
 
 def becomes(demo: DemoSite, name: str, state: SessionState) -> Session:
+    """The session once it is in this state, and Slurm's end of its job is known where that matters."""
+
     def session() -> Session | None:
         found = known(demo, name)
-        return found if found.state is state else None
+        complete = state is not SessionState.READY or found.ends is not None
+        return found if found.state is state and complete else None
 
     return wait_until(f"session {name} is {state}", session, timeout=240)
 
@@ -92,7 +95,7 @@ def test_a_suspended_session_says_so_and_goes_on(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(OPTIONS)
         visitor.wait(name, "ready", timeout=120)
-        before = known(demo, name)
+        before = becomes(demo, name, SessionState.READY)
         scontrol(demo, "suspend", str(before.job_id))
         try:
             told = becomes(demo, name, SessionState.SUSPENDED)

@@ -28,6 +28,8 @@ from carme.jobs import Job, JobRequest, JobState
 from carme.sessions import Ending, Mark, ServerStatus, Session, SessionNote, SessionState, Step
 from carme.sessions.outlook import Range
 
+from .conftest import running
+
 KEY = "0" * 32
 STARTED = 1795181600
 JOB: dict[str, Any] = {
@@ -106,6 +108,31 @@ async def test_a_note_is_an_event_at_once(site: Any) -> None:
     await site.client.note(7, "ada", READY)
     quiet = await site.client.events(batch.cursor)
     assert (quiet.sessions, quiet.cursor) == ([], batch.cursor)
+
+
+async def test_a_session_is_ready_with_what_slurm_knows_of_its_job(
+    settings: Settings, slurm: Any, accounts: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rare = settings.model_copy(update={"slurm": settings.slurm.model_copy(update={"poll_seconds": 3600.0})})
+    slurm.jobs = [JOB | {"T": "PENDING", "N": "", "S": 0}]
+    async with running(rare, slurm, home, monkeypatch) as site:
+        assert (await reaches(site, SessionState.QUEUED)).ends is None
+        site.act("hub", trusted=True)
+        site.slurm.jobs = [JOB]
+        await site.client.note(7, "ada", READY)
+        session = await site.client.session("s1", user="ada")
+        assert (session.state, session.node_list) == (SessionState.READY, "n1")
+        assert session.ends is not None
+        assert (await site.client.job(7, user="ada")).is_running
+
+
+async def test_a_silent_slurm_does_not_hold_up_who_says_that_a_session_is_ready(site: Any) -> None:
+    site.slurm.jobs = [JOB | {"T": "PENDING", "N": "", "S": 0}]
+    await reaches(site, SessionState.QUEUED)
+    site.slurm.fail("scontrol", "slurm_load_jobs error: Unable to contact slurm controller")
+    site.act("hub", trusted=True)
+    await site.client.note(7, "ada", READY)
+    assert (await site.client.session("s1", user="ada")).state is SessionState.READY
 
 
 async def test_only_services_note_and_only_on_the_owners_session(site: Any) -> None:

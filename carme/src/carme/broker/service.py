@@ -65,7 +65,7 @@ from carme.launch import facts
 from carme.launch.job import TASKS
 from carme.projects import ProjectAccount
 from carme.reports import Report
-from carme.sessions import Ending, Extension
+from carme.sessions import Ending, Extension, ServerStatus
 from carme.slurm import Order, Slurm, UnixAccount
 from carme.slurm.commands import job_folder, log_name
 from carme.slurm.programs import run
@@ -702,6 +702,10 @@ class Broker:
                 "See your sessions with 'carme session list'.",
             )
         job_id = self._book.job_of(request.job_id, request.user, request.session)
+        if request.note.server is ServerStatus.READY and self._book.is_of(job_id, request.user):
+            # Who hears that a session is ready asks for its nodes and its end, which only Slurm knows.
+            await self._watch.catch_up(job_id)
+            job_id = self._book.job_of(request.job_id, request.user, request.session)
         self._book.note(job_id, request.user, request.note)
         await self._feed.tell()
         await self._book.save()

@@ -153,6 +153,11 @@ class SessionBook:
             return job_id
         return self.session(session, user).job_id
 
+    def is_of(self, job_id: int, user: str) -> bool:
+        """Whether a job is a session of this user."""
+        entry = self._entries.get(job_id)
+        return entry is not None and entry.session.owner == user
+
     def is_own(self, job: Job) -> bool:
         """Whether the broker submitted this session's job itself."""
         entry = self._entries.get(job.id)

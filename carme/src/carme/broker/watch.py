@@ -43,6 +43,10 @@ CANCEL_AGAIN_SECONDS = 3.0  # for which a job may live on although its session i
 LOST_SECONDS = 30.0  # for which the accounting gets a chance to say what became of a job that vanished
 CLOSE_AGAIN_SECONDS = 5.0
 
+# A session's server may be ready before the picture shows that its job runs: others hear of the server once
+# it does, or after so many seconds.
+CATCH_UP_SECONDS = 3.0
+
 
 @dataclass
 class _Entry:
@@ -92,6 +96,8 @@ class Watch:
         self._unclosed: set[int] = set()  # lost jobs whose records in the accounting have no end
         self._close_due = -math.inf
         self._wanted = asyncio.Event()
+        self._finished = 0  # number of the last poll that is over
+        self._polled = asyncio.Condition()
 
     def jobs(self) -> list[Job]:
         """All jobs in the picture.
@@ -179,6 +185,20 @@ class Watch:
         """Poll at once."""
         self._wanted.set()
 
+    async def catch_up(self, job_id: int) -> None:
+        """Wait until the picture can show that a job runs, which its own server was faster to report.
+
+        Returns at once when the picture shows it already, and after some seconds when Slurm does not answer.
+        """
+        entry = self._entries.get(job_id)
+        if entry is None or not entry.job.is_pending:
+            return
+        wanted = self._polls + 1  # one that is under way may have read the queue already
+        self.hurry()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP_SECONDS), self._polled:
+                await self._polled.wait_for(lambda: self._finished >= wanted)
+
     def after(self, since: int, user: str | None) -> list[Job]:
         """Jobs (of one user) that changed after a change, in that order."""
         found = [
@@ -219,6 +239,9 @@ class Watch:
             )
         await self._feed.tell()
         await self._book.save()
+        async with self._polled:
+            self._finished = number
+            self._polled.notify_all()
 
     async def _look(self, number: int) -> None:
         taken = datetime.now(UTC)
