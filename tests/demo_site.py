@@ -99,10 +99,11 @@ class DemoSite:
         return json.loads(self.carme(*arguments, "--json", user=user).stdout)
 
     def end_all_jobs(self) -> None:
-        """Cancel what runs or waits, and wait until the nodes are free again."""
+        """Cancel what runs or waits of user1 and user2, and wait until the nodes are free of it."""
         for user in ("user1", "user2"):
             self.run("head", "scancel", f"--user={user}")
-        wait_until("no job is left", lambda: not self.run("head", "squeue", "--noheader").stdout.strip())
+        left = ("squeue", "--noheader", "--user=user1,user2")
+        wait_until("no job is left", lambda: not self.run("head", *left).stdout.strip())
 
     @contextmanager
     def slurm_settings(self, lines: str) -> Iterator[None]:

@@ -29,6 +29,13 @@ DESKTOP: ViewportSize = {"width": 1280, "height": 860}
 PHONE: ViewportSize = {"width": 375, "height": 740}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All that use the same accounts run one after the other, whichever process they run in."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("site"))
+
+
 def log_in(page: Page, demo: DemoSite, user: str = "user1") -> None:
     """Sign in by the form."""
     page.goto("/")

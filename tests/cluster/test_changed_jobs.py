@@ -86,9 +86,8 @@ def test_a_session_stays_known_when_its_job_gets_other_words(demo: DemoSite) -> 
         wait_until("the broker answers", lambda: demo.carme("jobs", check=False).returncode == 0)
         assert becomes(demo, name, SessionState.READY).job_id == number
         assert visitor.fetch(address + "api/status").status_code == 200
-        scontrol(demo, "update", job, "timelimit=1")
-        over = becomes(demo, name, SessionState.ENDED)
-    assert over.ending is Ending.TIME_LIMIT
+        visitor.stop(name)
+        assert becomes(demo, name, SessionState.ENDED).ending is Ending.STOPPED
 
 
 def test_a_suspended_session_says_so_and_goes_on(demo: DemoSite) -> None:

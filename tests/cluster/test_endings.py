@@ -445,16 +445,6 @@ def test_a_server_that_takes_eight_seconds_to_save_is_not_killed_before(demo: De
     saved(demo, job_id)
 
 
-def test_the_time_limit_is_told_and_leaves_time_to_save(demo: DemoSite) -> None:
-    saves = start(demo, "s2", command=["bash", "-c", SLOW], minutes=1)
-    running(demo, start(demo, "e4", minutes=1))
-    over = ended(demo, "e4", timeout=150)
-    assert over.ending is Ending.TIME_LIMIT
-    assert "reached its time limit of 1 minute" in over.sentence
-    assert "more time" in over.sentence
-    saved(demo, saves)
-
-
 def log(demo: DemoSite, job_id: int) -> str:
     return ask(demo, "log", job_id=job_id, user="user1")["text"]
 

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from carme.errors import CarmeError
-from carme.jobs import JobState
+from carme.jobs import JobState, Phase
+from carme.sessions import Ending, Session
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 START = {"image": "base", "nodes": "1", "gpus_per_node": "4", "minutes": "10", "title": "faults"}
 
@@ -56,12 +58,27 @@ def test_a_session_that_is_cancelled_in_slurm_shows_as_ended(demo: DemoSite) -> 
         assert "cancel" in page.text.lower()
 
 
-def test_the_time_limit_ends_a_session_and_the_page_says_so(demo: DemoSite) -> None:
+# It saves when it is told to end.
+SLOW = "trap 'sleep 8; echo saved; exit 0' TERM; while :; do sleep 0.2; done"
+
+
+def test_the_time_limit_ends_a_session_says_so_and_leaves_time_to_save(demo: DemoSite) -> None:
+    saves = submit(demo, "--time", "1", "--", "bash", "-c", SLOW)
     with demo.visitor("user1") as visitor:
         name = visitor.start(START | {"gpus_per_node": "0", "minutes": "1"})
-        visitor.wait(name, "ready", timeout=60)
-        page = visitor.wait(name, "ended", timeout=180)
+        visitor.wait(name, "ready", timeout=HANG)
+        # By other words it is no other job.
+        job = f"jobid={demo.carme_json('session', 'show', name)['job_id']}"
+        demo.run("head", "scontrol", "update", job, "jobname=x", user="user1")
+        demo.run("head", "scontrol", "update", job, "comment=site accounting: ok")
+        page = visitor.wait(name, "ended", timeout=HANG)
         assert "time limit" in page.text
+    over = Session.model_validate(demo.carme_json("session", "show", name))
+    assert over.ending is Ending.TIME_LIMIT
+    assert "reached its time limit of 1 minute" in over.sentence
+    assert "more time" in over.sentence
+    wait_until("the job has ended", lambda: demo.job_state(saves).phase is Phase.OVER, timeout=HANG)
+    assert "saved" in demo.carme("logs", str(saves)).stdout
 
 
 def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(demo: DemoSite) -> None:

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of each session (default: 1)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only attacks with this in their name")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the report as a page")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write the report for programs")
     options = parser.parse_args()
     try:
         if os.geteuid() != 0:
@@ -53,6 +54,8 @@ def main() -> int:
         return 2
     if options.markdown:
         options.markdown.write_text(markdown(report))
+    if options.report:
+        options.report.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report))
     return 0 if report["ok"] else 1
 
