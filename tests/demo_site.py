@@ -18,6 +18,7 @@ from carme.jobs import Job, JobState
 from carme.validation import Visitor
 from carme_demo.podman import Podman, host_runtime
 from carme_demo.settings import DEFAULT_NAME, Places, load, passwords
+from patience import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,7 +52,7 @@ class DemoSite:
         user: str | None = None,
         data: str | None = None,
         check: bool = True,
-        timeout: float = 120,
+        timeout: float = HANG,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on one of the hosts, as root or in a login session of `user`."""
         done = subprocess.run(
@@ -137,13 +138,30 @@ class DemoSite:
             visitor.login(user, self.passwords[user])
         return visitor
 
+    def job_of(self, session: str, user: str = "user1") -> dict[str, Any]:
+        """The job of a session, as its owner sees it, once the broker has seen it run.
+
+        Not the only job that the owner sees: one that an earlier test has ended may be shown a while longer.
+        """
+        name = f"session-{session}"
+
+        def job() -> dict[str, Any] | None:
+            known = (item for item in self.carme_json("jobs", user=user) if item["name"] == name)
+            return next((item for item in known if Job.model_validate(item).is_running), None)
+
+        return wait_until(f"the job of session {session} is seen to run", job)
+
+    def job_ids(self, user: str = "user1") -> set[int]:
+        """The jobs that a user sees: what was submitted at once, and what has ended for a moment longer."""
+        return {item["id"] for item in self.carme_json("jobs", user=user)}
+
     def job_state(self, job: int, user: str = "user1") -> JobState:
         """The job's state as its owner sees it."""
         known = self.carme_json("jobs", "--all-states", user=user)
         return next(Job.model_validate(item).state for item in known if item["id"] == job)
 
 
-def wait_until(what: str, holds: Callable[[], Any], timeout: float = 60) -> Any:
+def wait_until(what: str, holds: Callable[[], Any], timeout: float = HANG) -> Any:
     """Wait until `holds()` is true and return it; fails with `what` after `timeout` seconds."""
     end = time.monotonic() + timeout
     while True:

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 from demo_site import ROOT, DemoSite
+from patience import HANG
 
 # Chromium must talk to the site alone, and to nobody in the background.
 OPTIONS = [
@@ -62,6 +63,7 @@ def demo() -> DemoSite:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
+    expect.set_options(timeout=HANG * 1000)  # its own 5 s are too short for a busy machine
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
         yield browser
@@ -71,7 +73,7 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def context(chromium: Browser, demo: DemoSite) -> Iterator[BrowserContext]:
     context = chromium.new_context(base_url=demo.url, ignore_https_errors=True, viewport=DESKTOP)
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(HANG * 1000)
     yield context
     context.close()
 

@@ -7,7 +7,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from demo_site import DemoSite, wait_until
-from patience import HANG
 
 from .conftest import log_in
 
@@ -49,7 +48,7 @@ def start(page: Page, image: str) -> str:
     page.get_by_label("Title").fill("Apps")
     page.get_by_label("Image").select_option(image)
     page.get_by_role("button", name="Start", exact=True).click()
-    expect(page.locator(".status .state")).to_have_text("Ready", timeout=120_000)
+    expect(page.locator(".status .state")).to_have_text("Ready")
     return page.url.rstrip("/").rpartition("/")[2]
 
 
@@ -76,15 +75,13 @@ def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
     own = f"/jupyter/user/user1/{name}/app/mine/"
     wait_until("the web app answers", lambda: page.request.get(own).status == 200)
     page.goto(own + "some/place")
-    expect(page.get_by_role("heading")).to_have_text("My own page at /some/place", timeout=HANG * 1000)
+    expect(page.get_by_role("heading")).to_have_text("My own page at /some/place")
 
     missing: list[str] = []
     page.on("response", lambda answer: missing.append(answer.url) if answer.status == 404 else None)
     page.goto(address(demo, name, "tensorboard"))
-    expect(page).to_have_title("TensorBoard", timeout=60_000)
-    expect(page.get_by_text("No dashboards are active for the current data set")).to_be_visible(
-        timeout=60_000
-    )
+    expect(page).to_have_title("TensorBoard")
+    expect(page.get_by_text("No dashboards are active for the current data set")).to_be_visible()
     assert not [url for url in missing if "font" in url]
     keep("app-tensorboard")
 

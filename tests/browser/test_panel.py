@@ -6,7 +6,6 @@ from collections.abc import Callable
 from playwright.sync_api import Locator, Page, expect
 
 from demo_site import DemoSite, wait_until
-from patience import HANG
 
 from .conftest import log_in, start
 
@@ -31,16 +30,16 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     demo.run("head", "tee", FILE, user="user1", data="first line\n")
     log_in(page, demo)
     start(page, "A few minutes", gpus_per_node=0, minutes=4)
-    expect(page.locator(".status .state")).to_have_text("Ready", timeout=120_000)
+    expect(page.locator(".status .state")).to_have_text("Ready")
     lab = page.get_by_role("link", name="Open JupyterLab").get_attribute("href") or ""
     name = lab.split("/")[4]
     page.goto(f"/jupyter/user/user1/{name}/lab/tree/unsaved.txt")
 
-    # Less than five minutes: said at once, and always in sight.
+    # Less than five minutes: said at once, and always in sight. How many depends on how busy the machine is.
     left = page.locator("#carme-session-time button")
-    expect(left).to_have_text(re.compile(r"^[123] min left$"), timeout=120_000)
-    warning = toast(page, r"This session ends in [123] min, at .* All documents are saved now\.")
-    expect(page.locator(".jp-FileEditor .cm-content")).to_contain_text("first line", timeout=60_000)
+    expect(left).to_have_text(re.compile(r"^[1234] min left$"))
+    warning = toast(page, r"This session ends in [1234] min, at .* All documents are saved now\.")
+    expect(page.locator(".jp-FileEditor .cm-content")).to_contain_text("first line")
     more = warning.get_by_role("button", name="Extend")
     more.hover()  # when it has come to rest
     keep("jupyterlab-near-the-end")
@@ -48,16 +47,14 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     # More time from the warning itself; then less than fifteen minutes are left, which is said as well.
     more.click()
     ask_for(page, 8)
-    expect(toast(page, "This session now ends at")).to_be_visible(timeout=HANG * 1000)
-    expect(left).to_have_text(re.compile(r"^(9|1[01]) min left$"))
-    expect(toast(page, r"This session ends in (9|1[01]) min")).to_be_visible()
+    expect(toast(page, "This session now ends at")).to_be_visible()
+    expect(left).to_have_text(re.compile(r"^([89]|1[012]) min left$"))
+    expect(toast(page, r"This session ends in ([89]|1[012]) min")).to_be_visible()
 
     # What is not allowed is refused, with the reason.
     left.click()
     ask_for(page, 5000)
-    expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible(
-        timeout=HANG * 1000
-    )
+    expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible()
     keep("jupyterlab-not-extended")
 
     # A document that nobody saved, when the session is told to end.
@@ -68,7 +65,7 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
     assert "never saved" not in demo.run("head", "cat", FILE).stdout
     with demo.visitor("user1") as elsewhere:
         elsewhere.stop(name)
-    expect(toast(page, "This session is ending")).to_be_visible(timeout=HANG * 1000)
+    expect(toast(page, "This session is ending")).to_be_visible()
     shown = ("session", "show", name)
     wait_until("the session is over", lambda: demo.carme_json(*shown)["state"] == "ended")
     assert demo.run("head", "cat", FILE).stdout == "first line\nnever saved by hand"

@@ -27,7 +27,7 @@ def test_a_session_near_its_end_warns_and_can_be_extended(
 ) -> None:
     log_in(page, demo, USER)
     start(page, "Nearly over", gpus_per_node=0, minutes=3)
-    expect(page.locator(".status .state")).to_have_text("Ready", timeout=120_000)
+    expect(page.locator(".status .state")).to_have_text("Ready")
     # In the last quarter of its time, so short as it is.
     warning = page.locator("#limit-end.near, #limit-end.urgent")
     expect(warning).to_contain_text("left, until", timeout=240_000)

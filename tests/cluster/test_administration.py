@@ -11,6 +11,7 @@ from bs4 import BeautifulSoup
 
 from carme.validation import Visitor
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 
 def send(visitor: Visitor, page: str, field: str, **values: str) -> str:
@@ -52,7 +53,7 @@ def test_a_maintenance_is_a_reservation_a_banner_and_a_page(demo: DemoSite) -> N
             shown = admin.fetch(f"{admin.url}maintenance/")
             for form in BeautifulSoup(shown.text, "html.parser").select('form[action$="/off/"]'):
                 admin.send(shown, form, {})
-        assert not maintenance(demo)
+        wait_until("it is taken back", lambda: not maintenance(demo))
         assert title not in text(user, "jobs/")
 
 
@@ -91,15 +92,18 @@ def test_the_owner_of_a_session_that_an_administrator_stops_is_told_why(demo: De
             "title": "To be stopped",
         }
         name = user.start(options)
-        user.wait(name, "ready", timeout=120)
-        (job,) = demo.carme_json("jobs")
-        assert f"Stop {job['id']}" in text(admin, "admin/jobs/")
+        user.wait(name, "ready", timeout=HANG)
+        job = demo.job_of(name)
+        wait_until("the list shows it", lambda: f"Stop {job['id']}" in text(admin, "admin/jobs/"))
         send(admin, f"admin/jobs/{job['id']}/stop/", "message", message=why)
-        assert "administrator" in user.wait(name, "ended", timeout=60).text
+        assert "administrator" in user.wait(name, "ended", timeout=HANG).text
         send(admin, "admin/users/at/user1/", "message", do="message", message=f"Really. {why}")
-        told = text(user, "profile/")
-        assert f"An administrator ended your job {job['id']}" in told and why in told
-        assert f"A message of an administrator: Really. {why}" in told
+        for told in (
+            f"An administrator ended your job {job['id']}",
+            why,
+            f"A message of an administrator: Really. {why}",
+        ):
+            wait_until(f"the owner reads {told!r}", lambda told=told: told in text(user, "profile/"))
 
 
 @pytest.fixture

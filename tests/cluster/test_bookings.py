@@ -1,9 +1,9 @@
 """A booking from the calendar to Slurm and back: kept, used by its owner, made again when lost, deleted."""
 
 import re
-import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from bs4 import BeautifulSoup
 
@@ -20,10 +20,8 @@ def kept(demo: DemoSite, name: str) -> str:
     return shown if f"ReservationName={name} " in shown else ""
 
 
-def book(visitor: Visitor, **values: str) -> str:
-    """Book through the form; the booking's name."""
-    page = visitor.fetch(f"{visitor.url}bookings/new/")
-    answer = visitor.send(page, visitor.form(page, "length"), BOOKING | values)
+def booked(answer: httpx.Response) -> str:
+    """The booking's name in the answer to its form."""
     found = re.search(r"/bookings/(carme-[0-9a-f]{12})/$", str(answer.url))
     assert found, re.sub(r"<[^>]+>", " ", answer.text)
     return found[1]
@@ -44,13 +42,17 @@ def confirm(visitor: Visitor, address: str) -> None:
     visitor.send(page, form, {})
 
 
-def this_minute(demo: DemoSite) -> dict[str, str]:
-    """The minute that runs, which has some seconds left, as the form takes it."""
-    seconds = 60 - int(demo.run("head", "date", "+%S").stdout)
-    if seconds < 15:
-        time.sleep(seconds)
-    day, clock = demo.run("head", "date", "--utc", "+%Y-%m-%d %H:%M").stdout.split()
-    return {"date": day, "time": clock}
+def send_now(demo: DemoSite, visitor: Visitor) -> httpx.Response:
+    """Send the form for a booking that begins in the minute that runs, again when that was over too soon."""
+
+    def answer() -> httpx.Response | None:
+        day, clock = demo.run("head", "date", "--utc", "+%Y-%m-%d %H:%M").stdout.split()
+        page = visitor.fetch(f"{visitor.url}bookings/new/")
+        wanted = BOOKING | {"date": day, "time": clock}
+        answer = visitor.send(page, visitor.form(page, "length"), wanted)
+        return None if "cannot begin in the past" in answer.text else answer
+
+    return wait_until("a form was sent within a minute", answer)
 
 
 @pytest.fixture
@@ -74,15 +76,14 @@ def no_booking_left(demo: DemoSite) -> Iterator[None]:
 @pytest.mark.usefixtures("no_booking_left")
 def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(demo: DemoSite) -> None:
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
-        name = book(owner, **this_minute(demo))
+        name = booked(send_now(demo, owner))
         line = wait_until("it has begun", lambda: "State=ACTIVE" in kept(demo, name) and kept(demo, name))
         assert "Users=user1 " in line and "NO_HOLD_JOBS_AFTER" in line
         node = re.search(r" Nodes=(\S+)", line)
         assert node is not None
 
         # Half of the demo's GPUs is one node: a second booking is refused, with the nearest free times.
-        page = other.fetch(f"{other.url}bookings/new/")
-        answer = other.send(page, other.form(page, "length"), BOOKING | this_minute(demo))
+        answer = send_now(demo, other)
         assert answer.status_code == 422 and "may be booked at a time" in answer.text
         assert 'name="slot"' in answer.text
         assert other.fetch(f"{other.url}bookings/{name}/").status_code == 404
@@ -96,16 +97,16 @@ def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(dem
         # A session starts in it by itself.
         page = owner.fetch(f"{owner.url}bookings/{name}/")
         owner.send(page, owner.form(page, "image"), {"image": "base"})
-        session = wait_until("the booking's session is there", lambda: session_of(owner, name), timeout=HANG)
-        owner.wait(session, "ready", timeout=60)
+        session = wait_until("the booking's session is there", lambda: session_of(owner, name))
+        owner.wait(session, "ready", timeout=HANG)
         running = demo.run("head", "squeue", "--noheader", "--user=user1", "--format=%v %N").stdout.split()
         assert running == [name, node[1]]
         owner.stop(session)
-        owner.wait(session, "ended", timeout=60)
+        owner.wait(session, "ended", timeout=HANG)
 
         # An administrator's mistake: within half a minute Slurm keeps it again.
         demo.run("head", "scontrol", "delete", f"ReservationName={name}")
-        wait_until("Slurm keeps the booking again", lambda: kept(demo, name), timeout=45)
+        wait_until("Slurm keeps the booking again", lambda: kept(demo, name))
 
         confirm(owner, f"bookings/{name}/delete/")
         wait_until("the nodes are given back", lambda: not kept(demo, name))

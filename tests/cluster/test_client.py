@@ -16,6 +16,7 @@ import carme
 from carme.client import JobFailed
 from carme.errors import CarmeError, NotFound
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +56,18 @@ def test_an_array_computes_in_its_tasks(demo: DemoSite, client: carme.Client) ->
     tasks = client.map(
         square, [1, 2, 3, 4], ["x" * 300_000] * 4, at_once=2, image=image, minutes=3, memory_mb=500
     )
-    tasks.wait(90)
+    tasks.wait(HANG)
     assert [tasks[number].result() for number in (0, 1, 3)] == [1, 4, 16]
     assert "".join(tasks[1].logs()).splitlines()[-1] == "task 1"
     with pytest.raises(JobFailed, match="no three here") as caught:
         tasks[2].result()
     assert isinstance(caught.value.__cause__, LookupError)
-    (line,) = demo.run("head", "sacct", "-Xn", f"-j{tasks.id}_3", "-oJobID%30,State").stdout.splitlines()
-    assert line.split() == [f"{tasks.id}_3", "COMPLETED"]
+    asked = ("sacct", "-Xn", f"-j{tasks.id}_3", "-oJobID%30,State")
+    # The accounting hears of an end after the queue has shown it.
+    wait_until(
+        "the accounting knows it",
+        lambda: demo.run("head", *asked).stdout.split() == [f"{tasks.id}_3", "COMPLETED"],
+    )
 
 
 def test_an_array_over_two_nodes_finds_its_data_on_both(
@@ -80,7 +85,7 @@ def test_an_array_over_two_nodes_finds_its_data_on_both(
         command = ["carme-run", "--nodes", "2", "--", "sh", "-c", each]
         asked = {"image": client.images()[0].name, "nodes": 2, "minutes": 3, "memory_mb": 500}
         tasks = client.array(command, "0-1", **asked, stage=[folder], results=result)
-        tasks.wait(150)
+        tasks.wait(HANG)
         logs = ["".join(job.logs()) for job in tasks]
         assert [job.state for job in tasks] == ["COMPLETED"] * 2, logs
         # A job before them brought it, and not they in their own time.
@@ -89,7 +94,7 @@ def test_an_array_over_two_nodes_finds_its_data_on_both(
         for task, node in itertools.product((0, 1), ("n1", "n2")):
             of_node = f"{result}/{task}/{node}"
             # Results are copied after the job's end, so that they hold up no other job.
-            wait_until("a result is out", lambda there=of_node: copied_to(client, there), 60)
+            wait_until("a result is out", lambda there=of_node: copied_to(client, there))
             got = client.files.download(f"{of_node}/sum", tmp_path / f"{task}-{node}")
             assert got.read_text().split()[0] == expected
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from demo_site import DemoSite
+from patience import HANG
 
 FIND = "command -v carme; carme --version"
 
@@ -17,7 +18,8 @@ def session(demo: DemoSite) -> Iterator[str]:
         name = visitor.start(
             {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "PATH"}
         )
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
+        demo.job_of(name)
         yield name
         visitor.stop(name)
 

@@ -7,6 +7,7 @@ import pytest
 
 from carme.jobs import JobState
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 USER, HOME = "user2", "/home/user2"
@@ -25,13 +26,13 @@ def profile(demo: DemoSite) -> Iterator[None]:
 
 
 def submitted(demo: DemoSite, *arguments: str) -> int:
-    done = demo.carme("submit", "--json", "--time", "2m", *arguments, user=USER)
+    done = demo.carme("submit", "--json", "--time", "5m", *arguments, user=USER)
     return json.loads(done.stdout)["job_id"]
 
 
 def written(demo: DemoSite, *arguments: str) -> str:
     """What a job of the user wrote."""
-    return demo.carme("logs", "-f", str(submitted(demo, *arguments)), user=USER, timeout=120).stdout
+    return demo.carme("logs", "-f", str(submitted(demo, *arguments)), user=USER, timeout=HANG).stdout
 
 
 @pytest.mark.usefixtures("profile")

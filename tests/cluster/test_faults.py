@@ -45,16 +45,18 @@ def test_with_a_full_queue_the_session_waits_with_the_reason_and_can_be_stopped(
         )
         assert "waits" in page.text or "waiting" in page.text
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
-    assert f"session-{name}" not in {item["name"] for item in demo.carme_json("jobs")}
+        visitor.wait(name, "ended", timeout=HANG)
+    wait_until(
+        "its job is gone", lambda: f"session-{name}" not in {item["name"] for item in demo.carme_json("jobs")}
+    )
 
 
 def test_a_session_that_is_cancelled_in_slurm_shows_as_ended(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(START | {"gpus_per_node": "0"})
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         demo.run("head", "scancel", "--name", f"session-{name}")
-        page = visitor.wait(name, "ended", timeout=60)
+        page = visitor.wait(name, "ended", timeout=HANG)
         assert "cancel" in page.text.lower()
 
 
@@ -65,10 +67,14 @@ SLOW = "trap 'sleep 8; echo saved; exit 0' TERM; while :; do sleep 0.2; done"
 def test_the_time_limit_ends_a_session_says_so_and_leaves_time_to_save(demo: DemoSite) -> None:
     saves = submit(demo, "--time", "1", "--", "bash", "-c", SLOW)
     with demo.visitor("user1") as visitor:
+        # Whether it gets ready within its minute depends on the machine.
         name = visitor.start(START | {"gpus_per_node": "0", "minutes": "1"})
-        visitor.wait(name, "ready", timeout=HANG)
         # By other words it is no other job.
-        job = f"jobid={demo.carme_json('session', 'show', name)['job_id']}"
+        sessions = wait_until(
+            "its job is there",
+            lambda: [one for one in demo.carme_json("session", "list") if one["name"] == name],
+        )
+        job = f"jobid={sessions[0]['job_id']}"
         demo.run("head", "scontrol", "update", job, "jobname=x", user="user1")
         demo.run("head", "scontrol", "update", job, "comment=site accounting: ok")
         page = visitor.wait(name, "ended", timeout=HANG)
@@ -130,7 +136,7 @@ def test_a_rank_that_fails_ends_the_run_on_all_nodes_with_its_traceback(demo: De
         *("--image", "base", "--nodes", "2", "--gpus", "2", "--time", "5"),
         *("--", "carme-run", "-n", "4", "/home/user1/fails.py"),
     )
-    wait_until("the job has ended", lambda: demo.job_state(job) is JobState.FAILED, timeout=90)
+    wait_until("the job has ended", lambda: demo.job_state(job) is JobState.FAILED)
     log = demo.carme("logs", str(job)).stdout
     assert "ValueError: rank two gave up" in log
     assert "n2" in log.splitlines()[-1] or "rank 2" in log
@@ -139,22 +145,22 @@ def test_a_rank_that_fails_ends_the_run_on_all_nodes_with_its_traceback(demo: De
 def test_a_session_belongs_to_its_owner_alone(demo: DemoSite) -> None:
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
         name = owner.start(START | {"gpus_per_node": "0"})
-        owner.wait(name, "ready", timeout=120)
+        owner.wait(name, "ready", timeout=HANG)
         server = owner.open(name)
         other.http.get(f"{demo.url}/jupyter/hub/home")
         assert other.http.get(f"{server}api/contents").status_code == 403
         assert other.http.get(f"{demo.url}/sessions/{name}/").status_code == 404
-        job = next(item["id"] for item in demo.carme_json("jobs") if item["name"] == f"session-{name}")
+        job = demo.job_of(name)["id"]
         assert demo.carme("cancel", str(job), user="user2", check=False).returncode == 1
         assert demo.carme("logs", str(job), user="user2", check=False).returncode == 1
-        assert not demo.carme_json("jobs", user="user2")
+        assert job not in demo.job_ids("user2")
         refused = demo.run(
             "head", "sh", "-c", "ls /home/user1/.local/share/carme/jobs", user="user2", check=False
         )
         assert refused.returncode != 0
         assert owner.session(name).state == "ready"
         owner.stop(name)
-        owner.wait(name, "ended", timeout=60)
+        owner.wait(name, "ended", timeout=HANG)
 
 
 def test_stock_batchspawner_handler_is_absent(demo: DemoSite) -> None:

@@ -6,6 +6,7 @@ from urllib.parse import quote, urlsplit
 from bs4 import Tag
 
 from demo_site import DemoSite
+from patience import HANG
 
 SESSION = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Files"}
 UPLOAD = "0123456789abcdef" * 2
@@ -55,7 +56,7 @@ def test_a_large_notebook_is_saved_and_opened_again_in_a_session(demo: DemoSite)
     name = f"large-{os.getpid()}"
     with demo.visitor("user1") as owner:
         session = owner.start(SESSION)
-        owner.wait(session, "ready", timeout=120)
+        owner.wait(session, "ready", timeout=HANG)
         server = owner.open(session)
         try:
             for path, content in (

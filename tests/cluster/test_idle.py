@@ -73,16 +73,16 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         names = {title: visitor.start(OPTIONS | {"title": title}) for title in ("busy", "run")}
         kernels: dict[str, NotebookKernel] = {}
         for title in ("busy", "run"):
-            visitor.wait(names[title], "ready", timeout=120)
+            visitor.wait(names[title], "ready", timeout=HANG)
             kernels[title] = stack.enter_context(visitor.kernel(visitor.open(names[title])))
         # A cell that computes nothing and is not over, and a kernel that is idle while a run of it goes on.
         with pytest.raises(CarmeError, match="still running"):
             kernels["busy"].run("import time; time.sleep(600)", timeout=1)
         assert kernels["run"].run(RUN, timeout=HANG).output.strip() == "None"
         # No kernel at all, and nobody looks: its GPU alone says that something goes on.
-        other.wait(computing, "ready", timeout=120)
+        other.wait(computing, "ready", timeout=HANG)
         names["idle"] = visitor.start(OPTIONS | {"title": "idle"})
-        visitor.wait(names["idle"], "ready", timeout=120)
+        visitor.wait(names["idle"], "ready", timeout=HANG)
         server = visitor.open(names["idle"])
 
         def told(name: str, user: str = "user1") -> Session:
@@ -93,18 +93,20 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
             return session if session.stops_idle else None
 
         # The warning, wherever the owner may look.
-        warned = wait_until("the broker tells the warning", warning, 90)
+        warned = wait_until("the broker tells the warning", warning)
         assert warned.state is SessionState.READY
-        page = visitor.session(names["idle"])
-        assert page.state == "ready"
-        assert "Nothing runs in it: it is stopped in" in page.text
+        page = wait_until(
+            "the page tells it",
+            lambda: "it is stopped in" in (page := visitor.session(names["idle"])).text and page,
+        )
+        assert page.state == "ready" and "Nothing runs in it: it is stopped in" in page.text
         shown = demo.carme("session", "show", names["idle"]).stdout
         assert "it is idle and will be stopped in" in shown
         panel = visitor.http.get(f"{server}carme/status").json()
         assert panel["idle_minutes"] == 1
         assert panel["stops_idle"]
 
-        page = visitor.wait(names["idle"], "ended", timeout=120)
+        page = visitor.wait(names["idle"], "ended", timeout=HANG)
         assert page.label == "Ended because it was idle"
         assert "was stopped because nothing ran in it; start it again" in page.text
         assert told(names["idle"]).ending is Ending.IDLE

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from demo_site import DemoSite
+from demo_site import DemoSite, wait_until
 
 ANSIBLE = ["env", "-C", "/opt/carme/src/ansible", "ansible-playbook"]
 INVENTORY = ["-i", "inventories/demo", "-i", "/opt/carme/inventory/hosts.yml"]
@@ -47,8 +47,8 @@ def test_gpus_are_constrained_to_the_job(demo: DemoSite) -> None:
 
 def test_accounting_knows_users_gpus(demo: DemoSite) -> None:
     demo.run("head", "srun", "--gres=gpu:1", "--time=1", "true", user="user1")
-    done = demo.run("head", "sacct", "-X", "-n", "-P", "-u", "user1", "-o", "user,alloctres")
-    assert any("gres/gpu=1" in line for line in done.stdout.splitlines())
+    asked = ("sacct", "-X", "-n", "-P", "-u", "user1", "-o", "user,alloctres")
+    wait_until("the accounting knows it", lambda: "gres/gpu=1" in demo.run("head", *asked).stdout)
 
 
 def test_secrets_are_closed_to_users(demo: DemoSite) -> None:

@@ -2,7 +2,8 @@
 
 import json
 
-from demo_site import DemoSite
+from demo_site import DemoSite, wait_until
+from patience import HANG
 
 
 def test_a_user_trains_a_model_over_two_nodes_from_the_browser(demo: DemoSite) -> None:
@@ -35,14 +36,14 @@ def test_the_published_port_leads_to_the_portal_and_a_notebook(demo: DemoSite) -
     expert = {"cpus_per_node": "3", "memory_mb_per_node": "1300"}
     with demo.visitor("user1") as visitor:
         name = visitor.start(options | expert)
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         with visitor.kernel(visitor.open(name)) as kernel:
-            cell = kernel.run("import os; print(os.environ['SLURM_JOB_ID'])", timeout=60)
+            cell = kernel.run("import os; print(os.environ['SLURM_JOB_ID'])", timeout=HANG)
         job = int(cell.output)
-        assert job in {item["id"] for item in demo.carme_json("jobs")}
+        assert demo.job_of(name)["id"] == job
         given = ("head", "squeue", "--noheader", f"--jobs={job}", "--Format=NumCPUs,MinMemory,tres-alloc:80")
         cpus, memory, allocated = demo.run(*given).stdout.split()
         assert (cpus, memory) == ("3", "1300M") and "gres/gpu=1" in allocated
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
-    assert not demo.carme_json("jobs")
+        visitor.wait(name, "ended", timeout=HANG)
+    wait_until("no job is left", lambda: not demo.carme_json("jobs"))

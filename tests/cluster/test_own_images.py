@@ -6,6 +6,7 @@ from typing import Any
 
 from carme.validation import Visitor
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 NAME = f"test-{os.urandom(4).hex()}"
 PAGE = f"images/at/{NAME}@user1/"
@@ -64,14 +65,14 @@ def session_in(visitor: Visitor, image: str) -> str:
     assert image in visitor.fetch(visitor.url).text, "the start form lists it"
     options = {"image": image, "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Own image"}
     name = visitor.start(options)
-    visitor.wait(name, "ready", timeout=120)
+    visitor.wait(name, "ready", timeout=HANG)
     server = visitor.open(name)
     lab = visitor.fetch(f"{server}lab")
     assert lab.status_code == 200 and "<title>JupyterLab</title>" in lab.text
     with visitor.kernel(server) as kernel:
-        cell = kernel.run("import einops; print(einops.__file__, einops.__version__)", timeout=60)
+        cell = kernel.run("import einops; print(einops.__file__, einops.__version__)", timeout=HANG)
     visitor.stop(name)
-    visitor.wait(name, "ended", timeout=60)
+    visitor.wait(name, "ended", timeout=HANG)
     return cell.output + cell.error
 
 
@@ -90,7 +91,7 @@ def run_in(demo: DemoSite, visitor: Visitor, image: str, command: str) -> dict[s
         known = demo.carme_json("jobs", "--all-states")
         return next((one for one in known if one["id"] == number and one["ended"]), None)
 
-    return wait_until("the job is over", over, timeout=120)
+    return wait_until("the job is over", over)
 
 
 def test_an_image_of_ones_own_gives_no_rights_and_runs_only_as_it_was_built(demo: DemoSite) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from carme.jobs import Job
 from demo_site import DemoSite, wait_until
+from patience import HANG
 from points import training
 
 CACHE = "/var/cache/carme/data"
@@ -51,37 +52,40 @@ def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: De
     before = {job.id for job in brought(demo)}
     with demo.visitor("user1") as visitor:
         name = visitor.start(OPTIONS | {"title": "Staged", "results": "/home/user1/lines-results"})
-        visitor.wait(name, "ready", timeout=90)
-        (first,) = [job for job in brought(demo) if job.id not in before]
+        visitor.wait(name, "ready", timeout=HANG)
+        (first,) = wait_until(
+            "the accounting knows what brought it",
+            lambda: [job for job in brought(demo) if job.id not in before and job.node_list],
+        )
         assert first.node_list and not first.gpus
         log = demo.carme("logs", str(first.id)).stdout
         assert "lines: copied to local" in log
         with visitor.kernel(visitor.open(name)) as kernel:
-            cell = kernel.run(training("lines"), timeout=60)
+            cell = kernel.run(training("lines"), timeout=HANG)
         assert cell.ok, cell.output
         points, path, slope, offset, changed = json.loads(cell.output)
         assert points == 4000 and path.startswith(f"{CACHE}/users/") and changed == "Read-only file system"
         assert (slope, offset) == (3, 1)
-        (job,) = [job for job in demo.carme_json("jobs") if job["name"] == f"session-{name}"]
         # It went where its data was, and Slurm knows of the copy.
-        assert job["node_list"] == first.node_list
-        shown = demo.run("head", "scontrol", "-o", "show", "node", first.node_list).stdout
-        assert re.search(r"ActiveFeatures=\S*carme_[0-9]+_[0-9a-f]{24}", shown)
+        assert demo.job_of(name)["node_list"] == first.node_list
+        node = ("scontrol", "-o", "show", "node", first.node_list)
+        copy = re.compile(r"ActiveFeatures=\S*carme_[0-9]+_[0-9a-f]{24}")
+        wait_until("Slurm knows of the copy", lambda: copy.search(demo.run("head", *node).stdout))
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
+        visitor.wait(name, "ended", timeout=HANG)
         wait_until(
             "the results are out",
             lambda: results(demo, "/home/user1/lines-results/line.json") == "[3.0, 1.0]",
         )
 
         name = visitor.start(OPTIONS | {"title": "Staged again"})
-        visitor.wait(name, "ready", timeout=60)
+        visitor.wait(name, "ready", timeout=HANG)
         assert {job.id for job in brought(demo)} - before == {first.id}
-        (job,) = [job for job in demo.carme_json("jobs") if job["name"] == f"session-{name}"]
+        job = demo.job_of(name)
         assert job["node_list"] == first.node_list
         assert "lines: it was there already" in demo.carme("logs", str(job["id"])).stdout
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
+        visitor.wait(name, "ended", timeout=HANG)
     gone = f"{CACHE}/jobs/"
     wait_until("no job's folder is left", lambda: not demo.run(first.node_list, "ls", gone).stdout.strip())
 
@@ -114,10 +118,11 @@ def test_results_of_a_job_that_fails(demo: DemoSite) -> None:
         ]
         return json.loads(demo.carme("submit", *options, "--", "sh", "-c", script).stdout)["job_id"]
 
+    before = {job.id for job in brought(demo)}
     job_id = submit("ls $CARME_DATA/lines | wc -l >$CARME_RESULTS/state; exit 3")
-    # What lies in memory comes with the job itself.
-    assert not [job for job in brought(demo) if job.is_active]
     wait_until("the results are out", lambda: results(demo, "/home/user1/stopped/state") == "200\n")
+    # What lies in memory comes with the job itself.
+    assert {job.id for job in brought(demo)} <= before
     wait_until("the log says it", lambda: "Results: 1 files" in demo.carme("logs", str(job_id)).stdout)
 
 

@@ -12,6 +12,7 @@ import pytest
 from carme.errors import CarmeError
 from carme.validation import NotebookKernel
 from demo_site import ROOT, DemoSite
+from patience import HANG
 
 OPTIONS = {"nodes": "2", "gpus_per_node": "2", "minutes": "15", "title": "Backends"}
 PROGRAMS = ROOT / "tests/native/programs"
@@ -47,12 +48,12 @@ def session(demo: DemoSite, image: str, script: Path | None = None) -> Iterator[
         pytest.skip(f"the image {image} is not built here; ./demo up --images {image} builds it")
     with demo.visitor("user1") as visitor:
         name = visitor.start(OPTIONS | {"image": image})
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         with visitor.kernel(visitor.open(name)) as kernel:
             if script:
                 content = base64.b64encode(script.read_bytes()).decode()
                 code = f"import base64; open('{script.name}', 'wb').write(base64.b64decode('{content}'))"
-                assert kernel.run(code, timeout=60).ok
+                assert kernel.run(code, timeout=HANG).ok
             try:
                 yield kernel
             except (AssertionError, CarmeError) as error:  # the latter: a cell does not end
@@ -62,9 +63,9 @@ def session(demo: DemoSite, image: str, script: Path | None = None) -> Iterator[
                 )
                 raise
             if script:
-                kernel.run(f"import os; os.unlink('{script.name}')", timeout=60)
+                kernel.run(f"import os; os.unlink('{script.name}')", timeout=HANG)
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
+        visitor.wait(name, "ended", timeout=HANG)
 
 
 def trained(kernel: NotebookKernel, backend: str, how: str) -> str:
@@ -84,7 +85,7 @@ print("rank", os.environ["RANK"], "at", socket.gethostname())
 def test_unmodified_scripts_train_to_the_same_bits_as_on_gloo(demo: DemoSite) -> None:
     with session(demo, "torch", PROGRAMS / "data_parallel.py") as kernel:
         # A cell as the program; the image has loaded the magic.
-        cell = kernel.run(EVERYWHERE, timeout=120)
+        cell = kernel.run(EVERYWHERE, timeout=HANG)
         assert cell.ok, cell.output
         assert set(re.findall(r"rank \d at n\d", cell.output)) == {"rank 0 at n1", "rank 1 at n2"}
         for how in ("ddp", "fsdp"):
@@ -135,8 +136,8 @@ def test_an_unmodified_horovod_script_trains_as_in_one_process(
         for ranks in (1, 2, 4):
             run = f"!carme-run --backend {backend} -n {ranks} {script} {ranks}.{suffix}"
             said += kernel.run(run, timeout=300).output
-        cell = kernel.run(COMPARE[image] + "print('RESULT', *places)", timeout=60)
-        kernel.run(f"!rm -f [124].{suffix}", timeout=60)
+        cell = kernel.run(COMPARE[image] + "print('RESULT', *places)", timeout=HANG)
+        kernel.run(f"!rm -f [124].{suffix}", timeout=HANG)
         assert f"RESULT {TWO} {FOUR}" in cell.output, said + cell.output + cell.error
 
 
@@ -151,8 +152,8 @@ def test_horovods_own_commands_need_no_ssh(demo: DemoSite) -> None:
                 hosts = "n1:1,n2:1" if ranks == 2 else "n1:2,n2:2"
                 run = f"!{launcher} {ranks} -H {hosts} python {script} {ranks}.{suffix}"
                 said += kernel.run(run, timeout=300).output
-            cell = kernel.run(COMPARE["torch"] + "print('RESULT', *places)", timeout=60)
-            kernel.run(f"!rm -f [124].{suffix}", timeout=60)
+            cell = kernel.run(COMPARE["torch"] + "print('RESULT', *places)", timeout=HANG)
+            kernel.run(f"!rm -f [124].{suffix}", timeout=HANG)
             assert f"RESULT {TWO} {FOUR}" in cell.output, said + cell.output + cell.error
 
 
@@ -161,7 +162,7 @@ def test_horovods_wrapper_for_keras_is_refused(demo: DemoSite, image: str) -> No
     need_horovod(demo)
     with session(demo, image) as kernel:
         for module in ("horovod.keras", "horovod.tensorflow.keras"):
-            cell = kernel.run(f"import {module}", timeout=120)
+            cell = kernel.run(f"import {module}", timeout=HANG)
             assert not cell.ok
             assert "does not average gradients" in cell.error.replace("\n", " "), cell.error
             assert "carme_runtime.keras" in cell.error

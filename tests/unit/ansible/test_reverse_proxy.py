@@ -22,6 +22,8 @@ from aiohttp import web
 from free_ports import free_port
 from yarl import URL
 
+from patience import HANG
+
 ROLE = Path(__file__).resolve().parents[3] / "ansible/roles/reverse_proxy"
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 #: Five times as long as what nginx.conf allows below.
@@ -165,7 +167,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
     trust = ssl.create_default_context(cafile=str(tmp_path / "site.pem"))
     trust.check_hostname = False
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG):
             while True:
                 assert nginx.returncode is None, (tmp_path / "error.log").read_text()
                 try:

@@ -27,6 +27,7 @@ from carme.config import Settings
 from carme.jobs import JobRequest
 from carme.slurm import SlurmCommands, UnixAccount
 from carme.slurm import account as account_module
+from patience import HANG
 
 # The account that jobs run as: as root another number, so that privileges are really dropped.
 OWNER_UID = os.getuid() or 54321
@@ -223,6 +224,15 @@ async def running(
         return site.peer
 
     monkeypatch.setattr(server_module, "identify", identify)
+    # On a busy machine the programs that stand for Slurm's exceed what real ones are given.
+    for limit in (
+        "aftermath.ANSWER_SECONDS",
+        "preemptions.ANSWER_SECONDS",
+        "service.LOG_SECONDS",
+        "watch.CATCH_UP_SECONDS",
+    ):
+        monkeypatch.setattr(f"carme.broker.{limit}", HANG)
+    monkeypatch.setattr("carme.slurm.programs.TIMEOUT", HANG)
     work = asyncio.create_task(broker.run())
     async with Server(settings, broker, line_seconds=line_seconds):
         # Wait for the first picture of the cluster, as a real client's retry would.

@@ -324,10 +324,7 @@ async def told(site: Any, job_id: int, words: str) -> str:
     return sentence
 
 
-async def test_what_took_the_place_of_a_preempted_session_is_named(
-    site: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("carme.broker.preemptions.ANSWER_SECONDS", 60.0)
+async def test_what_took_the_place_of_a_preempted_session_is_named(site: Any) -> None:
     preempted = JOB | {"T": "PREEMPTED", "e": ENDED}
     site.slurm.jobs = [preempted]
     assert "in favour of one with a higher priority" in (await reaches(site, SessionState.ENDED)).sentence

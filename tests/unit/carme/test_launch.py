@@ -16,6 +16,7 @@ import pytest
 from carme.errors import CarmeError
 from carme.launch import job as launch
 from carme.launch.exits import Exit
+from patience import HANG
 
 NASTY = ["$(touch x); ' \" ` | &\nnewline", "*", "--help"]
 STAND_IN = """\
@@ -80,7 +81,7 @@ class Node:
         program = (
             "import sys; from carme.launch import job as launch; "
             "launch.address_of = lambda node: '10.0.0.1'; "
-            "launch.GRACE_SECONDS = 0.2; launch.STOP_SECONDS = 2; launch.WATCH_SECONDS = 0.1; "
+            f"launch.GRACE_SECONDS = {HANG}; launch.STOP_SECONDS = {HANG:.0f}; launch.WATCH_SECONDS = 0.1; "
             "launch.RETURN_SECONDS = 0.1; launch.RETURN_TRIES = 2; "
             f"{before}\nsys.exit(launch.main({[*options, str(self.key)]!r}))"
         )
@@ -117,7 +118,8 @@ def test_a_command_without_an_image(node: Node) -> None:
     assert not (node.folder / "x").exists()
 
 
-LOGIN = "from carme.launch import login; login.SECONDS = 1.0; login.log_in.__defaults__ = (1.0,); "
+LOGIN = "from carme.launch import login; "
+IMPATIENT_LOGIN = LOGIN + "login.SECONDS = 1.0; login.log_in.__defaults__ = (1.0,); "
 SHOW = [sys.executable, "-I", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
 
 
@@ -150,7 +152,7 @@ def test_login_files_are_the_programs_and_not_the_launchers(node: Node) -> None:
     ],
 )
 def test_what_login_files_did_is_said(node: Node, profile: str | None, words: str) -> None:
-    before = LOGIN
+    before = IMPATIENT_LOGIN if "after 1 seconds" in words else LOGIN
     if profile is None:
         known = {"USER": "ada", "LOGNAME": "ada", "SHELL": "/no/such/shell"}
         before += f"login.identity = lambda given: {{**given, **{known}}}"
@@ -239,6 +241,19 @@ def test_the_other_nodes_join(node: Node) -> None:
     assert joined[at + 1 :] == [*credentials, "--join", "10.0.0.1:7"]
 
 
+def tells_what_it_sees(node: Node) -> tuple[str, Path]:
+    """What has the launcher write down which nodes it has last seen, and where."""
+    seen = node.folder / "seen"
+    return (
+        "look = launch.Others._look\n"
+        "def look_and_tell(others):\n"
+        "    present = look(others)\n"
+        f"    with open({str(seen)!r}, 'w') as told: print(*(present or ()), file=told)\n"
+        "    return present\n"
+        "launch.Others._look = look_and_tell\n"
+    ), seen
+
+
 def keeps_the_list(node: Node, while_: str, then: str) -> Path:
     """Let the first agent keep its list of nodes as the returned file has it, until `while_` fails.
 
@@ -257,14 +272,16 @@ def test_a_lost_node_is_brought_back_while_the_first_one_lives(node: Node) -> No
     node.environment |= {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "n1"}
     hosts, tries = keeps_the_list(node, f"[ ! -e {node.folder}/back ]", "exit 3"), node.folder / "tries"
     both, one = "n1:4\\nn2:4\\nn3:4\\n", "n1:4\\nn2:4\\n"
+    tell, seen = tells_what_it_sees(node)
+    is_seen = f"until grep -q n3 {seen}; do sleep 0.05; done"
     node.script(
         "join",
         f"echo try >>{tries}; case $(wc -l <{tries}) in "
-        f"1) printf '{both}' >{hosts}; sleep 1; printf '{one}' >{hosts}; exit 1;; "
+        f"1) printf '{both}' >{hosts}; {is_seen}; printf '{one}' >{hosts}; exit 1;; "
         "2) exit 1;; "
-        f"3) printf '{both}' >{hosts}; sleep 1; touch {node.folder}/back;; esac",
+        f"3) printf '{both}' >{hosts}; {is_seen}; touch {node.folder}/back;; esac",
     )
-    code, _, errors = node.run()
+    code, _, errors = node.run(before=tell)
     assert (code, errors) == (3, "")
     together, *alone = [call["arguments"] for call in node.calls("srun")]
     assert "--relative=1" in together
@@ -277,12 +294,13 @@ def test_a_node_that_does_not_come_back_is_given_up(node: Node) -> None:
     node.spec(image=str(node.folder / "torch.sif"), nodes=2)
     enough, tries = node.folder / "enough", node.folder / "tries"
     hosts = keeps_the_list(node, f"[ ! -e {enough} ]", "exit 0")
+    tell, seen = tells_what_it_sees(node)
     node.script(
         "join",
-        f"echo try >>{tries}; [ $(wc -l <{tries}) = 1 ] || exit 1; "
-        f"printf 'n1:4\\nn2:4\\n' >{hosts}; sleep 1; echo n1:4 >{hosts}",
+        f"echo try >>{tries}; [ $(wc -l <{tries}) = 1 ] || exit 1; printf 'n1:4\\nn2:4\\n' >{hosts}; "
+        f"until grep -q n2 {seen}; do sleep 0.05; done; echo n1:4 >{hosts}",
     )
-    process = node.start()
+    process = node.start(before=tell)
     assert process.stderr is not None
     told = process.stderr.readline()
     enough.touch()
@@ -290,11 +308,14 @@ def test_a_node_that_does_not_come_back_is_given_up(node: Node) -> None:
     assert "After 2 tries to bring n2 back, the job goes on without it." in told
 
 
+NO_GRACE = "launch.GRACE_SECONDS = 0.2"
+
+
 def test_agents_that_never_joined_end_the_job_and_say_so(node: Node) -> None:
     node.environment["SLURM_JOB_NUM_NODES"] = "2"
     node.script("first", "exec sleep 600")
     node.script("join", "exit 9")
-    code, _, errors = node.run()
+    code, _, errors = node.run(before=NO_GRACE)
     assert code == Exit.FAILED
     assert "The agents on the other nodes ended with exit code 9; the job was ended." in errors
 
@@ -303,7 +324,7 @@ def test_why_the_other_nodes_could_not_join_is_why_the_job_ended(node: Node) -> 
     node.environment["SLURM_JOB_NUM_NODES"] = "2"
     node.script("first", "exec sleep 600")
     node.script("join", f"exit {int(Exit.IMAGE_MISSING)}")
-    assert node.run()[0] == Exit.IMAGE_MISSING
+    assert node.run(before=NO_GRACE)[0] == Exit.IMAGE_MISSING
 
 
 def test_a_first_agent_that_dies_at_once_needs_no_others(node: Node) -> None:
@@ -345,12 +366,12 @@ def test_a_job_of_several_nodes_that_is_stopped_ends_as_its_first_agent_does(nod
 
 
 def test_who_does_not_heed_sigterm_is_killed(node: Node) -> None:
-    node.spec(command=["/bin/sh", "-c", "trap 'echo no' TERM; echo up; while :; do sleep 0.05; done"])
-    process = node.start()
+    node.spec(command=["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"])
+    process = node.start(before="launch.STOP_SECONDS = 1")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate()
-    assert (process.returncode, output) == (137, "no\n")
+    assert (process.returncode, output) == (137, "")
 
 
 def test_a_child_that_a_signal_ends(node: Node) -> None:

@@ -89,7 +89,9 @@ def start(library: Path, tmp_path: Path) -> Iterator[Starts]:
             has |= {"LD_LIBRARY_PATH": str(library)}
             has |= {"SIMULATED_NVML": str(gpus)} if gpus else {}
             has |= {"SIMULATED_AMDSMI": str(amd)} if amd else {}
-        own = ["--allocations", str(tmp_path / "allocations")] if program == "node" else []
+        # What is only slow here would count as hanging; tests of that name a limit of their own.
+        limits = ["--gpu-limit", str(HANG)]
+        own = ["--allocations", str(tmp_path / "allocations"), *limits] if program == "node" else []
         process = subprocess.Popen(
             [sys.executable, "-m", f"carme_monitoring.{program}.exporter", "--listen", f"127.0.0.1:{port}"]  # noqa: RUF005
             + [*own, *(arguments or [])],

@@ -95,8 +95,8 @@ def test_a_library_whose_layouts_are_others_is_not_read(start: Starts, gpus: Pat
 
 
 def test_a_library_that_hangs_holds_up_no_scrape(start: Starts, gpus: Path):
-    describe(gpus, "hang=1500")
-    exporter = start(amd=gpus, arguments=["--gpu-limit", "0.3"])
+    describe(gpus, "hang=60000")
+    exporter = start(amd=gpus, arguments=["--gpu-limit", "1"])
     assert state(exporter, "hanging") == [1]
     assert exporter.values("carme_gpu_library_state", vendor="nvidia", state="hanging") == [0]
     assert exporter.values("carme_exporter_pass_seconds")

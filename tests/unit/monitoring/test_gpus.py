@@ -178,16 +178,15 @@ def test_a_driver_that_fails_is_a_state(start: Starts, gpus: Path):
 
 
 def test_a_library_that_hangs_holds_up_no_scrape(start: Starts, gpus: Path):
-    describe(gpus, "hang=1500")
+    describe(gpus, "hang=3000")
     exporter = start(gpus, ["--gpu-limit", "0.3"])
     assert exporter.values("carme_gpu_library_state", vendor="nvidia", state="hanging") == [1]
     assert exporter.values("carme_gpu_up") == []
     # Jobs are still told, and the GPU is back as soon as the library answers.
     assert exporter.values("carme_exporter_pass_seconds")
     describe(gpus, "")
-    while exporter.values("carme_gpu_library_state", vendor="nvidia", state="ok") != [1]:
+    while exporter.values("carme_gpu_up") != [1]:
         time.sleep(0.02)
-    assert exporter.values("carme_gpu_up") == [1]
 
 
 def test_memory_of_each_process_of_a_job_and_of_no_other(tmp_path: Path):

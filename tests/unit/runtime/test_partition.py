@@ -140,9 +140,9 @@ def test_a_large_graph_is_planned_in_seconds():
     times = [choice.random() for _ in range(1700)]
     skips = {(a, a + choice.randrange(2, 60)) for a in range(0, 1600, 5)}
     graph = network(times, skips)
-    began = time.monotonic()
+    began = time.process_time()  # whatever else the machine computes
     plan(graph, Request(4, 32, stages=4, micro_batches=8, memory=1 << 30))
-    assert time.monotonic() - began < 60  # a busy machine; 3 s on an idle one
+    assert time.process_time() - began < 60  # 3 s on an ordinary machine
 
 
 @pytest.mark.parametrize(

@@ -389,18 +389,30 @@ class Site:
     def wait_for_outcome(self) -> None:
         """From now on, starts answer when they have succeeded or failed."""
         assert self.hub
-        self.hub.tornado_application.settings["slow_spawn_timeout"] = 60
+        self.hub.tornado_application.settings["slow_spawn_timeout"] = HANG
 
     async def server(self, name: str = "s1", user: str = "ada") -> dict[str, Any] | None:
         """The server as the portal sees it; None once it has stopped."""
         model = (await self.api("GET", f"users/{user}")).json()
         return model["servers"].get(name)
 
-    async def events(self, name: str = "s1", user: str = "ada") -> list[dict[str, Any]]:
-        """All progress events until the start has succeeded or failed."""
-        response = await self.api("GET", f"users/{user}/servers/{name}/progress")
-        lines = response.text.splitlines()
-        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    async def events(self, heard: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+        """All progress events of ada's session s1 until its start has succeeded or failed.
+
+        Args:
+            heard: Gets each as it comes.
+        """
+        found = [] if heard is None else heard
+        url = f"{self.settings.hub.listen}{self.settings.hub.base_path}hub/api/users/ada/servers/s1/progress"
+        headers = {"Authorization": f"token {TOKEN}"}
+        async with (
+            httpx.AsyncClient(timeout=HANG, verify=self.proxys_certificate()) as client,
+            client.stream("GET", url, headers=headers) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    found.append(json.loads(line.removeprefix("data: ")))
+        return found
 
     async def is_ready(self, name: str = "s1", user: str = "ada") -> bool:
         server = await self.server(name, user)

@@ -13,6 +13,7 @@ from carme.jobs import JobState
 from carme.sessions import Ending, ServerStatus, SessionState, Step
 from carme_spawner import caretaker, spawner
 from carme_spawner.spawner import CarmeSpawner
+from patience import HANG
 
 from .conftest import Site, eventually
 
@@ -176,6 +177,7 @@ async def thaw(running: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[], N
         impatient.setattr(spawner, "ANSWER", 0.2)
         await own(running).look_for_server()
     await eventually(lambda: running.broker.session(100).state is SessionState.LOST, "the broker knows")
+    monkeypatch.setattr(spawner, "ANSWER", HANG)
     return frozen.unlink
 
 
@@ -245,16 +247,17 @@ async def test_a_job_that_ends_while_its_server_waits_to_be_looked_for_ends_no_w
     await running.start("s2")
     await eventually(lambda: running.is_ready("s2"), "the second server is ready")
     monkeypatch.setattr(caretaker, "SILENCE", -1.0)
-    monkeypatch.setattr(spawner, "ANSWER", 2)
+    monkeypatch.setattr(spawner, "ANSWER", HANG)
     for job_id in (100, 101):
         (running.broker.folder(job_id) / "frozen").touch()
     care = running.hub.caretaker
     monkeypatch.setattr(care, "_places", asyncio.Semaphore(1))
     round_ = asyncio.create_task(care.round())
-    await asyncio.sleep(0.2)
+    await eventually(care._places.locked, "one of the two is looked for, and the other waits")
     await running.broker.finish(101, JobState.NODE_FAIL)
     await eventually(lambda: "/jupyter/user/ada/s2/" not in running.routes, "the end is noticed")
     assert not round_.done()
+    (running.broker.folder(100) / "frozen").unlink()
     await round_
 
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from playwright.async_api import Page, async_playwright, expect
 
 from carme_spawner.names import ServerResolver
+from patience import HANG
 
 from .conftest import Site, eventually
 from .test_singleuser import server
@@ -113,11 +114,11 @@ async def page() -> AsyncIterator[Page]:
     """A page of Chromium."""
     if shutil.which("chromium") is None:
         pytest.skip("Chromium is not installed.")
-    expect.set_options(timeout=60_000)
+    expect.set_options(timeout=HANG * 1000)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
         page = await browser.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(HANG * 1000)
         yield page
         await browser.close()
 

@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
 
+from carme_spawner.singleuser import activity
 from carme_spawner.singleuser.activity import Activity, Gpus, Processes
 from carme_spawner.singleuser.time_left import TimeLeft
 
@@ -70,18 +72,30 @@ def start(shell: subprocess.Popen[str], *command: str) -> psutil.Process:
     return process
 
 
-def test_a_program_that_computes_counts_and_one_that_waits_does_not(shell: subprocess.Popen[str]) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock by which shares of processor time are told: how busy the machine is does not count."""
+    now = [0.0]
+    monkeypatch.setattr(activity, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_a_program_that_computes_counts_and_one_that_waits_does_not(
+    shell: subprocess.Popen[str], clock: list[float]
+) -> None:
     start(shell, "sleep", "600")
     processes = Processes(top=shell.pid)
+    clock[0] += 1
     assert processes.busy() is False
     burning = start(shell, sys.executable, "-c", BURN)
     while burning.cpu_times().user < 0.5:
         time.sleep(0.02)  # its processor time is not to be ours
+    clock[0] += 1
     assert processes.busy() is True
 
 
 def test_a_launcher_counts_while_its_ranks_compute_elsewhere(
-    shell: subprocess.Popen[str], tmp_path: Path
+    shell: subprocess.Popen[str], clock: list[float], tmp_path: Path
 ) -> None:
     launcher = tmp_path / "carme-run"
     launcher.write_text("import time; time.sleep(600)")
@@ -91,6 +105,7 @@ def test_a_launcher_counts_while_its_ranks_compute_elsewhere(
     process.kill()
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.02)
+    clock[0] += 30
     assert processes.busy() is False
 
 

@@ -184,21 +184,33 @@ async def test_signing_out_closes_what_a_browser_has_open_and_nothing_else(serve
     assert (await server.visit("/api/contents", browser))[0] == 403
 
 
-async def test_its_end_waits_until_open_pages_have_saved(server: Site) -> None:
-    token, process = server.token(100), server.broker.processes[100]
-    async with websockets(server) as connect:
+#: The same, however long its pages take to save.
+PATIENT = f"""
+from carme_spawner.singleuser import main, server
+server.SAVE_SECONDS = {HANG}
+main()
+"""
+
+
+async def test_its_end_waits_until_open_pages_have_saved(site: Site) -> None:
+    site.broker.command = [sys.executable, "-c", PATIENT, "--allow-root"]
+    await site.start()
+    await eventually(site.is_ready, "JupyterLab is ready")
+    token, process = site.token(100), site.broker.processes[100]
+    async with websockets(site) as connect:
         pages = [await connect("api/events/subscribe", token) for _ in range(2)]
         process.terminate()
         for page in pages:
             event = await page.receive_json(timeout=HANG)
             assert (event["schema_id"], event["state"]) == ("https://schema.carme/session", "ending")
-        assert (await server.visit("/carme/saved", token, post={}))[0] == 204
-        await asyncio.sleep(3)
+        assert (await site.visit("/carme/saved", token, post={}))[0] == 204
+        await asyncio.sleep(1)
         assert process.returncode is None  # the second page is not done
-        assert (await server.visit("/carme/saved", post={}))[0] == 403
-        assert (await server.visit("/carme/saved", token, post={}))[0] == 204
+        assert (await site.visit("/carme/saved", post={}))[0] == 403
+        assert (await site.visit("/carme/saved", token, post={}))[0] == 204
         async with asyncio.timeout(HANG):
             await process.wait()
+    await leave(site)
 
 
 async def test_kernels_compute_out_of_others_reach(server: Site) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -112,7 +113,8 @@ class Portal:
 
     def open(self, process: int, path: str, cookies: str = "") -> http.client.HTTPResponse:
         """A page as this process makes it: connections are opened until one has led to it."""
-        for _ in range(100):
+        end = time.monotonic() + LONG
+        while time.monotonic() < end:
             line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
             line.connect()
             accepted = line.sock  # the line forgets it when an answer is its last
