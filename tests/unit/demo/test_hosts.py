@@ -209,8 +209,8 @@ def test_a_process_left_working_in_our_folder_is_ended_and_no_other(tmp_path: Pa
     ours, other = tmp_path / "tmp", tmp_path / "tmp2"
     ours.mkdir()
     other.mkdir()
-    inside = subprocess.Popen(["sleep", "60"], cwd=ours)
-    outside = subprocess.Popen(["sleep", "60"], cwd=other)
+    inside = subprocess.Popen(["sleep", "600"], cwd=ours)
+    outside = subprocess.Popen(["sleep", "600"], cwd=other)
     try:
         end_processes_in(ours)
         assert inside.wait(timeout=HANG) == -signal.SIGKILL

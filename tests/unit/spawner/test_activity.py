@@ -287,7 +287,7 @@ async def test_the_reason_of_a_stop_is_told_before_the_job_is_cancelled(running:
 
 
 async def test_notes_wait_for_a_broker_that_is_away_and_keep_their_order(site: Site) -> None:
-    site.broker.command = ["sleep", "60"]
+    site.broker.command = ["sleep", "600"]
     await site.start()
     await site.runs()
     await site.broker.close()
@@ -319,7 +319,7 @@ async def test_a_server_that_does_not_report_is_told_as_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spawner, "LONGEST_START", timedelta(seconds=0.2))
-    site.broker.command = ["sleep", "60"]
+    site.broker.command = ["sleep", "600"]
     await site.start()
     await eventually(lambda: site.broker.session(100).state is SessionState.LOST, "the broker knows")
     assert "has not been heard of" in site.broker.session(100).sentence

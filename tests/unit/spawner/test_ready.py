@@ -17,7 +17,7 @@ REPORT = {"port": 40123, "host": "127.0.0.1", "pid": 77}
 @pytest.fixture
 async def waiting(site: Site) -> Site:
     """A session whose job runs on this host and whose server has not reported yet."""
-    site.broker.command = ["sleep", "60"]
+    site.broker.command = ["sleep", "600"]
     assert (await site.start()).status_code == 202
     await site.runs()
     return site
@@ -47,7 +47,7 @@ async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:
 
 
 async def test_a_server_that_is_ahead_of_the_broker_is_told_to_try_again(site: Site) -> None:
-    site.broker.command = ["sleep", "60"]
+    site.broker.command = ["sleep", "600"]
     site.broker.answering.clear()
     starting = asyncio.create_task(site.start())
     await eventually(lambda: 100 in site.broker.requests, "the job is submitted")

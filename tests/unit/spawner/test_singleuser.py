@@ -269,7 +269,7 @@ async def test_certificates_that_are_not_whole_end_it(tmp_path: Path) -> None:
 @pytest.fixture
 async def hub(site: Site, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """The hub as a server sees it whose job runs and which has not reported yet."""
-    site.broker.command = ["sleep", "60"]
+    site.broker.command = ["sleep", "600"]
     await site.start()
     await site.runs()
     for name, value in site.broker.requests[100].request.environment.items():

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -227,6 +227,25 @@ def bob(db: None) -> User:
 @pytest.fixture
 def admin(db: None) -> User:
     return User.objects.create_user("root1", password=PASSWORD, is_staff=True)
+
+
+class _Dates(type):
+    def __instancecheck__(cls, found: object) -> bool:
+        return isinstance(found, datetime)
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The portal's clock stands still: what pages say of times depends on no busy machine."""
+    moment = timezone.now()
+
+    class Still(datetime, metaclass=_Dates):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return moment.astimezone(tz)
+
+    # Below `timezone.now`, which is the default of fields, too.
+    monkeypatch.setattr(timezone, "datetime", Still)
 
 
 class Browser(Client):

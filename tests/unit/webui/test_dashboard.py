@@ -44,6 +44,7 @@ def site(settings: Any, prometheus: Prometheus) -> None:
     settings.SITE = django_settings.SITE.model_copy(update={"monitoring": place})
 
 
+@pytest.mark.usefixtures("still")
 def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, alice: User) -> None:
     begun = timezone.now() - timedelta(minutes=45, seconds=-30)
     Job.store(

@@ -283,6 +283,7 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
     assert {request.user for request in broker.asked_for("report")} == {"alice"}
 
 
+@pytest.mark.usefixtures("still")
 @pytest.mark.parametrize(
     ("minutes", "left", "level"),
     [(5, 4.9, ""), (5, 1, "near"), (5, 0.4, "urgent"), (60, 16, ""), (60, 10, "near"), (60, 4, "urgent")],
@@ -470,6 +471,7 @@ def test_what_cannot_be_submitted_comes_back_with_the_reason(
         assert not broker.queue
 
 
+@pytest.mark.usefixtures("still")
 def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) -> None:
     began = timezone.now() - timedelta(minutes=10)
     Job.store([
@@ -495,6 +497,7 @@ def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) ->
     )
 
 
+@pytest.mark.usefixtures("still")
 def test_the_time_that_is_left_is_slurms(browser: Browser, broker: FakeBroker) -> None:
     began, later = timezone.now() - timedelta(minutes=10), timezone.now() + timedelta(minutes=57)
     Job.store([

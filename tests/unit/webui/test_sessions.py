@@ -26,7 +26,7 @@ FORM = {
 }  # fmt: skip
 NAME, PAGE = "s0123abcd", "/sessions/s0123abcd/"
 
-pytestmark = pytest.mark.usefixtures("at_once")
+pytestmark = pytest.mark.usefixtures("at_once", "still")
 
 
 def start(browser: Browser, **fields: object):
@@ -814,6 +814,7 @@ def test_what_cannot_be_started_again_leads_to_the_filled_in_form(
 
 
 def test_several_sessions_lie_side_by_side(browser: Browser, ready: Session, broker: FakeBroker) -> None:
+    rounds(seconds=1)
     start(browser, name="s00000002", title="Another")
     broker.tell(make_session("s00000002", "queued", 2, job_id=8))
     rounds()

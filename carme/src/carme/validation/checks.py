@@ -244,7 +244,7 @@ class Validation:
         )
         _wanted(cell)
         read = kernel.run(
-            f"import pathlib; p = pathlib.Path('{report}'); print(p.read_text()); p.unlink()", timeout=30
+            f"import pathlib; p = pathlib.Path('{report}'); print(p.read_text()); p.unlink()", timeout=60
         )
         if not read.ok:
             raise Failed(f"The training run with {ranks} ranks left no report: {cell.output[-500:]}", "")
@@ -256,7 +256,7 @@ class Validation:
         return f"Session {self.session} has ended."
 
     def _accounting(self) -> str:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while True:
             job = self._recorded()
             if job and job.is_over:

@@ -18,6 +18,9 @@ from carme.validation.attacks.moves import Outcome
 from carme.validation.attacks.scene import EVIL, EVIL_TEXT, Player, Scene
 from carme.validation.notebook import ChannelClosed
 
+#: For a small job to come to its end, on a cluster that has other things to do.
+JOB_SECONDS = 120.0
+
 Deed = Callable[[Scene], Outcome]
 Arguments = Callable[[Scene], dict[str, Any]]
 
@@ -307,14 +310,23 @@ def lives(scene: Scene) -> bool:
 def cancelled(scene: Scene, player: Player, cancel: Callable[[int], Outcome]) -> Outcome:
     """Whether a user can end a small job of their own in this way."""
     client = BrokerClient(scene.settings.broker.socket)
-    job = client.submit(small_job(), user=player.name)
+    # It does not end by itself while it is waited for.
+    job = client.submit(small_job(command=["sleep", "600"], minutes=10), user=player.name)
     said = cancel(job)[1]
-    for _ in range(100):
-        if client.job(job).is_over:
-            return True, f"a job of their own was cancelled; {said}"
-        time.sleep(0.2)
+    if once_over(client, job):
+        return True, f"a job of their own was cancelled; {said}"
     client.cancel(job)
     return False, said
+
+
+def once_over(client: BrokerClient, job_id: int) -> Job | None:
+    """A small job once it is over; None if it is not after longer than a busy cluster takes."""
+    end = time.monotonic() + JOB_SECONDS
+    while not (job := client.job(job_id)).is_over:
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.2)
+    return job
 
 
 def small_job(**changes: Any) -> JobRequest:
@@ -702,7 +714,7 @@ def kernel_after(scene: Scene, leave: bool) -> Outcome:
         if leave:
             scene.sign_out(visitor)
         try:
-            said = kernel.run("40 + 2", timeout=30).output
+            said = kernel.run("40 + 2", timeout=60).output
         except ChannelClosed as closed:
             said = str(closed)
     return "42" in said, said
@@ -1265,12 +1277,7 @@ def log_by_link(target: Callable[[Scene], str] | None) -> Deed:
     def deed(scene: Scene) -> Outcome:
         client = BrokerClient(scene.settings.broker.socket)
         job_id = client.submit(small_job(command=["echo", "harmless"]), user=scene.attacker.name)
-        job: Job = client.job(job_id)
-        for _ in range(150):
-            job = client.job(job_id)
-            if job.is_over:
-                break
-            time.sleep(0.2)
+        job = once_over(client, job_id) or client.job(job_id)
         if target:
             folder = f"{scene.attacker.account.home}/.local/share/carme/jobs/{job.key}"
             scene.attacker_head.ask("link", target=target(scene), path=f"{folder}/output.log")
@@ -1312,12 +1319,8 @@ def job_says(scene: Scene, player: Player, **changes: Any) -> Outcome:
     """Whether a job ends well and prints something."""
     client = BrokerClient(scene.settings.broker.socket)
     job_id = client.submit(small_job(**changes), user=player.name)
-    for _ in range(150):
-        job = client.job(job_id)
-        if job.is_over:
-            break
-        time.sleep(0.2)
-    else:
+    job = once_over(client, job_id)
+    if job is None:
         raise CarmeError(f"Job {job_id} of {player.name} did not end.")
     text = client.log(job_id, user=player.name).text.strip()
     return job.exit_code == 0 and bool(text), text.splitlines()[-1][:160] if text else str(job.state)
