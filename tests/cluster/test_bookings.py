@@ -27,6 +27,12 @@ def booked(answer: httpx.Response) -> str:
     return found[1]
 
 
+def send(visitor: Visitor, **values: str) -> httpx.Response:
+    """Send the form for a booking."""
+    page = visitor.fetch(f"{visitor.url}bookings/new/")
+    return visitor.send(page, visitor.form(page, "length"), BOOKING | values)
+
+
 def session_of(visitor: Visitor, name: str) -> str:
     """The session that a booking has started by itself; empty as long as there is none."""
     page = visitor.fetch(f"{visitor.url}bookings/{name}/")
@@ -47,9 +53,7 @@ def send_now(demo: DemoSite, visitor: Visitor) -> httpx.Response:
 
     def answer() -> httpx.Response | None:
         day, clock = demo.run("head", "date", "--utc", "+%Y-%m-%d %H:%M").stdout.split()
-        page = visitor.fetch(f"{visitor.url}bookings/new/")
-        wanted = BOOKING | {"date": day, "time": clock}
-        answer = visitor.send(page, visitor.form(page, "length"), wanted)
+        answer = send(visitor, date=day, time=clock)
         return None if "cannot begin in the past" in answer.text else answer
 
     return wait_until("a form was sent within a minute", answer)

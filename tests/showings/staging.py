@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from browser.conftest import log_in
-from cluster.test_bookings import book, confirm, session_of
+from cluster.test_bookings import booked, confirm, send, session_of
 from playwright.sync_api import Page, expect
 
 from carme.jobs import Job, JobState
@@ -138,7 +138,7 @@ def test_a_booking_finds_its_data_when_it_begins(demo: DemoSite) -> None:
     begins = (int(demo.run("head", "date", "+%s").stdout) // 60 + 4) * 60
     day, clock = demo.run("head", "date", "--utc", f"--date=@{begins}", "+%Y-%m-%d %H:%M").stdout.split()
     with demo.visitor("user1") as owner:
-        name = book(owner, date=day, time=clock)
+        name = booked(send(owner, date=day, time=clock))
         try:
             page = owner.fetch(f"{owner.url}bookings/{name}/")
             owner.send(page, owner.form(page, "image"), {"image": "base", "stage": folder})
