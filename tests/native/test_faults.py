@@ -49,6 +49,21 @@ def test_survivors_form_a_new_group(launcher, nodes):
     assert all("went on" in ranks.outputs[rank] for rank in (0, 2)), ranks.said()
 
 
+@pytest.mark.parametrize(
+    ("collective", "nodes"),
+    [("allreduce", [0, 1, 2]), ("reduce_scatter", [0, 0, 1])],
+    ids=["allreduce, three nodes", "reduce_scatter, nodes that differ"],
+)
+def test_a_rank_without_memory_is_an_error_for_the_others(launcher, collective, nodes):
+    launcher.variables["CARME_ALLREDUCE"] = "ring"
+    launcher.variables["MALLOC_ARENA_MAX"] = "1"  # else memory that is reserved for other threads is lent
+    ranks = launcher.start("no_memory", nodes, collective)
+    assert ranks.finish() == [0, 0, 0], ranks.said()
+    assert "MemoryError" in ranks.outputs[1], ranks.said()
+    for rank in (0, 2):
+        assert "PeerLost" in ranks.outputs[rank] and "rank 1" in ranks.outputs[rank].lower(), ranks.said()
+
+
 def test_a_rank_with_another_key_is_refused(launcher, tmp_path):
     other = tmp_path / "other"
     other.touch(0o600)
