@@ -4,6 +4,7 @@
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,7 +72,7 @@ dist.all_gather_object(others, type(error).__name__)
 assert Mismatch.__name__ in others, others
 
 # A message that nobody sends is waited for as long as the group allows, and may still come.
-limited = dist.new_group(list(range(size)))
+limited: Any = dist.new_group(list(range(size)))
 limited.set_timeout(timedelta(milliseconds=300))
 if rank == 0:
     got = torch.empty(3)

@@ -172,7 +172,7 @@ void ring_of_many_pieces() {
         std::vector<float> data(count);
         for (uint64_t i = 0; i < count; ++i) data[i] = float(i % 1009) + float(group.index());
         auto call = allreduce_of(data);
-        call.timeout_ms = 600'000;
+        call.timeout_ms = 300'000;
         group.execute(call);
         uint64_t wrong = 0;
         for (uint64_t i = 0; i < count; ++i) wrong += data[i] != 3 * float(i % 1009) + 3;

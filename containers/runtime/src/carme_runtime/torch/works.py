@@ -114,8 +114,8 @@ class CarmeWork(dist.Work):
 class MessageWork(CarmeWork):
     """A message between two members under way.
 
-    Who waits for it without a limit waits for as long as the group allows when the message begins, as on Gloo. It
-    may still come after that. `late`: what did not happen then, as a sentence.
+    Who waits for it without a limit waits for as long as the group allows when the message begins, as on
+    Gloo. It may still come after that. `late`: what did not happen then, as a sentence.
     """
 
     def __init__(
