@@ -34,9 +34,12 @@ finally:
     resource.setrlimit(resource.RLIMIT_AS, most)
 
 others = [other for other in range(process.size) if other != 1]
-if rank == 1:  # it stays until they have said that they know
+if rank == 1:  # it stays until they have said that they know, and so do they
     for told in [everyone.receive(bytearray(1), other, 0) for other in others]:
         assert told.wait(60_000), "the others wait"
+    for answer in [everyone.send(bytearray(1), other, 0) for other in others]:
+        answer.wait()
 else:
     everyone.send(bytearray(1), 1, 0).wait()
+    assert everyone.receive(bytearray(1), 1, 0).wait(60_000)
 process.close(wait=False)
