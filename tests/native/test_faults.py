@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-SECONDS = 20  # for a survivor to end; the programs allow 1.5 s per collective
+SECONDS = 60  # for a survivor to end; the programs allow 1.5 s per collective
 
 
 def await_ready(ranks):
