@@ -106,6 +106,11 @@ def test_every_way_between_nodes(launcher, name):
     assert ranks.finish() == [0, 0, 0], ranks.said()
 
 
+def test_what_travels_instead_of_zeros_is_let_go_of(launcher):
+    launcher.variables["CARME_ALLREDUCE"] = "ring"
+    launcher.run("mostly_zero", PLACES["three nodes"])
+
+
 def test_links_that_are_measured_or_read(launcher, tmp_path):
     file = tmp_path / "links.json"
     file.write_text('{"times": [[1024, 50.0], [65536, 70.5], [1048576, 400]]}')

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-SECONDS = 20  # for a survivor to end; the programs allow 1.5 s per collective
+SECONDS = 60  # for a survivor to end; the programs allow 1.5 s per collective
 
 
 def await_ready(ranks):
@@ -47,6 +47,23 @@ def test_survivors_form_a_new_group(launcher, nodes):
     codes = ranks.finish(SECONDS)
     assert codes == [17, -signal.SIGKILL, 17], ranks.said()
     assert all("went on" in ranks.outputs[rank] for rank in (0, 2)), ranks.said()
+
+
+@pytest.mark.parametrize(
+    ("collective", "nodes"),
+    [("allreduce", [0, 1, 2]), ("reduce_scatter", [0, 0, 1])],
+    ids=["allreduce, three nodes", "reduce_scatter, nodes that differ"],
+)
+def test_a_rank_without_memory_is_an_error_for_the_others(launcher, collective, nodes):
+    launcher.variables["CARME_ALLREDUCE"] = "ring"
+    launcher.variables["MALLOC_ARENA_MAX"] = "1"  # else memory that is reserved for other threads is lent
+    ranks = launcher.start("no_memory", nodes, collective)
+    assert ranks.finish() == [0, 0, 0], ranks.said()
+    assert "MemoryError" in ranks.outputs[1], ranks.said()
+    for rank in (0, 2):
+        said = ranks.outputs[rank]
+        assert f"PeerLost The group broke at {collective}: rank 1 was lost" in said, ranks.said()
+        assert "had no memory for it" in said, ranks.said()
 
 
 def test_a_rank_with_another_key_is_refused(launcher, tmp_path):

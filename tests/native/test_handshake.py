@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carme_runtime.collectives.errors import PeerLost, WrongKey
-from carme_runtime.gaspi import handshake, joining
+from carme_runtime.gaspi import handshake, joining, rendezvous
 
 KEY = b"k" * 32
 RANK, STREAM = 3, 1
@@ -194,6 +194,105 @@ def test_strangers_at_the_door_of_the_streams_are_told(caplog):
             "says it is rank 7, which is not awaited",
         )
     ]
+
+
+class SlowRank:
+    """Carries a rank's connections to `port` as if that rank had no processor for a while.
+
+    The proof of the first one is held back until the accepting side gives up. What is said after the greeting
+    of the next one comes later than a stranger would be waited for.
+    """
+
+    def __init__(self, port: int, seconds: float) -> None:
+        self._target, self._seconds, self._end = port, seconds, time.monotonic() + 60
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = self._door.getsockname()[1]
+        self.given_up = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self) -> "SlowRank":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._door.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # the test is over
+            while True:
+                near, _ = self._door.accept()
+                threading.Thread(target=self._carry, args=(near, self._reach()), daemon=True).start()
+
+    def _reach(self) -> socket.socket:
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                assert time.monotonic() < self._end
+                time.sleep(0.01)
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far, contextlib.suppress(OSError, handshake.NotAPeer):
+            far.sendall(handshake.receive(near, FROM_CONNECTING - 32, self._end))
+            near.sendall(handshake.receive(far, FROM_ACCEPTING - 1, self._end))
+            proof = handshake.receive(near, 32, self._end)
+            if not self.given_up:
+                self.given_up = 1 if far.recv(1) == b"" else -1
+                return
+            far.sendall(proof)
+            near.sendall(handshake.receive(far, 1, self._end))
+            time.sleep(1.5 * self._seconds)
+            back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
+            back.start()
+            self._pump(near, far)
+            back.join()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket) -> None:
+        source.settimeout(None)
+        with contextlib.suppress(OSError):
+            while said := source.recv(4096):
+                target.sendall(said)
+            target.shutdown(socket.SHUT_WR)
+
+
+def in_thread(call, *arguments):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call(*arguments)), daemon=True)
+    thread.start()
+
+    def result():
+        thread.join(60)
+        return results[0]
+
+    return result
+
+
+def test_a_rank_that_gets_no_processor_joins_all_the_same(monkeypatch):
+    monkeypatch.setattr(handshake, "ONE_PEER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    said = [{"says": 0}, {"says": 1}]
+    with SlowRank(port, 0.5) as slow:
+        first = in_thread(rendezvous.exchange, place_of(0, port), KEY, said[0], 60)
+        assert rendezvous.exchange(place_of(1, slow.port), KEY, said[1], 60) == said
+        assert first() == said and slow.given_up == 1
+
+
+def test_a_rank_that_gets_no_processor_opens_its_streams_all_the_same(monkeypatch):
+    monkeypatch.setattr(handshake, "ONE_PEER_SECONDS", 0.5)
+    end = time.monotonic() + 60
+    with socket.create_server(("127.0.0.1", 0)) as listener, SlowRank(listener.getsockname()[1], 0) as slow:
+        accepting = in_thread(joining._connect_all, listener, [], 0, {1: 2}, KEY, end)
+        where: list[Any] = [{"address": "127.0.0.1", "port": slow.port}]
+        streams = joining._connect_all(listener, where, 1, {0: 2}, KEY, end)[0]
+        opened = [*streams, *accepting()[1]]
+        assert len(opened) == 4 and slow.given_up == 1
+        for one in opened:
+            socket.socket(fileno=one).close()
+
+
+def place_of(rank, port):
+    return rendezvous.Place(rank, 2, "127.0.0.1", port, None, None)
 
 
 def test_a_port_scan_does_not_fill_the_log(caplog):

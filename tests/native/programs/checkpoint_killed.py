@@ -40,7 +40,7 @@ def train(rank, size, port, told):
             os.write(told, f"{step}\n".encode())
 
 
-before, advanced = 0, 0
+before, advanced, awaited = 0, 0, 0
 for attempt in range(attempts):
     size = choose.randint(1, 3)
     with socket.socket() as probe:
@@ -60,7 +60,8 @@ for attempt in range(attempts):
         ranks.append(pid)
     os.close(tell)
     said = b""
-    while said.count(b"\n") < size:  # all have begun
+    steps = choose.randint(0, 2)  # however long they take
+    while said.count(b"\n") < size + steps:  # all have begun, and told of as many
         part = os.read(listen, 65536)
         assert part, "the ranks ended by themselves"
         said += part
@@ -83,8 +84,9 @@ for attempt in range(attempts):
     assert torch.equal(found["weights"], expected["weights"]), (seed, attempt)
     assert found["more"] == expected["more"]
     advanced += step > before
+    awaited += steps > 0
     before = step
-assert advanced > attempts // 3, (advanced, attempts)
+assert advanced >= awaited, (advanced, awaited, attempts)
 Checkpoints(folder, keep=2).save(before + 1, **state(before + 1)).wait()
 left = list(Path(folder).glob(".*"))
 assert not left, left

@@ -29,7 +29,7 @@ def expires(call, limit):
     else:
         raise AssertionError("nobody was there to answer")
     took = time.monotonic() - begin
-    assert limit / 1000 - 0.01 <= took < limit / 1000 + 2, took
+    assert limit / 1000 - 0.01 <= took < limit / 1000 + 60, took
 
 
 if rank == 1:
@@ -60,7 +60,7 @@ else:
         assert "Rank 1 took no message in time." in str(error)
     else:
         raise AssertionError("a rank that is stopped took 256 MiB")
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert process.ping(1) and process.state_vector() == [gaspi.State.HEALTHY] * 2
     os.kill(int(pids[1]), signal.SIGCONT)
     # Called again they go on.

@@ -4,6 +4,7 @@
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ expected = torch.full((1000,), size * (size + 1) / 2)
 
 
 def over(work):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not work.is_completed():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -69,6 +70,29 @@ for ask in (work.wait, work.synchronize, work.get_future().wait):
 others = [None] * size
 dist.all_gather_object(others, type(error).__name__)
 assert Mismatch.__name__ in others, others
+
+# A message that nobody sends is waited for as long as the group allows, and may still come.
+limited: Any = dist.new_group(list(range(size)))
+limited.set_timeout(timedelta(milliseconds=300))
+if rank == 0:
+    got = torch.empty(3)
+    awaited = dist.irecv(got, 1, group=limited, tag=7)
+    for receive, whose in (
+        (lambda: dist.recv(torch.empty(3), 1, group=limited, tag=5), "rank 1"),
+        (lambda: dist.recv(torch.empty(3), group=limited, tag=6), "any rank"),
+        (awaited.wait, "rank 1"),
+    ):
+        try:
+            receive()
+        except Timeout as error:
+            assert f"No message came from {whose} in time." in str(error), error
+        else:
+            raise AssertionError("nobody had sent anything")
+    dist.barrier()
+    assert awaited.wait(timedelta(seconds=60)) and (got == 7).all()
+else:
+    dist.barrier()
+    dist.send(torch.full((3,), 7.0), 0, group=limited, tag=7)
 
 # An end that waits for nothing, with a future that a thread of the group has completed; and a new beginning.
 future = dist.all_reduce(torch.ones(3), async_op=True).get_future()

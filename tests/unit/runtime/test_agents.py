@@ -1,5 +1,6 @@
 """The job fabric: who is let in, what happens when an agent goes."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -9,6 +10,7 @@ import ssl
 import stat
 import struct
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +106,32 @@ def test_a_node_with_another_key_stays_out(make_job: MakeJob, tmp_path: Path) ->
     code, _, errors = job.join(2, other).wait()
     assert code == 1
     assert "does not hold this job's key. Give --key-file and --join of the same job." in errors
+
+
+def test_a_node_that_gets_no_processor_joins_all_the_same(make_job: MakeJob) -> None:
+    job = make_job("n1", "n2", joining=False)
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        between.settimeout(PATIENCE)
+        agent = job.join(1, port=between.getsockname()[1])
+        near, _ = between.accept()
+        with near, socket.create_connection(("127.0.0.1", job.port), timeout=PATIENCE) as far:
+            while far.recv(4096):  # nothing is said to it, until it gives up
+                pass
+        near, _ = between.accept()
+        far = socket.create_connection(("127.0.0.1", job.port))
+        near.settimeout(None)
+        for source, target in ((near, far), (far, near)):
+            threading.Thread(target=carry, args=(source, target), daemon=True).start()
+        agent.wait_for_error("n2 joined")
+    assert job.end()[0] == 0
+    assert agent.wait()[0] == 0
+
+
+def carry(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while said := source.recv(4096):
+            target.sendall(said)
+        target.shutdown(socket.SHUT_WR)
 
 
 def test_a_node_too_many_stays_out(make_job: MakeJob) -> None:

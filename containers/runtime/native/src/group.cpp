@@ -505,7 +505,8 @@ void Group::fail_broken(int culprit, const std::string& reason) {
     bool lost = context_->is_lost(culprit);
     throw Failure(Trouble::peer_lost,
                   "The group broke at " + doing_ + ": rank " + std::to_string(culprit) +
-                      (lost ? " was lost." : " was lost, did not answer in time, or called something else."),
+                      (lost ? " was lost."
+                             : " was lost, did not answer in time, had no memory for it, or called something else."),
                   "Form a new group without it, or start the run again.");
 }
 

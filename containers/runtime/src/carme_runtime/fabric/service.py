@@ -7,13 +7,14 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric import handshake, local_socket
-from carme_runtime.fabric.agent import Agent
+from carme_runtime.fabric.agent import HANDSHAKE_SECONDS, Agent
 from carme_runtime.fabric.child import Child
 from carme_runtime.fabric.frames import UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed
 from carme_runtime.fabric.members import Member, Members
@@ -23,6 +24,7 @@ from carme_runtime.ranks import Node
 from carme_runtime.ranks.waiting import when_ended
 
 CONNECT_SECONDS = 10.0
+ENTER_SECONDS = 30.0  # in which a node that gets no processor tries again
 
 log = logging.getLogger("carme-agent")
 
@@ -88,8 +90,21 @@ def join(options: Namespace) -> int:
         bound.unlink(missing_ok=True)
 
 
-async def _join(options: Namespace, local: socket.socket) -> int:
-    key = read_key(options.key_file)
+async def _enter(options: Namespace, key: bytes) -> tuple[Link, Node, int, Members]:
+    """What `_introduce` returns. The first agent gives up who is slow; who was slow tries again."""
+    end = time.monotonic() + ENTER_SECONDS
+    while True:
+        began = time.monotonic()
+        try:
+            return await _introduce(options, key)
+        except CarmeRuntimeError:
+            now = time.monotonic()
+            if now - began < HANDSHAKE_SECONDS or now >= end:
+                raise
+
+
+async def _introduce(options: Namespace, key: bytes) -> tuple[Link, Node, int, Members]:
+    """Be let in by the first node's agent: the link to it, this node, its number, and who is there."""
     host, _, port = options.join.rpartition(":")
     host = host.strip("[]")
     certificate = _certificate(options)
@@ -114,14 +129,21 @@ async def _join(options: Namespace, local: socket.socket) -> int:
         number = int((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["number"])
         members = Members.from_json((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["members"])
     except handshake.WrongKey:
+        link.close()
         raise CarmeRuntimeError(
             f"What listens at {options.join} does not hold this job's key.",
             "Give --key-file and --join of the same job.",
         ) from None
     except (FrameError, LinkClosed, KeyError, asyncio.TimeoutError):
+        link.close()
         raise CarmeRuntimeError(
             f"The agent at {options.join} did not let this node in.", "Its log, the job's output, says why."
         ) from None
+    return link, node, number, members
+
+
+async def _join(options: Namespace, local: socket.socket) -> int:
+    link, node, number, members = await _enter(options, read_key(options.key_file))
     agent = Agent(node, members, number, link, Path(local.getsockname()).parent)
     await agent.serve_clients(local)
     node.announce_agent(Path(local.getsockname()))

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 
 from carme_runtime.collectives.errors import PeerLost, WrongKey
 from carme_runtime.key import proof
@@ -18,6 +19,7 @@ PROTOCOL = "carme-runtime-1"
 
 MAGIC = b"CARMERT1" + (b"<" if sys.byteorder == "little" else b">")
 ABOUT = struct.Struct("!II")  # rank and stream of the connecting side
+ONE_PEER_SECONDS = 5.0  # that a connection has to prove itself
 
 
 class NotAPeer(Exception):
@@ -50,6 +52,27 @@ class Refusals:
             why = "it does not say what ranks say"
         more = " Further ones are not told." if self._count == self.MOST else ""
         log.warning("A connection from %s was refused: %s.%s", where, why, more)
+
+
+def enter(
+    reach: Callable[[], socket.socket], key: bytes, rank: int, stream: int, deadline: float
+) -> socket.socket:
+    """Connect by `reach`, and greet.
+
+    The accepting side waits for nobody longer than ONE_PEER_SECONDS. Who was given up so, as a rank is that
+    gets no processor, comes again. Raises what `reach` and `greet` raise.
+    """
+    while True:
+        began = time.monotonic()
+        connection = reach()
+        try:
+            greet(connection, key, rank, stream, deadline)
+            return connection
+        except BaseException as error:
+            connection.close()
+            now = time.monotonic()
+            if not isinstance(error, PeerLost) or now - began < ONE_PEER_SECONDS or now >= deadline:
+                raise
 
 
 def greet(connection: socket.socket, key: bytes, rank: int, stream: int, deadline: float) -> None:

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import errno
+import functools
 import os
 import random
 import secrets
@@ -18,7 +19,6 @@ from carme_runtime.addresses import TURN_LOOPBACK_ON, is_loopback
 from carme_runtime.collectives import links
 from carme_runtime.collectives.core import load
 from carme_runtime.collectives.errors import (
-    GaspiError,
     InvalidCall,
     OutOfResources,
     PeerLost,
@@ -26,7 +26,7 @@ from carme_runtime.collectives.errors import (
     WrongKey,
 )
 from carme_runtime.gaspi import handshake
-from carme_runtime.gaspi.rendezvous import ONE_PEER_SECONDS, Entry, Exchange
+from carme_runtime.gaspi.rendezvous import Entry, Exchange
 from carme_runtime.logs import log
 from carme_runtime.transports import GPI2, NATIVE, TRANSPORT, TRANSPORTS
 
@@ -185,7 +185,7 @@ def _connect_all(
 
     def admit(connection: socket.socket, peer_address: Any) -> None:
         try:
-            by = min(deadline, time.monotonic() + ONE_PEER_SECONDS)
+            by = min(deadline, time.monotonic() + handshake.ONE_PEER_SECONDS)
             who = handshake.admit(connection, key, by)
         except (OSError, handshake.NotAPeer, WrongKey) as error:
             refusals.tell(peer_address[0], error)
@@ -219,13 +219,8 @@ def _connect_all(
             if peer > rank:
                 continue
             for stream in range(counts[peer]):
-                connection = _reach(entries[peer], peer, deadline)
-                try:
-                    handshake.greet(connection, key, rank, stream, deadline)
-                except GaspiError:
-                    connection.close()
-                    raise
-                found[peer, stream] = connection
+                reach = functools.partial(_reach, entries[peer], peer, deadline)
+                found[peer, stream] = handshake.enter(reach, key, rank, stream, deadline)
         while not expected <= found.keys():
             if time.monotonic() >= deadline:
                 missing = sorted({peer for peer, _ in expected - found.keys()})

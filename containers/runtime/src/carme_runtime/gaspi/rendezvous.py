@@ -29,7 +29,6 @@ Exchange = Callable[[Entry], list[Entry]]
 LENGTH = struct.Struct("!I")
 CREDENTIALS = struct.Struct("3i")
 LARGEST = 64 * 2**20
-ONE_PEER_SECONDS = 5.0  # that a connection has to prove itself
 UNKNOWN_PEERS = 64  # connections at a time that have not done so
 
 
@@ -103,10 +102,13 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
     news, tell = socket.socketpair()  # whoever was let in wakes the one who accepts
 
     def admit(connection: socket.socket, where: str) -> None:
-        by = min(deadline, time.monotonic() + ONE_PEER_SECONDS)
         try:
-            rank = _admit_local(connection, by) if key is None else handshake.admit(connection, key, by)[0]
-            told = _receive(connection, by)
+            if key is None:
+                rank = _admit_local(connection, deadline)
+            else:
+                by = min(deadline, time.monotonic() + handshake.ONE_PEER_SECONDS)
+                rank = handshake.admit(connection, key, by)[0]
+            told = _receive(connection, deadline)  # it is no stranger: it may be slow
             with lock:
                 if not 0 < rank < place.size or rank in entries:
                     raise handshake.NotAPeer(f"says it is rank {rank}, which is not awaited")
@@ -166,14 +168,15 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
 
 
 def _report(place: Place, key: bytes | None, entry: Entry, deadline: float) -> list[Entry]:
-    connection = _reach(place, key, deadline)
+    def reach() -> socket.socket:
+        return _reach(place, key, deadline)
+
+    connection = reach() if key is None else handshake.enter(reach, key, place.rank, 0, deadline)
     with contextlib.closing(connection):
         try:
             if key is None:
                 _check_user(connection)
                 connection.sendall(LENGTH.pack(place.rank))
-            else:
-                handshake.greet(connection, key, place.rank, 0, deadline)
             _send(connection, entry)
             return _receive(connection, deadline)
         except (OSError, handshake.NotAPeer, ValueError):

@@ -32,7 +32,14 @@ from carme_runtime.torch.flat import (
     form_of_all,
     size_of,
 )
-from carme_runtime.torch.works import CarmeWork, WorkFromAny, complete, completes_here, milliseconds
+from carme_runtime.torch.works import (
+    CarmeWork,
+    MessageWork,
+    WorkFromAny,
+    complete,
+    completes_here,
+    milliseconds,
+)
 
 NAME = "carme"
 _JOIN_SECONDS = 600.0
@@ -491,17 +498,20 @@ class ProcessGroupCarme(dist.ProcessGroup):
             self._group.send(flat.flat(tensor), member, tag % 2**32, flat.name_of(tensor.dtype))
             for tensor in tensors
         ]
-        return CarmeWork(self, pending, tensors)
+        rank = self._group.ranks[member]
+        return MessageWork(self, pending, tensors, f"Rank {rank} took no message in time.")
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> CarmeWork:
         """Receive from one member."""
+        member = self._members[source]
         pending, finishers = [], []
         for tensor in tensors:
             whole, finish = flat.bytes_of(tensor)
             kind = flat.name_of(tensor.dtype)
-            pending.append(self._group.receive(whole, self._members[source], tag % 2**32, kind))
+            pending.append(self._group.receive(whole, member, tag % 2**32, kind))
             finishers.append(finish)
-        return CarmeWork(self, pending, tensors, all_of(finishers))
+        late = f"No message came from rank {self._group.ranks[member]} in time."
+        return MessageWork(self, pending, tensors, late, all_of(finishers))
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> CarmeWork:
         """Receive one tensor from whichever member sends first."""

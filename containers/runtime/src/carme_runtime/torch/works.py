@@ -21,6 +21,10 @@ from carme_runtime.collectives.errors import Timeout
 class CarmeWork(dist.Work):
     """A collective under way; `finish` brings its result to where the caller wants it."""
 
+    # For who waits without a limit, and what such a wait that is over says. The core ends collectives itself.
+    _limit = -1
+    _late = "A collective was not over in time.", "Wait longer."
+
     def __init__(
         self,
         group: Any,
@@ -41,6 +45,8 @@ class CarmeWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until it is over. Raises what went wrong."""
         limit = milliseconds(timeout)
+        if limit < 0:
+            limit = self._limit
         end = time.monotonic() + limit / 1000
         # Another thread may wait in here, for longer.
         over = self._lock.acquire(timeout=-1 if limit < 0 else min(limit / 1000, threading.TIMEOUT_MAX))
@@ -50,7 +56,7 @@ class CarmeWork(dist.Work):
             finally:
                 self._lock.release()
         if not over:
-            raise Timeout("A collective was not over in time.", "Wait longer.")
+            raise Timeout(*self._late)
         if self._error:
             raise self._error
         return True
@@ -105,7 +111,27 @@ class CarmeWork(dist.Work):
         return self._future
 
 
-class WorkFromAny(CarmeWork):
+class MessageWork(CarmeWork):
+    """A message between two members under way.
+
+    Who waits for it without a limit waits for as long as the group allows when the message begins, as on
+    Gloo. It may still come after that. `late`: what did not happen then, as a sentence.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        pending: Sequence[Pending | FromAny],
+        results: list[torch.Tensor],
+        late: str,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(group, pending, results, finish)
+        self._limit = group.limit
+        self._late = late, "See what the other ranks do, or allow more time: init_process_group(timeout=...)."
+
+
+class WorkFromAny(MessageWork):
     """A message whose sender `source` knows once it has come."""
 
     def __init__(
@@ -116,7 +142,7 @@ class WorkFromAny(CarmeWork):
         finish: Callable[[], None] | None,
         source: Callable[[], int],
     ) -> None:
-        super().__init__(group, pending, results, finish)
+        super().__init__(group, pending, results, "No message came from any rank in time.", finish)
         self._source = source
 
     def _source_rank(self) -> int:

@@ -1,0 +1,428 @@
+// Tests of the links over TCP, against a peer that the test itself plays.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include <linux/filter.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "checks.hpp"
+#include "context.hpp"
+#include "tcp_links.hpp"
+
+using namespace carme;
+
+namespace {
+
+// A peer that leaves: the end of one stream is seen before the last message on another one, or is all that is seen.
+void farewells() {
+    for (bool all : {true, false}) {
+        Context context(0, 2);
+        TcpLinks links(context, 2);  // nobody looks at them but this thread
+        int leaving[3];
+        std::vector<int> ours;
+        for (int& fd : leaving) {
+            auto [out, in] = connected_pair();
+            fd = out;
+            ours.push_back(in);
+        }
+        links.add_peer(1, ours);
+        uint64_t into = 0;
+        Request request;
+        links.receive_message(1, 7, 0, 0, 0, &into, sizeof into, &request);
+        close(leaving[0]);
+        links.poll(0);
+        CHECK(request.state.load() == State::pending);
+        if (all) {
+            struct {
+                Frame frame;
+                uint64_t value = 42;
+            } message;
+            message.frame.type = FrameType::message;
+            message.frame.key = 7;
+            message.frame.size = sizeof into;
+            CHECK(send(leaving[1], &message, sizeof message, MSG_NOSIGNAL) == sizeof message);
+            links.poll(0);
+            CHECK(request.state.load() == State::done && into == 42);
+            for (int i : {1, 2}) close(leaving[i]);
+        }
+        while (!context.is_lost(1)) links.poll(20);
+        CHECK(request.state.load() == (all ? State::done : State::lost));
+        if (!all)
+            for (int i : {1, 2}) close(leaving[i]);
+    }
+}
+
+// A socket that tells of an error, but has no queue of them: the fuzzer's are such.
+void reset_without_queue() {
+    Context context(0, 2);
+    TcpLinks links(context, 2);
+    std::vector<int> ours;
+    int theirs[2];
+    for (int& fd : theirs) {
+        int pair[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) != 0) std::abort();
+        ours.push_back(pair[0]);
+        fd = pair[1];
+    }
+    links.add_peer(1, ours);
+    uint64_t value = 42;
+    Request sending;
+    links.send_message(1, 7, 0, 0, 0, &value, sizeof value, &sending);
+    for (int fd : theirs) {  // before anything of it was read, and with something left to read here
+        CHECK(send(fd, "half a frame", 12, MSG_NOSIGNAL) == 12);
+        close(fd);
+    }
+    const auto end = Deadline::after_ms(5'000);
+    while (!end.passed() && !context.is_lost(1)) links.poll(20);
+    CHECK(context.is_lost(1));
+    links.cancel(&sending, 1);
+}
+
+// A peer on another node with three streams, of which nobody looks at ours but this thread.
+struct Distant {
+    static constexpr size_t long_message = 16 << 20;  // does not fit into the kernel's buffers
+
+    Distant() : context(0, 2), links(context, 2), data(long_message) {
+        for (int& fd : theirs) {
+            auto [out, in] = connected_pair();
+            const int little = 64 << 10;
+            setsockopt(out, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
+            fd = out;
+            ours.push_back(in);
+        }
+        links.add_peer(1, ours);
+        for (size_t i = 0; i < data.size(); ++i) data[i] = char(i * 7 + i / 1000);
+    }
+    ~Distant() {
+        links.cancel(&request, 1);
+        for (int fd : theirs) close(fd);
+    }
+    void send(uint64_t size) { links.send_message(1, 7, 0, 0, 0, data.data(), size, &request); }
+    // It sends the beginning of `data` as a message of a collective.
+    void says(int stream, uint64_t key, uint32_t tag, uint64_t size) {
+        const Frame frame = message_frame(key, 0, tag, 5, size);
+        CHECK(::send(theirs[stream], &frame, sizeof frame, MSG_NOSIGNAL) == sizeof frame);
+        CHECK(::send(theirs[stream], data.data(), size, MSG_NOSIGNAL) == ssize_t(size));
+    }
+    // Bytes that have come by a stream, and that nobody has taken.
+    int waiting(int stream) const {
+        int bytes = 0;
+        ioctl(ours[size_t(stream)], FIONREAD, &bytes);
+        return bytes;
+    }
+    void poll_for_ms(int64_t ms) {
+        const auto end = Deadline::after_ms(ms);
+        while (!end.passed() && !context.is_lost(1)) links.poll(20);
+    }
+    // From here on its kernel does not see what arrives, as if the node were gone.
+    void vanish() { lose(theirs, std::numeric_limits<uint32_t>::max()); }
+    // From here on one of ten packets gets lost, whichever way it goes.
+    void lose_packets() {
+        lose(theirs, std::numeric_limits<uint32_t>::max() / 10);
+        lose(ours, std::numeric_limits<uint32_t>::max() / 10);
+    }
+    // Packets whose random number is not above `share` are not seen.
+    static void lose(std::span<const int> sockets, uint32_t share) {
+        sock_filter steps[] = {{BPF_LD | BPF_W | BPF_ABS, 0, 0, uint32_t(SKF_AD_OFF + SKF_AD_RANDOM)},
+                               {BPF_JMP | BPF_JGT | BPF_K, 1, 0, share},
+                               {BPF_RET | BPF_K, 0, 0, 0},
+                               {BPF_RET | BPF_K, 0, 0, std::numeric_limits<uint32_t>::max()}};
+        sock_fprog program{uint16_t(std::size(steps)), steps};
+        for (int fd : sockets) CHECK(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
+    }
+
+    Context context;
+    TcpLinks links;
+    std::vector<char> data;
+    Request request;
+    int theirs[3];
+    std::vector<int> ours;
+};
+
+// A piece that comes before it is expected waits on the wire, where nothing copies it, while its group is busy with others
+// and thus about to expect it; but not for so long that other groups' messages starve behind it.
+void early_pieces() {
+    constexpr uint64_t size = 100'000, letter = 8;
+    constexpr uint64_t busy = 7, idle = 8, other = 9;
+    Distant peer;
+    Request first, second, third, theirs;
+    std::vector<char> into(size), small(letter);
+    auto finish = [&](Request& request) {
+        const auto end = Deadline::after_ms(5'000);
+        while (!end.passed() && request.state.load() == State::pending) peer.links.poll(1);
+        CHECK(request.state.load() == State::done);
+    };
+    auto check = [&] {
+        CHECK(std::memcmp(into.data(), peer.data.data(), size) == 0);
+        std::fill(into.begin(), into.end(), 0);
+    };
+    peer.says(1, idle, 0, size);
+    peer.poll_for_ms(30);
+    CHECK(peer.waiting(1) == 0);  // nobody knows when it will be expected
+
+    peer.links.receive_message(1, busy, 0, 1, 5, into.data(), size, &first);
+    peer.says(1, busy, 0, size);
+    for (int i = 0; i < 3; ++i) peer.links.poll(0);
+    CHECK(peer.waiting(1) > int(size / 2));
+    Request expected;
+    peer.links.receive_message(1, busy, 0, 0, 5, into.data(), size, &expected);
+    finish(expected);
+    check();
+
+    peer.says(1, busy, 2, size);
+    peer.says(1, other, 0, letter);
+    peer.links.receive_message(1, other, 0, 0, 5, small.data(), letter, &theirs);
+    finish(theirs);
+    CHECK(std::memcmp(small.data(), peer.data.data(), letter) == 0);
+    peer.links.receive_message(1, busy, 0, 2, 5, into.data(), size, &second);
+    finish(second);
+    check();
+    peer.says(2, busy, 1, size);
+    finish(first);
+    check();
+    peer.links.receive_message(1, idle, 0, 0, 5, into.data(), size, &third);
+    finish(third);
+    check();
+}
+
+// Behind a message that was not expected for as long as it may wait no other one waits anew: that would hold up the stream
+// once for each of them.
+void unexpected_pieces() {
+    constexpr uint64_t size = 20'000, busy = 7;
+    constexpr uint32_t count = 3, awaited = 99;  // any kernel takes them all
+    constexpr int all = int(count * (sizeof(Frame) + size));
+    Distant peer;
+    std::vector<char> into(size);
+    Request another;
+    peer.links.receive_message(1, busy, 0, awaited, 5, into.data(), size, &another);
+    for (uint32_t tag = 0; tag < count; ++tag) peer.says(1, busy, tag, size);
+    const auto end = Deadline::after_ms(60'000);
+    while (peer.waiting(1) < all && !end.passed()) std::this_thread::yield();
+    peer.links.poll(0);
+    const int behind = peer.waiting(1);
+    CHECK(behind > 0);
+    while (peer.waiting(1) == behind && !end.passed()) peer.links.poll(1);
+    for (int i = 0; i < 3; ++i) peer.links.poll(0);
+    CHECK(peer.waiting(1) == 0);
+    for (uint32_t tag = 0; tag < count; ++tag) {
+        Request request;
+        peer.links.receive_message(1, busy, 0, tag, 5, into.data(), size, &request);
+        CHECK(request.state.load() == State::done && std::memcmp(into.data(), peer.data.data(), size) == 0);
+    }
+    peer.links.cancel(&another, 1);
+}
+
+// A rank with very many peers does not ask all of them at once, but each in its turn.
+void heartbeats() {
+    constexpr int peers = 150, at_once = 100;
+    Context context(0, peers + 1);
+    TcpLinks links(context, peers + 1);
+    std::vector<pollfd> theirs;
+    for (int peer = 1; peer <= peers; ++peer) {
+        auto [out, in] = connected_pair();
+        theirs.push_back({out, POLLIN, 0});
+        links.add_peer(peer, {in});
+    }
+    const auto end = Deadline::after_ms(60'000);
+    auto asked = [&] {
+        ::poll(theirs.data(), nfds_t(peers), 0);
+        return std::count_if(theirs.begin(), theirs.end(), [](const pollfd& one) { return one.revents & POLLIN; });
+    };
+    links.poll(0);
+    while (asked() < at_once - 1 && !end.passed()) std::this_thread::yield();
+    CHECK(asked() <= at_once);
+    while (asked() < peers && !end.passed()) links.poll(20);
+    CHECK(asked() == peers);
+    for (auto& one : theirs) close(one.fd);
+}
+
+// A peer leaves while nobody looks for a while: what came before the end of its first stream, and is more than is taken at
+// once, is not lost.
+void unread_farewell() {
+    constexpr uint64_t size = 1'500'000;
+    Distant peer;
+    std::vector<char> into(size);
+    peer.links.receive_message(1, 7, 0, 0, 5, into.data(), size, &peer.request);
+    close(peer.theirs[0]);
+    peer.theirs[0] = -1;
+    peer.links.poll(0);
+    std::thread leaving([&] {
+        peer.says(1, 7, 0, size);
+        for (int i : {1, 2}) shutdown(peer.theirs[i], SHUT_WR);
+    });
+    std::this_thread::sleep_for(std::chrono::nanoseconds(Links::longest_farewell_ns + 100'000'000));
+    peer.links.poll(0);  // takes a part
+    CHECK(peer.request.state.load() == State::pending && !peer.context.is_lost(1));
+    peer.poll_for_ms(5000);
+    leaving.join();
+    CHECK(peer.request.state.load() == State::done && std::memcmp(into.data(), peer.data.data(), size) == 0);
+    CHECK(peer.context.is_lost(1));
+}
+
+// A rank that has ended is gone, but what it handed to its kernel comes, also to one that was stopped meanwhile.
+void left_behind() {
+    // Together they fit into the buffer that any kernel allows, and each of them is copied there.
+    constexpr uint64_t size = 50'000, pieces = 5;
+    auto [theirs, ours] = connected_pair();
+    const int room = 4 << 20, little = 64 << 10;
+    setsockopt(theirs, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
+    setsockopt(ours, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+    std::vector<char> data(size);
+    for (size_t i = 0; i < size; ++i) data[i] = char(i * 7 + i / 1000);
+    {
+        Context context(0, 2);
+        TcpLinks links(context, 2);
+        links.add_peer(1, {ours});
+        Request requests[pieces];
+        for (uint32_t tag = 0; tag < pieces; ++tag) links.send_message(1, 7, 0, tag, 5, data.data(), size, &requests[tag]);
+        const auto end = Deadline::after_ms(5000);
+        for (auto& request : requests) {
+            while (!end.passed() && request.state.load() == State::pending) links.poll(20);
+            CHECK(request.state.load() == State::done);
+        }
+        links.cancel(requests, pieces);
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(6));
+    std::vector<char> got(pieces * (sizeof(Frame) + size) + 1);
+    size_t have = 0;
+    for (ssize_t count; (count = recv(theirs, got.data() + have, got.size() - have, 0)) > 0;) have += size_t(count);
+    CHECK(have == got.size() - 1);
+    for (uint64_t i = 0; i < pieces; ++i)
+        CHECK(std::memcmp(got.data() + i * (sizeof(Frame) + size) + sizeof(Frame), data.data(), size) == 0);
+    close(theirs);
+}
+
+// Who sleeps until a long payload is there is not woken by each part of it, but by its end, whoever took parts of it.
+void long_payloads() {
+    constexpr uint64_t size = 400'000, part = 5'000;
+    Distant peer;
+    Request request;
+    std::vector<char> into(size);
+    uint64_t sent = 0;
+    auto says = [&](uint64_t count) {
+        CHECK(send(peer.theirs[1], peer.data.data() + sent, count, 0) == ssize_t(count));
+        sent += count;
+    };
+    peer.links.receive_message(1, 7, 0, 0, 5, into.data(), size, &request);
+    const Frame frame = message_frame(7, 0, 0, 5, size);
+    CHECK(send(peer.theirs[1], &frame, sizeof frame, 0) == sizeof frame);
+    says(part);
+    peer.links.poll(20);
+    CHECK(peer.waiting(1) == 0);
+    std::thread talking([&] {
+        for (int i = 0; i < 10; ++i) {
+            says(part);
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+    });
+    peer.links.poll(100);
+    talking.join();
+    CHECK(peer.waiting(1) == int(10 * part));
+    says(size - sent - part);
+    peer.links.poll_for(request);
+    peer.links.poll_for(request);
+    CHECK(peer.waiting(1) == 0 && request.state.load() == State::pending);
+    std::thread ending([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        says(part);
+    });
+    const int64_t begin = now_ns();
+    while (request.state.load() == State::pending && now_ns() - begin < 5'000'000'000) peer.links.poll(1000);
+    ending.join();
+    CHECK(request.state.load() == State::done && now_ns() - begin < 900'000'000);
+    CHECK(std::memcmp(into.data(), peer.data.data(), size) == 0);
+}
+
+// A process that gets no processor takes nothing for as long as that lasts; its kernel answers for it.
+void starved() {
+    Distant peer;
+    peer.send(Distant::long_message);
+    peer.poll_for_ms(3000);
+    CHECK(!peer.context.is_lost(1) && peer.request.state.load() == State::pending);
+    std::vector<char> got;
+    std::thread reading([&] {
+        char part[65536];
+        while (got.size() < sizeof(Frame) + Distant::long_message) {
+            const ssize_t count = recv(peer.theirs[1], part, sizeof part, 0);
+            if (count <= 0) break;
+            got.insert(got.end(), part, part + count);
+        }
+    });
+    while (peer.request.state.load() == State::pending && !peer.context.is_lost(1)) peer.links.poll(20);
+    if (peer.context.is_lost(1)) shutdown(peer.theirs[1], SHUT_RDWR);
+    reading.join();
+    CHECK(peer.request.state.load() == State::done);
+    CHECK(got.size() == sizeof(Frame) + Distant::long_message &&
+          std::memcmp(got.data() + sizeof(Frame), peer.data.data(), Distant::long_message) == 0);
+}
+
+// A node that is gone says nothing: noticed within a second, or later if it had no room when it went.
+void vanished() {
+    for (auto [sent, latest_ms] : {std::pair<uint64_t, int64_t>{1000, 1000}, {Distant::long_message, 3000}, {0, 1000}}) {
+        Distant peer;
+        if (sent > 1000) {
+            peer.send(sent);
+            peer.poll_for_ms(1500);
+        }
+        CHECK(!peer.context.is_lost(1));
+        peer.vanish();
+        const int64_t begin = now_ns();
+        if (sent == 1000) peer.send(sent);
+        peer.poll_for_ms(20'000);
+        CHECK(peer.context.is_lost(1));
+        const double took_ms = double(now_ns() - begin) / 1e6;
+        // What the machine is busy with may come on top.
+        if (took_ms > double(latest_ms + 500)) std::fprintf(stderr, "%d ms of %d\n", int(took_ms), int(latest_ms));
+        CHECK(took_ms <= double(latest_ms + 500));
+        if (sent > 1000) CHECK(peer.request.state.load() == State::lost);
+    }
+}
+
+// A stream that waits for room, and whose kernel asks for it more and more seldom, hides nothing: others are not answered.
+void vanished_with_a_full_stream() {
+    const int usual = TcpLinks::longest_between_tries_ms.exchange(120'000);
+    Distant peer;
+    TcpLinks::longest_between_tries_ms = usual;
+    peer.send(Distant::long_message);
+    peer.poll_for_ms(4500);  // by then the kernel asks every three seconds
+    CHECK(!peer.context.is_lost(1));
+    peer.vanish();
+    const int64_t begin = now_ns();
+    peer.poll_for_ms(20'000);
+    CHECK(peer.context.is_lost(1) && now_ns() - begin < 1'500'000'000);
+}
+
+// One of which packets get lost is not gone.
+void patchy() {
+    Distant peer;
+    peer.poll_for_ms(200);
+    peer.lose_packets();
+    peer.poll_for_ms(5000);
+    CHECK(!peer.context.is_lost(1));
+}
+
+}  // namespace
+
+void links_tests() {
+    early_pieces();
+    unexpected_pieces();
+    long_payloads();
+    heartbeats();
+    farewells();
+    unread_farewell();
+    left_behind();
+    reset_without_queue();
+    starved();
+    vanished();
+    vanished_with_a_full_stream();
+    patchy();
+}
