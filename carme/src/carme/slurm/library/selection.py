@@ -46,14 +46,14 @@ async def choose(settings: Settings, interpreter: str = sys.executable) -> Choic
 
 
 @contextlib.asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[SlurmCommands]:
-    """The site's Slurm through the adapter that fits, which the log names."""
-    choice = await choose(settings)
+async def opened(settings: Settings, interpreter: str = sys.executable) -> AsyncIterator[SlurmCommands]:
+    """The site's Slurm through the adapter that fits, which the log names; arguments as for `choose`."""
+    choice = await choose(settings, interpreter)
     _log.log(logging.WARNING if choice.unwanted else logging.INFO, "%s", choice.sentence)
     if not choice.library:
         yield SlurmCommands(cluster=settings.slurm.cluster)
         return
-    slurm = SlurmLibrary(cluster=settings.slurm.cluster)
+    slurm = SlurmLibrary(cluster=settings.slurm.cluster, interpreter=interpreter)
     try:
         yield slurm
     finally:
