@@ -356,13 +356,19 @@ async def test_choice(
     assert record.levelname == ("WARNING" if wanted == "pyslurm" and not library else "INFO")
 
 
-async def test_pyslurm_that_is_not_there(host: Host) -> None:
+@pytest.fixture
+def without_pyslurm(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the tests' own Python may have it."""
+    monkeypatch.setitem(sys.modules, "pyslurm", None)
+
+
+async def test_pyslurm_that_is_not_there(host: Host, without_pyslurm: None) -> None:
     choice = await choose(host.settings("auto"))
     assert choice == (False, "Slurm is read through its commands: pyslurm is not installed.", False)
     assert (await choose(host.settings("pyslurm"))).unwanted
 
 
-def test_carme_config_tells(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+def test_carme_config_tells(host: Host, without_pyslurm: None, capsys: pytest.CaptureFixture[str]) -> None:
     file = host.folder / "carme.toml"
     file.write_text(
         '[site]\nurl = "https://carme.example.org"\n[slurm]\ncluster = "c"\nadapter = "pyslurm"\n'
