@@ -4,9 +4,9 @@ The real way but for the socket: the broker makes its answer, the exporter reads
 Times are the process's own processor time, so that what else the machine does is not counted.
 Prints a JSON line for each part; `--nodes` and `--jobs` change the size.
 
-With `--slurm PYTHON` also what a look at the jobs and nodes of this host's Slurm takes, through its commands and
-through the pyslurm of that Python, by turns: `median_ms` until the answer is there, `cpu_ms` of ours and of our
-children for each look, in the mean, with the start of the one that has pyslurm.
+With `--slurm PYTHON` also what a look at the jobs and nodes of this host's Slurm takes, through its
+commands and through the pyslurm of that Python, by turns: `median_ms` until the answer is there, `cpu_ms` of
+ours and of our children for each look, in the mean, with the start of the child that has pyslurm.
 """
 
 import argparse
