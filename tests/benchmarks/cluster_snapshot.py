@@ -3,10 +3,16 @@
 The real way but for the socket: the broker makes its answer, the exporter reads it and writes metrics.
 Times are the process's own processor time, so that what else the machine does is not counted.
 Prints a JSON line for each part; `--nodes` and `--jobs` change the size.
+
+With `--slurm PYTHON` also what a look at the jobs and nodes of this host's Slurm takes, through its
+commands and through the pyslurm of that Python, by turns: `median_ms` until the answer is there, `cpu_ms` of
+ours and of our children for each look, in the mean, with the start of the child that has pyslurm.
 """
 
 import argparse
+import asyncio
 import json
+import resource
 import statistics
 import sys
 import time
@@ -21,10 +27,13 @@ from carme.broker import protocol
 from carme.broker.overview import JobFigures, Overview, SessionFigures
 from carme.jobs import Cluster, JobState, Node, Partition
 from carme.sessions import SessionState, Step
+from carme.slurm import SlurmCommands
+from carme.slurm.library import SlurmLibrary
 from carme_monitoring.cluster.collector import ClusterCollector
 from carme_monitoring.exposition import text
 
 ROUNDS = 7
+LOOKS = 101
 
 
 def site(nodes: int, jobs: int) -> Overview:
@@ -67,7 +76,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=2000)
     parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--slurm", metavar="PYTHON")
     options = parser.parse_args()
+    if options.slurm:
+        for row in asyncio.run(looks(options.slurm)):
+            print(json.dumps(row))
     overview = site(options.nodes, options.jobs)
     registry = CollectorRegistry()
     registry.register(ClusterCollector(lambda: overview, dict))
@@ -86,6 +99,38 @@ def main() -> int:
     series = sum(not row.startswith("#") for row in written.splitlines())
     print(json.dumps({"name": "size", "answer_bytes": len(line), "series": series}))
     return 0
+
+
+async def looks(python: str) -> list[dict[str, Any]]:
+    """One look at the queue and the nodes of this host's Slurm, through both adapters by turns."""
+    commands, library = SlurmCommands(), SlurmLibrary(interpreter=python)
+    jobs = len(await library.queue())
+    took: dict[str, list[float]] = {"slurm_commands": [], "slurm_pyslurm": []}
+    cpu = dict.fromkeys(took, 0.0)
+    for _ in range(LOOKS):
+        for name, slurm in (("slurm_commands", commands), ("slurm_pyslurm", library)):
+            begun, used = time.perf_counter(), _processor_seconds()
+            await slurm.queue()
+            await slurm.cluster()
+            took[name].append(time.perf_counter() - begun)
+            cpu[name] += _processor_seconds() - used
+    used = _processor_seconds()
+    await library.close()  # what its child has used is known when it has ended
+    cpu["slurm_pyslurm"] += _processor_seconds() - used
+    return [
+        {
+            "name": name,
+            "median_ms": round(statistics.median(seconds) * 1000, 1),
+            "cpu_ms": round(cpu[name] / LOOKS * 1000, 1),
+            "jobs": jobs,
+        }
+        for name, seconds in took.items()
+    ]
+
+
+def _processor_seconds() -> float:
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
 def _median(part: Callable[[], Any]) -> float:

@@ -14,7 +14,7 @@ from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.config import Settings, load
 from carme.errors import CarmeError
-from carme.slurm import SlurmCommands
+from carme.slurm.library import opened
 
 _log = logging.getLogger("carme.broker")
 
@@ -50,19 +50,20 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    broker = Broker(settings, SlurmCommands(cluster=settings.slurm.cluster))
-    await broker.prepare()
-    running = asyncio.create_task(broker.run())
-    try:
-        async with Server(settings, broker):
-            notify("READY=1")
-            _log.info("Listening on %s.", settings.broker.socket)
-            await stop.wait()
-            notify("STOPPING=1")
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+    async with opened(settings) as slurm:
+        broker = Broker(settings, slurm)
+        await broker.prepare()
+        running = asyncio.create_task(broker.run())
+        try:
+            async with Server(settings, broker):
+                notify("READY=1")
+                _log.info("Listening on %s.", settings.broker.socket)
+                await stop.wait()
+                notify("STOPPING=1")
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
 
 
 def notify(state: str) -> None:

@@ -1,6 +1,7 @@
 """`carme config check`."""
 
 import argparse
+import asyncio
 import os
 
 from carme.cli.output import add_json, print_json
@@ -27,8 +28,13 @@ def _check(options: argparse.Namespace) -> int:
             raise
         print_json({"file": file, "ok": False, "problems": str(error).splitlines()})
         return 1
+    # Only now: few commands need it. On the broker's host this is what the broker does.
+    from carme.slurm.library import choose
+
+    slurm = asyncio.run(choose(settings)).sentence
     if options.json:
-        print_json({"file": file, "ok": True, "problems": []})
+        print_json({"file": file, "ok": True, "problems": [], "slurm": slurm})
     else:
         print(f"{file} is right: site {settings.site.name!r} at {settings.site.url}.")
+        print(slurm)
     return 0

@@ -71,12 +71,16 @@ class SiteSettings(_Table):
 
 
 class SlurmSettings(_Table):
-    """`[slurm]`: the cluster; `poll_seconds` is the time between two looks at the queue."""
+    """`[slurm]`: the cluster; `poll_seconds` is the time between two looks at the queue.
+
+    `adapter`: how Slurm is read, by its `commands` or by `pyslurm`; `auto` takes pyslurm where it matches.
+    """
 
     cluster: Word
     default_partition: Word | None = None
     default_account: Word | None = None
     poll_seconds: float = Field(default=1.25, ge=0.1, le=60)
+    adapter: Literal["auto", "commands", "pyslurm"] = "auto"
 
 
 class BrokerSettings(_Table):

@@ -54,57 +54,62 @@ def queue(output: str, separator: str, allotments: Mapping[int, Allotted] | None
     Args:
         allotments: What the jobs have; of one that is missing here, what it asks for on each node.
     """
-    jobs = []
-    for record in records(output, separator, len(QUEUE_FIELDS)):
-        field = dict(zip(QUEUE_FIELDS, record, strict=True))
-        label = Label.read(field["k"])
-        nodes = to_int(field["D"])
-        has = (allotments or {}).get(int(field["A"]))
-        if has is None:
-            gpus = {kind: many * nodes for kind, many in gpus_asked(field["b"]).items()}
-            has = Allotted(gpus=gpus)
-        cpus = has.cpus or to_int(field["C"])
-        memory_mb = memory(field["m"], to_int(field["C"])) * nodes if has.memory_mb is None else has.memory_mb
-        state = JobState.parse(field["T"])
-        limit = minutes(field["l"])
-        jobs.append(
-            Job(
-                id=int(field["A"]),
-                key=label.key if label else None,
-                kind=label.kind if label else "other",
-                image=label.image if label else None,
-                name=text_of(field["j"]),
-                user=field["u"],
-                account=text_of(field["a"]),
-                partition=field["P"],
-                state=state,
-                reason=text_of(field["r"]),
-                nodes=nodes,
-                node_list=text_of(field["N"]),
-                gpus=sum(has.gpus.values()),
-                gpu_type=only_type(has.gpus),
-                whole_nodes=has.whole_nodes,
-                cpus=cpus,
-                memory_mb=memory_mb,
-                minutes_limit=limit,
-                submitted=time(field["V"]),
-                restarts=has.restarts,
-                priority=int(field["Q"]) if field["Q"].isdecimal() else None,
-                # While a job waits these are the scheduler's plan.
-                planned_start=time(field["S"]) if state.phase is Phase.PENDING else None,
-                planned_nodes=text_of(field["Y"]) if state.phase is Phase.PENDING else "",
-                reservation=text_of(field["v"]),
-                qos=text_of(field["q"]),
-                started=None if state.phase is Phase.PENDING else time(field["S"]),
-                ended=time(field["e"]) if state.phase is Phase.OVER else None,
-                # Without a limit Slurm tells an end in a year's time; of a suspended job the old one.
-                planned_end=time(field["e"]) if _has_end(state) and limit is not None else None,
-                seconds_left=seconds(field["L"]) if state is JobState.SUSPENDED else None,
-                failed_node=_gone(state, field["B"], field["N"]),
-                **array_of(f"{field['F']}_{field['K']}"),
-            )
-        )
-    return jobs
+    rows = records(output, separator, len(QUEUE_FIELDS))
+    fields = (dict(zip(QUEUE_FIELDS, record, strict=True)) for record in rows)
+    return [queued(field, (allotments or {}).get(int(field["A"]))) for field in fields]
+
+
+def queued(field: Mapping[str, str], has: Allotted | None) -> Job:
+    """One job of the queue.
+
+    Args:
+        field: What squeue writes for each of QUEUE_FIELDS.
+        has: What the job has; where that is not known, what it asks for on each node counts.
+    """
+    label = Label.read(field["k"])
+    nodes = to_int(field["D"])
+    if has is None:
+        gpus = {kind: many * nodes for kind, many in gpus_asked(field["b"]).items()}
+        has = Allotted(gpus=gpus)
+    cpus = has.cpus or to_int(field["C"])
+    memory_mb = memory(field["m"], to_int(field["C"])) * nodes if has.memory_mb is None else has.memory_mb
+    state = JobState.parse(field["T"])
+    limit = minutes(field["l"])
+    return Job(
+        id=int(field["A"]),
+        key=label.key if label else None,
+        kind=label.kind if label else "other",
+        image=label.image if label else None,
+        name=text_of(field["j"]),
+        user=field["u"],
+        account=text_of(field["a"]),
+        partition=field["P"],
+        state=state,
+        reason=text_of(field["r"]),
+        nodes=nodes,
+        node_list=text_of(field["N"]),
+        gpus=sum(has.gpus.values()),
+        gpu_type=only_type(has.gpus),
+        whole_nodes=has.whole_nodes,
+        cpus=cpus,
+        memory_mb=memory_mb,
+        minutes_limit=limit,
+        submitted=time(field["V"]),
+        restarts=has.restarts,
+        priority=int(field["Q"]) if field["Q"].isdecimal() else None,
+        # While a job waits these are the scheduler's plan.
+        planned_start=time(field["S"]) if state.phase is Phase.PENDING else None,
+        planned_nodes=text_of(field["Y"]) if state.phase is Phase.PENDING else "",
+        reservation=text_of(field["v"]),
+        qos=text_of(field["q"]),
+        started=None if state.phase is Phase.PENDING else time(field["S"]),
+        ended=time(field["e"]) if state.phase is Phase.OVER else None,
+        # Without a limit Slurm tells an end in a year's time; of a suspended job the old one.
+        planned_end=time(field["e"]) if _has_end(state) and limit is not None else None,
+        seconds_left=seconds(field["L"]) if state is JobState.SUSPENDED else None,
+        failed_node=_gone(state, field["B"], field["N"]),
+        **array_of(f"{field['F']}_{field['K']}"),
+    )
 
 
 def array_of(text: str) -> dict[str, Any]:
@@ -414,7 +419,6 @@ def _limited(text: str) -> tuple[int, int] | None:
 
 def _node(line: str) -> Node:
     state = _value(line, "State")
-    words = {word.rstrip("*~#!%$@^-") for word in state.split("+")}
     reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?(?: Comment=.*)?$", line)
     return Node(
         name=_value(line, "NodeName"),
@@ -425,10 +429,15 @@ def _node(line: str) -> Node:
         memory_used_mb=to_int(_value(line, "AllocMem")),
         gpus=gres(_value(line, "Gres")),
         gpus_used=gpus_used(_value(line, "GresUsed")),
-        available="*" not in state and not words & _UNUSABLE,
+        available=usable(state),
         reason=reason[1].strip() if reason else "",
         features=node_features(line),
     )
+
+
+def usable(state: str) -> bool:
+    """Whether jobs may begin on a node in this state, such as `IDLE+DRAIN`."""
+    return "*" not in state and not {word.rstrip("*~#!%$@^-") for word in state.split("+")} & _UNUSABLE
 
 
 def node_features(line: str) -> list[str]:

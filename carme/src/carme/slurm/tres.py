@@ -10,6 +10,7 @@ __all__ = [
     "MEMORY_UNITS",
     "Allotted",
     "allotted",
+    "allotted_of",
     "gpus_asked",
     "gpus_counted",
     "gpus_used",
@@ -64,29 +65,33 @@ def allotted(output: str, separator: str, exclusive: str) -> dict[int, Allotted]
     (AccountingStorageTRES). Else the ways to ask are added up as Slurm does; of GPUs for each socket one
     socket on each node is certain.
     """
-    found = {}
     fields = (*ALLOTTED_FIELDS, exclusive)
-    for record in records(output, separator, len(fields)):
-        field = dict(zip(fields, record, strict=True))
-        if not field["JobID"].isdecimal():
-            continue
-        tres = tres_of(text_of(field["tres-alloc"]))
-        nodes = max(1, to_int(field["NumNodes"]))
-        times = {"job": 1, "node": nodes, "socket": nodes, "task": max(1, to_int(field["NumTasks"]))}
-        asked = {way: gpus_asked(field[f"tres-per-{way}"]) for way in times}
-        # A job may name a total and what each node or task has of it.
-        way = next((way for way in ("job", "node", "task", "socket") if asked[way]), "job")
-        gpus = gpus_counted(tres) or {kind: many * times[way] for kind, many in asked[way].items()}
-        if set(gpus) == {"gpu"} and len(kinds := {kind for one in asked.values() for kind in one}) == 1:
-            gpus = {kinds.pop(): gpus["gpu"]}
-        found[int(field["JobID"])] = Allotted(
-            restarts=to_int(field["RestartCnt"]),
-            whole_nodes=field[exclusive] == EXCLUSIVE[exclusive],
-            gpus=gpus,
-            cpus=int(tres["cpu"]) if "cpu" in tres else None,
-            memory_mb=int(tres["mem"]) if "mem" in tres else None,
-        )
-    return found
+    rows = (dict(zip(fields, record, strict=True)) for record in records(output, separator, len(fields)))
+    return {
+        int(field["JobID"]): allotted_of(field, field[exclusive] == EXCLUSIVE[exclusive])
+        for field in rows
+        if field["JobID"].isdecimal()
+    }
+
+
+def allotted_of(field: Mapping[str, str], whole_nodes: bool) -> Allotted:
+    """What one job has; `field` has what squeue writes for each of ALLOTTED_FIELDS."""
+    tres = tres_of(text_of(field["tres-alloc"]))
+    nodes = max(1, to_int(field["NumNodes"]))
+    times = {"job": 1, "node": nodes, "socket": nodes, "task": max(1, to_int(field["NumTasks"]))}
+    asked = {way: gpus_asked(field[f"tres-per-{way}"]) for way in times}
+    # A job may name a total and what each node or task has of it.
+    way = next((way for way in ("job", "node", "task", "socket") if asked[way]), "job")
+    gpus = gpus_counted(tres) or {kind: many * times[way] for kind, many in asked[way].items()}
+    if set(gpus) == {"gpu"} and len(kinds := {kind for one in asked.values() for kind in one}) == 1:
+        gpus = {kinds.pop(): gpus["gpu"]}
+    return Allotted(
+        restarts=to_int(field["RestartCnt"]),
+        whole_nodes=whole_nodes,
+        gpus=gpus,
+        cpus=int(tres["cpu"]) if "cpu" in tres else None,
+        memory_mb=int(tres["mem"]) if "mem" in tres else None,
+    )
 
 
 def gres(text: str) -> dict[str, int]:

@@ -1,0 +1,78 @@
+"""Slurm through pyslurm where that tells the same as Slurm's own programs, and through these for the rest."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from carme.errors import SlurmError
+from carme.jobs import Cluster, Job, Reservation
+from carme.slurm.commands import SlurmCommands
+from carme.slurm.library import records
+from carme.slurm.library.child import Library, LibraryFailed
+
+_log = logging.getLogger("carme.slurm")
+_T = TypeVar("_T")
+
+REST = 60.0  # seconds for which the programs are asked after the library has failed
+
+
+class SlurmLibrary(SlurmCommands):
+    """The adapter to pyslurm.
+
+    It reads what is asked for again and again: the pulse, the queue, nodes and partitions, reservations. What
+    is done as somebody else, or changes something, needs a process of its own anyway. What else could be read
+    stays with the commands, as pyslurm 24.11 tells it differently: exit codes from 128 on are less by 128,
+    licences lack what is reserved, and jobs in the accounting lack their comments, which say what is ours.
+
+    Where the library fails, this question and those of the next minute are put to the commands.
+
+    Args:
+        python, cluster: As for `SlurmCommands`.
+        interpreter: The Python that has pyslurm.
+    """
+
+    def __init__(
+        self, python: str = sys.executable, cluster: str = "", interpreter: str = sys.executable
+    ) -> None:
+        super().__init__(python, cluster)
+        self._library = Library(interpreter)
+        self._resting_until = 0.0
+
+    async def pulse(self) -> str:
+        known = await self._ask("pulse", str)
+        return await super().pulse() if known is None else known
+
+    async def queue(self) -> list[Job]:
+        known = await self._ask("jobs", records.queue)
+        return await super().queue() if known is None else known
+
+    async def cluster(self) -> Cluster:
+        known = await self._ask("cluster", records.cluster)
+        return await super().cluster() if known is None else known
+
+    async def reservations(self) -> list[Reservation]:
+        known = await self._ask("reservations", records.reservations)
+        return await super().reservations() if known is None else known
+
+    async def close(self) -> None:
+        await self._library.close()
+
+    async def _ask(self, question: str, read: Callable[[Any], _T]) -> _T | None:
+        """What the library tells; None where the programs are to be asked.
+
+        Raises:
+            SlurmError: Slurm refuses, or does not answer: the programs would get no further.
+        """
+        if time.monotonic() < self._resting_until:
+            return None
+        try:
+            return read(await self._library.ask(question))
+        except SlurmError:
+            raise
+        except Exception as error:
+            reason = error.message if isinstance(error, LibraryFailed) else f"pyslurm told {error!r}."
+            self._resting_until = time.monotonic() + REST
+            _log.warning("%s Slurm's commands are asked instead for %.0f seconds.", reason, REST)
+            return None

@@ -1,0 +1,91 @@
+"""Which adapter the broker uses on this host, and why."""
+
+import contextlib
+import importlib.util
+import json
+import logging
+import re
+import sys
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from carme.config import Settings
+from carme.errors import CarmeError
+from carme.slurm.commands import SlurmCommands
+from carme.slurm.library import worker
+from carme.slurm.library.adapter import SlurmLibrary
+from carme.slurm.programs import Finished, run
+
+_log = logging.getLogger("carme.slurm")
+
+
+class Choice(NamedTuple):
+    """Whether pyslurm is used, one sentence about it, and whether that is other than the site wants."""
+
+    library: bool
+    sentence: str
+    unwanted: bool = False
+
+
+async def choose(settings: Settings, interpreter: str = sys.executable) -> Choice:
+    """The adapter for `slurm.adapter`; pyslurm only where it is made for the Slurm of this host.
+
+    Args:
+        interpreter: The Python that is to have pyslurm.
+    """
+    wanted = settings.slurm.adapter
+    if wanted == "commands":
+        return Choice(False, "Slurm is read through its commands, as slurm.adapter says.")
+    if interpreter == sys.executable and importlib.util.find_spec("pyslurm") is None:
+        reason = "pyslurm is not installed"
+    else:
+        reason = await _objection(interpreter)
+    if not reason:
+        return Choice(True, "Slurm is read through pyslurm, which matches this host's Slurm.")
+    return Choice(False, f"Slurm is read through its commands: {reason}.", wanted == "pyslurm")
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: Settings, interpreter: str = sys.executable) -> AsyncIterator[SlurmCommands]:
+    """The site's Slurm through the adapter that fits, which the log names; arguments as for `choose`."""
+    choice = await choose(settings, interpreter)
+    _log.log(logging.WARNING if choice.unwanted else logging.INFO, "%s", choice.sentence)
+    if not choice.library:
+        yield SlurmCommands(cluster=settings.slurm.cluster)
+        return
+    slurm = SlurmLibrary(cluster=settings.slurm.cluster, interpreter=interpreter)
+    try:
+        yield slurm
+    finally:
+        await slurm.close()
+
+
+async def _objection(interpreter: str) -> str:
+    """Why pyslurm cannot be used, empty where it can."""
+    try:
+        # In a child: its import ends the process where Slurm's configuration is missing or wrong.
+        probe = await run(
+            *[interpreter, "-I", str(worker.__file__), "--probe"],
+        )
+        version = await run("sinfo", "--version")
+    except CarmeError as error:
+        return f"pyslurm cannot be tried ({error.message.rstrip('.')})"
+    try:
+        told = json.loads(probe.output.splitlines()[-1])
+    except (ValueError, IndexError):
+        return f"pyslurm cannot be loaded ({_last_line(probe)})"
+    site = re.search(rb"(\d+\.\d+)\.\d+", version.output)
+    if site is None:
+        return "sinfo does not tell Slurm's version"
+    release = ".".join(told["version"].split(".")[:2])
+    for name, other in (("pyslurm", release), ("pyslurm's library", told["linked"])):
+        if other != site[1].decode():
+            return f"{name} is for Slurm {other}, but this host has Slurm {site[1].decode()}"
+    if told["missing"]:
+        return f"pyslurm {told['version']} has no {', '.join(told['missing'])}, which are needed"
+    return ""
+
+
+def _last_line(done: Finished) -> str:
+    lines = [line.strip() for line in done.errors.splitlines() if line.strip()]
+    return lines[-1].rstrip(".")[:200] if lines else f"its process ended with {done.code}"

@@ -1,0 +1,377 @@
+"""One contract for both ways to read Slurm: its commands, and pyslurm in a child.
+
+Without pyslurm both tell what real ones told at the same moment of a Slurm 24.11 with jobs of all kinds
+(slurm_24_11.json). With the path of a wheel in CARME_PYSLURM_WHEEL the real library is tried as well, and
+asks, like the commands, the Slurm of this host.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from carme.cli import main
+from carme.config import Settings
+from carme.errors import SlurmError
+from carme.jobs import Job, JobState
+from carme.slurm import SlurmCommands
+from carme.slurm.library import SlurmLibrary, choose, opened
+from carme.slurm.library import child as child_module
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "slurm_24_11.json"
+WHEEL = os.environ.get("CARME_PYSLURM_WHEEL", "")
+AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+NO_MUNGE = (
+    "squeue: error: If munged is up, restart with --num-threads=10\n"
+    'squeue: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file\n'
+    "slurm_load_jobs error: Protocol authentication error"
+)
+
+
+@dataclass
+class Host:
+    """A host with Slurm and pyslurm: the programs on PATH, and a Python that has the library."""
+
+    folder: Path
+    python: str
+
+    def mode(self, text: str) -> None:
+        """How the library is from now on."""
+        (self.folder / "mode").write_text(text)
+
+    def fail(self, text: str) -> None:
+        """What the programs complain about from now on."""
+        (self.folder / "fails").write_text(text)
+
+    def calls(self) -> list[str]:
+        file = self.folder / "calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def settings(self, adapter: str) -> Settings:
+        slurm = {"cluster": "try", "adapter": adapter}
+        return Settings.model_validate({"site": {"url": "https://carme.example.org"}, "slurm": slurm})
+
+
+def python_with(folder: Path, library: Path) -> str:
+    """An interpreter that finds pyslurm in a folder although it is isolated, as the worker's is."""
+    program = folder / "python"
+    program.write_text(
+        f"""#!/bin/sh
+exec {sys.executable} -I -c 'import runpy, sys
+sys.path.insert(0, "{library}")
+sys.argv[:] = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")' "$@"
+"""
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The recorded one."""
+    (tmp_path / "slurm_24_11.json").symlink_to(RECORDED)
+    (tmp_path / "pyslurm.py").write_text((HERE / "recorded_pyslurm.py").read_text())
+    for name in ("squeue", "scontrol", "sinfo"):
+        (tmp_path / name).write_text(f"#!{sys.executable} -IS\n{(HERE / 'recorded_commands.py').read_text()}")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    host = Host(tmp_path, python_with(tmp_path, tmp_path))
+    host.mode("")
+    return host
+
+
+@pytest_asyncio.fixture
+async def library(host: Host) -> AsyncIterator[SlurmLibrary]:
+    slurm = SlurmLibrary(cluster="try", interpreter=host.python)
+    yield slurm
+    await slurm.close()
+
+
+@pytest_asyncio.fixture(params=["commands", "pyslurm"])
+async def slurm(host: Host, library: SlurmLibrary, request: pytest.FixtureRequest) -> SlurmCommands:
+    """The recorded Slurm, by either adapter."""
+    return library if request.param == "pyslurm" else SlurmCommands(cluster="try")
+
+
+def by_id(jobs: list[Job]) -> dict[int, Job]:
+    return {job.id: job for job in jobs}
+
+
+# What both tell
+
+
+async def test_states(slurm: SlurmCommands) -> None:
+    jobs = by_id(await slurm.queue())
+    assert {job.state for job in jobs.values()} == {
+        *(JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING, JobState.COMPLETED),
+        *(JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.NODE_FAIL, JobState.DEADLINE),
+    }
+    assert jobs[49].state is JobState.SUSPENDED and (jobs[49].seconds_left or 0) > 0
+    assert jobs[1].reason == "NonZeroExitCode" and jobs[3].reason == "RaisedSignal:9(Killed)"
+    assert any(job.reason == "ReqNodeNotAvail, May be reserved for other job" for job in jobs.values())
+    assert (jobs[10].nodes, jobs[10].node_list, jobs[10].state) == (2, "n[1-2]", JobState.NODE_FAIL)
+    assert (jobs[85].reservation, jobs[85].reason, jobs[85].minutes_limit) == ("night", "Reservation", 30)
+
+
+async def test_gpus_by_every_option(slurm: SlurmCommands) -> None:
+    jobs = by_id(await slurm.queue())
+    assert {number: (jobs[number].gpus, jobs[number].gpu_type) for number in (9, 10, 11, 12, 36, 37)} == {
+        9: (1, None),  # --gres=gpu:1
+        10: (2, "a100"),  # --gres=gpu:a100:1 on two nodes
+        11: (2, None),  # --gpus=2
+        12: (2, None),  # --gpus-per-task=1 for two tasks
+        36: (1, None),  # --gpus-per-socket=1
+        37: (3, "a100"),  # --tres-per-task=gres/gpu:a100=1 for three tasks
+    }
+    assert jobs[14].gpus == 0  # a shard
+    assert jobs[18].whole_nodes and not jobs[9].whole_nodes
+    assert (jobs[10].cpus, jobs[10].memory_mb, jobs[13].memory_mb) == (4, 200, 100)
+
+
+async def test_arrays_and_heterogeneous_jobs(slurm: SlurmCommands) -> None:
+    jobs = by_id(await slurm.queue())
+    assert (jobs[19].array_id, jobs[19].task, jobs[19].tasks) == (19, None, "2-3%1")
+    assert (jobs[21].array_id, jobs[21].task) == (19, 1)
+    assert (jobs[42].array_id, jobs[42].tasks) == (42, "0,3,6,9%2")
+    assert {jobs[26].array_id, jobs[27].array_id} == {None}  # the parts of one job, each with its number
+    assert (jobs[26].cpus, jobs[27].cpus) == (1, 2)
+
+
+async def test_names_of_users_choice(slurm: SlurmCommands) -> None:
+    jobs = by_id(await slurm.queue())
+    assert jobs[5].name == "evil\n9|5e|x"
+    assert jobs[15].name == 'ünï "code" ; $(x) %j'
+    assert jobs[16].name == "\N{REPLACEMENT CHARACTER}" * 2  # bytes that are no text
+    assert jobs[18].user == "m_smith"
+    assert (jobs[9].kind, jobs[9].image, jobs[9].name) == ("session", "torch", "session-s1")
+
+
+async def test_nodes_and_partitions(slurm: SlurmCommands) -> None:
+    cluster = await slurm.cluster()
+    nodes = {node.name: node for node in cluster.nodes}
+    assert (nodes["n4"].gpus, nodes["n4"].gpus_used) == ({"a100": 2, "v100": 2}, {"v100": 1})
+    assert (nodes["n4"].state, nodes["n4"].available) == ("MIXED+DRAIN", False)
+    assert (nodes["n4"].reason, nodes["n1"].reason) == ("disk (sda) fails = bad", "only a reason")
+    assert (nodes["n2"].state, nodes["n2"].available) == ("DOWN", False)
+    assert nodes["n1"].features == ["big", "a100"]
+    partitions = {partition.name: partition for partition in cluster.partitions}
+    assert partitions["gpu"].default and partitions["gpu"].node_names == ["n1", "n2", "n3", "n4"]
+    assert (partitions["gpu"].max_minutes, partitions["long"].max_minutes) == (None, 2880)
+    assert (partitions["low"].accounts, partitions["low"].suspends) == (["carme", "root"], True)
+    assert (partitions["high"].groups, partitions["long"].refused_accounts) == (["root", "daemon"], ["poor"])
+    assert (partitions["off"].state, partitions["hidden"].max_minutes) == ("DOWN", 30)
+
+
+async def test_reservations(slurm: SlurmCommands) -> None:
+    found = {reservation.name: reservation for reservation in await slurm.reservations()}
+    assert (found["night"].users, found["night"].node_names, found["night"].gpus) == (
+        ["ada", "bob"],
+        ["n3"],
+        2,
+    )
+    assert (found["lab"].accounts, found["lab"].cpus) == (["carme"], 16)
+    assert found["maint"].maintenance and len(found["maint"].node_names) == 5
+    assert found["night"].start > datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def look(slurm: SlurmCommands) -> dict[str, Any]:
+    """Everything that an adapter reads, field by field."""
+    cluster = await slurm.cluster()
+    return {
+        "jobs": [job.model_dump() for job in sorted(await slurm.queue(), key=lambda job: job.id)],
+        "nodes": [node.model_dump() for node in cluster.nodes],
+        "partitions": [partition.model_dump() for partition in cluster.partitions],
+        "reservations": [reservation.model_dump() for reservation in await slurm.reservations()],
+    }
+
+
+async def test_both_tell_the_same(host: Host, library: SlurmLibrary) -> None:
+    commands = await look(SlurmCommands(cluster="try"))
+    asked = host.calls()
+    assert await look(library) == commands
+    assert host.calls() == asked  # none of it from the programs
+
+
+@pytest.fixture
+def python_of_wheel(tmp_path: Path) -> str:
+    """An interpreter that has the wheel."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(tmp_path / "library"), WHEEL], check=True)
+    return python_with(tmp_path, tmp_path / "library")
+
+
+if WHEEL:
+
+    async def test_the_real_library_tells_what_the_commands_tell(
+        tmp_path: Path, python_of_wheel: str
+    ) -> None:
+        python = python_of_wheel
+        commands, library = SlurmCommands(cluster="try"), SlurmLibrary(cluster="try", interpreter=python)
+        settings = Host(tmp_path, python).settings("pyslurm")
+        choice = await choose(settings, python)
+        assert choice.library, choice.sentence
+        until = time.monotonic() + 120
+        while True:  # a busy Slurm changes between two looks
+            first, told, second = await look(commands), await look(library), await look(commands)
+            if first == second or time.monotonic() > until:
+                break
+        await library.close()
+        assert told == second
+
+
+async def test_the_pulse_is_the_same_until_something_happens(host: Host, library: SlurmLibrary) -> None:
+    first = await library.pulse()
+    assert await library.pulse() == first
+    text = RECORDED.read_text()
+    changed = host.folder / "slurm_24_11.json"
+    changed.unlink()
+    changed.write_text(text.replace('"run_time": ', '"run_time": 1'))
+    await library.close()  # which reads it anew
+    assert await library.pulse() == first
+    changed.write_text(text.replace('"job_state": "SUSPENDED"', '"job_state": "RUNNING"'))
+    await library.close()
+    assert await library.pulse() != first
+
+
+# When something is wrong
+
+
+@pytest.mark.parametrize(("mode", "message"), [("away", AWAY), ("unauthenticated", NO_MUNGE)])
+async def test_slurm_away(host: Host, slurm: SlurmCommands, mode: str, message: str) -> None:
+    host.mode(mode)
+    host.fail(message)
+    for question in (slurm.pulse, slurm.queue, slurm.cluster, slurm.reservations):
+        with pytest.raises(SlurmError, match=r"^Slurm does not answer: ") as caught:
+            await question()
+        assert caught.value.code == "slurm-away"
+        assert caught.value.remedy.startswith("Running jobs go on")
+    host.mode("")
+    (host.folder / "fails").unlink()
+    assert await slurm.queue()
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("dies", "pyslurm ended: python: fatal: Unable to process configuration file."),
+        ("ends", "pyslurm ended: python: fatal: prolog of the end."),
+        ("unreadable", "pyslurm cannot read Slurm's answer: UnicodeDecodeError: "),
+    ],
+)
+async def test_a_library_that_fails_leaves_the_commands(
+    host: Host,
+    library: SlurmLibrary,
+    mode: str,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = await look(SlurmCommands(cluster="try"))
+    host.mode(mode)
+    assert await look(library) == known
+    (record,) = caplog.records  # one sentence, however often it is asked
+    assert record.getMessage().startswith(reason)
+    assert record.getMessage().endswith(" Slurm's commands are asked instead for 60 seconds.")
+    # After a while it is tried again.
+    host.mode("")
+    monkeypatch.setattr(library, "_resting_until", 0.0)
+    asked = host.calls()
+    assert await look(library) == known and host.calls() == asked
+
+
+async def test_a_library_that_hangs_holds_nobody_up(
+    host: Host, library: SlurmLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.mode("hangs")
+    waiting = asyncio.create_task(library.queue())
+    await asyncio.sleep(0)  # the loop goes on meanwhile
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    monkeypatch.setattr(child_module, "TIMEOUT", 0.5)
+    with pytest.raises(SlurmError, match=r"pyslurm had no answer after") as caught:
+        await library.queue()
+    assert caught.value.code == "slurm-away"
+    monkeypatch.undo()
+    host.mode("")
+    library_again = library  # with another child: the late answer to the first question is nobody's
+    assert await library_again._ask("reservations", len) == 3
+
+
+async def test_children_take_turns(
+    host: Host, library: SlurmLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "QUESTIONS_OF_ONE", 1)
+    answers = await asyncio.gather(library.queue(), library.reservations(), library.pulse())
+    assert (len(answers[1]), len(answers[2])) == (3, 64)
+    assert library._library._process is None
+
+
+# Which one it is
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mode", "library", "sentence"),
+    [
+        ("auto", "", True, "Slurm is read through pyslurm, which matches this host's Slurm."),
+        ("pyslurm", "", True, "Slurm is read through pyslurm, which matches this host's Slurm."),
+        ("commands", "", False, "Slurm is read through its commands, as slurm.adapter says."),
+        (
+            *("auto", "version 25.11.2", False),
+            "Slurm is read through its commands: pyslurm is for Slurm 25.11, but this host has Slurm 24.11.",
+        ),
+        (
+            *("pyslurm", "dies", False),
+            "Slurm is read through its commands: pyslurm cannot be loaded "
+            "(python: fatal: Unable to process configuration file).",
+        ),
+    ],
+)
+async def test_choice(
+    host: Host,
+    wanted: str,
+    mode: str,
+    library: bool,
+    sentence: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host.mode(mode)
+    choice = await choose(host.settings(wanted), host.python)
+    assert (choice.library, choice.sentence) == (library, sentence)
+    with caplog.at_level("INFO"):
+        async with opened(host.settings(wanted), host.python) as slurm:
+            assert isinstance(slurm, SlurmLibrary) == library
+    (record,) = caplog.records
+    assert record.getMessage() == sentence
+    assert record.levelname == ("WARNING" if wanted == "pyslurm" and not library else "INFO")
+
+
+@pytest.fixture
+def without_pyslurm(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the tests' own Python may have it."""
+    monkeypatch.setitem(sys.modules, "pyslurm", None)
+
+
+async def test_pyslurm_that_is_not_there(host: Host, without_pyslurm: None) -> None:
+    choice = await choose(host.settings("auto"))
+    assert choice == (False, "Slurm is read through its commands: pyslurm is not installed.", False)
+    assert (await choose(host.settings("pyslurm"))).unwanted
+
+
+def test_carme_config_tells(host: Host, without_pyslurm: None, capsys: pytest.CaptureFixture[str]) -> None:
+    file = host.folder / "carme.toml"
+    file.write_text(
+        '[site]\nurl = "https://carme.example.org"\n[slurm]\ncluster = "c"\nadapter = "pyslurm"\n'
+    )
+    assert main(["config", "check", str(file)]) == 0
+    assert "Slurm is read through its commands: pyslurm is not installed." in capsys.readouterr().out
