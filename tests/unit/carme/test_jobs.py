@@ -123,6 +123,14 @@ def test_states_of_slurm(text: str, state: JobState) -> None:
         ("PartitionDown", "partition is down"),
         ("PartitionTimeLimit", "more time than its partition allows"),
         ("SomethingNew", "Slurm says 'SomethingNew'"),
+        ("SomethingNew (broken)", "Slurm says 'SomethingNew (broken)'"),
+        ("JobHeldAdmin (broken (again))", "put the job on hold (broken (again)); ask them"),
+        ("(JobHeldAdmin (broken))", "put the job on hold (broken); ask them"),
+        ("Resources (see ticket 5)", "next in line and waits (see ticket 5); wait"),
+        (
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions (x)",
+            "reserved for more important jobs (x)",
+        ),
     ],
 )
 def test_why_a_job_waits(reason: str, words: str) -> None:
