@@ -364,3 +364,15 @@ def test_images(images: ImageCatalogue) -> None:
         with pytest.raises(InvalidRequest, match="there are: broken, sly and torch") as caught:
             images.get(name)
         assert caught.value.field == "image"
+
+
+def test_a_partition_that_does_not_take_the_account_is_refused_with_the_reason(
+    images: ImageCatalogue, settings: Settings
+) -> None:
+    closed = CLUSTER.partitions[0].model_copy(update={"accounts": ["vision"]})
+    cluster = CLUSTER.model_copy(update={"partitions": [closed, *CLUSTER.partitions[1:]]})
+    request = JobRequest.read(GOOD | {"partition": closed.name, "account": "teaching"})
+    with pytest.raises(InvalidRequest, match="does not take jobs of the account 'teaching'") as caught:
+        check(request, cluster, images, settings)
+    assert caught.value.field == "partition" and CLUSTER.partitions[1].name in str(caught.value)
+    check(request.model_copy(update={"account": "vision"}), cluster, images, settings)

@@ -374,3 +374,11 @@ def test_refusals(said: str, kind: type[Exception], words: str) -> None:
     assert type(error) is kind
     assert words in error.message
     assert error.remedy
+
+
+def test_hidden_partitions_are_known_as_such() -> None:
+    lines = "PartitionName=gpu Hidden=NO State=UP\nPartitionName=secret Hidden=YES State=UP\n"
+    assert [(one.name, one.hidden) for one in parsing.cluster("", lines).partitions] == [
+        ("gpu", False),
+        ("secret", True),
+    ]

@@ -284,6 +284,7 @@ def cluster(nodes: str, partitions: str) -> Cluster:
                 groups=_allowed(line, "AllowGroups"),
                 accounts=_allowed(line, "AllowAccounts"),
                 refused_accounts=_allowed(line, "DenyAccounts"),
+                hidden=_value(line, "Hidden") == "YES",
                 suspends=bool({"SUSPEND", "GANG"} & set(_value(line, "PreemptMode").split(","))),
             )
             for line in partitions.splitlines()
