@@ -18,6 +18,7 @@ from faults.plan import boot, heal, kill
 
 CACHE = "/var/cache/carme/data"
 MOUNTS = "/mnt/beeond"
+HOOKS = "/usr/libexec/carme"
 SOURCE = "/scratch/beeond-test"
 NODES = ("n1", "n2")
 HOSTS = ("head", *NODES)
@@ -30,8 +31,8 @@ def hook(name: str) -> str:
     layout = yaml.safe_load((ROLES / "carme/vars/main.yml").read_text())
     values = {key: value for key, value in layout.items() if "{{" not in str(value)}
     values |= {"carme_staging_cache": CACHE, "carme_beeond": MOUNTS, "carme_minimum_uid": 1000}
-    values |= {"slurm_node_required_mounts": [], "slurm_node_epilog_seconds": 60}
-    template = (ROLES / f"slurm_node/templates/{name}.j2").read_text()
+    values |= {"job_hooks_required_mounts": [], "job_hooks_epilog_seconds": 60}
+    template = (ROLES / f"job_hooks/templates/{name}.j2").read_text()
     return (
         jinja2.Environment(trim_blocks=True, keep_trailing_newline=True).from_string(template).render(values)
     )
@@ -48,9 +49,9 @@ def site(demo: DemoSite) -> Iterator[DemoSite]:
         demo.run(node, "install", "-m", "755", "/dev/stdin", "/usr/local/sbin/beeond", data=stand_in)
         demo.run(node, "install", "-d", "-m", "700", f"{CACHE}/beeond")
         demo.run(node, "install", "-d", "-m", "711", MOUNTS)
-        for name in ("prolog.sh", "epilog.sh"):
-            demo.run(node, "cp", "--preserve=all", f"/etc/slurm/{name}", f"/etc/slurm/{name}.kept")
-            demo.run(node, "tee", f"/etc/slurm/{name}", data=hook(name))
+        for name in ("prolog", "epilog"):
+            demo.run(node, "cp", "--preserve=all", f"{HOOKS}/{name}", f"{HOOKS}/{name}.kept")
+            demo.run(node, "tee", f"{HOOKS}/{name}", data=hook(name))
         demo.run("head", "scontrol", "update", f"NodeName={node}", "AvailableFeatures=beeond")
     demo.run("head", "systemctl", "restart", "carme-broker")
     demo.run("head", "sh", "-c", f"mkdir -p {SOURCE} && seq 1000 >{SOURCE}/numbers")
@@ -60,8 +61,8 @@ def site(demo: DemoSite) -> Iterator[DemoSite]:
         heal(demo)
         for node in NODES:
             demo.run(node, "systemctl", "start", "carme-janitor", check=False)
-            for name in ("prolog.sh", "epilog.sh"):
-                demo.run(node, "mv", f"/etc/slurm/{name}.kept", f"/etc/slurm/{name}")
+            for name in ("prolog", "epilog"):
+                demo.run(node, "mv", f"{HOOKS}/{name}.kept", f"{HOOKS}/{name}")
             demo.run(node, "rm", "-rf", "/usr/local/sbin/beeond", f"{CACHE}/beeond", "/run/beeond-fails")
             demo.run(
                 "head", "scontrol", "update", f"NodeName={node}", "AvailableFeatures=", "ActiveFeatures="

@@ -109,11 +109,14 @@ def moment(seconds: float | None) -> datetime:
 
 def refusal(error: CarmeError) -> SpawnException:
     """The error as JupyterHub's API and pages show it: the same words."""
-    return SpawnException(
+    refused = SpawnException(
         str(error),
         reason=error.code,
         status_code=next((s for k, s in STATUS.items() if isinstance(error, k)), 502),
     )
+    # Without it JupyterHub shows whoever asks later the exception's own text: its status, class and reason.
+    refused.jupyterhub_message = str(error)  # pyright: ignore[reportAttributeAccessIssue]
+    return refused
 
 
 class CarmeSpawner(SlurmSpawner):

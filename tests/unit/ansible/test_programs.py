@@ -142,10 +142,10 @@ SPARES_ALL = 2**31
 def node(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the prolog or the epilog as the role writes it, with the folders of a node below `tmp_path`."""
     (tmp_path / "images").mkdir()
-    loader = jinja2.FileSystemLoader(ANSIBLE / "roles/slurm_node/templates")
+    loader = jinja2.FileSystemLoader(ANSIBLE / "roles/job_hooks/templates")
     templates = jinja2.Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
     values = {
-        "slurm_node_required_mounts": [],
+        "job_hooks_required_mounts": [],
         "carme_images_directory": tmp_path / "images",
         "carme_allocations": tmp_path / "allocations",
         "carme_staging_cache": tmp_path / "cache",
@@ -181,13 +181,13 @@ def test_what_the_prolog_writes_is_what_the_exporter_reads(
     node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "allocations").mkdir()
-    assert node("prolog.sh", **JOB).returncode == 0
+    assert node("prolog", **JOB).returncode == 0
     records = Allocations(tmp_path / "allocations")
     assert records.all() == {
         7: Allocation(7, "user1", "carme", "gpu", gpus=frozenset({0, 2}), uuids=frozenset(), cpus=4)
     }
     assert [path.name for path in (tmp_path / "allocations").iterdir()] == ["7.json"]
-    assert node("epilog.sh", **JOB).returncode == 0
+    assert node("epilog", **JOB).returncode == 0
     assert records.all() == {}
 
 
@@ -196,13 +196,13 @@ def test_the_prolog_has_io_counted_where_control_groups_are_of_version_two(
 ) -> None:
     scope = tmp_path / "cgroup/system.slice/n1_slurmstepd.scope"
     scope.mkdir(parents=True)
-    assert node("prolog.sh", **JOB).returncode == 0
+    assert node("prolog", **JOB).returncode == 0
     assert (scope / "cgroup.subtree_control").read_text() == "+io\n"
     job = scope / "job_7"
     assert (job / "cgroup.subtree_control").read_text() == "+io\n"
     assert job.stat().st_mode & 0o777 == 0o755  # the exporter is not root
     (job / "cgroup.subtree_control").unlink()  # the kernel's own files do not keep a group from going
-    assert node("epilog.sh", **JOB).returncode == 0
+    assert node("epilog", **JOB).returncode == 0
     assert not job.exists()
 
 
@@ -211,7 +211,7 @@ def test_a_kernel_that_counts_no_io_keeps_no_job_back(
 ) -> None:
     refused = tmp_path / "cgroup/system.slice/slurmstepd.scope/cgroup.subtree_control"
     refused.mkdir(parents=True)  # writing it is an error for everybody, root included
-    done = node("prolog.sh", **JOB)
+    done = node("prolog", **JOB)
     assert (done.returncode, done.stdout) == (0, "")
     assert not (refused.parent / "job_7").exists()
 
@@ -233,7 +233,7 @@ def test_odd_allocations_are_written_as_json_too(
     wanted: dict[str, object],
 ) -> None:
     (tmp_path / "allocations").mkdir()
-    assert node("prolog.sh", **JOB | change).returncode == 0
+    assert node("prolog", **JOB | change).returncode == 0
     found = Allocations(tmp_path / "allocations").all()[7]
     assert {name: getattr(found, name) for name in wanted} == wanted
 
@@ -241,10 +241,10 @@ def test_odd_allocations_are_written_as_json_too(
 def test_no_job_fails_because_its_record_cannot_be_written(
     node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    assert node("prolog.sh", **JOB).returncode == 0  # no exporter: no folder
+    assert node("prolog", **JOB).returncode == 0  # no exporter: no folder
     assert not (tmp_path / "allocations").exists()
     (tmp_path / "allocations/.7.new").mkdir(parents=True)
-    assert node("prolog.sh", **JOB).returncode == 0
+    assert node("prolog", **JOB).returncode == 0
     assert not (tmp_path / "allocations/7.json").exists()
 
 
@@ -270,7 +270,7 @@ def test_an_epilog_ends_what_its_job_left_behind_and_nothing_else(
     }
     try:
         path = f"{stat.parent}:/usr/bin:/bin"
-        assert node("epilog.sh", minimum_uid=1000, PATH=path, SLURM_JOB_ID=number).returncode == 0
+        assert node("epilog", minimum_uid=1000, PATH=path, SLURM_JOB_ID=number).returncode == 0
         assert processes["its"].wait(HANG) == -9
         assert [name for name, process in processes.items() if process.poll() is None] == [
             "another job's", "of a name like it", "root's",
@@ -306,13 +306,13 @@ def test_jobs_that_ask_for_it_get_a_file_system_over_their_nodes(
         "PATH": "/usr/bin:/bin",
     }  # fmt: skip
     # The job itself says that it is not there: the node must not be drained for that.
-    assert node("prolog.sh", beeond="/mnt/beeond", **job).returncode == 0
+    assert node("prolog", beeond="/mnt/beeond", **job).returncode == 0
     calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
     assert calls == ("start --job 7 --uid 1001 --nodes n[1-2]\n" if starts else "")
-    assert node("prolog.sh", **job).returncode == 0
+    assert node("prolog", **job).returncode == 0
     (tmp_path / "cache/beeond").mkdir(parents=True)
     (tmp_path / "cache/beeond/7.status").touch()
-    assert node("epilog.sh", beeond="/mnt/beeond", **job).returncode == 0
+    assert node("epilog", beeond="/mnt/beeond", **job).returncode == 0
     assert (tmp_path / "calls").read_text() == f"{calls}stop --job 7\n"
 
 
@@ -388,3 +388,35 @@ def test_the_proxy_takes_long_uploads_and_large_headers(tmp_path: Path) -> None:
         [*command, str(tmp_path / "upload.cjs")], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("HTTP/1.1 200") and done.stdout.strip().endswith("taken")
+
+
+def test_slurmd_is_started_by_the_oldest_python_that_is_promised() -> None:
+    # Newer ones can leave a namespace by themselves; what stops this one is the kernel alone.
+    program = ANSIBLE / "roles/slurm_node/files/carme-slurmd"
+    start = "import os, runpy, sys; vars(os).pop('unshare', None); sys.argv = ['slurmd', '/bin/echo', 'up']; "
+    start += f"runpy.run_path({str(program)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "up\n"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_partition_has_is_read_from_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_host = load("validation", "check_host")
+    lines = [
+        "gpu-01 gpu:a100:4(S:0-1) idle",
+        "gpu-02 gpu:a100:2(S:0,1),gpu:h200:1,shard:8 mixed-",
+        "cpu-01 (null) drained",
+    ]
+    (tmp_path / "out").write_text("\n".join(lines) + "\n")
+    (tmp_path / "sinfo").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\ncat {tmp_path}/out\n')
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert check_host.partition_nodes("gpu") == [
+        {"name": "gpu-01", "gpus": 4, "usable": True},
+        {"name": "gpu-02", "gpus": 3, "usable": True},
+        {"name": "cpu-01", "gpus": 0, "usable": False},
+    ]
+    assert "--partition=gpu" in (tmp_path / "asked").read_text()
+    (tmp_path / "out").write_text(lines[2])
+    with pytest.raises(check_host.Wrong, match="has no node at work"):
+        check_host.partition_nodes("cpu")

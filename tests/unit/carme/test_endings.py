@@ -71,7 +71,25 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
             Ending.CANCELLED_BY_ADMIN,
             ["An administrator cancelled the session", "ask them"],
         ),
-        ({"state": JobState.CANCELLED}, True, Ending.STOPPED, ["cancelled"]),
+        ({"state": JobState.CANCELLED}, True, Ending.STOPPED, ["cancelled", "does not say by whom"]),
+        (
+            {"state": JobState.CANCELLED, "cancelled_by": "slurm"},
+            False,
+            Ending.DIED_AT_START,
+            ["Slurm could not launch the session on node n1"],
+        ),
+        (
+            {"state": JobState.CANCELLED, "cancelled_by": "slurm", "node_list": ""},
+            False,
+            Ending.CANCELLED_BY_ADMIN,
+            ["An administrator cancelled the session"],
+        ),
+        (
+            {"state": JobState.CANCELLED, "cancelled_by": "root"},
+            True,
+            Ending.CANCELLED_BY_ADMIN,
+            ["Slurm or an administrator cancelled the session"],
+        ),
         ({"state": JobState.COMPLETED, "exit_code": 0}, True, Ending.FINISHED, ["shut down from within"]),
         ({"state": JobState.COMPLETED}, False, Ending.DIED_AT_START, ["before its server was ready"]),
         ({"state": JobState.FAILED, "exit_code": 3}, False, Ending.DIED_AT_START, ["exit code 3", "log"]),
@@ -172,9 +190,18 @@ def test_the_accounting_tells_who_cancelled_and_the_peak() -> None:
         ("9.extern", "", "COMPLETED", "262144"),
         ("9.batch", "", "OUT_OF_MEMORY", "104288256"),
         ("9.0", "", "OUT_OF_MEMORY", "64M"),
+        ("10", "1000", "CANCELLED by 0", ""),
+        ("10.extern", "", "CANCELLED", ""),
+        ("11", "1000", "CANCELLED by 998", ""),
     ]
     found = parsing.aftermath("".join(S.join(line) + S + "\n" for line in lines), S)
-    assert {key: one.cancelled_by for key, one in found.items()} == {7: "other", 8: "owner", 9: None}
+    assert {key: one.cancelled_by for key, one in found.items()} == {
+        7: "other",
+        8: "owner",
+        9: None,
+        10: "slurm",  # it has no batch step: its launch had failed
+        11: "other",
+    }
     assert found[9].peak_memory_mb == 99
 
 
@@ -199,7 +226,8 @@ async def explained(site: Any, *words: str) -> str:
 
 async def test_the_broker_asks_once_who_cancelled_a_job(site: Any) -> None:
     site.slurm.account(
-        {"JobIDRaw": 7, "UID": 1000, "User": "ada", "State": "CANCELLED by 0", "ExitCode": "0:15"}
+        {"JobIDRaw": 7, "UID": 1000, "User": "ada", "State": "CANCELLED by 0", "ExitCode": "0:15"},
+        {"JobIDRaw": "7.batch", "State": "CANCELLED"},
     )
     site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
     await explained(site, "An administrator cancelled the session")
@@ -218,10 +246,18 @@ async def test_the_peak_may_come_late(site: Any) -> None:
     await explained(site, "its peak was 99 MiB and its limit is 100 MiB")
 
 
+async def test_a_launch_that_slurm_gave_up_is_nobodys_cancellation(site: Any) -> None:
+    site.slurm.account(
+        {"JobIDRaw": 7, "UID": 1000, "User": "ada", "State": "CANCELLED by 0", "ExitCode": "0:0"},
+    )
+    site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
+    await explained(site, "Slurm could not launch the session on node n1")
+
+
 async def test_without_accounting_the_end_is_told_all_the_same(site: Any) -> None:
     site.slurm.fail("sacct", "Slurm accounting storage is disabled")
     site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
-    await explained(site, "was cancelled")
+    await explained(site, "was cancelled", "does not say by whom")
     site.slurm.jobs = [OURS | {"A": 8, "T": "RUNNING"}]
     assert [known.id for known in await site.client.jobs()] in ([], [8])
 

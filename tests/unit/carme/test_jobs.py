@@ -123,6 +123,14 @@ def test_states_of_slurm(text: str, state: JobState) -> None:
         ("PartitionDown", "partition is down"),
         ("PartitionTimeLimit", "more time than its partition allows"),
         ("SomethingNew", "Slurm says 'SomethingNew'"),
+        ("SomethingNew (broken)", "Slurm says 'SomethingNew (broken)'"),
+        ("JobHeldAdmin (broken (again))", "put the job on hold (broken (again)); ask them"),
+        ("(JobHeldAdmin (broken))", "put the job on hold (broken); ask them"),
+        ("Resources (see ticket 5)", "next in line and waits (see ticket 5); wait"),
+        (
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions (x)",
+            "reserved for more important jobs (x)",
+        ),
     ],
 )
 def test_why_a_job_waits(reason: str, words: str) -> None:
@@ -356,3 +364,15 @@ def test_images(images: ImageCatalogue) -> None:
         with pytest.raises(InvalidRequest, match="there are: broken, sly and torch") as caught:
             images.get(name)
         assert caught.value.field == "image"
+
+
+def test_a_partition_that_does_not_take_the_account_is_refused_with_the_reason(
+    images: ImageCatalogue, settings: Settings
+) -> None:
+    closed = CLUSTER.partitions[0].model_copy(update={"accounts": ["vision"]})
+    cluster = CLUSTER.model_copy(update={"partitions": [closed, *CLUSTER.partitions[1:]]})
+    request = JobRequest.read(GOOD | {"partition": closed.name, "account": "teaching"})
+    with pytest.raises(InvalidRequest, match="does not take jobs of the account 'teaching'") as caught:
+        check(request, cluster, images, settings)
+    assert caught.value.field == "partition" and CLUSTER.partitions[1].name in str(caught.value)
+    check(request.model_copy(update={"account": "vision"}), cluster, images, settings)

@@ -157,7 +157,7 @@ def test_accounting() -> None:
         (10, JobState.RUNNING, None, None),
         (11, JobState.CANCELLED, 0, 15),
     ]
-    assert [j.cancelled_by for j in jobs] == ["owner", None, None, "other"]
+    assert [j.cancelled_by for j in jobs] == ["owner", None, None, "root"]
     assert jobs[0].reservation == "night"
     assert (jobs[0].gpus, jobs[0].gpu_type, jobs[0].memory_mb, jobs[0].cpus) == (4, "a100", 4000, 4)
     assert (jobs[0].kind, jobs[0].image, jobs[0].key) == ("batch", None, KEY)
@@ -374,3 +374,11 @@ def test_refusals(said: str, kind: type[Exception], words: str) -> None:
     assert type(error) is kind
     assert words in error.message
     assert error.remedy
+
+
+def test_hidden_partitions_are_known_as_such() -> None:
+    lines = "PartitionName=gpu Hidden=NO State=UP\nPartitionName=secret Hidden=YES State=UP\n"
+    assert [(one.name, one.hidden) for one in parsing.cluster("", lines).partitions] == [
+        ("gpu", False),
+        ("secret", True),
+    ]

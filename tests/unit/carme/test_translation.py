@@ -172,11 +172,14 @@ def test_how_jobs_and_sessions_ended(kind: str) -> None:
     cases += [
         ended(kind, state=state) for state in (JobState.DEADLINE, JobState.LAUNCH_FAILED, JobState.CANCELLED)
     ]
+    cases += [ended(kind, state=JobState.CANCELLED, cancelled_by=who) for who in ("root", "slurm")]
     cases += [ended(kind, peak_memory_mb=10), ended(kind, peak_memory_mb=512)]
     for job in cases:
         for ending in Ending:
             text = ending_sentence(job, ending)
             assert translated(text, "de") != text, (ending, text)
+    unknown = ended(kind, state=JobState.CANCELLED).explanation
+    assert translated(unknown, "de") != unknown
 
 
 def test_what_slurm_refuses() -> None:

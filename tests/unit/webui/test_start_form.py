@@ -42,6 +42,7 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
                 Partition(name="long", node_names=["a100"]),
                 Partition(name="staff", groups=["staff"], node_names=["h100"]),
                 Partition(name="speech", accounts=["carme-speech"], node_names=["l40"]),
+                Partition(name="secret", hidden=True, node_names=["l40"]),
             ],
         }
     )
@@ -52,6 +53,7 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
             and 'value="long"' in html
             and 'value="staff"' not in html
             and 'value="speech"' not in html
+            and 'value="secret"' not in html
         )
         assert 'value="h100"' not in html and 'value="l40"' not in html
     answer = browser.send("/", "/sessions/start/", name="s0123abcd", **(FORM | {"partition": "staff"}))

@@ -124,11 +124,13 @@ def usable(cluster: Cluster, user: str, accounts: Collection[str]) -> Cluster:
     Args:
         accounts: Those that may pay for the user's jobs; empty: that is not known.
     """
-    limited = [one for one in cluster.partitions if one.groups or one.accounts or one.refused_accounts]
+    limited = [
+        one for one in cluster.partitions if one.groups or one.accounts or one.refused_accounts or one.hidden
+    ]
     if not limited:
         return cluster
     groups = _groups(user) if any(one.groups for one in limited) else set()
-    partitions = [one for one in cluster.partitions if one.takes(groups, accounts)]
+    partitions = [one for one in cluster.partitions if not one.hidden and one.takes(groups, accounts)]
     if len(partitions) == len(cluster.partitions):
         return cluster
     names = {name for one in partitions for name in one.node_names}

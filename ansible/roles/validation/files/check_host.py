@@ -8,6 +8,7 @@ import fcntl
 import grp
 import json
 import pwd
+import re
 import socket
 import ssl
 import struct
@@ -130,12 +131,31 @@ def nodes(names: list[str]) -> str:
     return f"{len(names)} nodes at work"
 
 
-def gpus(user: str, node_names: list[str], count: int) -> str:
+def partition_nodes(partition: str) -> list[dict[str, Any]]:
+    """The nodes of a partition, how many GPUs each has, and whether it is at work; Wrong where none is."""
+    form = "--Format=NodeList:256,Gres:512,StateLong:64"
+    output = run("sinfo", "--noheader", "--Node", f"--partition={partition}", form)
+    found = {}
+    for line in output.splitlines():
+        name, gres, state = line.split()
+        # gpu:a100:4(S:0-1),gpu:2; a comma within brackets tells sockets apart.
+        counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:([0-9]+)(?=[,(]|$)", gres)
+        found[name] = {"name": name, "gpus": sum(map(int, counts)), "usable": state.rstrip("-") in AT_WORK}
+    if not any(node["usable"] for node in found.values()):
+        raise Wrong(
+            f"The partition {partition} has no node at work; 'sinfo --partition={partition}' says more."
+        )
+    return list(found.values())
+
+
+def gpus(user: str, node_names: list[str], count: int, partition: str = "", account: str = "") -> str:
     """A job of an ordinary user must see the GPUs that it asked for, and the other ones not."""
     script = 'echo "$CUDA_VISIBLE_DEVICES"; for d in /dev/nvidia[0-9]*; do (: <"$d") 2>&1; done; true'
     for name in node_names:
         said = run(
             *("runuser", "--user", user, "--", "srun", "--chdir=/", "--immediate=60", "--time=1"),
+            *([f"--partition={partition}"] if partition else []),
+            *([f"--account={account}"] if account else []),
             *(f"--nodelist={name}", "--gres=gpu:1", "sh", "-c", script),
             timeout=90,
         )
@@ -214,7 +234,15 @@ def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
     ]
     if users and wanted["gpus"]:
         remedy = "Check gres.conf, cgroup.conf (ConstrainDevices) and slurmd.log on the node."
-        table.append(("gpus", lambda: gpus(users[0], names, wanted["gpus"]), remedy))
+        table.append(
+            (
+                "gpus",
+                lambda: gpus(
+                    users[0], wanted["gpu_nodes"], wanted["gpus"], wanted["partition"], wanted["account"]
+                ),
+                remedy,
+            )
+        )
     if len(users) > 1:
         table.append(("users apart", lambda: apart(users[0], users[1]), "chmod 0700 the homes."))
     return table
@@ -237,5 +265,10 @@ def main(wanted: dict[str, Any]) -> list[dict[str, Any]]:
     return results
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == "--partition":
+    try:
+        print(json.dumps(partition_nodes(sys.argv[2])))
+    except Wrong as error:
+        sys.exit(str(error))
+elif __name__ == "__main__":
     print(json.dumps(main(json.loads(sys.argv[1]))))

@@ -39,6 +39,7 @@ def _print(cluster: Cluster) -> None:
                 "no limit" if partition.max_minutes is None else minutes_text(partition.max_minutes),
             ]
             for partition in cluster.partitions
+            if not partition.hidden
         ],
     )
     print()

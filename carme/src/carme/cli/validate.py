@@ -30,6 +30,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--image", help="image of the session (default: images.default of carme.toml)")
     parser.add_argument("--nodes", type=int, default=2, help="nodes of the session (default: 2)")
     parser.add_argument("--gpus", type=int, default=2, metavar="N", help="GPUs on each node (default: 2)")
+    parser.add_argument("--partition", help="partition of the session (default: the site's)")
+    parser.add_argument("--account", help="Slurm account that pays for it (default: the site's)")
     parser.add_argument(
         "--training", action="store_true", help="also train the example over all nodes and one rank"
     )
@@ -68,6 +70,8 @@ def _validate(arguments: argparse.Namespace) -> int:
             "gpus_per_node": str(arguments.gpus),
             "minutes": "30",
             "title": "Site check",
+            **({"partition": arguments.partition} if arguments.partition else {}),
+            **({"account": arguments.account} if arguments.account else {}),
         },
         training=arguments.training,
         tell=tell,

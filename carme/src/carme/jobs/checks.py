@@ -37,6 +37,7 @@ def check(
     if _is_session(request) and request.minutes > limit:
         raise _too_long("A session", limit, request.minutes)
     partition = partition_of(request, cluster, settings)
+    _check_account(request, partition, cluster, settings)
     if partition.max_minutes is not None and request.minutes > partition.max_minutes:
         raise _too_long(f"A job in partition {partition.name!r}", partition.max_minutes, request.minutes)
     nodes = _nodes(partition, cluster)
@@ -49,6 +50,23 @@ def check(
         )
     _check_gpus(request, partition, nodes)
     _check_size(request, partition, _fitting(request, nodes))
+
+
+def _check_account(
+    request: JobRequest | SessionOptions, partition: Partition, cluster: Cluster, settings: Settings
+) -> None:
+    """Slurm would take such a job, and let it wait for ever."""
+    account = request.account or settings.slurm.default_account
+    if account is None or partition.takes(partition.groups, [account]):
+        return
+    others = [one.name for one in cluster.partitions if not one.hidden and one.takes(one.groups, [account])]
+    raise InvalidRequest(
+        f"The partition {partition.name!r} does not take jobs of the account {account!r}.",
+        f"Choose another account, or one of these partitions: {listing(others)}."
+        if others
+        else "Choose another account.",
+        field="partition",
+    )
 
 
 def share(request: JobRequest, cluster: Cluster, settings: Settings) -> Share:

@@ -14,6 +14,7 @@ class Partition(_Seen):
     """A queue of the cluster; `max_minutes` is None without a limit.
 
     `groups`, `accounts`: whose jobs it takes, of Unix groups and of accounts; empty: everybody's.
+    `hidden`: Slurm shows it only to who asks for all of them.
     `suspends`: Slurm itself suspends jobs in it in favour of others.
     """
 
@@ -25,6 +26,7 @@ class Partition(_Seen):
     groups: list[str] = []
     accounts: list[str] = []
     refused_accounts: list[str] = []
+    hidden: bool = False
     suspends: bool = False
 
     def takes(self, groups: Collection[str], accounts: Collection[str]) -> bool:

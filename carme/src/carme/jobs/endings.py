@@ -71,12 +71,29 @@ def ending_of(
     if note_ending is Ending.LOST and message:
         return note_ending, message
     ending = note_ending or _cause(job, was_ready, bool(message))
+    if ending is Ending.STOPPED and note_ending is None and job.cancelled_by is None:
+        return ending, _cancelled_by_somebody(job)
     if ending in (Ending.DIED, Ending.DIED_AT_START):
-        own = job.exit_code in _BY_EXIT or job.state is JobState.LAUNCH_FAILED
+        own = job.exit_code in _BY_EXIT or _was_never_launched(job)
         sentence = message if message and not own else ending_sentence(job, ending)
         lines = last_lines(log)
         return ending, f"{sentence}{LOG_FOLLOWS}{lines}" if lines else sentence
     return ending, ending_sentence(job, ending)
+
+
+def _was_never_launched(job: "Job") -> bool:
+    """Slurm gave it nodes and could not start it there; it cancels some of these as root itself."""
+    if job.state is JobState.LAUNCH_FAILED:
+        return True
+    return job.state is JobState.CANCELLED and job.cancelled_by == "slurm" and bool(job.node_list)
+
+
+def _cancelled_by_somebody(job: "Job") -> str:
+    """A job that was cancelled, where Slurm does not say by whom (yet, or without accounting)."""
+    if job.reason == NEVER_BEGUN:
+        return ending_sentence(job, Ending.STOPPED)
+    what, again = ("session", "start it again") if job.kind == "session" else ("job", "submit it again")
+    return f"The {what} was cancelled, and Slurm does not say by whom; {again} when it is needed."
 
 
 def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
@@ -87,7 +104,9 @@ def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
     if job.state is JobState.CANCELLED and job.failed_node:
         return Ending.NODE_FAILURE  # the broker cancelled it, as its first node was gone
     if job.state is JobState.CANCELLED:
-        if job.cancelled_by == "other":
+        if job.cancelled_by == "slurm" and job.node_list:
+            return Ending.DIED_AT_START  # it had its nodes, and nothing of it ever ran there
+        if job.cancelled_by in ("other", "root", "slurm"):
             return Ending.CANCELLED_BY_ADMIN
         if not blamed:
             return Ending.STOPPED
@@ -136,6 +155,11 @@ def ending_sentence(job: "Job", ending: Ending) -> str:
         case Ending.PREEMPTED:
             other = job.preempted_by or "one with a higher priority"
             return f"Slurm ended the {what} in favour of {other}; {again} and it waits for its turn."
+        case Ending.CANCELLED_BY_ADMIN if job.cancelled_by == "root":
+            return (
+                f"Slurm or an administrator cancelled the {what}; "
+                f"ask an administrator for the reason before you {again}."
+            )
         case Ending.CANCELLED_BY_ADMIN:
             return f"An administrator cancelled the {what}; ask them for the reason before you {again}."
         case Ending.IMAGE_MISSING:
@@ -181,7 +205,7 @@ def _death(job: "Job", ending: Ending, what: str, again: str, where: str) -> str
             return f"The {what} could not be launched on {where}; its log says why, then {again}."
         case _:
             pass
-    if job.state is JobState.LAUNCH_FAILED:
+    if _was_never_launched(job):
         return (
             f"Slurm could not launch the {what} on {where}; {again}, "
             "and tell an administrator if that fails too."

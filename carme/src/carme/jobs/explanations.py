@@ -134,9 +134,10 @@ def waiting_for(reason: str, detail: str = "") -> str:
         reason: Slurm's word for it, as squeue shows it.
         detail: What else is known about it: a limit and its use, when a booking begins.
     """
-    reason = reason.strip("()").replace("_", " ") or "None"
-    word = reason.split(",")[0]  # ReqNodeNotAvail, UnavailableNodes:n1
-    sentence = PENDING_REASONS.get(reason) or PENDING_REASONS.get(word) or _limit(word)
+    reason, head, text = _taken_apart(reason)
+    word = head.split(",")[0].strip()  # ReqNodeNotAvail, UnavailableNodes:n1
+    sentence = PENDING_REASONS.get(head) or PENDING_REASONS.get(word) or _limit(word)
+    detail = detail or text
     if not sentence:
         return f"The job waits; Slurm says {reason!r}, ask an administrator what that means."
     if word == "Resources" and detail:
@@ -146,6 +147,22 @@ def waiting_for(reason: str, detail: str = "") -> str:
     # What is known belongs to the cause, which ends where the next step begins.
     cause, mark, step = sentence.partition("; ")
     return f"{cause.rstrip('.')} ({detail}){mark or '.'}{step}" if detail else sentence
+
+
+def _taken_apart(reason: str) -> tuple[str, str, str]:
+    """The reason as it is, what of it Slurm knows, and the free text in brackets that follows it.
+
+    squeue puts the whole into brackets in one of its columns. Inside there may be more: nodes that are away
+    (`ReqNodeNotAvail, UnavailableNodes:n1`) or what somebody wrote (`JobHeldAdmin (broken (again))`).
+    """
+    reason = reason.strip()
+    if reason.startswith("(") and reason.endswith(")"):
+        reason = reason[1:-1]
+    head, bracket, text = reason.partition("(")
+    head = head.replace("_", " ").strip() or "None"
+    text = text.removesuffix(")").strip()
+    whole = f"{head} ({text})" if bracket else head
+    return whole, head, text
 
 
 def suspended(session: bool, by_slurm: bool, seconds_left: int | None) -> str:

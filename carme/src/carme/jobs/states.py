@@ -1,7 +1,11 @@
 """The states of a job, as one table."""
 
 from enum import Enum, StrEnum
-from typing import Self
+from typing import Literal, Self
+
+#: Who cancelled a job: its owner, somebody else, Slurm itself because it could not launch it, or `root`:
+#: that is an administrator or Slurm itself, and the accounting does not tell which.
+Canceller = Literal["owner", "other", "root", "slurm"]
 
 
 class Phase(Enum):

@@ -10,7 +10,7 @@ from carme.jobs.cluster import Cluster
 from carme.jobs.endings import ending_of
 from carme.jobs.explanations import BY_SLURM, suspended, waiting_for
 from carme.jobs.nodes import expand
-from carme.jobs.states import JobState, Phase
+from carme.jobs.states import Canceller, JobState, Phase
 
 
 class Job(BaseModel):
@@ -72,7 +72,7 @@ class Job(BaseModel):
     ended: datetime | None = None
     exit_code: int | None = None
     signal: int | None = None
-    cancelled_by: Literal["owner", "other"] | None = None
+    cancelled_by: Canceller | None = None
     peak_memory_mb: int | None = None
     failed_node: str = ""
     preempted_by: str = ""

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from carme.bookings.models import Hold, Window
 from carme.jobs import Cluster, Job, JobRequest, Licence, Reservation, Share, StartEstimate
 from carme.jobs.limits import Limits
+from carme.jobs.states import Canceller
 from carme.projects.models import ProjectAccount
 from carme.slurm.account import UnixAccount
 
@@ -49,7 +50,7 @@ class ExitStatus(NamedTuple):
 class Aftermath(NamedTuple):
     """What the accounting knows about the end of a job, as fields of `Job`; None is not known (yet)."""
 
-    cancelled_by: Literal["owner", "other"] | None = None
+    cancelled_by: Canceller | None = None
     peak_memory_mb: int | None = None
     failed_node: str = ""
 

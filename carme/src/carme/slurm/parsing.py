@@ -7,11 +7,12 @@ records are told apart by a separator that is drawn anew for each call and canno
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from carme.jobs import Cluster, Job, JobState, Licence, Node, Partition, Phase, Reservation, arrays
 from carme.jobs.limits import Limits
 from carme.jobs.nodes import expand
+from carme.jobs.states import Canceller
 from carme.projects.models import ACCOUNT_PATTERN, ProjectAccount, Use
 from carme.slurm.gateway import Aftermath, ExitStatus
 from carme.slurm.label import Label
@@ -198,8 +199,12 @@ def accounting(output: str, separator: str) -> list[Job]:
 
 
 def aftermath(output: str, separator: str) -> dict[int, Aftermath]:
-    """What sacct's output with AFTERMATH_FIELDS, steps included, says about each job."""
+    """What sacct's output with AFTERMATH_FIELDS, steps included, says about each job.
+
+    Root cancels as an administrator, or because slurmctld gave a launch up: then no batch step ever was.
+    """
     found: dict[int, Aftermath] = {}
+    launched: set[int] = set()
     for job, uid, state, peak in records(output, separator, len(AFTERMATH_FIELDS)):
         number, _, step = job.partition(".")
         if not number.isdecimal():
@@ -209,8 +214,15 @@ def aftermath(output: str, separator: str) -> dict[int, Aftermath]:
             known = known._replace(cancelled_by=_cancelled_by(state, uid))
         elif peak := _mebibytes(peak):
             known = known._replace(peak_memory_mb=max(peak, known.peak_memory_mb or 0))
+        if step == "batch":
+            launched.add(int(number))
         found[int(number)] = known
-    return found
+    return {
+        job: known._replace(cancelled_by="other" if job in launched else "slurm")
+        if known.cancelled_by == "root"
+        else known
+        for job, known in found.items()
+    }
 
 
 def failed_nodes(output: str, separator: str) -> dict[int, str]:
@@ -231,11 +243,13 @@ def admin_comments(output: str, separator: str) -> dict[int, str]:
     }
 
 
-def _cancelled_by(state: str, uid: str) -> Literal["owner", "other"] | None:
+def _cancelled_by(state: str, uid: str) -> Canceller | None:
     match = re.fullmatch(r"CANCELLED by (\d+)", state)
     if match is None:
         return None
-    return "owner" if match[1] == uid else "other"
+    if match[1] == uid:
+        return "owner"
+    return "root" if match[1] == "0" else "other"
 
 
 def _mebibytes(size: str) -> int:
@@ -275,6 +289,7 @@ def cluster(nodes: str, partitions: str) -> Cluster:
                 groups=_allowed(line, "AllowGroups"),
                 accounts=_allowed(line, "AllowAccounts"),
                 refused_accounts=_allowed(line, "DenyAccounts"),
+                hidden=_value(line, "Hidden") == "YES",
                 suspends=bool({"SUSPEND", "GANG"} & set(_value(line, "PreemptMode").split(","))),
             )
             for line in partitions.splitlines()

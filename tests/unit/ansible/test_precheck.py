@@ -1,0 +1,252 @@
+"""What stands in the way of an installation is found first, and nothing is changed by looking."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from carme.accounts import is_account_name
+
+ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
+PROGRAM = ANSIBLE / "roles/precheck/files/precheck.py"
+Playbook = Callable[..., subprocess.CompletedProcess[str]]
+
+SETTINGS = """Configuration data as of 2026-11-25T10:00:00
+AccountingStorageTRES   = cpu,mem,energy,node,billing,fs/disk,vmem,pages,gres/gpu
+AccountingStorageType   = accounting_storage/slurmdbd
+AccountingStoreFlags    = job_comment
+Epilog[0]               = /etc/slurm/epilog
+JobContainerType        = job_container/tmpfs
+ProctrackType           = proctrack/cgroup
+Prolog                  = (null)
+PrologFlags             = Alloc,Contain
+SLURM_VERSION           = 22.05.8
+TaskPlugin              = task/affinity,task/cgroup
+"""
+PARTITIONS = (
+    "PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES Hidden=NO State=UP\n"
+    "PartitionName=gpu AllowGroups=ALL AllowAccounts=research,vision Default=NO Hidden=NO State=UP\n"
+)
+ASSOCIATIONS = "root|\nroot|root\nresearch|\nresearch|ada\nteaching|\nteaching|bob\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Looks at a head whose Slurm answers with what a real one writes; returns the findings by name."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+
+    def answer(name: str, script: str) -> None:
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+
+    for name, text in (("config", SETTINGS), ("partition", PARTITIONS), ("association", ASSOCIATIONS)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "node").write_text("NodeName=gpu-01 Arch=x86_64\nNodeName=gpu-02 Arch=x86_64\n")
+    answer("scontrol", f'for word; do last=$word; done; cat "{tmp_path}/$last"')
+    answer("sacctmgr", f'cat "{tmp_path}/association"')
+    answer("apptainer", "echo apptainer version 1.3.4-1")
+    answer("ss", "true")
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+
+    def look(**changes: Any) -> dict[str, Any]:
+        wanted: dict[str, Any] = {
+            "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
+            "monitoring": False,
+            "partition": "gpu", "account": "research", "users": [{"name": "ada", "account": ""}],
+            "nodes": ["gpu-01", "gpu-02"], "shared": [], "ports": [443, 8081], "site_ports": [443],
+            "apptainer": "1.1", "apptainer_suite": "", "default_server": True, "redis_configure": True,
+        }  # fmt: skip
+        command = ["python3", str(PROGRAM), json.dumps(wanted | changes)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+
+    look.answer = answer  # type: ignore[attr-defined]
+    return look
+
+
+def test_a_site_that_fits_has_nothing_in_the_way(site: Callable[..., dict[str, Any]]) -> None:
+    found = site()
+    assert {"slurm", "nodes", "accounts", "partition", "ports", "apptainer", "python"} <= set(found)
+    assert [one for one in found.values() if not one["ok"]] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "words"),
+    [
+        ({"account": "carme", "partition": "cpu"}, "accounts", "no account carme"),
+        ({"account": "", "users": [{"name": "ada", "account": "nlp"}]}, "accounts", "no account nlp"),
+        ({"account": "teaching"}, "partition", "gpu does not take jobs of the account teaching"),
+        ({"partition": "big"}, "partition", "no partition big; it has cpu, gpu"),
+        ({"nodes": ["gpu-01.example.org"]}, "nodes", "no node gpu-01.example.org; it knows gpu-01, gpu-02"),
+        ({"apptainer": "9.0"}, "apptainer", "Apptainer is 1.3, jobs need 9.0"),
+    ],
+)
+def test_what_stands_in_the_way_is_named(
+    site: Callable[..., dict[str, Any]], changes: dict[str, Any], name: str, words: str
+) -> None:
+    found = site(**changes)
+    assert [one["name"] for one in found.values() if one["stops"]] == [name]
+    assert words in found[name]["detail"] and found[name]["remedy"]
+
+
+def test_without_a_default_account_every_partition_will_do(site: Callable[..., dict[str, Any]]) -> None:
+    assert not [one for one in site(account="").values() if one["stops"]]
+
+
+def test_what_is_only_missing_is_advice(site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    text = SETTINGS.replace("job_container/tmpfs", "(null)")
+    (tmp_path / "config").write_text(text)
+    found = site(users=[{"name": "eve", "account": ""}])
+    assert not found["slurm"]["ok"] and not found["slurm"]["stops"]
+    assert "share /tmp" in found["slurm"]["detail"]
+    assert found["accounts"]["detail"] == "Without an association in Slurm: eve."
+    (tmp_path / "config").write_text(text.replace("Alloc,Contain", "Alloc").replace("22.05", "21.08"))
+    assert "21.08" in site()["slurm"]["detail"]
+
+
+def test_a_port_that_another_program_has_is_found(site: Callable[..., dict[str, Any]]) -> None:
+    line = 'LISTEN 0 511 *:443 *:* users:(("apache2",pid=7,fd=4))'
+    site.answer("ss", f"case \" $* \" in *:443*) echo '{line}';; esac")  # type: ignore[attr-defined]
+    assert "port 443 by apache2" in site()["ports"]["detail"]
+    nginx = line.replace("apache2", "nginx")
+    site.answer("ss", f"case \" $* \" in *:443*) echo '{nginx}';; esac")  # type: ignore[attr-defined]
+    assert site()["ports"]["ok"]
+
+
+def test_where_slurm_is_away_that_is_said(site: Callable[..., dict[str, Any]]) -> None:
+    site.answer("scontrol", "exit 1")  # type: ignore[attr-defined]
+    assert "does not answer" in site()["slurm"]["detail"]
+
+
+def test_the_prolog_of_the_site_should_call_ours(site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    prolog = tmp_path / "prolog"
+    prolog.write_text("#!/bin/sh\n/usr/libexec/carme/prolog\n")
+    lines = f"Prolog = {prolog}\nEpilog = (null)\n"
+    (tmp_path / "config").write_text(SETTINGS.replace("Prolog                  = (null)", lines))
+    found = site(head=False, compute=True)["prolog and epilog"]
+    assert (found["ok"], found["stops"]) == (False, False)
+    assert found["detail"] == "Epilog does not call /usr/libexec/carme/epilog."
+
+
+def program() -> Any:
+    spec = importlib.util.spec_from_file_location("precheck", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_another_default_server_of_nginx_is_found(tmp_path: Path) -> None:
+    precheck = program()
+    (tmp_path / "sites-enabled").mkdir()
+    (tmp_path / "sites-enabled/wiki").write_text("server {\n    listen [::]:443 ssl default_server;\n}\n")
+    wanted = {"site_files": [], "site_ports": [443], "default_server": True}
+    with pytest.raises(precheck.Problem) as caught:
+        precheck.default_servers(wanted, tmp_path)
+    assert "wiki (port 443)" in caught.value.detail and "reverse_proxy_default_server" in caught.value.remedy
+    assert precheck.default_servers(wanted | {"default_server": False}, tmp_path)
+    (tmp_path / "sites-enabled/wiki").write_text(
+        "# Written by Ansible (role reverse_proxy)\nlisten 443 default_server;\n"
+    )
+    assert precheck.default_servers(wanted, tmp_path)
+
+
+def test_a_redis_of_the_site_is_not_taken_over() -> None:
+    precheck = program()
+    with pytest.raises(precheck.Problem) as caught:
+        precheck.redis({"redis_configure": True, "site_files": ["/etc/redis/redis.conf"]})
+    assert "redis_configure to false" in caught.value.remedy
+    assert precheck.redis({"redis_configure": False, "site_files": ["/etc/redis/redis.conf"]})
+
+
+def test_files_that_somebody_has_written_are_the_sites(tmp_path: Path) -> None:
+    precheck = program()
+    file = tmp_path / "apptainer.conf"
+    assert not precheck.belongs_to_site(file)
+    file.write_text("allow setuid = no\n")
+    assert precheck.belongs_to_site(file)
+    file.write_text(
+        "# Written by Ansible (role apptainer). What is not named here keeps Apptainer's default.\n"
+    )
+    assert not precheck.belongs_to_site(file)
+
+
+def inventory(tmp_path: Path, **variables: Any) -> Path:
+    everywhere = {"ansible_connection": "local", "ansible_become": False, "carme_default_partition": "gpu"}
+    hosts = {
+        "head": {"hosts": {"portal": None}},
+        "compute": {"hosts": {"gpu-01.example.org": None}},
+        "all": {"vars": everywhere | variables},
+    }
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps(hosts))
+    return path
+
+
+def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    # The role alone: nothing here may run the whole playbook, which would install Carme on this machine.
+    play = tmp_path / "look.yml"
+    play.write_text("- hosts: head:compute\n  gather_facts: true\n  roles: [carme, precheck]\n")
+    settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
+    hosts = inventory(tmp_path, **settings, carme_default_account="carme")
+    done = playbook("-i", hosts, play)
+    text = " ".join(done.stdout.split())
+    assert done.returncode != 0, text
+    assert "Slurm knows no node gpu-01.example.org" in text and "carme_node_name" in text
+    assert "Slurm has no account carme" in text
+    # The site's short names, and no account at all: Slurm gives each user their own.
+    hosts = inventory(tmp_path, **settings, carme_node_name="{{ inventory_hostname_short }}")
+    done = playbook("-i", hosts, play)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "changed=0" in done.stdout and "changed=1" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "alone"), [(["--tags", "precheck"], True), (["--tags", "hub"], False), ([], False)]
+)
+def test_nothing_but_the_precheck_runs_when_only_that_is_asked_for(
+    playbook: Playbook, tmp_path: Path, arguments: list[str], alone: bool
+) -> None:
+    # Beside a copy of the playbook lie roles that only say their names.
+    plays = yaml.safe_load((ANSIBLE / "site.yml").read_text())
+    names = {role["role"] for play in plays for role in play["roles"]}
+    for name in names:
+        (tmp_path / "roles" / name / "tasks").mkdir(parents=True)
+        said = [{"name": "Say it", "ansible.builtin.debug": {"msg": f"ran-{name}."}}]
+        (tmp_path / "roles" / name / "tasks/main.yml").write_text(yaml.safe_dump(said))
+    for play in plays:
+        play["gather_facts"] = False
+    (tmp_path / "site.yml").write_text(yaml.safe_dump(plays))
+    done = playbook(*arguments, "-i", inventory(tmp_path), tmp_path / "site.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = {name for name in names if f"ran-{name}." in done.stdout}
+    assert ran == {"carme", "precheck"} if alone else {"carme", "precheck", "base", "storage", "hub"} <= ran
+
+
+def test_the_inventory_takes_the_names_that_the_portal_takes() -> None:
+    text = (ANSIBLE / "roles/carme/vars/main.yml").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("carme_user_pattern:"))
+    pattern = line.split("'")[1]
+    for name in (
+        "m_smith",
+        "anna.maria",
+        "x@lab.org",
+        "7up",
+        "_x",
+        "a" * 64,
+        "a" * 65,
+        "123",
+        "",
+        "a b",
+        "-x",
+        "a/b",
+    ):
+        assert bool(re.match(pattern, name)) == is_account_name(name), name
