@@ -1,7 +1,7 @@
 """The manual pages of `carme`, made from what its commands say of themselves.
 
 `python -I -m carme.cli.manual FOLDER` writes `carme.1` and a page for each command, like `carme-submit.1`.
-More programs are named like `carme_runtime.launcher.command:parser`, by the functions that make their parsers.
+More programs are named like `carme_runtime.launcher.command:parser`, by what makes their parsers.
 """
 
 import argparse
