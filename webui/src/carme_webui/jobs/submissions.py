@@ -23,8 +23,8 @@ from carme_webui.news import news
 from carme_webui.sessions.clock import check_extension
 
 __all__ = [
-    *("MOST_INPUT", "JobSubmission", "Staged", "Wanted", "estimate", "extend", "stages_of", "submit"),
-    "to_request",
+    *("MOST_INPUT", "JobSubmission", "Staged", "Wanted"),
+    *("estimate", "extend", "stages_of", "submit", "to_request"),
 ]
 
 #: Bytes that a job may find in a private file of its owner's home.
