@@ -135,9 +135,10 @@ class JobOut(BaseModel):
 
 
 class Submitted(BaseModel):
-    """The number of the new job, or of the array."""
+    """The number of the new job, or of the array; the options of `#SBATCH` lines that were ignored."""
 
     id: int
+    ignored: list[str] = []
 
 
 class LogOut(BaseModel):

@@ -140,6 +140,13 @@ async def test_a_task_or_the_array_is_submitted_again(site: Any, array: JobReque
     assert "--array=1-3,7%2" in site.slurm.calls("sbatch")[-1]["arguments"]
 
 
+async def test_a_job_that_is_no_array_has_no_tasks_to_submit_again(site: Any, request_: JobRequest) -> None:
+    number = await site.client.submit(request_)
+    with pytest.raises(InvalidRequest, match="is no array"):
+        await site.client.resubmit(number, tasks="1-3")
+    assert len(site.slurm.calls("sbatch")) == 1
+
+
 async def test_a_task_that_only_the_accounting_knows(site: Any, array: JobRequest) -> None:
     record = {"JobIDRaw": "303", "JobID": "300_3", "User": "ada", "State": "COMPLETED", "JobName": "a"}
     site.slurm.account(record, record | {"JobIDRaw": "300", "JobID": "300_[4-9]", "State": "CANCELLED by 0"})

@@ -239,6 +239,8 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
         "began to look at the pages of alice", "looked at /projects/ of alice",
     ]  # fmt: skip
     assert root.get("/admin/").status_code == 403
+    assert root.get("/files/room/").status_code == 200  # a part of the dashboard
+    assert Deed.objects.filter(by=admin).count() == 2
     root.send("/projects/", "/admin/look/end/")
     assert "All projects" in text(root.get("/projects/"))
 

@@ -334,6 +334,22 @@ def test_a_batch_job_is_submitted_as_me(program: Program, broker: FakeBroker, bo
     assert program.ask("get", f"jobs/{number}/recipe").json()["request"]["nodes"] == 1
 
 
+@pytest.mark.parametrize("how", ["script", "script_path"])
+def test_sbatch_lines_count_where_the_request_says_nothing(
+    program: Program, broker: FakeBroker, how: str
+) -> None:
+    text = "#!/bin/sh\n#SBATCH -J mine --gpus=2 -t 0:30:00 --mem=2G\n#SBATCH --mail-type=END -D here\ntrue\n"
+    broker.scripts["alice", "a.sh"] = text
+    body = {how: text if how == "script" else "a.sh", "gpus_per_node": 1}
+    assert program.ask("post", "jobs", body).json()["ignored"] == ["--mail-type", "--chdir"]
+    (asked,) = broker.asked_for("submit")
+    request = asked.request
+    assert (request.name, request.gpus_per_node, request.minutes) == ("mine", 1, 30)
+    assert request.memory_mb_per_node == 2048
+    wrong = program.ask("post", "jobs", {"script": "#SBATCH --nodes=many\n"})
+    assert wrong.status_code in (400, 422) and "Line 1" in wrong.content.decode()
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

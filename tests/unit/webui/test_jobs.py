@@ -421,6 +421,15 @@ def test_a_broker_that_dies_meanwhile_loses_nothing(db, broker: FakeBroker, fold
 FIELDS = {"nodes": "1", "gpus_per_node": "0", "minutes": "5"}
 
 
+def test_sbatch_lines_count_where_the_form_says_nothing(browser: Browser, broker: FakeBroker) -> None:
+    script = "#!/bin/sh\r\n#SBATCH --gpus=2 --time=30 -o log\r\ntrue\r\n"
+    answer = browser.send("/jobs/submit/", "/jobs/submit/", script=script, **FIELDS)
+    (asked,) = broker.asked_for("submit")
+    assert (asked.request.gpus_per_node, asked.request.minutes) == (2, 5)
+    shown = browser.get(answer["Location"], follow=True).content.decode()
+    assert "options that are ignored: -o." in shown
+
+
 def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: FakeBroker) -> None:
     page = browser.get("/jobs/submit/?pattern=distributed").content.decode()
     assert "carme-run train.py" in page

@@ -254,7 +254,13 @@ class Broker:
                 job = await self._job(peer, request.job_id, request.user, request.task)
                 again = await self._request_of(peer, job.id, request.user)
                 task = job.task if job.id != job.array_id else None
-                if request.tasks is not None and again.array is not None:
+                if request.tasks is not None:
+                    if again.array is None:
+                        raise InvalidRequest(
+                            f"Job {job.id} is no array, so it has no tasks.",
+                            "Submit it again without naming tasks.",
+                            field="tasks",
+                        )
                     again = again.model_copy(update={"array": arrays.limited(request.tasks, again.array)})
                 elif (task := task if request.task is None else request.task) is not None:
                     again = again.model_copy(update={"array": str(task)})

@@ -16,9 +16,9 @@ KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/")
-EXACTLY = ("/", "/live/", "/news/", "/profile/")
+EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/")
 #: What open pages load by themselves is no new look.
-BY_THEMSELVES = ("live/", "news/")
+BY_THEMSELVES = ("live/", "news/", "/files/room/")
 
 
 def begin(request: HttpRequest, user: User) -> None:

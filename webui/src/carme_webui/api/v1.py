@@ -234,11 +234,15 @@ def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
 
 @jobs.post("", response=answers(wire.Submitted, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
 def submit_job(request: HttpRequest, asked: JobSubmission) -> Any:
-    """Submit a batch job, or an array of them; an array's number is that of all its tasks together."""
+    """Submit a batch job, or an array of them; an array's number is that of all its tasks together.
+
+    What the request leaves out is taken from the script's `#SBATCH` lines; the answer names those `ignored`.
+    """
     user = require(request, "jobs")
     site = broker()
-    job_id = submissions.submit(submissions.to_request(asked, user, site), user, site)
-    return Status(HTTPStatus.CREATED, {"id": job_id})
+    wanted = submissions.to_request(asked, user, site)
+    job_id = submissions.submit(wanted.request, user, site)
+    return Status(HTTPStatus.CREATED, {"id": job_id, "ignored": wanted.ignored})
 
 
 @jobs.post("/check", response=answers(StartEstimate, HTTPStatus.CONFLICT))
@@ -246,7 +250,8 @@ def check_job(request: HttpRequest, asked: JobSubmission) -> Any:
     """Check a batch job as its submission would, and say when it would begin. Nothing is submitted."""
     user = require(request, "jobs")
     site = broker()
-    return submissions.estimate(submissions.to_request(asked, user, site), user, site).model_dump()
+    wanted = submissions.to_request(asked, user, site)
+    return submissions.estimate(wanted.request, user, site).model_dump()
 
 
 @jobs.put(

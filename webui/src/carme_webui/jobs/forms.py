@@ -66,6 +66,7 @@ class SubmitForm(forms.Form):
     ) -> None:
         minutes = settings.SITE.sessions.default_minutes
         begin = {"nodes": 1, "gpus_per_node": 0, "minutes": minutes}
+        self._begin = begin
         super().__init__(data, initial=begin | (initial or {}), label_suffix="")
         self.asked: JobSubmission | None = None
         kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
@@ -77,7 +78,8 @@ class SubmitForm(forms.Form):
         self._choices("reservation", _("None"), {row.name: f"{row.heading}: {row.span}" for row in bookings})
         self.fields["script_path"].help_text = _("A path from your home, like train.sh, or a whole path.")
         self.fields["script"].help_text = _(
-            "Its first line may name what runs it, like #!/usr/bin/env python3."
+            "Its first line may name what runs it, like #!/usr/bin/env python3. Its #SBATCH lines count "
+            "where you leave this form as it begins."
         )
         self.fields["array"].help_text = _(
             "One job for each, like 0-99, or 0-99%4 for four at a time; its number is in SLURM_ARRAY_TASK_ID."
@@ -106,7 +108,12 @@ class SubmitForm(forms.Form):
         cleaned = super().clean() or self.cleaned_data
         if self.errors:
             return cleaned
-        values = {name: value for name, value in cleaned.items() if value not in (None, "")}
+        # What is left as the form begins is not asked for: the script may say it.
+        values = {
+            name: value
+            for name, value in cleaned.items()
+            if value not in (None, "") and self._begin.get(name) != value
+        }
         if values.get("script_path") and not values.get("script", "").strip():
             values.pop("script", None)
         try:

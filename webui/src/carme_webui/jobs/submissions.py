@@ -1,7 +1,7 @@
 """Batch jobs from the browser and the API: what was asked for becomes a request that the broker checks."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from django.conf import settings
 from django.utils.translation import gettext as _
@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from carme.broker import BrokerClient
 from carme.errors import InvalidRequest
-from carme.jobs import MAXIMUM_MINUTES, JobRequest, StartEstimate, parse_stages
+from carme.jobs import MAXIMUM_MINUTES, JobRequest, StartEstimate, parse_minutes, parse_stages
+from carme.jobs.directives import directives
 from carme.jobs.scripts import check_start, check_text, interpreter, name_of, sent
 from carme.jobs.stages import Stage
 from carme.sessions import Extension
@@ -22,7 +23,8 @@ from carme_webui.news import news
 from carme_webui.sessions.clock import check_extension
 
 __all__ = [
-    *("MOST_INPUT", "JobSubmission", "Staged", "estimate", "extend", "stages_of", "submit", "to_request"),
+    *("MOST_INPUT", "JobSubmission", "Staged", "Wanted"),
+    *("estimate", "extend", "stages_of", "submit", "to_request"),
 ]
 
 #: Bytes that a job may find in a private file of its owner's home.
@@ -44,7 +46,8 @@ Staged = Annotated[
 class JobSubmission(BaseModel):
     """A batch job: exactly one of `script` (its text), `script_path` (in my home, or absolute) and `command`.
 
-    `arguments` follow the script. Memory is in MiB, time in minutes; what is left out, the site decides.
+    `arguments` follow the script. Memory is in MiB, time in minutes; what is left out, the script's `#SBATCH`
+    lines say, else the site decides.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,8 +77,40 @@ class JobSubmission(BaseModel):
     results: str | None = Field(default=None, description="where what it leaves in $CARME_RESULTS goes")
 
 
-def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobRequest:
-    """The request, its script read as the user where it lies in their home.
+#: What `#SBATCH` lines ask for, where the submission calls it otherwise.
+_FIELDS = {
+    "gpus": "gpus_per_node",
+    "cpus": "cpus_per_node",
+    "memory": "memory_mb_per_node",
+    "time": "minutes",
+}
+
+
+class Wanted(NamedTuple):
+    """A request, and the options of its script's `#SBATCH` lines that are ignored."""
+
+    request: JobRequest
+    ignored: list[str]
+
+
+def _with_directives(asked: JobSubmission, text: str) -> tuple[JobSubmission, list[str]]:
+    """What the script asks for itself, where the submission says nothing. Raises InvalidRequest."""
+    found, ignored = directives(text.removeprefix("\ufeff"))
+    given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
+    update: dict[str, Any] = {}
+    for option, value in found.items():
+        name = _FIELDS.get(option, option)
+        if name in given:
+            continue
+        if name == "workdir" and not value.startswith("/"):
+            ignored.append("--chdir")  # from where it is meant, nobody can know here
+        else:
+            update[name] = parse_minutes(value) if name == "minutes" else value
+    return asked.model_copy(update=update), ignored
+
+
+def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> Wanted:
+    """The request, its script read as the user where it lies in their home, with its `#SBATCH` lines.
 
     Raises:
         InvalidRequest: With the field, and what is expected.
@@ -88,16 +123,18 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
             _("Give one of 'script', 'script_path' and 'command'."),
             field=given[1] if given else "script",
         )
-    files, name = dict(asked.files), "job"
+    files, name, ignored = dict(asked.files), "job", []
     if asked.script is not None:
         command, sent_files = sent(asked.script, asked.arguments)
         files |= sent_files
+        asked, ignored = _with_directives(asked, asked.script or "")
     elif asked.script_path is not None:
         found = broker.script(asked.script_path, user=user.username)
         check_text(found.text)
         check_start(asked.script_path, found.text[:4096].encode())
         command = [*interpreter(found.text[:256].encode()), found.path, *asked.arguments]
         name = name_of(found.path)
+        asked, ignored = _with_directives(asked, found.text)
     else:
         command = [*(asked.command or []), *asked.arguments]
         name = name_of(command[0]) if command else name
@@ -110,7 +147,7 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> JobReq
         | {"kind": "batch", "name": asked.name or name, "command": command, "files": files}
         | {"minutes": settings.SITE.sessions.default_minutes if asked.minutes is None else asked.minutes}
     )
-    return resolved(request, user)
+    return Wanted(resolved(request, user), ignored)
 
 
 def stages_of(given: Iterable[Stage | str], user: User) -> list[Stage]:

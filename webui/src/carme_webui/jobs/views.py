@@ -167,7 +167,12 @@ def submit(request: HttpRequest) -> HttpResponse:
     if form.is_valid() and form.asked is not None:
         site = broker()
         try:
-            asked = submissions.to_request(form.asked, user, site)
+            asked, ignored = submissions.to_request(form.asked, user, site)
+            if ignored:
+                messages.warning(
+                    request,
+                    _("The script's #SBATCH lines have options that are ignored: %s.") % ", ".join(ignored),
+                )
             if "check" in request.POST:
                 found = submissions.estimate(asked, user, site)
                 return _form_page(request, form, banner, found)

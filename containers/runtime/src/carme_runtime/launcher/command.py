@@ -142,7 +142,8 @@ async def _run(arguments: list[str]) -> int:
         await fabric.close()
 
 
-def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def parser() -> argparse.ArgumentParser:
+    """What understands the options of `carme-run`; its manual page is made from it, too."""
     parser = argparse.ArgumentParser(
         prog="carme-run",
         allow_abbrev=False,
@@ -286,37 +287,40 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--force", action="store_true", help="with --cleanup: kill them")
     parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
     parser.add_argument("--version", action="version", version=__version__)
+    return parser
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    known = parser()
     arguments = _as_ours(arguments)
     own = _own_options(arguments)
-    options = parser.parse_args(arguments[:own])
+    options = known.parse_args(arguments[:own])
     if options.force and not options.cleanup:
-        parser.error("--force says how --cleanup ends processes. Add --cleanup, or leave --force out")
+        known.error("--force says how --cleanup ends processes. Add --cleanup, or leave --force out")
     if options.cleanup:
         named = [word for word in arguments[own:] if word not in ("-m", "--")]
         return options, named[:1] or [""]
     if own == len(arguments):
-        parser.error("Nothing to run was named. Give a script: carme-run train.py")
+        known.error("Nothing to run was named. Give a script: carme-run train.py")
     if (options.min_ranks or options.max_ranks) and not options.max_restarts:
-        parser.error("--min-ranks and --max-ranks need runs that may start anew. Add --max-restarts 3")
+        known.error("--min-ranks and --max-ranks need runs that may start anew. Add --max-restarts 3")
     if options.no_gpu and options.devices_per_rank:
-        parser.error("--no-gpu and --devices-per-rank exclude each other. Leave one of them out")
+        known.error("--no-gpu and --devices-per-rank exclude each other. Leave one of them out")
     if (options.memory_per_rank is None) != (options.spill is None):
-        parser.error(
+        known.error(
             "--memory-per-rank and --spill belong together. Give both: --memory-per-rank 2G --spill DIR"
         )
     if options.backend and options.max_restarts:
-        parser.error(
-            "--backend cannot be started anew with other ranks. Use --max-restarts without --backend"
-        )
+        known.error("--backend cannot be started anew with other ranks. Use --max-restarts without --backend")
     if options.backend == "mpi":
-        _check_mpi(parser, options)
+        _check_mpi(known, options)
     if options.backend == "horovod" and options.hang_seconds is not None:
-        parser.error(
+        known.error(
             "--hang-seconds is for the runtime's own collectives, not for Horovod's. Set Horovod's limit "
             "instead: -x HOROVOD_STALL_CHECK_TIME_SECONDS=60"
         )
     if options.backend == "horovod" and options.fusion_threshold is not None:
-        parser.error(
+        known.error(
             "--fusion-threshold is for the runtime's own front ends, not for Horovod. Set Horovod's instead, "
             "in bytes: -x HOROVOD_FUSION_THRESHOLD=67108864"
         )
