@@ -43,11 +43,15 @@ def show_plan(text: str, rank: int) -> NoReturn:
 
 
 def refuse_plan(error: CarmeRuntimeError, rank: int) -> NoReturn:
-    """Print on rank 0 why there is no plan, or none of the strategy asked for, and end the script."""
+    """Print on rank 0 why there is no plan, or none of the strategy asked for, and end the script.
+
+    All ranks come here. The others end well, as the launcher stops rank 0 when one of them fails before it.
+    """
     atexit.unregister(_note_missing_plan)
-    if rank == 0:
-        option = "--plan" if plans_only() else "--strategy"
-        print(f"carme-run {option}: {error}", file=sys.stderr, flush=True)
+    if rank:
+        sys.exit(0)
+    option = "--plan" if plans_only() else "--strategy"
+    print(f"carme-run {option}: {error}", file=sys.stderr, flush=True)
     sys.exit(_REFUSED)
 
 

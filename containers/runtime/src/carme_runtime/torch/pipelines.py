@@ -15,12 +15,11 @@ from torch import nn
 from carme_runtime import strategies
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
-from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph import Graph
 from carme_runtime.logs import log
 from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
-from carme_runtime.pipeline import Plan, Request, plan
+from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.pipeline.memory import memory_of_rank
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
@@ -83,8 +82,8 @@ def pipeline(
     try:
         asked = _Asked(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
         traced, made = _planned(model, optimizer, example_tensors(example), asked, run)
-    except CarmeRuntimeError as error:
-        if strategies.plans_only():
+    except PlanError as error:
+        if strategies.plans_only():  # what one rank alone is told stays an error of its own
             strategies.refuse_plan(error, run.rank)
         raise
     if strategies.plans_only():
