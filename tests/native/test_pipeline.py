@@ -36,6 +36,19 @@ def test_batch_norm_is_treated_as_chosen(launcher):
     assert "BatchNorm: micro." in ranks.outputs[0]
 
 
+def test_running_statistics_of_replicas_are_averaged(launcher):
+    run(launcher, [0, 0, 0, 0], "batchnorm", "2", "replicas")
+
+
+def test_pipelines_train_in_bfloat16(launcher):
+    run(launcher, [0, 0], "mlp", "2", "bfloat16")
+
+
+@pytest.mark.parametrize(("model", "way"), [("unet", "1f1b:4:clip"), ("lstm", "zb1p:4")])
+def test_four_stages_train_as_one_process_does(launcher, model, way):
+    run(launcher, [0, 1, 0, 1], model, "4", way)
+
+
 def test_replicas_of_pipelines_train_as_one_process_does(launcher):
     run(launcher, [0, 0, 0, 0], "transformer", "2", "1f1b:3:clip", "zb1p:2")
 
@@ -59,3 +72,20 @@ def test_a_stage_that_ends_is_named(launcher):
 def test_mistakes_end_in_sentences(launcher):
     ranks = launcher.start("pipeline_mistakes", [0, 0], "mistakes")
     assert ranks.finish(SECONDS) == [0, 0], ranks.said()
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "stages", "ways"),
+    [
+        ("dropout", [0, 0, 0], 3, ["1f1b:4", "gpipe:2"]),
+        ("lstm", [0, 1], 2, ["zb1p:4", "1f1b:1"]),
+        ("batchnorm", [0, 0], 2, ["1f1b:1"]),
+        ("inputs", [0, 0, 0, 0], 2, ["zbv:3", "interleaved:4"]),
+    ],
+)
+def test_ordinary_loops_evaluation_and_checkpoints_are_those_of_one_process(
+    launcher, model, nodes, stages, ways
+):
+    """The second way has another layout, and goes on from the checkpoint of the first one."""
+    ranks = launcher.start("pipeline_loops", nodes, model, str(stages), *ways)
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()

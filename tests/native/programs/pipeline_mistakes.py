@@ -52,12 +52,18 @@ def mistakes() -> None:
     refused("no layer 'nine' to cut at. Its layers are 0, 1, 2, 3", lambda: make(cut_points=["nine"]))
     refused("begin with layer '1'", lambda: make(cut_points=["1"], micro_batches=2))
     refused("A stage needs", lambda: make(stages=2, micro_batches=2, memory="0.5K"))
-    refused("is no amount of memory", lambda: make(memory="much"))
+    refused("is not a size of memory", lambda: make(memory="much"))
     refused("no batch_norm='whole'", lambda: make(batch_norm="whole"))
     refused("parameters that the model does not have", lambda: make(of=nn.Linear(2, 2)))
     refused("Ranks have different models", lambda: make(model()[: 4 - dist.get_rank()]))
 
     refused("asked for different pipelines", lambda: make(stages=2, micro_batches=2 + 2 * dist.get_rank()))
+
+    refused("no strategy 'fast'", lambda: make(strategy="fast"))
+    refused("2 ranks cannot train as a hybrid", lambda: make(strategy="hybrid"))
+    refused("exclude each other with 2 ranks. Use stages=1", lambda: make(stages=2, strategy="data"))
+    refused("Call model.train() before pipeline()", lambda: make(model().eval()))
+    calls()
 
     ours, optimizer = make(stages=2, micro_batches=4)
     loss = functional.cross_entropy
@@ -70,6 +76,50 @@ def mistakes() -> None:
     assert float(ours.step(INPUTS, TARGETS, loss=loss)) > 0  # none of them did any harm
     optimizer.step()
     ours.close()
+
+
+class OtherInEvaluation(nn.Module):
+    """Leaves a layer out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = model(), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers(x)
+        return self.head(x) if self.training else x
+
+
+class Mean(nn.Module):
+    """Its output does not count samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).mean()
+
+
+def calls() -> None:
+    """What is wrong with calls of a pipeline."""
+    ours, _ = make(stages=2, micro_batches=4)
+    wants = INPUTS.clone().requires_grad_()
+    refused("wants a gradient", lambda: ours(wants))
+    refused("13 samples, and the example had 12", lambda: ours(torch.randn(13, 4)))
+    outputs = ours(INPUTS)
+    outputs.sum().backward(retain_graph=True)
+    refused("A second backward pass", lambda: outputs.sum().backward())
+    refused("The state lacks", lambda: ours.load_state_dict({}))
+    refused("The model is in evaluation", lambda: ours.eval().step(INPUTS, TARGETS, loss=None))
+    ours.train().close()
+    other, _ = make(OtherInEvaluation(), stages=2, micro_batches=4)
+    refused("In evaluation the model does something else", lambda: other.eval()(INPUTS))
+    assert float(other.train().step(INPUTS, TARGETS, loss=functional.cross_entropy)) > 0
+    other.close()
+    scalar, _ = make(Mean(), stages=2, micro_batches=4)
+    refused("cannot be put together. Use step()", lambda: scalar(INPUTS))
+    scalar.close()
 
 
 def lost() -> None:

@@ -88,6 +88,21 @@ class TwoInputs(nn.Module):
         return self.head(torch.cat([torch.tanh(hidden), self.second(y)], 1))
 
 
+class Recurrent(nn.Module):
+    """Two layers of an LSTM, between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.lstm = nn.LSTM(8, 8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.lstm(self.embedding(words))
+        return self.head(self.norm(hidden[:, -1]))
+
+
 def mlp() -> nn.Module:
     layers = [layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.Tanh())]
     return nn.Sequential(*layers, nn.Linear(8, 3))
@@ -105,6 +120,7 @@ def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
         "unet": lambda: (UNet(), (images,), torch.randint(0, 2, (24, 8, 8))),
         "transformer": lambda: (Transformer(), (words,), words.roll(1, 1)),
         "dropout": lambda: (Transformer(0.2), (words,), words.roll(1, 1)),
+        "lstm": lambda: (Recurrent(), (words,), classes),
         "inputs": lambda: (TwoInputs(), (torch.randn(24, 6), torch.randn(24, 4)), classes),
     }[name]()
     return model, inputs, targets

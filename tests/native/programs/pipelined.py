@@ -2,7 +2,7 @@
 
     pipelined.py MODEL STAGES WAYS...
 
-Each of WAYS is SCHEDULE:MICRO_BATCHES, with further words behind colons: see `train`.
+Each of WAYS is SCHEDULE:MICRO_BATCHES, with further words behind colons: see `train`; or a name of ONCE.
 """
 
 import copy
@@ -36,10 +36,11 @@ def delayed(seed: int) -> None:
         setattr(Mailboxes, name, late)
 
 
-def alike(ours: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+def alike(ours: torch.Tensor, theirs: torch.Tensor, what: str, limit: float = LIMIT) -> None:
+    assert ours.dtype == theirs.dtype, what
     difference = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
     # Gradients that are zero but for rounding have no relative size.
-    assert difference < LIMIT or float((ours - theirs).abs().max()) < 1e-7, (what, difference)
+    assert difference < limit or float((ours - theirs).abs().max()) < 1e-7, (what, difference)
 
 
 def single_step(model: Any, inputs: Any, targets: Any, micro_batches: int, together: bool) -> torch.Tensor:
@@ -134,6 +135,54 @@ def deferred_statistics(stages: int) -> None:
     ours.close()
 
 
+def replica_statistics(stages: int) -> None:
+    """Running statistics are the means of those that each replica sees, and replicas evaluate alike."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    alone = [copy.deepcopy(model) for _ in range(size() // stages)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ours, _ = pipeline(model, optimizer, example=torch.zeros(6, 4), stages=stages, batch_norm="exact")
+    for step in range(2):
+        torch.manual_seed(step)
+        inputs, targets = torch.randn(6 * len(alone), 4) * 3 + 1, torch.randint(0, 3, (6 * len(alone),))
+        part = slice(ours.replica * 6, ours.replica * 6 + 6)
+        ours.step(inputs[part], targets[part], loss=functional.cross_entropy)
+        for number, one in enumerate(alone):
+            one(inputs[number * 6 : number * 6 + 6])
+    state = ours.state_dict()
+    for name in ("0.running_mean", "0.running_var") if rank() == 0 else ():
+        alike(state[name], torch.stack([one.state_dict()[name] for one in alone]).mean(0), name)
+    with torch.no_grad():
+        outputs = ours.eval()(torch.ones(20, 4))
+    everyone = [torch.empty_like(outputs) for _ in range(size())]
+    dist.all_gather(everyone, outputs)
+    for each in everyone:
+        alike(each, everyone[0], "evaluation of replicas")
+    ours.close()
+
+
+def in_bfloat16(stages: int) -> None:
+    """With weights in bfloat16, and with autocast; rounding is that of bfloat16."""
+    for schedule, whole in (("zb1p", False), ("1f1b", True)):
+        model, inputs, targets = pipeline_models.make("resnet" if whole else "mlp")
+        if whole:
+            model, inputs = model.bfloat16(), tuple(t.bfloat16() for t in inputs)
+        reference = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        options: dict[str, Any] = {"micro_batches": 4, "schedule": schedule, "stages": stages}
+        ours, _ = pipeline(model, optimizer, example=inputs, **options)
+        with torch.autocast("cpu", torch.bfloat16, enabled=not whole):
+            loss = ours.step(inputs, targets, loss=functional.cross_entropy)
+            expected = functional.cross_entropy(reference(*inputs), targets)
+        expected.backward()
+        alike(loss, expected.detach().float(), "loss in bfloat16", 0.02)
+        known = dict(reference.named_parameters())
+        for name, parameter in ours.named_parameters():
+            alike(parameter.grad, known[name].grad, f"{name} in bfloat16", 0.1)  # pyright: ignore
+        ours.clip_grad_norm_(1.0)
+        optimizer.step()
+        ours.close()
+
+
 def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
@@ -142,12 +191,14 @@ def size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+ONCE = {"statistics": deferred_statistics, "replicas": replica_statistics, "bfloat16": in_bfloat16}
+
 if __name__ == "__main__":
     dist.init_process_group("carme")
     name, stages, ways = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     for number, way in enumerate(ways):
-        if way == "statistics":
-            deferred_statistics(stages)
+        if way in ONCE:
+            ONCE[way](stages)
             continue
         schedule, micro_batches, *words = way.split(":")
         if "delays" in words and number == 0:

@@ -173,3 +173,24 @@ def test_schedules_of_other_sizes_fit_into_the_same_slots():
     for fewer in range(1, 6):
         needed = dataclasses.replace(found, schedule=make("1f1b", 3, fewer)).slots
         assert all(needed[channel] <= found.slots[channel] for channel in needed)
+
+
+def planned(ranks: int, **changes) -> Plan:
+    return plan(network([1.0] * 8), Request(ranks, 8, micro_batches=4, **changes))
+
+
+def test_strategies_choose_the_number_of_stages():
+    found = {s: planned(4, strategy=s) for s in ("data", "pipeline", "hybrid")}
+    assert [(p.schedule.ranks, p.replicas) for p in found.values()] == [(1, 4), (4, 1), (2, 2)]
+    assert [p.strategy for p in found.values()] == ["data", "pipeline", "hybrid"]
+    # Ranks with the whole model wait for nobody, as long as it fits.
+    assert planned(4).strategy == "data"
+    whole = found["data"].stages[0].memory_bytes
+    assert planned(4, memory=int(0.8 * whole)).strategy != "data"
+
+
+def test_strategies_that_cannot_be_are_refused():
+    with pytest.raises(PlanError, match=r"2 ranks cannot train as a hybrid.*Start 4, 6 or 8"):
+        planned(2, strategy="hybrid")
+    with pytest.raises(PlanError, match=r"stages=2 and the strategy data exclude each other.*stages=1"):
+        planned(4, strategy="data", stages=2)

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from carme_runtime import profile, progress
 from carme_runtime.out_of_core.start import start
+from carme_runtime.strategies import watch_for_plan
 
 
 def register_backend() -> None:
@@ -12,6 +13,7 @@ def register_backend() -> None:
     profile.watch_loaders(progress.batch)
     progress.watch_optimizers()
     start()
+    watch_for_plan()
     if "carme_runtime.torch" in sys.modules:
         return  # it is importing torch just now and registers itself when it has
     if find_spec("carme_runtime._core"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from carme_runtime import strategies
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras import callbacks as callbacks_module
 from carme_runtime.keras import state as state_module
@@ -56,9 +57,12 @@ class Model:
             arguments, parallel_strategy = arguments[:-1], arguments[-1]
         if ParallelStrategy.DATA not in parallel_strategy:
             raise InvalidCall(
-                f"carme_runtime.keras does not train with {parallel_strategy}.",
-                "Leave parallel_strategy out: each rank has the whole model, and its share of each batch.",
+                f"carme_runtime.keras does not train with {parallel_strategy}: it does not cut Keras "
+                "models into stages.",
+                "Leave parallel_strategy out: each rank has the whole model, and its share of each batch. If "
+                "the model does not fit on a rank, write it in PyTorch for carme_runtime.torch.pipeline.",
             )
+        strategies.refuse_for_keras()
         first = arguments[0] if arguments else None
         if isinstance(first, Model):
             model = first.keras_model

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from carme_runtime import __version__, fusion, logs, profile
+from carme_runtime import __version__, fusion, logs, profile, strategies
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
 from carme_runtime.launcher import cleanup, gaspi, horovod, hostfile, mpi
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
+from carme_runtime.launcher.nodes import wait_for_nodes
 from carme_runtime.launcher.placement import Place, place
 from carme_runtime.launcher.run import Run
 from carme_runtime.launcher.wishes import Wishes, plan
@@ -27,7 +28,6 @@ from carme_runtime.out_of_core import start as out_of_core
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.transports import TORCH_BACKEND, TORCH_BACKENDS, TRANSPORT, TRANSPORTS
 
-JOIN_SECONDS = 60.0  # how long the nodes of a job may take to come up
 # By Tarantella's launcher, today's and the older one's.
 ALIASES = {
     "--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per-node", "--no-gpus": "--no-gpu",
@@ -39,7 +39,7 @@ OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--torch-backend", "--transport", "--profile", "--log-level", "--fusion-threshold",
-    "--python-interpreter", "--memory-per-rank", "--spill",
+    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy",
 )  # fmt: skip
 # Behind a script they are the script's, as with torchrun; few scripts have options of these names.
 MOSTLY_OURS = (
@@ -84,7 +84,7 @@ async def _run(arguments: list[str]) -> int:
     fabric = await connect(os.environ)
     try:
         if not options.cleanup:
-            await _wait_for_nodes(fabric, options.nodes)
+            await wait_for_nodes(fabric, options.nodes)
         members, slots, hosts = fabric.members, None, None
         if options.hostfile:
             members, slots = hostfile.choose(members, hostfile.read(options.hostfile))
@@ -273,6 +273,15 @@ def parser() -> argparse.ArgumentParser:
         "--spill", type=Path, metavar="DIR", help="with --memory-per-rank: a folder on a disk of each node"
     )
     parser.add_argument(
+        "--strategy",
+        choices=strategies.STRATEGIES,
+        help="how the ranks of a script that calls pipeline() share its model (default: auto, what is "
+        "predicted to be fastest and fits into memory)",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="print the plan of a script that calls pipeline(); train nothing"
+    )
+    parser.add_argument(
         "--python-interpreter",
         type=_words,
         metavar="PATH",
@@ -401,6 +410,8 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
         logs.LEVEL: options.log_level,
         logs.KERAS_EVERYWHERE: "true" if options.output_on_all_devices else None,
         fusion.THRESHOLD: options.fusion_threshold,
+        strategies.STRATEGY: options.strategy,
+        strategies.PLAN: 1 if options.plan else None,
         out_of_core.LIMIT: options.memory_per_rank,
         out_of_core.FOLDER: options.spill.absolute() if options.spill else None,
         "CARME_HANG_SECONDS": options.hang_seconds,
@@ -557,40 +568,6 @@ def _seconds(text: str) -> str:
     if not good:
         raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds.")
     return text
-
-
-async def _wait_for_nodes(fabric: Fabric, nodes: int | None) -> None:
-    """Wait for the nodes that the run needs: when a job has just begun, they may still come up."""
-    members = fabric.members
-    if nodes and nodes > members.expected:
-        if not fabric.in_job:
-            raise CarmeRuntimeError(
-                f"--nodes {nodes} was asked for outside of a job, where there is this host alone.",
-                "Start a job with so many nodes and use carme-run there, or leave --nodes out.",
-            )
-        raise CarmeRuntimeError(
-            f"--nodes {nodes} was asked for, but the job has {members.expected}.",
-            f"Use --nodes {members.expected} or less, or start a job with more nodes.",
-        )
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(_until_there(fabric, nodes), JOIN_SECONDS)
-    members = fabric.members
-    missing = (nodes or members.expected) - len(members.present)
-    if missing > 0:
-        here = ", ".join(member.host for member in members.present)
-        lost = f"; lost: {', '.join(members.lost)}" if members.lost else ""
-        raise CarmeRuntimeError(
-            f"{missing} of the job's {members.expected} nodes cannot be reached (here: {here}{lost}).",
-            f"Use --nodes {len(members.present)} to run on those that are here, or start a new job.",
-        )
-
-
-async def _until_there(fabric: Fabric, nodes: int | None) -> None:
-    while len(fabric.members.present) < (nodes or fabric.members.expected - len(fabric.members.lost)):
-        if len(fabric.members.present) + len(fabric.members.lost) >= fabric.members.expected:
-            return
-        if (await fabric.next_event()).gone:
-            raise CarmeRuntimeError("The job's agent on this node was lost.", "Start a new job.")
 
 
 if __name__ == "__main__":

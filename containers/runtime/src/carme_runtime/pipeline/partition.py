@@ -15,6 +15,7 @@ from carme_runtime.pipeline.pieces import cut_places, first_of
 from carme_runtime.pipeline.plans import Plan
 from carme_runtime.pipeline.schedules import KINDS, PlanError, Schedule, make
 from carme_runtime.pipeline.simulation import held
+from carme_runtime.strategies import AUTO, DATA, HYBRID, PIPELINE
 
 _MOST_PLACES = 240
 _FEW = 150
@@ -36,6 +37,7 @@ class Request:
         cut_points: Names of layers with which stages begin.
         state_factor: See `Plan`.
         batch_norm: See `Plan`.
+        strategy: See `carme_runtime.strategies`.
     """
 
     ranks: int
@@ -47,6 +49,7 @@ class Request:
     cut_points: tuple[str, ...] = ()
     state_factor: float = 2.0
     batch_norm: str = ""
+    strategy: str = AUTO
 
 
 def plan(graph: Graph, request: Request) -> Plan:
@@ -114,10 +117,33 @@ def _stages(graph: Graph, request: Request) -> list[int]:
                 f"{request.ranks} ranks cannot hold.",
                 f"Name {wanted * chunks - 1} cut points.",
             )
-        return [wanted]
-    if request.stages is not None:
-        return [request.stages]
-    return [n for n in range(1, request.ranks + 1) if request.ranks % n == 0]
+        return _stages_of_strategy(replace(request, stages=wanted))
+    return _stages_of_strategy(request)
+
+
+def _stages_of_strategy(request: Request) -> list[int]:
+    """The numbers of stages among those asked for that are of the strategy. Raises PlanError."""
+    ranks, strategy = request.ranks, request.strategy
+    fitting = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    allowed = {
+        AUTO: fitting,
+        DATA: [1],
+        PIPELINE: [ranks],
+        HYBRID: [n for n in fitting if 1 < n < ranks],
+    }[strategy]
+    if not allowed:
+        raise PlanError(
+            f"{ranks} ranks cannot train as a hybrid: it needs several replicas of several stages each.",
+            "Start 4, 6 or 8 ranks, or use the strategy data or pipeline.",
+        )
+    if request.stages is None:
+        return allowed
+    if request.stages not in allowed:
+        raise PlanError(
+            f"stages={request.stages} and the strategy {strategy} exclude each other with {ranks} ranks.",
+            f"Use stages={allowed[0]}, or the strategy auto.",
+        )
+    return [request.stages]
 
 
 def _micro_batches(request: Request, stages: int) -> list[int]:
@@ -145,6 +171,7 @@ def _planned(graph: Graph, request: Request, schedule: Schedule) -> Plan:
         request.ranks // schedule.ranks,
         request.state_factor,
         request.batch_norm,
+        memory=request.memory or 0,
     )
     pieces = len(schedule.holders)
     if request.cut_points:

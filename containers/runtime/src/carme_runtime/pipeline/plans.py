@@ -10,6 +10,7 @@ from carme_runtime.graph.show import columns, drawing, size_text
 from carme_runtime.pipeline.pieces import Pieces
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, Action, Schedule
 from carme_runtime.pipeline.simulation import Channel, Run, held, simulate, slots_needed
+from carme_runtime.strategies import DATA, HYBRID, PIPELINE
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Plan:
         state_factor: Bytes that the optimizer holds for each byte of a trained parameter.
         batch_norm: How layers that normalise over the batch treat micro-batches; empty: there are none.
         measured_ms: How long steps took, once there were some: their median.
+        memory: Bytes of each device that no stage may exceed; 0: no limit was known.
     """
 
     graph: Graph
@@ -60,6 +62,14 @@ class Plan:
     state_factor: float = 2.0
     batch_norm: str = ""
     measured_ms: float = 0.0
+    memory: int = 0
+
+    @property
+    def strategy(self) -> str:
+        """What the ranks do together, in the words of `carme_runtime.strategies`."""
+        if self.schedule.ranks == 1:
+            return DATA
+        return HYBRID if self.replicas > 1 else PIPELINE
 
     @cached_property
     def pieces(self) -> Pieces:
@@ -196,11 +206,13 @@ class Plan:
             )
         lines = [
             f"{kind.ranks} stages x {self.replicas} replicas, {m} micro-batches of {self.micro_samples} "
-            f"samples, schedule {kind.name}.",
+            f"samples, schedule {kind.name}. Strategy: {self.strategy}.",
             columns(rows, left=2),
             f"Predicted step: {self.step_ms:.2f} ms without the optimizer. "
             f"Idle: {100 * self.run.bubble:.0f} % (even stages: {100 * kind.bubble:.0f} %).",
         ]
+        if self.memory:
+            lines.append(f"Memory of each rank for its stage: at most {size_text(self.memory)}.")
         if self.measured_ms:
             off = 100 * (self.step_ms / self.measured_ms - 1)
             lines.append(f"Measured step: {self.measured_ms:.2f} ms. The prediction is off by {off:+.0f} %.")
@@ -216,5 +228,5 @@ class Plan:
 _BATCH_NORM = {
     "micro": "micro. Each micro-batch has its own statistics, as with torch.distributed.pipelining.",
     "deferred": "deferred. Micro-batches have their own statistics; running ones are updated once a step.",
-    "exact": "exact. The statistics are those of the whole batch, which is one micro-batch.",
+    "exact": "exact. The statistics are those of a replica's whole batch, which is one micro-batch.",
 }

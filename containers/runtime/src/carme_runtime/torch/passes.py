@@ -4,7 +4,7 @@
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,8 @@ from carme_runtime.pipeline import KINDS, Plan, Schedule, make, simulate
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, Action
 from carme_runtime.pipeline.simulation import Channel
 from carme_runtime.torch import messages
+from carme_runtime.torch.calls import Called
+from carme_runtime.torch.evaluation import Constants, evaluated
 from carme_runtime.torch.pieces import (
     Later,
     Piece,
@@ -30,6 +32,7 @@ from carme_runtime.torch.pieces import (
 from carme_runtime.torch.tracing import Traced
 
 Loss = Callable[[Any, Any], torch.Tensor]
+Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
 @dataclasses.dataclass
@@ -41,6 +44,8 @@ class _Held:
     give_up: list[Callable[[], None]]
     loss: torch.Tensor | None = None
     later: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    outputs: list[Any] = dataclasses.field(default_factory=list)
+    gradients: list[Any] = dataclasses.field(default_factory=list)  # of the outputs, for the backward pass
 
 
 @dataclasses.dataclass
@@ -51,13 +56,15 @@ class _Batch:
         parts: By micro-batch: what the model is called with, and the targets.
         shares: By micro-batch: its part of the samples of all replicas.
         masks: By micro-batch: Dropout's.
-        loss: The user's.
+        loss: The user's; None: the caller wants outputs.
+        pieces: Those of this rank, in training or in evaluation.
     """
 
     parts: list[tuple[tuple[torch.Tensor, ...], Any]]
     shares: list[float]
     masks: list[dict[str, torch.Tensor]]
-    loss: Loss
+    loss: Loss | None
+    pieces: Mapping[int, Piece]
 
 
 class Passes:
@@ -72,15 +79,12 @@ class Passes:
     """
 
     def __init__(self, traced: Traced, made: Plan, run: Any, ranks: list[int], group: Group | None) -> None:
-        self._traced, self._plan, self._run, self._ranks = traced, made, run, ranks
+        self._traced, self._plan, self._run = traced, made, run
+        self._ranks, self._group = ranks, group
         self._stage = ranks.index(run.rank)
         self._statistics, self._later = Statistics(), Later()
-        split = made.schedule.split
-        self._pieces: dict[int, Piece] = {
-            piece: piece_of(traced, made.pieces, piece, made.batch_norm == "deferred", split)
-            for piece, holder in enumerate(made.schedule.holders)
-            if holder == self._stage
-        }
+        self._pieces = self._own_pieces()
+        self._evaluating: dict[int, Piece] = {}
         operators = traced.graph.operators
         self._own_operators = {operators[at].name for p in self._pieces for at in made.pieces.span(p)}
         self._dropouts = [node for node in traced.nodes if is_dropout(node)]
@@ -94,6 +98,15 @@ class Passes:
         self._value = 0.0
         self._failed = False
 
+    def _own_pieces(self, constants: Constants | None = None) -> dict[int, Piece]:
+        made = self._plan
+        deferred, split = made.batch_norm == "deferred", made.schedule.split
+        return {
+            piece: piece_of(self._traced, made.pieces, piece, deferred, split, constants)
+            for piece, holder in enumerate(made.schedule.holders)
+            if holder == self._stage
+        }
+
     def close(self) -> None:
         """Give up the memory of messages."""
         if self._boxes:
@@ -102,24 +115,120 @@ class Passes:
 
     def run(self, batch: tuple[torch.Tensor, ...], targets: Any, loss: Loss) -> float:
         """Do all passes of a step; this rank's part of the mean loss. Raises InvalidCall, PeerLost."""
-        if self._failed:
-            raise InvalidCall("An earlier step of this pipeline failed.", "Make it again to go on.")
+        self._check_whole()
         self._check(batch)
+        self._check_size(batch)
         counts = self._counts(len(batch[0]))
         self._failed = True  # until all is well
-        prepared, schedule = self._prepared(batch, targets, loss, counts)
-        self._tensors, self._value = self._traced.named_tensors(), 0.0
+        schedule = self._schedule(len(batch[0]))
+        prepared = self._prepared(batch, targets, loss, counts, schedule.micro_batches)
+        self._tensors, self._value, self._held = self._traced.named_tensors(), 0.0, {}
         with torch.enable_grad():
             for action in schedule.actions[self._stage]:
                 self._do(action, prepared)
+        self._end()
+        return self._value
+
+    def call(self, batch: tuple[torch.Tensor, ...], shapes: Shapes | None) -> Called:
+        """The forward passes of a batch, one micro-batch after the other on all stages.
+
+        Args:
+            batch: What the model is called with. In evaluation it may have any number of samples.
+            shapes: In evaluation: of all parameters and buffers of the model.
+
+        Returns:
+            The outputs, on all ranks, and what the backward pass needs if gradients are enabled.
+        """
+        self._check_whole()
+        self._check(batch)
+        if shapes is None:
+            self._check_size(batch)
+        self._check_outputs(len(batch[0]))
+        counts = self._counts(len(batch[0]), everyone=shapes is None)
+        if shapes is not None and not self._evaluating:
+            self._evaluating = self._own_pieces(evaluated(self._traced, shapes, batch))
+        self._failed = True
+        micro_batches = -(-len(batch[0]) // self._plan.micro_samples)
+        prepared = self._prepared(batch, None, None, counts, micro_batches, shapes is not None)
+        self._tensors, self._held = self._traced.named_tensors(), {}
+        outputs: list[list[Any]] = []
+        # In this order a rank waits only for what comes before in it: no number of slots is too small.
+        for micro in range(micro_batches):
+            for piece in sorted(self._pieces):
+                self._forward(piece, micro, prepared)
+                if piece == self._plan.pieces.count - 1:
+                    outputs.append([part.detach() for part in self._held[piece, micro].outputs])
+                if not torch.is_grad_enabled():
+                    del self._held[piece, micro]
+        held = self._held
+        self._end(statistics=shapes is None)
+        sizes = [len(part[0][0]) for part in prepared.parts]
+        whole = self._everywhere([_joined(parts) for parts in zip(*outputs, strict=True)])
+        return Called(whole, held, sizes, len(batch[0]) / sum(counts))
+
+    def call_backward(self, called: Called, gradients: Sequence[torch.Tensor | None]) -> None:
+        """The backward passes of what `call` did, for gradients of the outputs."""
+        self._check_whole()
+        self._failed = True
+        self._tensors, self._held = self._traced.named_tensors(), called.held
+        last = self._plan.pieces.count - 1
+        begin = 0
+        with torch.enable_grad():
+            for micro, size in enumerate(called.sizes):
+                for piece in sorted(self._pieces, reverse=True):
+                    if piece == last:
+                        parts = [_rows(g, begin, size, sum(called.sizes)) for g in gradients]
+                        self._held[piece, micro].gradients = [
+                            None if part is None else part * called.share for part in parts
+                        ]
+                    self._backward(piece, micro)
+                    with torch.no_grad():
+                        for call in self._held[piece, micro].later:
+                            call()
+                    self._finish(piece, micro)
+                begin += size
+        self._end(statistics=False)
+
+    def _end(self, statistics: bool = True) -> None:
+        """After the passes of a batch."""
         if self._boxes:
             self._boxes.flush()
-        if self._plan.batch_norm == "deferred":
+        if statistics and self._plan.batch_norm == "deferred":
             with torch.no_grad():
                 update_running_statistics(self._traced, self._statistics, self._own_operators)
             self._statistics.sums.clear()
-        self._tensors, self._failed = {}, False
-        return self._value
+        self._tensors, self._held, self._failed = {}, {}, False
+
+    def _everywhere(self, outputs: list[Any]) -> list[torch.Tensor]:
+        """What the last piece's rank has, on all ranks of the pipeline."""
+        if not self._group:
+            return outputs
+        root = self._plan.schedule.holders[-1]
+        size = numpy.zeros(1, numpy.int64)
+        if self._stage == root:
+            size[0] = messages.room([part.numel() * part.element_size() for part in outputs])
+        self._group.broadcast(size, root, timeout=self._run.timeout)
+        memory = numpy.zeros(int(size[0]), numpy.uint8)
+        if self._stage == root:
+            messages.pack(memory, outputs, "the outputs")
+        self._group.broadcast(memory, root, timeout=self._run.timeout)
+        return messages.unpack(memory, len(self._traced.graph.results))
+
+    def _check_whole(self) -> None:
+        if self._failed:
+            raise InvalidCall("An earlier step of this pipeline failed.", "Make it again to go on.")
+
+    def _check_outputs(self, samples: int) -> None:
+        """See that outputs of micro-batches can be put together."""
+        graph = self._traced.graph
+        for name in graph.results if samples > self._plan.micro_samples else ():
+            value = graph.value[name]
+            if not value.shape or value.shape[0] % graph.samples or not value.per_sample:
+                raise InvalidCall(
+                    f"The model returns a value of shape {list(value.shape)}, whose dimension 0 does not "
+                    "count the samples, so those of micro-batches cannot be put together.",
+                    "Use step(), which calls the loss for each micro-batch, or micro_batches=1.",
+                )
 
     # Before the step
 
@@ -152,6 +261,8 @@ class Passes:
                     f"{value.dtype}.",
                     "Give pipeline() an example like the data.",
                 )
+
+    def _check_size(self, batch: tuple[torch.Tensor, ...]) -> None:
         if len(batch[0]) > self._plan.samples:
             raise InvalidCall(
                 f"The batch has {len(batch[0])} samples, and the example had {self._plan.samples}.",
@@ -165,31 +276,38 @@ class Passes:
                 "Leave such a batch out, or use schedule='1f1b'.",
             )
 
-    def _counts(self, samples: int) -> list[int]:
-        """Samples of each replica. Raises Mismatch where ranks of one differ."""
-        if not self._run.everyone:
+    def _counts(self, samples: int, everyone: bool = True) -> list[int]:
+        """Samples of each replica, or of this one alone. Raises Mismatch where ranks of one differ."""
+        group = self._run.everyone if everyone else self._group
+        if not group:
             return [samples]
-        everyone = numpy.zeros(self._run.size, numpy.int64)
+        counts = numpy.zeros(group.size, numpy.int64)
         mine = numpy.array([samples], numpy.int64)
-        self._run.everyone.allgather(everyone, mine, timeout=self._run.timeout)
+        group.allgather(counts, mine, timeout=self._run.timeout)
         stages = self._plan.schedule.ranks
-        rows = everyone.reshape(-1, stages)
-        for first, row in enumerate(rows):
+        rows = counts.reshape(-1, stages)
+        for number, row in enumerate(rows):
             if (row != row[0]).any():
+                first = number * stages if everyone else self._ranks[0]
                 raise Mismatch(
-                    f"Ranks {first * stages} to {first * stages + stages - 1} are one pipeline, and got "
+                    f"Ranks {first} to {first + stages - 1} are one pipeline, and got "
                     f"batches of {row.tolist()} samples.",
                     "Give all ranks of a pipeline the same batch.",
                 )
         return rows[:, 0].tolist()
 
     def _prepared(
-        self, batch: tuple[torch.Tensor, ...], targets: Any, loss: Loss, counts: list[int]
-    ) -> tuple[_Batch, Schedule]:
+        self,
+        batch: tuple[torch.Tensor, ...],
+        targets: Any,
+        loss: Loss | None,
+        counts: list[int],
+        micro_batches: int,
+        evaluating: bool = False,
+    ) -> _Batch:
         samples = len(batch[0])
-        schedule = self._schedule(samples)
-        few, more = divmod(samples, schedule.micro_batches)
-        sizes = [few + (micro < more) for micro in range(schedule.micro_batches)]
+        few, more = divmod(samples, micro_batches)
+        sizes = [few + (micro < more) for micro in range(micro_batches)]
         replica = self._ranks[0] // self._plan.schedule.ranks
         at, parts = 0, []
         offsets = []
@@ -198,8 +316,11 @@ class Passes:
             parts.append((tuple(map(cut, batch)), tree_map(cut, targets)))
             offsets.append(at)
             at += size
-        masks = self._masks(sum(counts), sum(counts[:replica]), offsets, sizes)
-        return _Batch(parts, [size / sum(counts) for size in sizes], masks, loss), schedule
+        masks: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
+        if not evaluating:
+            masks = self._masks(sum(counts), sum(counts[:replica]), offsets, sizes)
+        pieces = self._evaluating if evaluating else self._pieces
+        return _Batch(parts, [size / sum(counts) for size in sizes], masks, loss, pieces)
 
     def _schedule(self, samples: int) -> Schedule:
         """The plan's, or for the last, smaller batch one with fewer micro-batches."""
@@ -263,12 +384,17 @@ class Passes:
                 continue
             gradients = self._plan.pieces.gradients(channel)
             parts, give_up = self._receive(channel, False, micro, len(names))
-            held.give_up.append(give_up)
+            if batch.loss is None:
+                # Its backward pass comes late, or never: the slot is needed before.
+                parts = [part.clone() if isinstance(part, torch.Tensor) else part for part in parts]
+                give_up()
+            else:
+                held.give_up.append(give_up)
             for name, part in zip(names, parts, strict=True):
                 if name in gradients and isinstance(part, torch.Tensor):
                     part = held.leaves[name] = part.detach().requires_grad_()
                 values[name] = part
-        own = self._pieces[piece]
+        own = batch.pieces[piece]
         inputs, target = batch.parts[micro]
         given = dict(zip(self._traced.graph.inputs, inputs, strict=True))
         helpers = {"statistics": self._statistics, "later": self._later}
@@ -286,9 +412,12 @@ class Passes:
                 self._send(channel, False, micro, [held.results[name] for name in names])
         if piece == self._plan.pieces.count - 1:
             outputs = [{**values, **held.results}[name] for name in self._traced.graph.results]
-            mean = batch.loss(outputs[0] if len(outputs) == 1 else tuple(outputs), target)
-            held.loss = mean * batch.shares[micro]
-            self._value += float(held.loss.detach())
+            if batch.loss is None:
+                held.outputs = outputs
+            else:
+                mean = batch.loss(outputs[0] if len(outputs) == 1 else tuple(outputs), target)
+                held.loss = mean * batch.shares[micro]
+                self._value += float(held.loss.detach())
         self._held[piece, micro] = held
 
     def _backward(self, piece: int, micro: int) -> None:
@@ -298,6 +427,10 @@ class Passes:
         if held.loss is not None and held.loss.requires_grad:
             roots.append(held.loss)
             gradients.append(None)
+        for output, gradient in zip(held.outputs, held.gradients, strict=True):
+            if gradient is not None and output.requires_grad:
+                roots.append(output)
+                gradients.append(gradient)
         for channel in self._plan.pieces.channels:
             names = self._plan.pieces.gradients(channel) if channel[0] == piece else ()
             if not names:
@@ -311,13 +444,16 @@ class Passes:
             give_up()
         if roots:
             self._later.calls = held.later
-            torch.autograd.backward(roots, gradients)
+            # As in an ordinary loop, where the backward pass stands outside of autocast.
+            with torch.autocast("cpu", enabled=False):
+                torch.autograd.backward(roots, gradients)
         for channel in self._plan.pieces.channels:
             names = self._plan.pieces.gradients(channel) if channel[1] == piece else ()
             if names:
                 leaves = [held.leaves.get(name) for name in names]
                 self._send(channel, True, micro, [None if leaf is None else leaf.grad for leaf in leaves])
-        held.loss, held.results, held.leaves = None, {}, {}
+        held.loss, held.results, held.leaves, held.outputs = None, {}, {}, []
+        held.gradients = []
 
     def _finish(self, piece: int, micro: int) -> None:
         for give_up in self._held.pop((piece, micro)).give_up:
@@ -354,3 +490,16 @@ def _part(samples: int, begin: int, end: int, leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == samples:
         return leaf[begin:end]
     return leaf
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """An output of the whole batch, of those of its micro-batches."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _rows(gradient: torch.Tensor | None, begin: int, size: int, samples: int) -> torch.Tensor | None:
+    """A micro-batch's part of the gradient of an output, which may have several rows per sample."""
+    if gradient is None or size == samples:
+        return gradient
+    each = len(gradient) // samples
+    return gradient[begin * each : (begin + size) * each]

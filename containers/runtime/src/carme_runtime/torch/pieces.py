@@ -9,7 +9,7 @@ statistics to the end of the step.
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,14 @@ class Statistics:
         )
 
 
-def piece_of(traced: Traced, pieces: Pieces, number: int, deferred: bool, split: bool) -> Piece:
+def piece_of(
+    traced: Traced,
+    pieces: Pieces,
+    number: int,
+    deferred: bool,
+    split: bool,
+    constants: Mapping[str, tuple[Any, Any]] | None = None,
+) -> Piece:
     """Make a piece.
 
     Args:
@@ -78,14 +85,23 @@ def piece_of(traced: Traced, pieces: Pieces, number: int, deferred: bool, split:
         number: Which piece.
         deferred: Whether BatchNorm leaves its running statistics to the end of the step.
         split: Whether gradients of weights are made later.
+        constants: The arguments of all operators in evaluation; None: in training. See `evaluation`.
     """
-    return _Maker(traced, pieces, number, deferred, split).made()
+    return _Maker(traced, pieces, number, deferred, split, constants).made()
 
 
 class _Maker:
-    def __init__(self, traced: Traced, pieces: Pieces, number: int, deferred: bool, split: bool) -> None:
+    def __init__(
+        self,
+        traced: Traced,
+        pieces: Pieces,
+        number: int,
+        deferred: bool,
+        split: bool,
+        constants: Mapping[str, tuple[Any, Any]] | None,
+    ) -> None:
         self._traced, self._pieces, self._number = traced, pieces, number
-        self._deferred, self._split = deferred, split
+        self._deferred, self._split, self._constants = deferred, split, constants
         self._graph = fx.Graph()
         self._nodes = {node.name: node for node in traced.nodes}
         self._made: dict[str, fx.Node] = {}
@@ -153,6 +169,11 @@ class _Maker:
         """Another node in the place of one that has to know of the whole batch, or comes later."""
         arguments = [self._value(a) if isinstance(a, fx.Node) else a for a in node.args]
         call = self._graph.call_function
+        if self._constants is not None:
+            if counts_batches(self._traced, node):
+                return call(_nothing, ())
+            positional, named = fx.map_arg(self._constants[node.name], self._value)  # pyright: ignore
+            return self._graph.create_node(node.op, node.target, positional, named)
         if is_dropout(node):
             mask = self._give("mask", node.name)
             return call(_with_mask, (arguments[0], mask))
@@ -315,6 +336,8 @@ class _ConvLater(torch.autograd.Function):
 
 
 def _linear_later(later: Later, x: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+    if torch.is_autocast_enabled("cpu"):  # which knows how to cast both ways
+        return nn.functional.linear(x, weight, bias)
     return _LinearLater.apply(later, x, weight, bias)  # pyright: ignore
 
 
@@ -328,6 +351,9 @@ def _conv_later(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> torch.Tensor:
+    if torch.is_autocast_enabled("cpu"):
+        return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
     def pair(each: Any) -> list[int]:
         numbers = [each] if isinstance(each, int) else list(each)
         return numbers * 2 if len(numbers) == 1 else numbers

@@ -3,34 +3,32 @@
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
+import contextlib
 import dataclasses
-import os
-import re
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from carme_runtime.collectives import Group, links
-from carme_runtime.collectives.errors import InvalidCall, Mismatch
-from carme_runtime.graph import Graph, Links
-from carme_runtime.graph.files import from_json, to_json
+from carme_runtime import strategies
+from carme_runtime.collectives import Group
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.graph import Graph
 from carme_runtime.logs import log
-from carme_runtime.pipeline import Plan, Request, plan
-from carme_runtime.torch import backend
-from carme_runtime.torch.measuring import measured
-from carme_runtime.torch.parallel import join_run
+from carme_runtime.out_of_core import pages
+from carme_runtime.out_of_core.sizes import parse_size
+from carme_runtime.pipeline import Plan, PlanError, Request, plan
+from carme_runtime.pipeline.memory import memory_of_rank
+from carme_runtime.torch.calls import Called, connected
+from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, opaque_batch_norms, other_random
+from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.tracing import Traced, capture, example_tensors
+from carme_runtime.torch.whole_state import named_groups, whole_optimizer_state
 
-_UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 _STEPS_KEPT = 50
 
 
@@ -43,6 +41,7 @@ def pipeline(
     micro_batches: int | None = None,
     schedule: str | None = None,
     memory: str | int | None = None,
+    strategy: str | None = None,
     batch_norm: str | None = None,
     cut_points: Sequence[str] = (),
     whole_layers: Sequence[str] = (),
@@ -55,17 +54,19 @@ def pipeline(
     0 to `stages` - 1 are the first pipeline; further ranks are replicas of it.
 
     Args:
-        model: On the host. The same on all ranks.
+        model: On the host, and in training. The same on all ranks.
         optimizer: Over parameters of this model.
         example: What the model is called with, as large as the largest batch of a replica.
         stages: Ranks of one pipeline. None: chosen, as are the next two.
         micro_batches: Into how many parts a batch is divided.
         schedule: `gpipe`, `1f1b`, `interleaved`, `zb1p` or `zbv`. None: `1f1b`.
-        memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than.
-        batch_norm: How BatchNorm treats micro-batches. `micro`: each has its own statistics. `deferred`: the
-            same, but running statistics are updated once a step with those of the whole batch. `exact`: the
-            statistics are those of the whole batch, which therefore is one micro-batch. None: `micro`, which
-            a warning says.
+        memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than. None: each rank's
+            share of the job's limit, without what its process takes besides the model.
+        strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one pipeline. `hybrid`:
+            several pipelines. `auto`: what is predicted to be fastest and fits. `carme-run --strategy` counts
+            before this.
+        batch_norm: How BatchNorm treats micro-batches: `micro`, `deferred` or `exact`, see the user
+            documentation. None: `micro`, which a warning says.
         cut_points: Names of layers with which stages begin, instead of what is measured to be best.
         whole_layers: Names of layers that are not traced into.
         graph: Of this model, measured before (see `trace`): nothing is measured then.
@@ -75,9 +76,76 @@ def pipeline(
         PlanError: A plan that cannot be; it names the nearest that can.
         Mismatch: Ranks with different models.
     """
-    inputs = example_tensors(example)
+    strategies.follow()
+    run = Run()
+    request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=tuple(cut_points))
+    try:
+        asked = _Asked(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
+        traced, made = _planned(model, optimizer, example_tensors(example), asked, run)
+    except PlanError as error:
+        if strategies.plans_only():  # what one rank alone is told stays an error of its own
+            strategies.refuse_plan(error, run.rank)
+        raise
+    if strategies.plans_only():
+        strategies.show_plan(str(made), run.rank)
+    return Pipeline(traced, made, optimizer, run), optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """Arguments of `pipeline`."""
+
+    request: Request
+    memory: str | int | None
+    strategy: str | None
+    batch_norm: str | None
+    whole_layers: tuple[str, ...]
+    graph: Graph | None
+
+
+def _planned(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: tuple[torch.Tensor, ...],
+    asked: _Asked,
+    run: Run,
+) -> tuple[Traced, Plan]:
+    """Trace, measure and cut the model. Raises what `pipeline` does."""
+    _check(model, optimizer, inputs, asked.batch_norm)
+    strategy = strategies.chosen_strategy(asked.strategy)
+    limit = parse_size(asked.memory) if asked.memory is not None else None
+    traced = capture(model, inputs, asked.whole_layers)
+    samples, micro_batches = len(inputs[0]), asked.request.micro_batches
+    smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
+    traced.graph = run.agreed(traced, inputs, asked.graph, (smallest, samples))
+    request = dataclasses.replace(
+        asked.request,
+        samples=samples,
+        memory=limit or _free_memory(model, run),
+        state_factor=_state_factor(optimizer),
+        batch_norm=asked.batch_norm or "",
+        strategy=strategy,
+    )
+    made = _with_batch_norm(plan(traced.graph, request), traced, asked.batch_norm)
+    run.check_same(made)
+    if (name := other_random(traced)) and run.rank == 0:
+        log.warning("Operator %s draws other random numbers than in a single process.", name)
+    return traced, made
+
+
+def _check(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: tuple[torch.Tensor, ...],
+    batch_norm: str | None,
+) -> None:
     if any(tensor.device.type != "cpu" for tensor in [*inputs, *model.parameters()]):
         raise InvalidCall("The model is not on the host.", "Use model.cpu(): pipelines run on the host.")
+    if not model.training:
+        raise InvalidCall(
+            "The model is in evaluation, and pipeline() prepares it for training.",
+            "Call model.train() before pipeline(), and model.eval() on what pipeline() returns.",
+        )
     if batch_norm not in (None, "micro", "deferred", "exact"):
         raise InvalidCall(f"There is no batch_norm='{batch_norm}'.", "Choose from micro, deferred, exact.")
     known = {id(parameter) for parameter in model.parameters()}
@@ -85,38 +153,14 @@ def pipeline(
         raise InvalidCall(
             "The optimizer has parameters that the model does not have.", "Make it of model.parameters()."
         )
-    limit = memory_bytes(memory)
-    traced = capture(model, inputs, whole_layers)
-    run = _Run()
-    samples = len(inputs[0])
-    smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
-    traced.graph = run.agreed(traced, inputs, graph, (smallest, samples))
-    request = Request(
-        ranks=run.size,
-        samples=samples,
-        stages=stages,
-        micro_batches=micro_batches,
-        schedule=schedule,
-        memory=limit,
-        cut_points=tuple(cut_points),
-        state_factor=_state_factor(optimizer),
-        batch_norm=batch_norm or "",
-    )
-    made = _with_batch_norm(plan(traced.graph, request), traced, batch_norm)
-    run.check_same(made)
-    if (name := other_random(traced)) and run.rank == 0:
-        log.warning("Operator %s draws other random numbers than in a single process.", name)
-    return Pipeline(traced, made, optimizer, run), optimizer
 
 
-def memory_bytes(memory: str | int | None) -> int | None:
-    """Bytes of such as "10GiB", "512M" or 1000. Raises InvalidCall."""
-    if memory is None or (isinstance(memory, int) and memory > 0):
-        return memory
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(memory))
-    if not found or not float(found[1]):
-        raise InvalidCall(f"memory={memory!r} is no amount of memory.", 'Give bytes, or such as "10GiB".')
-    return int(float(found[1]) * 2 ** _UNITS[found[2]]) if found[2] else int(float(found[1]))
+def _free_memory(model: nn.Module, run: Run) -> int | None:
+    """What each rank has for a stage: of the job's limit, without what its process takes already."""
+    own = sum(t.numel() * t.element_size() for t in _persistent(model).values())
+    limit = memory_of_rank()
+    free = max(limit - max(pages.resident() - own, 0), 1) if limit else 0
+    return run.least(free) or None
 
 
 def _state_factor(optimizer: torch.optim.Optimizer) -> float:
@@ -146,118 +190,6 @@ def _with_batch_norm(made: Plan, traced: Traced, asked: str | None) -> Plan:
     return dataclasses.replace(made, batch_norm=chosen)
 
 
-class _Run:
-    """The ranks of the run, as the pipeline uses them."""
-
-    def __init__(self) -> None:
-        join_run()
-        self.rank, self.size, self.timeout = 0, 1, -1
-        self.context: Any = None
-        self.everyone: Group | None = None
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            world = dist.group.WORLD
-            if not isinstance(world, backend.ProcessGroupCarme):
-                raise InvalidCall(
-                    f"The run uses the backend {dist.get_backend()}.",
-                    'Use torch.distributed.init_process_group("carme"), or none: pipeline() joins by itself.',
-                )
-            self.timeout = world.limit
-            self.context, self.everyone = world.another_group()
-            self.rank, self.size = self.everyone.index, self.everyone.size
-
-    def group(self, ranks: Sequence[int]) -> Group | None:
-        """Of these ranks; None where this one is alone, or not of them."""
-        if len(ranks) < 2 or self.rank not in ranks:
-            return None
-        return Group(self.context, list(ranks), self.timeout)
-
-    def agreed(
-        self,
-        traced: Traced,
-        example: tuple[torch.Tensor, ...],
-        given: Graph | None,
-        samples: tuple[int, ...],
-    ) -> Graph:
-        """Rank 0's graph, measured with these numbers of samples, on all ranks.
-
-        Raises Mismatch where a rank has another model.
-        """
-        found = _links(self.everyone, self.rank)
-        text = b""
-        failure: BaseException | None = None
-        if self.rank == 0:
-            try:
-                graph = given or measured(traced, example, samples)
-                text = to_json(dataclasses.replace(graph, links=found)).encode()
-            except BaseException as error:
-                failure = error  # after the others have heard of it
-        text = self._broadcast(text)
-        if failure is not None:
-            raise failure
-        if not text:
-            raise Mismatch("Rank 0 could not measure the model.", "See what it says.")
-        graph = from_json(text.decode())
-        same = numpy.array([graph.same_model(traced.graph)], numpy.int64)
-        if self.everyone:
-            self.everyone.allreduce(same, "min", timeout=self.timeout)
-        if not same[0]:
-            raise Mismatch(
-                "The graph is of another model than the one that is to be trained."
-                if given
-                else "Ranks have different models.",
-                "Make the same model on all ranks.",
-            )
-        return graph
-
-    def check_same(self, made: Plan) -> None:
-        """Raise Mismatch where ranks have other plans than this one."""
-        text = repr((made.cuts, made.schedule, made.samples, made.batch_norm))
-        checksum = zlib.crc32(text.encode())
-        both = numpy.array([checksum, -checksum], numpy.int64)
-        if self.everyone:
-            self.everyone.allreduce(both, "min", timeout=self.timeout)
-        if both[0] != -both[1]:
-            raise Mismatch(
-                "Ranks asked for different pipelines.",
-                "Call pipeline() with the same arguments on all ranks.",
-            )
-
-    def _broadcast(self, text: bytes) -> bytes:
-        if not self.everyone:
-            return text
-        size = numpy.array([len(text)], numpy.int64)
-        self.everyone.broadcast(size, 0, timeout=self.timeout)
-        content = numpy.zeros(max(int(size[0]), 1), numpy.uint8)
-        content[: len(text)] = numpy.frombuffer(text, numpy.uint8)
-        self.everyone.broadcast(content, 0, timeout=self.timeout)
-        return content.tobytes()[: int(size[0])]
-
-
-def _links(everyone: Group | None, rank: int) -> Links:
-    """What messages cost: by the runtime's file, by its measurement between nodes, or by copying here."""
-    file = os.environ.get(links.LINKS, "")
-    if file and not links.to_be_measured():
-        return Links(tuple(links.read(Path(file))), f"from {file}")
-    times = everyone.measure_links() if everyone else []
-    if times:
-        return Links(tuple(times), "measured between nodes")
-    if rank:
-        return Links()  # rank 0's counts
-    return Links(
-        tuple((size, _copying_us(size)) for size in (1 << 10, 1 << 16, 1 << 20, 1 << 23)), "copies in memory"
-    )
-
-
-def _copying_us(size: int) -> float:
-    source, target, times = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8), []
-    for _ in range(5):
-        began = time.perf_counter()
-        target.copy_(source)  # into a slot, and from there into the receiver's
-        source.copy_(target)
-        times.append((time.perf_counter() - began) * 1e6)
-    return sorted(times)[2] + 20.0  # with the call and the notification
-
-
 class Pipeline:
     """A model in stages on several ranks. Made by `pipeline`.
 
@@ -265,11 +197,17 @@ class Pipeline:
     model.clip_grad_norm_(1.0)
     optimizer.step()
     optimizer.zero_grad()
+
+    Or as any model, which holds the activations of all micro-batches until the backward pass:
+
+    loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
     """
 
-    def __init__(self, traced: Traced, made: Plan, optimizer: torch.optim.Optimizer, run: _Run) -> None:
+    def __init__(self, traced: Traced, made: Plan, optimizer: torch.optim.Optimizer, run: Run) -> None:
         self._traced, self._plan, self._run = traced, made, run
         self._took: list[float] = []
+        self._modes = {module: module.training for module in traced.model.modules()}
         self._tensors = _persistent(traced.model)
         self._described = {name: (t.shape, t.dtype) for name, t in self._tensors.items()}
         for tensor in self._tensors.values():
@@ -285,9 +223,90 @@ class Pipeline:
         self._pipeline = run.group(self._ranks)
         self._replicas = run.group(range(self._stage, run.size, stages))
         self._owners = self._holders()
+        self._optimizer = optimizer
+        self._groups = named_groups(optimizer, {id(p): name for name, p in traced.model.named_parameters()})
         self._keep_own(optimizer)
         self._sharing = self._groups_of_shared()
         self._passes = Passes(traced, made, run, self._ranks, self._pipeline)
+        watch_clipping(self)
+
+    @property
+    def replica(self) -> int:
+        """The number of this rank's pipeline: which share of the data it reads."""
+        return self._run.rank // self._plan.schedule.ranks
+
+    @property
+    def replicas(self) -> int:
+        """How many pipelines there are."""
+        return self._plan.replicas
+
+    @property
+    def training(self) -> bool:
+        """Whether the model trains, or is evaluated."""
+        return self._traced.model.training
+
+    def train(self, mode: bool = True) -> "Pipeline":
+        """Train from now on. Layers have the modes that they had when `pipeline` was called."""
+        self._traced.model.train(mode)
+        for module, trains in self._modes.items() if mode else ():
+            module.training = trains
+        return self
+
+    def eval(self) -> "Pipeline":
+        """Evaluate from now on: without Dropout, and with the running statistics of BatchNorm."""
+        return self.train(False)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """The model's outputs for a batch, on all ranks of the pipeline, which call this together.
+
+        Where gradients are enabled, `backward()` of a loss of them adds to the gradients of the parameters;
+        all ranks call it, and the loss is a mean over the samples. In training all replicas take part.
+
+        Args:
+            inputs: What the model is called with; the same on all ranks of a replica. In training at most
+                as many samples as in the example.
+
+        Returns:
+            A tensor, or a tuple of them where the model returns several.
+
+        Raises:
+            InvalidCall: A batch that does not fit the example, or a model that cannot be called so.
+            PeerLost: Another rank ended.
+        """
+        batch = example_tensors(inputs)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in batch):
+            raise InvalidCall(
+                "An input of the pipeline wants a gradient, and none is made for inputs.",
+                "Use inputs.detach().",
+            )
+        called = self._passes.call(batch, None if self.training else self._described)
+        if not torch.is_grad_enabled():
+            outputs = tuple(called.outputs)
+            if self.training:
+                self._average_statistics()
+        else:
+            outputs = connected(called, self._backward)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _backward(self, called: Called, gradients: Sequence[torch.Tensor | None]) -> None:
+        with self._adding():
+            self._passes.call_backward(called, gradients)
+
+    @contextlib.contextmanager
+    def _adding(self) -> Iterator[None]:
+        """Gradients of what runs here are summed over ranks, and added to those that there were."""
+        own = [p for p in self.parameters() if p.requires_grad]
+        before = [p.grad for p in own]
+        for parameter in own:
+            parameter.grad = None
+        try:
+            yield
+            self._reduce(own)
+            self._average_statistics()
+        finally:
+            for parameter, earlier in zip(own, before, strict=True):
+                if earlier is not None:
+                    parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
 
     def plan(self) -> Plan:
         """How the model is cut, what that is expected to take, and what steps took; print it."""
@@ -327,19 +346,12 @@ class Pipeline:
             InvalidCall: A batch that does not fit the example.
             PeerLost: Another rank ended.
         """
+        if not self.training:
+            raise InvalidCall("The model is in evaluation.", "Call model.train() before model.step().")
         began = time.perf_counter()
         batch = example_tensors(inputs)
-        own = [p for p in self.parameters() if p.requires_grad]
-        before = [p.grad for p in own]
-        for parameter in own:
-            parameter.grad = None
-        try:
+        with self._adding():
             value = self._passes.run(batch, targets, loss)
-            self._reduce(own)
-        finally:
-            for parameter, earlier in zip(own, before, strict=True):
-                if earlier is not None:
-                    parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
         total = torch.tensor([value], dtype=torch.float64)
         if self._run.everyone:
             self._run.everyone.allreduce(total, timeout=self._run.timeout)
@@ -348,22 +360,27 @@ class Pipeline:
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients of the model so that their norm is at most this; the norm before."""
-        counted = [
-            p.grad
-            for name, p in self.named_parameters()
-            if p.grad is not None and self._owners[name][0] == self._stage
-        ]
-        total = torch.zeros(1, dtype=torch.float64)
-        for gradient in counted:
-            total += gradient.detach().double().pow(2).sum()
-        if self._pipeline:
-            self._pipeline.allreduce(total, timeout=self._run.timeout)
-        norm = total[0].sqrt()
+        norm = self.gradient_norm([p.grad for p in self.parameters() if p.grad is not None])
         scale = min(1.0, max_norm / (float(norm) + 1e-6))
         for parameter in self.parameters():
             if parameter.grad is not None and scale < 1:
                 parameter.grad.mul_(scale)
         return norm.to(torch.float32)
+
+    def owns_gradients(self, gradients: Sequence[torch.Tensor]) -> bool:
+        """Whether these are gradients of this rank's stage; a stage may have none at all."""
+        own = {id(p.grad) for p in self.parameters() if p.grad is not None}
+        return any(id(g) in own for g in gradients) if gradients else not own
+
+    def gradient_norm(self, gradients: Sequence[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
+        """The norm of these gradients of this stage, and of those that all other stages give meanwhile."""
+        given = {id(gradient) for gradient in gradients}
+        counted = [
+            p.grad
+            for name, p in self.named_parameters()
+            if p.grad is not None and id(p.grad) in given and self._owners[name][0] == self._stage
+        ]
+        return norm_of_stages(counted, norm_type, self._pipeline, self._run.timeout)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state, as the model itself has it: on rank 0; nothing on the others.
@@ -383,8 +400,48 @@ class Pipeline:
         names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
         return {name: whole[first] for name, first in names.items()} if self._run.rank == 0 else {}
 
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take a state of the whole model, of any layout: rank 0's, whatever the others give.
+
+        All ranks call it together.
+
+        Raises:
+            InvalidCall: Its names or shapes are not the model's. No rank has changed anything then.
+        """
+        names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
+        problem = _mismatch(state, names, self._described) if self._run.rank == 0 else ""
+        problem = self._run.broadcast(problem.encode()).decode()
+        if problem:
+            raise InvalidCall(problem, "Load the state into the model that it was made of.")
+        firsts = {first: name for name, first in reversed(names.items())}
+        for first, name in firsts.items():
+            shape, dtype = self._described[first]
+            content = torch.empty(shape, dtype=dtype)
+            if self._run.rank == 0:
+                content.copy_(state[name])
+            if self._run.everyone and content.numel():
+                self._run.everyone.broadcast(_bytes_of(content), 0, timeout=self._run.timeout)
+            if self._stage in self._owners[first]:
+                with torch.no_grad():
+                    self._tensors[first].copy_(content)
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """The optimizer's state as one process has it, of all stages: on rank 0; nothing on the others.
+
+        All ranks call it together. To continue in any layout, load it into the optimizer before `pipeline`.
+        """
+        return whole_optimizer_state(
+            self._optimizer,
+            self._groups,
+            self._owners,
+            dict(self.named_parameters()),
+            self._run,
+            self._stage if self.replica == 0 else -1,
+        )
+
     def close(self) -> None:
         """Give up the memory of messages. All ranks call it together."""
+        forget_clipping(self)
         self._passes.close()
 
     def _holders(self) -> dict[str, list[int]]:
@@ -423,6 +480,23 @@ class Pipeline:
                 groups.append((group, sharing[holders]))
         return groups
 
+    def _average_statistics(self) -> None:
+        """Running statistics of BatchNorm are the means of those of the replicas."""
+        if not self._replicas or not self._plan.batch_norm:
+            return
+        buffers = [
+            self._tensors[name]
+            for name in self._described
+            if name.rpartition(".")[2] in ("running_mean", "running_var")
+            and self._stage in self._owners[name]
+        ]
+        if buffers:
+            flat = torch.cat([buffer.reshape(-1).double() for buffer in buffers])
+            self._replicas.allreduce(flat, timeout=self._run.timeout)
+            parts = (flat / self.replicas).split([buffer.numel() for buffer in buffers])
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part.view(buffer.shape))
+
     def _reduce(self, own: list[nn.Parameter]) -> None:
         """Sum gradients over replicas, and those of shared parameters over stages."""
         if self._replicas:
@@ -451,6 +525,25 @@ def _first(model: nn.Module, name: str) -> str:
         **dict(model.named_buffers(remove_duplicate=False)),
     }
     return next(first for first, tensor in _persistent(model).items() if tensor is known[name])
+
+
+def _mismatch(
+    state: Mapping[str, torch.Tensor],
+    names: Mapping[str, str],
+    described: Mapping[str, tuple[torch.Size, torch.dtype]],
+) -> str:
+    """How a state differs from the model's; empty: it does not."""
+    if missing := [name for name in names if name not in state]:
+        return f"The state lacks {missing[0]}."
+    if unknown := [name for name in state if name not in names]:
+        return f"The model has no {unknown[0]}, which is in the state."
+    for name, first in names.items():
+        if state[name].shape != described[first][0]:
+            return (
+                f"{name} has the shape {list(described[first][0])} in the model, and "
+                f"{list(state[name].shape)} in the state."
+            )
+    return ""
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Operator, Parameter, Value
 from carme_runtime.logs import log
 
-_COMPUTED = ("call_function", "call_method", "call_module")
+COMPUTED = ("call_function", "call_method", "call_module")
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Traced:
         tensors: Names of parameters, by the placeholders that stand for them.
         constants: Tensors that are no parameter or buffer of the model, by name.
         graph: Ours; operators have the names of their nodes.
+        whole_layers: Names of layers that were not traced into, where the user named some.
     """
 
     model: nn.Module
@@ -38,6 +40,7 @@ class Traced:
     tensors: dict[str, str]
     constants: dict[str, torch.Tensor]
     graph: Graph
+    whole_layers: Sequence[str] = ()
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters, buffers and constants of the model, by the graph's names."""
@@ -105,13 +108,17 @@ def capture(model: nn.Module, example: tuple[torch.Tensor, ...], whole_layers: S
         raise InvalidCall(f"The model has no layer '{unknown[0]}'.", f"Choose from its layers: {known}.")
     _check_call(model, example)
     if whole_layers:
-        return _by_layers(model, whole_layers, "You named layers to be taken as they are.")
+        named = _by_layers(model, whole_layers, "You named layers to be taken as they are.")
+        return dataclasses.replace(named, whole_layers=tuple(whole_layers))
     example = resized(example, max(len(example[0]), 2))  # one sample would count as a fixed size
     sizes = tuple({0: torch.export.Dim.AUTO} for _ in example)
     try:
         # A model whose forward takes *args has them as one argument.
         star = _takes_star(model)
-        program = torch.export.export(model, example, dynamic_shapes=(sizes,) if star else sizes)
+        with warnings.catch_warnings():
+            # An LSTM lists its weights anew when it is traced.
+            warnings.filterwarnings("ignore", ".*assigned during export", UserWarning)
+            program = torch.export.export(model, example, dynamic_shapes=(sizes,) if star else sizes)
     except Exception as error:
         return _by_layers(model, (), f"torch.export cannot trace the model ({_first_line(error)}).")
     return _exported(model, program)
@@ -203,7 +210,7 @@ def _traced(
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}
     traced = Traced(model, root, nodes, tensors, constants, None)  # pyright: ignore[reportArgumentType]
     known = traced.named_tensors()
-    operators = [_operator(traced, node) for node in nodes if node.op in _COMPUTED]
+    operators = [_operator(traced, node) for node in nodes if node.op in COMPUTED]
     used = {name for one in operators for name in one.parameters}
     parameters = [
         Parameter(name, tensor.numel() * tensor.element_size(), name in trainable)
@@ -301,7 +308,7 @@ def _beside(node: fx.Node, tensors: dict[str, str]) -> str:
 
 
 def _made_by(node: Any, tensors: dict[str, str]) -> str:
-    computed = isinstance(node, fx.Node) and node.op in _COMPUTED and node.name not in tensors
+    computed = isinstance(node, fx.Node) and node.op in COMPUTED and node.name not in tensors
     return node.name if computed else ""
 
 

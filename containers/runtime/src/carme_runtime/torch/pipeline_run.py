@@ -1,0 +1,147 @@
+"""The ranks of a run as a pipeline uses them, and the graph that they agree on."""
+
+# As in backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import dataclasses
+import os
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from carme_runtime.collectives import Group, links
+from carme_runtime.collectives.errors import InvalidCall, Mismatch
+from carme_runtime.graph import Graph, Links
+from carme_runtime.graph.files import from_json, to_json
+from carme_runtime.pipeline import Plan
+from carme_runtime.torch import backend
+from carme_runtime.torch.measuring import measured
+from carme_runtime.torch.parallel import join_run
+from carme_runtime.torch.tracing import Traced
+
+
+class Run:
+    """The ranks of the run, as the pipeline uses them."""
+
+    def __init__(self) -> None:
+        join_run()
+        self.rank, self.size, self.timeout = 0, 1, -1
+        self.context: Any = None
+        self.everyone: Group | None = None
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            world = dist.group.WORLD
+            if not isinstance(world, backend.ProcessGroupCarme):
+                raise InvalidCall(
+                    f"The run uses the backend {dist.get_backend()}.",
+                    'Use torch.distributed.init_process_group("carme"), or none: pipeline() joins by itself.',
+                )
+            self.timeout = world.limit
+            self.context, self.everyone = world.another_group()
+            self.rank, self.size = self.everyone.index, self.everyone.size
+
+    def group(self, ranks: Sequence[int]) -> Group | None:
+        """Of these ranks; None where this one is alone, or not of them."""
+        if len(ranks) < 2 or self.rank not in ranks:
+            return None
+        return Group(self.context, list(ranks), self.timeout)
+
+    def agreed(
+        self,
+        traced: Traced,
+        example: tuple[torch.Tensor, ...],
+        given: Graph | None,
+        samples: tuple[int, ...],
+    ) -> Graph:
+        """Rank 0's graph, measured with these numbers of samples, on all ranks.
+
+        Raises Mismatch where a rank has another model.
+        """
+        found = _links(self.everyone, self.rank)
+        text = b""
+        failure: BaseException | None = None
+        if self.rank == 0:
+            try:
+                graph = given or measured(traced, example, samples)
+                text = to_json(dataclasses.replace(graph, links=found)).encode()
+            except BaseException as error:
+                failure = error  # after the others have heard of it
+        text = self.broadcast(text)
+        if failure is not None:
+            raise failure
+        if not text:
+            raise Mismatch("Rank 0 could not measure the model.", "See what it says.")
+        graph = from_json(text.decode())
+        same = numpy.array([graph.same_model(traced.graph)], numpy.int64)
+        if self.everyone:
+            self.everyone.allreduce(same, "min", timeout=self.timeout)
+        if not same[0]:
+            raise Mismatch(
+                "The graph is of another model than the one that is to be trained."
+                if given
+                else "Ranks have different models.",
+                "Make the same model on all ranks.",
+            )
+        return graph
+
+    def check_same(self, made: Plan) -> None:
+        """Raise Mismatch where ranks have other plans than this one."""
+        text = repr((made.cuts, made.schedule, made.samples, made.batch_norm))
+        checksum = zlib.crc32(text.encode())
+        both = numpy.array([checksum, -checksum], numpy.int64)
+        if self.everyone:
+            self.everyone.allreduce(both, "min", timeout=self.timeout)
+        if both[0] != -both[1]:
+            raise Mismatch(
+                "Ranks asked for different pipelines.",
+                "Call pipeline() with the same arguments on all ranks.",
+            )
+
+    def broadcast(self, text: bytes, root: int = 0) -> bytes:
+        """What rank `root` gives, on all ranks."""
+        if not self.everyone:
+            return text
+        size = numpy.array([len(text)], numpy.int64)
+        self.everyone.broadcast(size, root, timeout=self.timeout)
+        content = numpy.zeros(max(int(size[0]), 1), numpy.uint8)
+        if self.rank == root:
+            content[: len(text)] = numpy.frombuffer(text, numpy.uint8)
+        self.everyone.broadcast(content, root, timeout=self.timeout)
+        return content.tobytes()[: int(size[0])]
+
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers."""
+        numbers = numpy.array([number], numpy.int64)
+        if self.everyone:
+            self.everyone.allreduce(numbers, "min", timeout=self.timeout)
+        return int(numbers[0])
+
+
+def _links(everyone: Group | None, rank: int) -> Links:
+    """What messages cost: by the runtime's file, by its measurement between nodes, or by copying here."""
+    file = os.environ.get(links.LINKS, "")
+    if file and not links.to_be_measured():
+        return Links(tuple(links.read(Path(file))), f"from {file}")
+    times = everyone.measure_links() if everyone else []
+    if times:
+        return Links(tuple(times), "measured between nodes")
+    if rank:
+        return Links()  # rank 0's counts
+    return Links(
+        tuple((size, _copying_us(size)) for size in (1 << 10, 1 << 16, 1 << 20, 1 << 23)), "copies in memory"
+    )
+
+
+def _copying_us(size: int) -> float:
+    source, target, times = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8), []
+    for _ in range(5):
+        began = time.perf_counter()
+        target.copy_(source)  # into a slot, and from there into the receiver's
+        source.copy_(target)
+        times.append((time.perf_counter() - began) * 1e6)
+    return sorted(times)[2] + 20.0  # with the call and the notification

@@ -1,0 +1,58 @@
+"""The state of an optimizer whose parameters are on several ranks, as one process has it."""
+
+# As in backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import io
+from typing import Any
+
+import torch
+
+from carme_runtime.torch.pipeline_run import Run
+
+
+def named_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[list[str]]:
+    """The names of the parameters in an optimizer's groups, in their order."""
+    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+
+
+def whole_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    groups: list[list[str]],
+    owners: dict[str, list[int]],
+    own: dict[str, torch.nn.Parameter],
+    run: Run,
+    stage: int,
+) -> dict[str, Any]:
+    """What `optimizer.state_dict()` would be in one process; on rank 0, empty on the others.
+
+    Args:
+        optimizer: With this rank's parameters only.
+        groups: See `named_groups`, of the whole model.
+        owners: The stages that hold each parameter.
+        own: This rank's parameters by name.
+        run: The ranks; those of the first pipeline have the numbers of their stages.
+        stage: This rank's.
+    """
+    numbers = {name: number for number, name in enumerate(n for names in groups for n in names)}
+    state: dict[int, Any] = {}
+    for root in sorted({owners[name][0] for name in numbers}):
+        mine = {}
+        if run.rank == root and stage == root:
+            mine = {
+                numbers[name]: optimizer.state[own[name]]
+                for name in numbers
+                if owners[name][0] == root and own[name] in optimizer.state
+            }
+        file = io.BytesIO()
+        torch.save(mine, file)
+        text = run.broadcast(file.getvalue() if run.rank == root else b"", root)
+        if run.rank == 0:
+            state |= torch.load(io.BytesIO(text), weights_only=True)
+    if run.rank:
+        return {}
+    described = []
+    for group, names in zip(optimizer.param_groups, groups, strict=True):
+        rest = {key: value for key, value in group.items() if key != "params"}
+        described.append({**rest, "params": [numbers[name] for name in names]})
+    return {"state": dict(sorted(state.items())), "param_groups": described}

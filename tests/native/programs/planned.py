@@ -1,0 +1,23 @@
+"""A script for `carme-run --plan` and `--strategy`: it trains with pipeline(), or without."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from carme_runtime.torch import pipeline
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+inputs, targets = torch.randn(12, 4), torch.randint(0, 3, (12,))
+if "--alone" in sys.argv:
+    functional.cross_entropy(model(inputs), targets).backward()
+else:
+    ours, optimizer = pipeline(model, optimizer, example=inputs, micro_batches=2)
+    print(f"replica {ours.replica} of {ours.replicas}", flush=True)
+    ours.step(inputs, targets, loss=functional.cross_entropy)
+optimizer.step()
+print("trained", flush=True)

@@ -1,0 +1,47 @@
+"""`carme-run --plan` and `--strategy` with scripts of PyTorch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = 300
+pytestmark = pytest.mark.timeout(SECONDS + 60)
+PROGRAM = Path(__file__).parent / "programs/planned.py"
+
+
+def carme_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "2", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+def test_plan_is_all_that_is_printed():
+    done = carme_run("--plan", "--strategy", "pipeline", str(PROGRAM))
+    assert done.returncode == 0, done.stderr
+    assert "2 stages x 1 replicas, 2 micro-batches of 6 samples" in done.stdout
+    assert "Predicted step:" in done.stdout and "Memory of each rank for its stage: at most" in done.stdout
+    assert "replica" not in done.stdout.replace("1 replicas", "") and "trained" not in done.stdout
+    assert done.stdout.count("Strategy: pipeline") == 1
+
+
+def test_strategy_of_the_command_line_is_trained_with():
+    done = carme_run("--strategy", "data", str(PROGRAM))
+    assert done.returncode == 0, done.stderr
+    assert "replica 1 of 2" in done.stdout and done.stdout.count("trained") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--plan", str(PROGRAM), "--alone"), "The script trains without pipeline(), so there is no plan."),
+        (("--strategy", "pipeline", str(PROGRAM), "--alone"), "so its model is not cut into stages."),
+        (("--plan", "--strategy", "hybrid", str(PROGRAM)), "2 ranks cannot train as a hybrid"),
+    ],
+)
+def test_what_has_no_plan_is_said(arguments: tuple[str, ...], sentence: str):
+    done = carme_run(*arguments)
+    assert done.returncode != 0
+    assert sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert "[rank 1]" not in done.stderr
+    assert "trained" not in done.stdout
