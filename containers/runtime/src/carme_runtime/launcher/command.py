@@ -17,7 +17,7 @@ from typing import NoReturn
 from carme_runtime import __version__, fusion, logs, profile, strategies
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
-from carme_runtime.launcher import cleanup, gaspi, horovod, hostfile, mpi
+from carme_runtime.launcher import backends, cleanup, gaspi, horovod, hostfile, mpi
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
 from carme_runtime.launcher.nodes import wait_for_nodes
@@ -112,8 +112,12 @@ async def _run(arguments: list[str]) -> int:
         limits.check(len(places))
         if options.backend == "horovod":
             horovod.check_installed()
+        elif options.backend:
+            backends.check_installed(options.backend)
         if options.dry_run:
             print(plan(places, wishes, command))
+            if options.backend:
+                print(backends.described(options.backend))
             return 0
         if options.log_level in ("DEBUG", "INFO"):
             print(f"carme-run: {plan(places, wishes, command)}", file=sys.stderr, flush=True)
@@ -132,8 +136,10 @@ async def _run(arguments: list[str]) -> int:
                 await _become_mpirun(fabric, places, command, environment, options)
             elif options.backend == "gaspi":
                 variables, command = gaspi.rank_variables(places), gaspi.wrapped(command)
-            elif options.backend:
+            elif options.backend == "horovod":
                 variables = await stack.enter_async_context(horovod.rendezvous(places, environment))
+            elif options.backend:
+                variables = await backends.variables(fabric, options.backend, places)
             run = Run(fabric, places, command, str(Path.cwd()), environment, wishes, variables=variables)
             code = await run.execute()
             _show_profile(options, len(places))
@@ -229,9 +235,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--backend",
-        choices=("horovod", "mpi", "gaspi"),
-        help="start what is written for Horovod itself, as horovodrun does, for MPI, by the mpirun that is "
-        "installed, or for GPI-2, as gaspi_run does",
+        choices=tuple(backends.BACKENDS),
+        help="the framework of the script: torch, as without this option; TensorFlow's "
+        "MultiWorkerMirroredStrategy; Horovod itself, as by horovodrun; MPI, by the mpirun that is "
+        "installed; or GPI-2, as by gaspi_run",
     )
     parser.add_argument(
         "--torch-backend",
@@ -319,8 +326,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         known.error(
             "--memory-per-rank and --spill belong together. Give both: --memory-per-rank 2G --spill DIR"
         )
-    if options.backend and options.max_restarts:
-        known.error("--backend cannot be started anew with other ranks. Use --max-restarts without --backend")
+    if options.backend not in (None, "torch") and options.max_restarts:
+        known.error("--backend cannot be started anew with other ranks. Use --max-restarts without it")
     if options.backend == "mpi":
         _check_mpi(known, options)
     if options.backend == "horovod" and options.hang_seconds is not None:
