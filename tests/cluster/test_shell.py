@@ -82,7 +82,7 @@ def test_another_user_does_not_get_in(demo: DemoSite, session: str) -> None:
     refused = demo.carme("session", "shell", session, "--", "id", user="user2", check=False)
     assert refused.returncode == 1
     assert "There is no session" in refused.stderr
-    key = next(job["key"] for job in demo.carme_json("jobs"))
+    key = demo.job_of(session)["key"]
     folder = f"/home/user1/.local/share/carme/jobs/{key}"
     for name in ("fabric.key", "fabric.pem", "fabric.json"):
         look = demo.run("head", "cat", f"{folder}/{name}", user="user2", check=False)
@@ -98,7 +98,7 @@ def test_another_user_does_not_get_in(demo: DemoSite, session: str) -> None:
         "except (ssl.SSLError, ConnectionError) as error: print('refused')"
     )
     assert demo.run("n1", "python3", "-c", knock, user="user2").stdout in ("refused\n", "b''\n")
-    job = demo.carme_json("jobs")[0]["id"]
+    job = demo.job_of(session)["id"]
     wait_until(
         "the refusal is in the job's log",
         lambda: "no TLS with this job's certificate" in demo.carme("logs", str(job)).stdout,
