@@ -94,6 +94,7 @@ def cluster(answer: Mapping[str, list[Record]]) -> Cluster:
                 name=row["name"],
                 state=row["state"],
                 default=row["default"],
+                hidden=row["hidden"],
                 max_minutes=row["max_time"] if isinstance(row["max_time"], int) else None,
                 node_names=members.get(row["name"], []),
                 groups=_named(row["groups"]),

@@ -86,6 +86,7 @@ def _partition(partition: Any) -> dict[str, Any]:
         "name": partition.name,
         "state": partition.state,
         "default": partition.is_default,
+        "hidden": partition.is_hidden,
         "max_time": partition.max_time,
         "groups": partition.allowed_groups,
         "accounts": partition.allowed_accounts,

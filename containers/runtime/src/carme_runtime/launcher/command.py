@@ -327,7 +327,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
             "--memory-per-rank and --spill belong together. Give both: --memory-per-rank 2G --spill DIR"
         )
     if options.backend not in (None, "torch") and options.max_restarts:
-        known.error("--backend cannot be started anew with other ranks. Use --max-restarts without it")
+        known.error("--backend cannot be started anew with other ranks. Use --max-restarts without --backend")
     if options.backend == "mpi":
         _check_mpi(known, options)
     if options.backend == "horovod" and options.hang_seconds is not None:
