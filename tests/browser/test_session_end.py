@@ -10,8 +10,6 @@ from demo_site import DemoSite
 
 from .conftest import log_in, start
 
-pytestmark = pytest.mark.xdist_group("wait")
-
 USER = "admin"
 
 
