@@ -273,7 +273,7 @@ def test_a_lost_node_is_brought_back_while_the_first_one_lives(node: Node) -> No
     hosts, tries = keeps_the_list(node, f"[ ! -e {node.folder}/back ]", "exit 3"), node.folder / "tries"
     both, one = "n1:4\\nn2:4\\nn3:4\\n", "n1:4\\nn2:4\\n"
     tell, seen = tells_what_it_sees(node)
-    is_seen = f"until grep -q n3 {seen}; do sleep 0.05; done"
+    is_seen = f"until grep -qs n3 {seen}; do sleep 0.05; done"
     node.script(
         "join",
         f"echo try >>{tries}; case $(wc -l <{tries}) in "
@@ -298,7 +298,7 @@ def test_a_node_that_does_not_come_back_is_given_up(node: Node) -> None:
     node.script(
         "join",
         f"echo try >>{tries}; [ $(wc -l <{tries}) = 1 ] || exit 1; printf 'n1:4\\nn2:4\\n' >{hosts}; "
-        f"until grep -q n2 {seen}; do sleep 0.05; done; echo n1:4 >{hosts}",
+        f"until grep -qs n2 {seen}; do sleep 0.05; done; echo n1:4 >{hosts}",
     )
     process = node.start(before=tell)
     assert process.stderr is not None
