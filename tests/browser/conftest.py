@@ -6,11 +6,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
-from xdist.scheduler import LoadScopeScheduling
 
 from demo_site import ROOT, DemoSite
 from patience import HANG
@@ -30,17 +28,6 @@ OPTIONS = [
 # What a page is looked at with: a wide screen and a phone.
 DESKTOP: ViewportSize = {"width": 1280, "height": 860}
 PHONE: ViewportSize = {"width": 375, "height": 740}
-
-
-class TwoAtOnce(LoadScopeScheduling):
-    """What uses the same accounts runs in one process, in turn; what waits for long runs in another."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "wait" if "test_session_end.py" in nodeid else "site"
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoAtOnce:
-    return TwoAtOnce(config, log)
 
 
 def log_in(page: Page, demo: DemoSite, user: str = "user1") -> None:

@@ -74,6 +74,35 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
         assert address is not None and address.startswith("/jupyter/user/user1/s")
 
 
+def test_a_session_near_its_end_warns_and_can_be_extended(
+    page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
+) -> None:
+    log_in(page, demo)
+    start(page, "Nearly over", gpus_per_node=1, minutes=3)
+    expect(state(page)).to_have_text("Ready")
+    # In the last quarter of its time, so short as it is.
+    warning = page.locator("#limit-end.near, #limit-end.urgent")
+    expect(warning).to_contain_text("left, until", timeout=240_000)
+    expect(page).to_have_title(re.compile(r"^(\d minutes|less than a minute) left · Nearly over"))
+    keep_looks("expiring")
+    page.get_by_label("More time").select_option("60")
+    page.get_by_role("button", name="Extend").click()
+    expect(page.get_by_role("status")).to_contain_text("The session now ends at")
+    expect(warning).to_have_count(0)
+    expect(page.locator("#limit-end")).to_contain_text("1 hour")
+    # More than a session may last in all is refused, with the reason. At once, as the page takes the
+    # server's choices again when there is news.
+    page.locator("#extend").evaluate(
+        """form => {
+            const first = form.elements.minutes.options[0];
+            first.value = "1440";
+            first.selected = true;
+            form.requestSubmit();
+        }"""
+    )
+    expect(page.locator(".notice.bad")).to_be_visible()
+
+
 def test_a_failed_session_says_why_and_starts_again_with_one_click(
     page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
 ) -> None:
