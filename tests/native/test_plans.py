@@ -39,7 +39,7 @@ def test_strategy_of_the_command_line_is_trained_with():
         (("--plan", "--strategy", "hybrid", str(PROGRAM)), "2 ranks cannot train as a hybrid"),
     ],
 )
-def test_what_has_no_plan_is_said(arguments: tuple[str, ...], sentence: str):
+def test_a_script_without_a_plan_gets_a_sentence(arguments: tuple[str, ...], sentence: str):
     done = carme_run(*arguments)
     assert done.returncode != 0
     assert sentence in done.stderr and "Traceback" not in done.stderr, done.stderr

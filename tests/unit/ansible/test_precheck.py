@@ -121,7 +121,7 @@ def test_a_port_that_another_program_has_is_found(site: Callable[..., dict[str, 
     assert site()["ports"]["ok"]
 
 
-def test_where_slurm_is_away_that_is_said(site: Callable[..., dict[str, Any]]) -> None:
+def test_an_absent_slurm_is_reported(site: Callable[..., dict[str, Any]]) -> None:
     site.answer("scontrol", "exit 1")  # type: ignore[attr-defined]
     assert "does not answer" in site()["slurm"]["detail"]
 

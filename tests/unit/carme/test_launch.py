@@ -241,16 +241,16 @@ def test_the_other_nodes_join(node: Node) -> None:
     assert joined[at + 1 :] == [*credentials, "--join", "10.0.0.1:7"]
 
 
-def tells_what_it_sees(node: Node) -> tuple[str, Path]:
+def records_what_it_sees(node: Node) -> tuple[str, Path]:
     """What has the launcher write down which nodes it has last seen, and where."""
     seen = node.folder / "seen"
     return (
         "look = launch.Others._look\n"
-        "def look_and_tell(others):\n"
+        "def look_and_record(others):\n"
         "    present = look(others)\n"
         f"    with open({str(seen)!r}, 'w') as told: print(*(present or ()), file=told)\n"
         "    return present\n"
-        "launch.Others._look = look_and_tell\n"
+        "launch.Others._look = look_and_record\n"
     ), seen
 
 
@@ -272,7 +272,7 @@ def test_a_lost_node_is_brought_back_while_the_first_one_lives(node: Node) -> No
     node.environment |= {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "n1"}
     hosts, tries = keeps_the_list(node, f"[ ! -e {node.folder}/back ]", "exit 3"), node.folder / "tries"
     both, one = "n1:4\\nn2:4\\nn3:4\\n", "n1:4\\nn2:4\\n"
-    tell, seen = tells_what_it_sees(node)
+    tell, seen = records_what_it_sees(node)
     is_seen = f"until grep -qs n3 {seen}; do sleep 0.05; done"
     node.script(
         "join",
@@ -294,7 +294,7 @@ def test_a_node_that_does_not_come_back_is_given_up(node: Node) -> None:
     node.spec(image=str(node.folder / "torch.sif"), nodes=2)
     enough, tries = node.folder / "enough", node.folder / "tries"
     hosts = keeps_the_list(node, f"[ ! -e {enough} ]", "exit 0")
-    tell, seen = tells_what_it_sees(node)
+    tell, seen = records_what_it_sees(node)
     node.script(
         "join",
         f"echo try >>{tries}; [ $(wc -l <{tries}) = 1 ] || exit 1; printf 'n1:4\\nn2:4\\n' >{hosts}; "

@@ -196,7 +196,7 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
     }
 
 
-async def test_both_tell_the_same(host: Host, library: SlurmLibrary) -> None:
+async def test_both_adapters_agree(host: Host, library: SlurmLibrary) -> None:
     commands = await look(SlurmCommands(cluster="try"))
     asked = host.calls()
     assert await look(library) == commands
@@ -213,9 +213,7 @@ def python_of_wheel(tmp_path: Path) -> str:
 
 if WHEEL:
 
-    async def test_the_real_library_tells_what_the_commands_tell(
-        tmp_path: Path, python_of_wheel: str
-    ) -> None:
+    async def test_the_real_library_agrees_with_the_commands(tmp_path: Path, python_of_wheel: str) -> None:
         python = python_of_wheel
         commands, library = SlurmCommands(cluster="try"), SlurmLibrary(cluster="try", interpreter=python)
         settings = Host(tmp_path, python).settings("pyslurm")
@@ -368,7 +366,9 @@ async def test_pyslurm_that_is_not_there(host: Host, without_pyslurm: None) -> N
     assert (await choose(host.settings("pyslurm"))).unwanted
 
 
-def test_carme_config_tells(host: Host, without_pyslurm: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_carme_config_names_the_adapter(
+    host: Host, without_pyslurm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = host.folder / "carme.toml"
     file.write_text(
         '[site]\nurl = "https://carme.example.org"\n[slurm]\ncluster = "c"\nadapter = "pyslurm"\n'
