@@ -1,0 +1,1 @@
+"""Builds the job containers; `build` beside this package is its command."""
