@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jinja2 import Environment
 
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 ROLES = sorted(path for path in (ANSIBLE / "roles").iterdir() if path.is_dir())
@@ -47,6 +48,21 @@ def test_every_component_has_packages_on_every_system(family: str) -> None:
         for name in names
     }
     assert wanted | {"ldap", "nfs"} == set(packages)
+
+
+@pytest.mark.parametrize(
+    ("changed", "lists", "seconds"), [(False, 3, "86400"), (True, 3, "0"), (False, 0, "0")]
+)
+def test_a_host_without_lists_of_packages_fetches_them(changed: bool, lists: int, seconds: str) -> None:
+    """The folder of a new host is young, which the module takes for a sign that its lists are, too."""
+    tasks = yaml.safe_load((ANSIBLE / "roles/base/tasks/packages-Debian.yml").read_text())
+    (valid,) = [
+        task["ansible.builtin.apt"]["cache_valid_time"] for task in tasks if "ansible.builtin.apt" in task
+    ]
+    environment = Environment(autoescape=False)  # noqa: S701  # no page
+    environment.tests["changed"] = lambda registered: registered["changed"]
+    registered = {"base_sources": {"changed": changed}, "base_lists": {"matched": lists}}
+    assert environment.from_string(install["cache_valid_time"]).render(registered) == seconds
 
 
 SERVICES = [
