@@ -13,6 +13,7 @@ from carme.validation import NotebookKernel
 from demo_site import DemoSite, wait_until
 from faults.plan import NODE, PHASES, Fault
 from faults.views import View, Views
+from patience import HANG
 
 USER, OTHER = "user1", "user2"
 #: Seconds for which all must have agreed.
@@ -60,7 +61,7 @@ class Batch:
         for phase in ("running", "stopping"):
             wait_until(f"{phase} is ready", lambda phase=phase: self._view(phase).state is SessionState.READY)
         self._kernel = self._open.enter_context(visitor.kernel(visitor.open(self.names["running"])))
-        if not self._kernel.run(f"kept = {self._secret!r}", timeout=60).ok:
+        if not self._kernel.run(f"kept = {self._secret!r}", timeout=HANG).ok:
             raise AssertionError("The kernel of the running session does not work before the fault.")
         self._start("queued", nodes="2", gpus_per_node="4")
         wait_until("queued waits", lambda: self._view("queued").state is SessionState.QUEUED)
@@ -109,7 +110,7 @@ class Batch:
             return
         try:
             self._kernel.connect()
-            cell = self._kernel.run("print(kept)", timeout=30)
+            cell = self._kernel.run("print(kept)", timeout=HANG)
         except (CarmeError, OSError) as error:
             result.problems.append(f"its kernel cannot be used: {error}")
             return

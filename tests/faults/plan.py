@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from carme.sessions import SessionState
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 #: What a session was doing when the fault came.
 PHASES = ("queued", "starting", "running", "stopping")
@@ -53,7 +54,7 @@ def killed(*units: str, node: str = "head") -> Fault:
 
 
 def _podman(site: DemoSite, *arguments: str) -> None:
-    site.podman.run(*arguments, timeout=60)
+    site.podman.run(*arguments, timeout=HANG)
 
 
 def frozen(seconds: float, outcome: dict[str, set[SessionState]]) -> Fault:
@@ -80,7 +81,7 @@ def boot(site: DemoSite, node: str) -> None:
         said = site.run(node, "systemctl", "is-system-running", check=False).stdout.strip()
         return said in ("running", "degraded")
 
-    wait_until(f"{node} has booted", booted, timeout=90)
+    wait_until(f"{node} has booted", booted, timeout=HANG)
 
 
 def _disconnect(site: DemoSite) -> None:
@@ -150,5 +151,5 @@ def heal(site: DemoSite) -> None:
         return bool(states) and all(state == "idle" for state in states)
 
     site.end_all_jobs()
-    wait_until("both nodes are idle", idle, timeout=90)
+    wait_until("both nodes are idle", idle, timeout=HANG)
     time.sleep(1)

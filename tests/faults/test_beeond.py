@@ -15,6 +15,7 @@ import yaml
 from carme.jobs import Job
 from demo_site import ROOT, DemoSite, wait_until
 from faults.plan import boot, heal, kill
+from patience import HANG
 
 CACHE = "/var/cache/carme/data"
 MOUNTS = "/mnt/beeond"
@@ -83,7 +84,7 @@ def over(demo: DemoSite, job_id: int) -> Job:
         known = demo.carme_json("jobs", "--all-states")
         return next((one for one in map(Job.model_validate, known) if one.id == job_id and one.is_over), None)
 
-    return wait_until("the job is over", ended, timeout=120)
+    return wait_until("the job is over", ended, timeout=HANG)
 
 
 def left(demo: DemoSite, node: str) -> str:
@@ -131,7 +132,7 @@ def test_a_node_that_goes_down_under_it(site: DemoSite) -> None:
     wait_until(
         "Slurm has given the node up",
         lambda: not any(job["id"] == job_id for job in site.carme_json("jobs")),
-        timeout=90,
+        timeout=HANG,
     )
     boot(site, node)
     heal(site)

@@ -7,6 +7,7 @@ import pytest
 
 from carme.errors import CarmeError
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 START = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Interrupted"}
 
@@ -27,11 +28,11 @@ def test_the_session_becomes_ready_and_has_one_job(demo: DemoSite, unit: str, la
             wait_until("the broker is back", lambda: demo.carme("status", check=False).returncode == 0)
             assert not demo.carme_json("jobs")
             return
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         listed = demo.run(
             *("head", "sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"),
             *(f"--name=session-{name}", "--user=user1", "--format=JobIDRaw"),
         ).stdout.split()
         assert len(listed) == 1
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
+        visitor.wait(name, "ended", timeout=HANG)

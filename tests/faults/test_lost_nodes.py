@@ -11,6 +11,7 @@ import pytest
 
 from carme.jobs import Job, JobState
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 SCRIPT = Path(__file__).parent / "elastic_training.py"
 BEGAN = re.compile(
@@ -40,12 +41,12 @@ class Training:
             found = [one for one in BEGAN.finditer(self.log()) if int(one[1]) == start]
             return found if len(found) == size else []
 
-        found = wait_until(f"start {start} has {size} ranks", begun, timeout=180)
+        found = wait_until(f"start {start} has {size} ranks", begun, timeout=HANG)
         assert {int(one["size"]) for one in found} == {size}, self.log()
         return found
 
     def says(self, words: str) -> None:
-        wait_until(f"the log says {words!r}", lambda: words in self.log(), timeout=120)
+        wait_until(f"the log says {words!r}", lambda: words in self.log(), timeout=HANG)
 
     def trains(self) -> None:
         """Return when there are newer checkpoints."""
@@ -183,21 +184,21 @@ def test_a_session_goes_on_without_a_node_and_says_so(demo: DemoSite) -> None:
     # give up the other node as well, which it has not asked meanwhile.
     with demo.slurm_settings("SlurmdTimeout=20\n"), demo.visitor("user1") as visitor:
         name = visitor.start(start)
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         with visitor.kernel(visitor.open(name)) as kernel:
-            kernel.run("kept = 42", timeout=60)
+            kernel.run("kept = 42", timeout=HANG)
             try:
                 lose(demo, "n2")
                 wait_until(
                     "the page says it",
                     lambda: (
                         "Its node n2 is lost; the session goes on without."
-                        in visitor.wait(name, "ready", timeout=30).text
+                        in visitor.wait(name, "ready", timeout=HANG).text
                     ),
-                    timeout=120,
+                    timeout=HANG,
                 )
-                assert kernel.run("print(kept)", timeout=60).output.strip() == "42"
+                assert kernel.run("print(kept)", timeout=HANG).output.strip() == "42"
             finally:
                 bring_back(demo, "n2")
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
+        visitor.wait(name, "ended", timeout=HANG)

@@ -1,6 +1,7 @@
 """A session whose node does not answer while Slurm still thinks that it runs; part of `./test faults`."""
 
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 START = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Out of reach"}
 
@@ -19,15 +20,15 @@ def test_a_session_whose_node_does_not_answer_is_out_of_reach_until_it_is_back(d
 
     with demo.slurm_settings("SlurmdTimeout=40\n"), demo.visitor("user1") as visitor:
         name = visitor.start(START)
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         node = demo.carme_json("session", "show", name)["node_list"]
         with visitor.kernel(visitor.open(name)) as kernel:
-            kernel.run("kept = 42", timeout=60)
+            kernel.run("kept = 42", timeout=HANG)
             container = demo.podman.container(node)
-            demo.podman.run("pause", container, timeout=60)
+            demo.podman.run("pause", container, timeout=HANG)
             try:
                 look_at_nodes(node_answers=False)
-                page = visitor.wait(name, "lost", timeout=60)
+                page = visitor.wait(name, "lost", timeout=HANG)
                 assert page.label == "Out of reach"
                 assert (
                     f"The node of the session ({node}) does not answer; wait: the session comes" in page.text
@@ -39,10 +40,10 @@ def test_a_session_whose_node_does_not_answer_is_out_of_reach_until_it_is_back(d
                 ).stdout
                 assert running.strip() == "RUNNING"
             finally:
-                demo.podman.run("unpause", container, timeout=60)
+                demo.podman.run("unpause", container, timeout=HANG)
             look_at_nodes(node_answers=True)
-            visitor.wait(name, "ready", timeout=60)
+            visitor.wait(name, "ready", timeout=HANG)
             kernel.connect()
-            assert kernel.run("print(kept)", timeout=60).output.strip() == "42"
+            assert kernel.run("print(kept)", timeout=HANG).output.strip() == "42"
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
+        visitor.wait(name, "ended", timeout=HANG)

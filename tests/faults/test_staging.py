@@ -8,6 +8,7 @@ import pytest
 from carme.jobs import Job, JobState
 from demo_site import DemoSite, wait_until
 from faults.plan import boot, heal, kill
+from patience import HANG
 
 CACHE = "/var/cache/carme/data"
 JOBS = f"{CACHE}/jobs"
@@ -33,7 +34,7 @@ def nothing_left(demo: DemoSite) -> Iterator[None]:
     demo.run("head", "sh", "-c", f"rm -rf {TO} {SOURCE} /scratch/carme-*")
     for node in ("n1", "n2"):
         demo.run(
-            node, "sh", "-c", f"rm -rf {CACHE}/users/* && /opt/carme/venv/bin/carme-janitor", timeout=200
+            node, "sh", "-c", f"rm -rf {CACHE}/users/* && /opt/carme/venv/bin/carme-janitor", timeout=2 * HANG
         )
 
 
@@ -41,7 +42,7 @@ def nothing_left(demo: DemoSite) -> Iterator[None]:
 def source(demo: DemoSite) -> str:
     """A folder that all hosts have; what its files hold, as a digest."""
     demo.run("head", "python3", "-c", MAKE)
-    return demo.run("head", "sh", "-c", DIGEST.format(SOURCE), timeout=200).stdout
+    return demo.run("head", "sh", "-c", DIGEST.format(SOURCE), timeout=2 * HANG).stdout
 
 
 def test_results_on_a_node_that_went_down(demo: DemoSite) -> None:
@@ -57,7 +58,7 @@ def test_results_on_a_node_that_went_down(demo: DemoSite) -> None:
     demo.run(node, "systemctl", "stop", "slurmd")  # no epilog will run
     demo.run(node, "sh", "-c", "pkill -KILL slurmstepd; true")
     try:
-        wait_until("Slurm has given the node up", lambda: not _active(demo, job_id), timeout=60)
+        wait_until("Slurm has given the node up", lambda: not _active(demo, job_id), timeout=HANG)
         assert not demo.run("head", "cat", f"{TO}/state", check=False).stdout
     finally:
         demo.run(node, "systemctl", "start", "slurmd")
@@ -85,7 +86,7 @@ def test_results_of_a_job_that_reaches_its_time_limit(demo: DemoSite) -> None:
     )
     options = ["--time", "1m", "--stage", f"scratch:{SOURCE}", "--results", TO]
     job_id = _submit(demo, *options, "--", "sh", "-c", script)
-    wait_until("its time is over", lambda: not _active(demo, job_id), timeout=300)
+    wait_until("its time is over", lambda: not _active(demo, job_id), timeout=2 * HANG)
     assert demo.job_state(job_id) is JobState.TIMEOUT
     wait_until("the results are out", lambda: demo.run("head", "cat", f"{TO}/place", check=False).stdout)
     assert demo.run("head", "cat", f"{TO}/place").stdout.startswith("/scratch/carme-")
@@ -104,12 +105,12 @@ def test_a_node_that_is_killed_while_data_comes(demo: DemoSite, source: str) -> 
 
     node = wait_until("data comes", half)
     kill(demo, node)
-    wait_until("the job is over", lambda: not _active(demo, job_id), timeout=180)
+    wait_until("the job is over", lambda: not _active(demo, job_id), timeout=HANG)
     # The job went to another node, and had all of the data there.
     assert source in demo.carme("logs", str(job_id)).stdout
     boot(demo, node)
     heal(demo)
-    demo.run(node, "systemctl", "start", "carme-janitor", timeout=200)
+    demo.run(node, "systemctl", "start", "carme-janitor", timeout=2 * HANG)
     # What is not complete is told to nobody as a copy.
     assert not demo.run(node, "sh", "-c", f"ls {CACHE}/users/*/*/about.json", check=False).stdout
     assert " AvailableFeatures=carme_" not in demo.run("head", "scontrol", "-o", "show", "node", node).stdout
@@ -121,7 +122,7 @@ def test_a_node_that_is_killed_while_data_comes(demo: DemoSite, source: str) -> 
         again = _submit(
             demo, "--stage", SOURCE, "--", "sh", "-c", DIGEST.format("$CARME_DATA/staging-faults")
         )
-        wait_until("the next job is over", lambda: not _active(demo, again), timeout=180)
+        wait_until("the next job is over", lambda: not _active(demo, again), timeout=HANG)
     finally:
         demo.run("head", "scontrol", "update", f"NodeName={other}", "State=RESUME")
     # It went on with what had been there, and that is what was copied, byte by byte.
@@ -135,7 +136,7 @@ def test_data_that_does_not_fit(demo: DemoSite, source: str) -> None:
         _small(demo, node)
     try:
         job_id = _submit(demo, "--stage", SOURCE, "--", "hostname")
-        wait_until("the job is over", lambda: not _active(demo, job_id), timeout=120)
+        wait_until("the job is over", lambda: not _active(demo, job_id), timeout=HANG)
         log = demo.carme("logs", str(job_id)).stdout
         assert "There is no room for" in log and "stage less, or to scratch" in log
         (job,) = [job for job in demo.carme_json("jobs", "--all-states") if job["id"] == job_id]

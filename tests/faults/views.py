@@ -12,6 +12,7 @@ from carme.errors import CarmeError
 from carme.sessions import SessionState
 from carme.validation import Visitor
 from demo_site import DemoSite
+from patience import HANG
 
 #: For each state those of the job in Slurm's queue and of the server in the hub that fit; "": none there.
 FITTING: dict[SessionState, tuple[set[str], set[str]]] = {
@@ -127,6 +128,6 @@ class Views:
     def _begin(self) -> subprocess.Popen[str]:
         code = (Path(__file__).parent / "observer.py").read_text()
         with contextlib.suppress(AssertionError, subprocess.SubprocessError):  # the head itself may be down
-            self._site.run("head", "tee", OBSERVER, data=code, timeout=10)
+            self._site.run("head", "tee", OBSERVER, data=code, timeout=HANG)
         address = "http://127.0.0.1:8000/jupyter/hub/api"
         return self._site.begin("head", "/opt/carme/venv/bin/python", OBSERVER, self._user, address)

@@ -9,6 +9,7 @@ from bs4 import BeautifulSoup
 
 from carme.jobs import JobState
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 from .conftest import Gpus
 
@@ -82,12 +83,12 @@ def test_the_owner_of_an_idle_gpu_is_warned_twice_and_then_the_job_ends(
     )
     advice = demo.carme_json("report", str(job))["advice"]
     assert advice[0]["topic"] == "policy" and "warning 1 of 2" in advice[0]["text"]
-    second = wait_until("the second one", lambda: told(demo, "user1", job)[:-1], timeout=300)
+    second = wait_until("the second one", lambda: told(demo, "user1", job)[:-1], timeout=2 * HANG)
     assert "This is warning 2 of 2: unless that changes, the job is stopped at" in second[0]
     assert demo.job_state(job) is JobState.RUNNING
 
-    wait_until("the job is stopped", lambda: demo.job_state(job) is JobState.CANCELLED, timeout=300)
-    last = wait_until("the user is told", lambda: told(demo, "user1", job)[:-2], timeout=120)
+    wait_until("the job is stopped", lambda: demo.job_state(job) is JobState.CANCELLED, timeout=2 * HANG)
+    last = wait_until("the user is told", lambda: told(demo, "user1", job)[:-2], timeout=HANG)
     assert last[0].startswith(f"Your job {job} was stopped after 2 warnings: Job {job}: GPU ")
 
     log = demo.run("head", "cat", "/var/log/carme/audit.jsonl").stdout

@@ -10,6 +10,7 @@ import pytest
 from carme.reports import read_record
 from demo_metrics import CURL, READER
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 from .conftest import Gpus
 
@@ -58,7 +59,7 @@ def test_a_lost_gpu_and_an_xid_reach_the_administrators(demo: DemoSite, gpus: Gp
     gpus.show("util=0", "util=0", "util=0", "util=0")
     wait_until("Prometheus sees the GPUs", lambda: value(demo, 'sum(carme_gpu_up{node="n1"})') == 4)
     gpus.show("util=0 xid=79", "util=0", "util=0", "util=0")
-    wait_until("the XID is an alert", lambda: "CarmeGpuXid" in alerts(demo), timeout=240)
+    wait_until("the XID is an alert", lambda: "CarmeGpuXid" in alerts(demo), timeout=2 * HANG)
     found = alerts(demo)["CarmeGpuXid"]
     assert (found["node"], found["gpu"], found["xid"], found["audience"]) == ("n1", "0", "79", "admin")
 
@@ -120,7 +121,7 @@ def test_a_job_s_report_from_metrics_and_from_the_accounting(
         form = ("--noheader", "--parsable2", "--allocations", "--format=AdminComment")
         return demo.run("head", "sacct", f"--jobs={job}", *form).stdout.strip()
 
-    written = read_record(wait_until("its record is in the accounting", comment, timeout=120))
+    written = read_record(wait_until("its record is in the accounting", comment, timeout=HANG))
     assert written is not None
     assert sorted(gpu.busy for gpu in written.gpus)[1] > 0.5
     # Without Prometheus the record tells the same.

@@ -13,6 +13,7 @@ from carme.reports import read_record
 from carme.validation import Visitor
 from carme_monitoring.dashboards import BOARDS
 from demo_site import ROOT, DemoSite, wait_until
+from patience import HANG
 
 from .conftest import Gpus
 from .test_prometheus import value
@@ -48,7 +49,7 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
 
     whose = f'{{jobid="{job}",user="user1"}}'
     query = f"count(carme_training_loss{whose})"
-    wait_until("four ranks tell how they go on", lambda: value(demo, query) == 4, timeout=180)
+    wait_until("four ranks tell how they go on", lambda: value(demo, query) == 4, timeout=HANG)
     assert value(demo, f"count(count by (node) (carme_training_ranks{whose}))") == 2
     assert value(demo, f"max(carme_training_ranks{whose})") == 4
 
@@ -66,12 +67,12 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
             return not left
 
         try:
-            wait_until("every board is filled", filled, timeout=120)
+            wait_until("every board is filled", filled, timeout=HANG)
         except AssertionError as error:
             error.add_note(f"Nothing to show in: {sorted(left)}")
             raise
         assert empty(owner, "mine", ["carme-job", "carme-project"], of_job) <= wanted
-    wait_until("the run is over", lambda: demo.job_state(job) == "COMPLETED", timeout=360)
+    wait_until("the run is over", lambda: demo.job_state(job) == "COMPLETED", timeout=2 * HANG)
 
     report = demo.carme_json("report", str(job))
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -98,6 +99,6 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
         form = ("--noheader", "--parsable2", "--allocations", "--format=AdminComment")
         return demo.run("head", "sacct", f"--jobs={job}", *form).stdout.strip()
 
-    written = read_record(wait_until("its record is in the accounting", comment, timeout=120))
+    written = read_record(wait_until("its record is in the accounting", comment, timeout=HANG))
     assert written is not None and written.training is not None and written.training.ranks == 4
-    wait_until("its series are gone", lambda: value(demo, query) is None, timeout=120)
+    wait_until("its series are gone", lambda: value(demo, query) is None, timeout=HANG)

@@ -16,6 +16,7 @@ from playwright.sync_api import Page, expect
 from simulated_provider import CLIENT, SECRET, Provider
 
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 BASE = "dc=example,dc=org"
 FOLDER, UNIT, SECRETS = "/srv/showing-ldap", "showing-slapd", "/etc/carme/secrets"
@@ -102,7 +103,7 @@ def files(demo: DemoSite, host: str, contents: dict[str, bytes]) -> None:
             member = tarfile.TarInfo(name.lstrip("/"))
             member.size, member.mode = len(content), 0o600
             archive.addfile(member, io.BytesIO(content))
-    demo.podman.execute(host, "tar", "--extract", "--directory=/", data=buffer.getvalue(), timeout=60)
+    demo.podman.execute(host, "tar", "--extract", "--directory=/", data=buffer.getvalue(), timeout=HANG)
 
 
 def play(demo: DemoSite, variables: dict[str, object]) -> None:
@@ -138,7 +139,9 @@ def site(demo: DemoSite, provider: Provider) -> Iterator[DemoSite]:
     public, key = self_signed("head")
     people = "".join(PERSON.format(name=n, number=i, full_name=f, base=BASE) for n, i, f in PEOPLE)
     written = {"slapd.conf": SLAPD_CONF, "all.ldif": TOP + people}
-    demo.run("head", "sh", "-c", "DEBIAN_FRONTEND=noninteractive apt-get install -qq -y slapd", timeout=300)
+    demo.run(
+        "head", "sh", "-c", "DEBIAN_FRONTEND=noninteractive apt-get install -qq -y slapd", timeout=2 * HANG
+    )
     try:
         demo.run("head", "systemctl", "disable", "--now", "slapd", check=False)
         demo.run("head", "install", "-d", "-m", "700", FOLDER, f"{FOLDER}/data")

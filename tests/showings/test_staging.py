@@ -16,6 +16,7 @@ from playwright.sync_api import Page, expect
 
 from carme.jobs import Job, JobState
 from demo_site import DemoSite, wait_until
+from patience import HANG
 from points import training
 
 CACHE = "/var/cache/carme/data"
@@ -81,15 +82,15 @@ def test_from_an_upload_to_results_and_the_cache(
     expect(page).to_have_url(re.compile(r"/jobs/\d+/"))
     catalogue = f"/home/user1/.local/share/carme/datasets/{NAME}.json"
     entered = ("cat", catalogue)
-    wait_until("it is entered", lambda: demo.run("head", *entered, check=False).stdout, timeout=90)
+    wait_until("it is entered", lambda: demo.run("head", *entered, check=False).stdout, timeout=HANG)
     page.goto("/datasets/")
     expect(page.locator("tr", has_text=NAME)).to_contain_text("CC0")
     keep("staging-2-the-catalogue")
 
     # A version never changes: what makes copying last is a second one, with random bytes beside.
     extra = f"head -c {EXTRA} /dev/urandom >/home/user1/{NAME}/bytes"
-    demo.run("head", "sh", "-c", extra, user="user1", timeout=300)
-    demo.carme("datasets", "add", NAME, f"/home/user1/{NAME}", timeout=300)
+    demo.run("head", "sh", "-c", extra, user="user1", timeout=2 * HANG)
+    demo.carme("datasets", "add", NAME, f"/home/user1/{NAME}", timeout=2 * HANG)
 
     fill_in(page, "Trains from the node's disk")
     page.get_by_role("button", name="Start", exact=True).click()
@@ -99,7 +100,7 @@ def test_from_an_upload_to_results_and_the_cache(
     expect(page.locator(".status .state").first).to_have_text("Ready", timeout=180_000)
     first = re.findall(r"/sessions/(s[a-z0-9]{8})/", page.url)[0]
     with demo.visitor("user1") as visitor, visitor.kernel(visitor.open(first)) as kernel:
-        cell = kernel.run(training(NAME), timeout=60)
+        cell = kernel.run(training(NAME), timeout=HANG)
         assert cell.ok, cell.output
         points, path, slope, offset, _ = json.loads(cell.output)
     assert (points, slope, offset) == (FILES * 10, 3, 1) and path.startswith(f"{CACHE}/users/")
@@ -150,11 +151,11 @@ def test_a_booking_finds_its_data_when_it_begins(demo: DemoSite) -> None:
                         return one
                 return None
 
-            job = wait_until("its data is there", brought, timeout=200)
+            job = wait_until("its data is there", brought, timeout=2 * HANG)
             assert job.state is JobState.COMPLETED
             assert int(demo.run("head", "date", "+%s").stdout) < begins
-            session = wait_until("its session is there", lambda: session_of(owner, name), timeout=300)
-            owner.wait(session, "ready", timeout=90)
+            session = wait_until("its session is there", lambda: session_of(owner, name), timeout=2 * HANG)
+            owner.wait(session, "ready", timeout=HANG)
             (running,) = [one for one in demo.carme_json("jobs") if one["name"] == f"session-{session}"]
             assert running["node_list"] == job.node_list
             assert f"{NAME}: it was there already" in demo.carme("logs", str(running["id"])).stdout
