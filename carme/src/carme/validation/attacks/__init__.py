@@ -3,8 +3,9 @@
 Run as root on the head: `python -m carme.validation.attacks --help`. Needs the extra `carme[validation]`.
 """
 
+from carme.validation.attacks.case import Attack
+from carme.validation.attacks.cases import ATTACKS
 from carme.validation.attacks.report import Result, markdown, verdict
 from carme.validation.attacks.scene import Scene
-from carme.validation.attacks.table import ATTACKS, Attack
 
 __all__ = ["ATTACKS", "Attack", "Result", "Scene", "markdown", "verdict"]

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from carme.errors import CarmeError
+from carme.validation.attacks.case import Attack, Deed
 from carme.validation.attacks.moves import Outcome
 from carme.validation.attacks.scene import Scene, evidence
-from carme.validation.attacks.table import Attack, Deed
 
 
 @dataclass(frozen=True)

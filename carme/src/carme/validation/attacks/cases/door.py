@@ -1,0 +1,115 @@
+"""Attacks: the door."""
+
+from urllib.parse import urljoin
+
+from carme.validation.attacks.case import Area, add
+from carme.validation.attacks.cases.notebook_server import api, as_browser, by_door, moves_any, victim_reads
+from carme.validation.attacks.moves import Outcome
+from carme.validation.attacks.scene import Player, Scene
+from carme.validation.notebook import ChannelClosed
+
+AREA = Area("The door")
+
+CONFUSING = (
+    "/jupyter/user/ATTACKER/%2e%2e/VICTIM/REST",
+    "/jupyter/user/ATTACKER/..%2fVICTIM/REST",
+    "/jupyter/user/ATTACKER%2f..%2fVICTIM/REST",
+    "/jupyter/user/ATTACKER/../VICTIM/REST",
+    "/jupyter/user/ATTACKER\\..\\VICTIM/REST",
+    "/jupyter/user/ATTACKER%5c..%5cVICTIM/REST",
+    "/jupyter/user/./VICTIM/REST",
+    "/jupyter/user//VICTIM/REST",
+    "/jupyter//user/VICTIM/REST",
+    "//jupyter/user/VICTIM/REST",
+    "/jupyter/%75ser/VICTIM/REST",
+    "/jupyter/%2575ser/VICTIM/REST",
+    "/jupyter/hub/../user/VICTIM/REST",
+    "/jupyter/hub/..%2fuser/VICTIM/REST",
+    "/jupyter/hub\\..\\user\\VICTIM/REST",
+    "/static/../jupyter/user/VICTIM/REST",
+    "/static/..%2fjupyter/user/VICTIM/REST",
+    "/jupyter/user/VICTIM%00/REST",
+    "/jupyter/user/ATTACKER/#/../VICTIM/REST",
+    "/jupyter/user/ATTACKER/?/../VICTIM/REST",
+    "/jupyter/user/ATTACKER;/../VICTIM/REST",
+)
+
+
+def confusing(scene: Scene, whose: Player, server: Player, rest: str, text: str) -> Outcome:
+    """Try each spelling of an address of `server` that could pass for one of `whose`."""
+    reached, statuses = [], set()
+    for spelling in CONFUSING:
+        path = spelling.replace("ATTACKER", whose.name).replace("VICTIM", server.name).replace("REST", rest)
+        headers = as_browser(whose, f"/jupyter/user/{whose.name}/") | as_browser(whose, whose.base)
+        got, said = by_door(scene, path, headers=headers, text=text)
+        statuses.add(said)
+        if got:
+            reached.append(spelling)
+    return bool(reached), "reached by " + ", ".join(reached) if reached else ", ".join(sorted(statuses))
+
+
+def rest_of(player: Player, tail: str) -> str:
+    """What follows the user's name in the address of a server."""
+    return player.base.split(f"/{player.name}/", 1)[1] + tail
+
+
+add(
+    AREA,
+    "spellings of the victim's address",
+    "reaches the victim's server by addresses that nginx, the proxy and the portal could read differently",
+    lambda s: confusing(s, s.attacker, s.victim, rest_of(s.victim, "api/contents"), '"path"'),
+    victim_reads,
+)
+add(
+    AREA,
+    "question to the portal",
+    "asks from outside what only nginx may ask",
+    lambda s: moves_any(
+        *(
+            by_door(s, path, headers=as_browser(s.attacker, "/") | {"X-Original-URI": s.attacker.base})
+            for path in ("/internal/enter", "//internal/enter", "/%69nternal/enter", "/x/..%2finternal/enter")
+        )
+    ),
+    victim_reads,
+)
+add(
+    AREA,
+    "signed out",
+    "uses a copy of the victim's cookies after the victim has signed out",
+    lambda s: signed_out(s, leave=True),
+    lambda s: signed_out(s, leave=False),
+)
+
+
+def signed_out(scene: Scene, leave: bool) -> Outcome:
+    """Use a browser's cookies, after its owner has signed out there or not."""
+    with scene.another_browser(scene.victim) as visitor:
+        owner = Player(scene.victim.account, "", visitor)
+        headers = as_browser(owner, api(scene))
+        by_door(scene, api(scene), headers=headers)  # so that nginx may remember the yes
+        if leave:
+            scene.sign_out(visitor)
+        return by_door(scene, api(scene), headers=headers, text='"path"')
+
+
+add(
+    AREA,
+    "signed out, kernel open",
+    "goes on computing over a connection to a kernel that was opened before the victim signed out",
+    lambda s: kernel_after(s, leave=True),
+    lambda s: kernel_after(s, leave=False),
+)
+
+
+def kernel_after(scene: Scene, leave: bool) -> Outcome:
+    """Run a cell over an open connection, after its owner has signed out there or not."""
+    server = urljoin(scene.settings.site.url, scene.victim.base)
+    with scene.another_browser(scene.victim) as visitor, visitor.kernel(server) as kernel:
+        kernel.run("40 + 1", timeout=60)
+        if leave:
+            scene.sign_out(visitor)
+        try:
+            said = kernel.run("40 + 2", timeout=60).output
+        except ChannelClosed as closed:
+            said = str(closed)
+    return "42" in said, said

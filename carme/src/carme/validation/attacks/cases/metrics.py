@@ -1,0 +1,91 @@
+"""Attacks: metrics."""
+
+import time
+from urllib.parse import quote
+
+from carme.validation.attacks.case import Area, add
+from carme.validation.attacks.cases.notebook_server import as_browser, by_door, certificate_of, moves_any
+from carme.validation.attacks.moves import Outcome
+from carme.validation.attacks.scene import Player, Scene
+
+AREA = Area("Metrics")
+
+#: Ways to ask for the series of a job, by who may not see them.
+QUERIES = (
+    'carme_job_info{jobid="JOB"}',
+    '{user="VICTIM"}',
+    '{jobid=~".+"}',
+    'carme_job_info or carme_job_info{user="VICTIM"}',
+    'max_over_time(carme_job_info{jobid="JOB"}[10m:30s])',
+    'carme_job_info{user="ATTACKER"} or on () carme_job_info{jobid="JOB"}',
+    'carme_job_info{user="ATTACKER\\"} or carme_job_info{user=\\"VICTIM"}',
+)
+
+
+def series(scene: Scene, player: Player, scope: str) -> Outcome:
+    """Look for the victim's job in what the portal tells of metrics."""
+    outcomes = []
+    for query in QUERIES:
+        asked = query.replace("JOB", str(scene.job_id)).replace("VICTIM", scene.victim.name)
+        asked = quote(asked.replace("ATTACKER", scene.attacker.name))
+        for path in (f"query?query={asked}", f"series?match[]={asked}"):
+            where = f"/metrics/{scope}/api/v1/{path}"
+            outcomes.append(
+                by_door(scene, where, headers=as_browser(player, where), text=f'"{scene.job_id}"')
+            )
+    return moves_any(*outcomes)
+
+
+def own_series(scene: Scene) -> Outcome:
+    """The victim asks the same about the victim's own jobs; the next scrape may be still to come."""
+    end = time.monotonic() + 60
+    while not (found := series(scene, scene.victim, "mine"))[0] and time.monotonic() < end:
+        time.sleep(3)
+    return found
+
+
+for name, what, scope in (
+    ("own series", "looks for the victim's job among the series of the attacker's own jobs", "mine"),
+    (
+        "account's series",
+        "looks for it among those of the victim's account, which others manage",
+        "account/ACCOUNT",
+    ),
+    ("all series", "looks for it among all series, which administrators may see", "all"),
+):
+    add(
+        AREA,
+        name,
+        what,
+        lambda s, scope=scope: series(
+            s, s.attacker, scope.replace("ACCOUNT", s.victim.job.account if s.victim.job else "")
+        ),
+        own_series,
+        needs_metrics=True,
+    )
+add(
+    AREA,
+    "Prometheus itself",
+    "asks Prometheus, past the portal, on the head",
+    lambda s: moves_any(
+        *(
+            s.attacker_head.make("http", host="127.0.0.1", port=9090, path="/api/v1/query?query=up", tls=tls)
+            for tls in (True, False)
+        )
+    ),
+    own_series,
+    needs_metrics=True,
+)
+add(
+    AREA,
+    "exporter",
+    "asks the exporter of the node, without and with the certificate of the attacker's own server",
+    lambda s: moves_any(
+        *(
+            s.attacker_node.make("http", host=s.agent[0], port=9750, path="/metrics", **more)
+            for more in ({}, {"tls": False}, certificate_of(s.attacker))
+        )
+    ),
+    own_series,
+    needs_metrics=True,
+)

@@ -1,0 +1,164 @@
+"""Attacks: the node."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from carme.broker import BrokerClient
+from carme.jobs import Job, JobRequest
+from carme.validation.attacks.case import JOB_SECONDS, Area, add, on_node
+from carme.validation.attacks.moves import Outcome
+from carme.validation.attacks.scene import Player, Scene
+
+AREA = Area("The node")
+
+on_node(
+    AREA,
+    "/tmp",
+    "reads a file of the victim's in /tmp",
+    "find_text",
+    lambda s: {"path": "/tmp/carme-two-users", "text": s.secret},
+)
+on_node(
+    AREA,
+    "/dev/shm",
+    "reads a file of the victim's in /dev/shm",
+    "find_text",
+    lambda s: {"path": "/dev/shm/carme-two-users", "text": s.secret},
+)
+on_node(
+    AREA,
+    "/tmp by /proc",
+    "reads the victim's /tmp by way of the server's /proc/PID/root",
+    "enter",
+    lambda s: {"path": f"/proc/{s.server_pid}/root/tmp"},
+)
+add(
+    AREA,
+    "/tmp by its true place",
+    "looks for the victim's /tmp where Slurm keeps it",
+    lambda s: s.attacker_node.make("enter", path=f"/var/lib/slurm/job-tmp/{s.job_id}"),
+    lambda s: s.victim_node.make("enter", path="/tmp"),
+)
+on_node(
+    AREA,
+    "GPUs",
+    "opens the GPUs of the victim's job",
+    "devices",
+    lambda s: {"paths": s.victims_gpus},
+    needs_gpus=True,
+)
+on_node(
+    AREA,
+    "processes",
+    "looks at the command lines of the victim's processes",
+    "processes_of",
+    lambda s: {"user": s.victim.name},
+)
+on_node(
+    AREA, "signals", "sends signals to the victim's server", "send_signal", lambda s: {"pid": s.server_pid}
+)
+add(
+    AREA,
+    "debugger",
+    "attaches to the victim's server as a debugger does",
+    lambda s: s.attacker_node.make("trace", pid=s.server_pid),
+    # Attaching stops a server for a moment, and some sites forbid it for all but one's children.
+    lambda s: s.attacker_node.make("own_child_traced"),
+)
+on_node(AREA, "memory", "opens the memory of the victim's server", "memory", lambda s: {"pid": s.server_pid})
+for name, what, command in (
+    (
+        "step in the job",
+        "runs a program inside the victim's job",
+        ["srun", "--jobid=JOB", "--overlap", "--ntasks=1", "id"],
+    ),
+    (
+        "change the job",
+        "changes the job's time limit by Slurm",
+        ["scontrol", "update", "JobId=JOB", "TimeLimit=-1"],
+    ),
+):
+    add(
+        AREA,
+        name,
+        what,
+        lambda s, c=command: s.attacker_head.make(
+            "run", arguments=[w.replace("JOB", str(s.job_id)) for w in c], texts=[]
+        ),
+        lambda s, c=command: s.victim_head.make(
+            "run", arguments=[w.replace("JOB", str(s.job_id)) for w in c], texts=[]
+        ),
+    )
+add(
+    AREA,
+    "cancel by Slurm",
+    "cancels the victim's job by scancel",
+    # scancel says nothing and ends well when it may not: whether the job lives is what counts.
+    lambda s: (
+        s.attacker_head.make("run", arguments=["scancel", str(s.job_id)], texts=[])[1:] and not lives(s),
+        "scancel was run; the job " + ("lives" if lives(s) else "is gone"),
+    ),
+    lambda s: cancelled(
+        s, s.victim, lambda job: s.victim_head.make("run", arguments=["scancel", str(job)], texts=[])
+    ),
+)
+for whom in ("victim", "root"):
+    add(
+        AREA,
+        f"sbatch as {whom}",
+        f"submits a job as {'the victim' if whom == 'victim' else 'root'} with sbatch --uid",
+        lambda s, whom=whom: s.attacker_head.make(
+            "run",
+            arguments=[
+                "sbatch",
+                f"--uid={s.victim.account.uid if whom == 'victim' else 0}",
+                "--test-only",
+                "--chdir=/",
+                "--wrap=true",
+            ],
+            texts=["to start at"],
+        ),
+        lambda s: s.attacker_head.make(
+            "run", arguments=["sbatch", "--test-only", "--chdir=/", "--wrap=true"], texts=["to start at"]
+        ),
+    )
+
+
+def lives(scene: Scene) -> bool:
+    """Whether the victim's session runs on."""
+    return BrokerClient(scene.settings.broker.socket).job(scene.job_id).is_active
+
+
+def cancelled(scene: Scene, player: Player, cancel: Callable[[int], Outcome]) -> Outcome:
+    """Whether a user can end a small job of their own in this way."""
+    client = BrokerClient(scene.settings.broker.socket)
+    # It does not end by itself while it is waited for.
+    job = client.submit(small_job(command=["sleep", "600"], minutes=10), user=player.name)
+    said = cancel(job)[1]
+    if once_over(client, job):
+        return True, f"a job of their own was cancelled; {said}"
+    client.cancel(job)
+    return False, said
+
+
+def once_over(client: BrokerClient, job_id: int) -> Job | None:
+    """A small job once it is over; None if it is not after longer than a busy cluster takes."""
+    end = time.monotonic() + JOB_SECONDS
+    while not (job := client.job(job_id)).is_over:
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.2)
+    return job
+
+
+def small_job(**changes: Any) -> JobRequest:
+    """A job that waits a minute."""
+    values = {
+        "name": "security check",
+        "kind": "batch",
+        "image": None,
+        "command": ["sleep", "60"],
+        "minutes": 1,
+    }
+    return JobRequest(**(values | changes))

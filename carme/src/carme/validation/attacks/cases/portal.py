@@ -1,0 +1,56 @@
+"""Attacks: the portal."""
+
+from collections.abc import Callable
+
+from carme.validation.attacks.case import Area, Deed, add
+from carme.validation.attacks.cases.job_fabric import ATTACKER, VICTIM
+from carme.validation.attacks.cases.node import lives
+from carme.validation.attacks.cases.notebook_server import as_browser, by_door
+from carme.validation.attacks.moves import Outcome
+from carme.validation.attacks.scene import Player, Scene
+
+AREA = Area("The portal")
+
+
+def page(path: str) -> tuple[Deed, Deed]:
+    """A page of the victim's, by the attacker and by the victim."""
+
+    def by(player: Callable[[Scene], Player]) -> Deed:
+        def deed(scene: Scene) -> Outcome:
+            where = path.replace("SESSION", scene.victim.session).replace("JOB", str(scene.job_id))
+            return by_door(scene, where, headers=as_browser(player(scene), where))
+
+        return deed
+
+    return by(ATTACKER), by(VICTIM)
+
+
+for name, what, path in (
+    ("session's page", "opens the victim's session's page", "/sessions/SESSION/"),
+    ("session's live page", "opens its live part", "/sessions/SESSION/live/"),
+    ("stop page", "opens the page that stops it", "/sessions/SESSION/stop/"),
+    ("job's page", "opens the page of the victim's job, with its log", "/jobs/JOB/"),
+    ("job's use", "opens what the victim's job used", "/jobs/JOB/use/"),
+):
+    add(AREA, name, what, *page(path))
+for name, what, path in (
+    ("stop", "sends the form that stops the victim's session", "/sessions/SESSION/stop/"),
+    ("extend", "sends the form that prolongs it", "/sessions/SESSION/extend/"),
+):
+    add(AREA, name, what, lambda s, path=path: sent_form(s, path), page("/sessions/SESSION/")[1])
+
+
+def sent_form(scene: Scene, path: str) -> Outcome:
+    """Send a form as the attacker, with the attacker's own valid token against forgery."""
+    visitor = scene.attacker.visitor
+    url = scene.settings.site.url
+    start = visitor.form(visitor.fetch(url), "gpus_per_node")
+    form_token = start.select_one('[name="csrfmiddlewaretoken"]')
+    assert form_token
+    answer = visitor.http.post(
+        url + path.replace("SESSION", scene.victim.session),
+        data={"csrfmiddlewaretoken": str(form_token["value"]), "minutes": "1"},
+        headers={"Referer": url + "/"},
+        follow_redirects=False,
+    )
+    return answer.status_code < 400 or not lives(scene), f"status {answer.status_code}"
