@@ -1,4 +1,4 @@
-"""The attacks on a site: when one counts as stopped, and that the moves do what they say."""
+"""The attacks on a site: when one counts as stopped, and that the actions do what they say."""
 
 import os
 import socket
@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 from carme.errors import CarmeError
-from carme.validation.attacks import ATTACKS, Attack, Scene, markdown, moves, verdict
+from carme.validation.attacks import ATTACKS, Attack, Fixture, actions, markdown, verdict
 
-SCENE = cast(
-    Scene,
+FIXTURE = cast(
+    Fixture,
     SimpleNamespace(
         node="n1",
         victim=SimpleNamespace(name="ada"),
@@ -27,19 +27,19 @@ SCENE = cast(
 )
 
 
-def reached(_: Scene) -> moves.Outcome:
+def reached(_: Fixture) -> actions.Outcome:
     return True, "got it | all"
 
 
-def kept_out(_: Scene) -> moves.Outcome:
+def kept_out(_: Fixture) -> actions.Outcome:
     return False, "EACCES"
 
 
-def failing(_: Scene) -> moves.Outcome:
+def failing(_: Fixture) -> actions.Outcome:
     raise CarmeError("There is no such node.")
 
 
-def broken(_: Scene) -> moves.Outcome:
+def broken(_: Fixture) -> actions.Outcome:
     raise LookupError("nobody thought of that")
 
 
@@ -59,7 +59,7 @@ def broken(_: Scene) -> moves.Outcome:
 )
 def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, stopped: bool) -> None:
     said: list[str] = []
-    report = verdict([Attack("x", "Area", "tries | it", attack, control)], SCENE, said.append)
+    report = verdict([Attack("x", "Area", "tries | it", attack, control)], FIXTURE, said.append)
     (line,) = report["attacks"]
     assert (report["ok"], line["ok"], line["stopped"]) == (ok, ok, stopped)
     assert report["checks"][0]["ok"] is ok and bool(report["checks"][0]["remedy"]) is not ok
@@ -71,7 +71,7 @@ def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, s
 
 
 def test_attacks_on_gpus_need_gpus() -> None:
-    assert verdict([Attack("x", "", "", reached, reached, needs_gpus=True)], SCENE, print)["attacks"] == []
+    assert verdict([Attack("x", "", "", reached, reached, needs_gpus=True)], FIXTURE, print)["attacks"] == []
 
 
 def test_every_attack_has_a_name_of_its_own() -> None:
@@ -82,30 +82,30 @@ def test_every_attack_has_a_name_of_its_own() -> None:
 def test_moves_in_the_file_system(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     assert (
-        moves.read(f"{tmp_path}/secret")[0]
-        and moves.enter(str(tmp_path))[0]
-        and moves.write(str(tmp_path))[0]
+        actions.read(f"{tmp_path}/secret")[0]
+        and actions.enter(str(tmp_path))[0]
+        and actions.write(str(tmp_path))[0]
     )
-    assert moves.read(f"{tmp_path}/none") == (False, "ENOENT: No such file or directory")
-    assert not moves.enter(f"{tmp_path}/none")[0]
-    assert not moves.find_text(f"{tmp_path}/secret", "y")[0]
-    assert not moves.connect_unix(f"{tmp_path}/secret")[0]
+    assert actions.read(f"{tmp_path}/none") == (False, "ENOENT: No such file or directory")
+    assert not actions.enter(f"{tmp_path}/none")[0]
+    assert not actions.find_text(f"{tmp_path}/secret", "y")[0]
+    assert not actions.connect_unix(f"{tmp_path}/secret")[0]
 
 
 def test_moves_on_processes() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        assert moves.send_signal(child.pid)[0] and moves.memory(child.pid)[0]
+        assert actions.send_signal(child.pid)[0] and actions.memory(child.pid)[0]
     finally:
         child.kill()
         child.wait()
-    assert not moves.send_signal(child.pid)[0]
-    assert not moves.trace(child.pid)[0]
+    assert not actions.send_signal(child.pid)[0]
+    assert not actions.trace(child.pid)[0]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not")
 def test_moves_of_somebody_else_fail(tmp_path: Path) -> None:
-    source = Path(moves.__file__).read_text()
+    source = Path(actions.__file__).read_text()
     (tmp_path / "secret").write_text("x")
     script = (
         f"{source.rpartition('if __name__')[0]}\n"
@@ -121,13 +121,13 @@ def test_moves_on_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         account = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-        seen = moves.tcp_ports_of(account)
+        seen = actions.tcp_ports_of(account)
         assert ("127.0.0.1", port) in seen
         # The account's other programs, such as tests beside this one, open and close ports all the time.
-        monkeypatch.setattr(moves, "tcp_ports_of", lambda user: seen)
+        monkeypatch.setattr(actions, "tcp_ports_of", lambda user: seen)
         others = [known for _, known in seen if known != port]
-        assert moves.other_ports(account, others)[0]
-        assert not moves.other_ports(account, [*others, port])[0]
+        assert actions.other_ports(account, others)[0]
+        assert not actions.other_ports(account, [*others, port])[0]
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +177,6 @@ def test_a_server_that_wants_a_certificate(authority: Path, shown: bool) -> None
         server = threading.Thread(target=accept)
         server.start()
         certificate = str(authority) if shown else ""
-        outcome, said = moves.talk("127.0.0.1", listening.getsockname()[1], certificate=certificate)
+        outcome, said = actions.talk("127.0.0.1", listening.getsockname()[1], certificate=certificate)
         server.join()
     assert outcome is shown, said

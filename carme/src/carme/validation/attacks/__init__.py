@@ -5,7 +5,7 @@ Run as root on the head: `python -m carme.validation.attacks --help`. Needs the 
 
 from carme.validation.attacks.case import Attack
 from carme.validation.attacks.cases import ATTACKS
+from carme.validation.attacks.fixture import Fixture
 from carme.validation.attacks.report import Result, markdown, verdict
-from carme.validation.attacks.scene import Scene
 
-__all__ = ["ATTACKS", "Attack", "Result", "Scene", "markdown", "verdict"]
+__all__ = ["ATTACKS", "Attack", "Fixture", "Result", "markdown", "verdict"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from carme.config import load
 from carme.errors import CarmeError
-from carme.validation.attacks import ATTACKS, Scene, markdown, verdict
+from carme.validation.attacks import ATTACKS, Fixture, markdown, verdict
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
         if os.geteuid() != 0:
             raise CarmeError("Only root can act as both accounts.", "Run it with sudo, on the head.")
         passwords = [sys.stdin.readline().rstrip("\n") for _ in range(2)]
-        scene = Scene(
+        fixture = Fixture(
             load(),
             options.certificate,
             (options.victim, passwords[0]),
@@ -43,8 +43,8 @@ def main() -> int:
             options.gpus,
         )
         wanted = [attack for attack in ATTACKS if options.only in f"{attack.area}: {attack.name}"]
-        with scene:
-            report = verdict(wanted, scene, lambda line: print(line, file=sys.stderr, flush=True))
+        with fixture:
+            report = verdict(wanted, fixture, lambda line: print(line, file=sys.stderr, flush=True))
     except CarmeError as error:
         print(f"attacks: {error}", file=sys.stderr)
         return 2

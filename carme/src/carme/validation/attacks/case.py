@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Scene
+from carme.validation.attacks.actions import Outcome
+from carme.validation.attacks.fixture import Fixture
 
 #: For a small job to come to its end, on a cluster that has other things to do.
 JOB_SECONDS = 120.0
 
-Deed = Callable[[Scene], Outcome]
-Arguments = Callable[[Scene], dict[str, Any]]
+Step = Callable[[Fixture], Outcome]
+Arguments = Callable[[Fixture], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Attack:
     name: str
     area: str
     what: str
-    attack: Deed
-    control: Deed
+    attack: Step
+    control: Step
     needs_gpus: bool = False
     needs_metrics: bool = False
 
@@ -38,7 +38,7 @@ class Area:
     attacks: list[Attack] = field(default_factory=list)
 
 
-def add(area: Area, name: str, what: str, attack: Deed, control: Deed, **needs: bool) -> None:
+def add(area: Area, name: str, what: str, attack: Step, control: Step, **needs: bool) -> None:
     """Add an attack to an area."""
     area.attacks.append(Attack(name, area.name, what, attack, control, **needs))
 
@@ -47,24 +47,24 @@ def add(area: Area, name: str, what: str, attack: Deed, control: Deed, **needs: 
 # the victim within the job.
 
 
-def on_node(area: Area, name: str, what: str, move: str, arguments: Arguments, **more: Any) -> None:
-    """The same move by the attacker beside the job, and by the victim in it."""
+def on_node(area: Area, name: str, what: str, action: str, arguments: Arguments, **more: Any) -> None:
+    """The same action by the attacker beside the job, and by the victim in it."""
     add(
         area,
         name,
         what,
-        lambda s: s.attacker_node.make(move, **arguments(s)),
-        lambda s: s.victim_node.make(move, **arguments(s)),
+        lambda s: s.attacker_node.run(action, **arguments(s)),
+        lambda s: s.victim_node.run(action, **arguments(s)),
         **more,
     )
 
 
-def on_head(area: Area, name: str, what: str, move: str, arguments: Arguments) -> None:
-    """The same move by both on the head."""
+def on_head(area: Area, name: str, what: str, action: str, arguments: Arguments) -> None:
+    """The same action by both on the head."""
     add(
         area,
         name,
         what,
-        lambda s: s.attacker_head.make(move, **arguments(s)),
-        lambda s: s.victim_head.make(move, **arguments(s)),
+        lambda s: s.attacker_head.run(action, **arguments(s)),
+        lambda s: s.victim_head.run(action, **arguments(s)),
     )

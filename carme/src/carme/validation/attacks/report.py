@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from carme.errors import CarmeError
-from carme.validation.attacks.case import Attack, Deed
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Scene, evidence
+from carme.validation.attacks.actions import Outcome
+from carme.validation.attacks.case import Attack, Step
+from carme.validation.attacks.fixture import Fixture, evidence
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Result:
     seconds: float
 
 
-def carry_out(attack: Attack, scene: Scene) -> Result:
+def carry_out(attack: Attack, fixture: Fixture) -> Result:
     """Make one attack and its control."""
     begin = time.monotonic()
-    reached, how = _outcome(attack.attack, scene, failed=True)
-    worked, control = _outcome(attack.control, scene, failed=False)
+    reached, how = _outcome(attack.attack, fixture, failed=True)
+    worked, control = _outcome(attack.control, fixture, failed=False)
     return Result(
         name=f"{attack.area}: {attack.name}",
         area=attack.area,
@@ -46,10 +46,10 @@ def carry_out(attack: Attack, scene: Scene) -> Result:
     )
 
 
-def _outcome(deed: Deed, scene: Scene, failed: bool) -> Outcome:
-    """What a deed brought; one that could not be done counts against the site."""
+def _outcome(step: Step, fixture: Fixture, failed: bool) -> Outcome:
+    """What a step brought; one that could not be done counts against the site."""
     try:
-        return deed(scene)
+        return step(fixture)
     except CarmeError as error:
         return failed, f"could not be tried: {error}"
     # An attack may break anything, and what it broke must not keep the others from being made and told.
@@ -57,21 +57,21 @@ def _outcome(deed: Deed, scene: Scene, failed: bool) -> Outcome:
         return failed, f"could not be tried: {type(error).__name__}: {error}"
 
 
-def verdict(attacks: Iterable[Attack], scene: Scene, tell: Callable[[str], None]) -> dict[str, Any]:
+def verdict(attacks: Iterable[Attack], fixture: Fixture, tell: Callable[[str], None]) -> dict[str, Any]:
     """Make all attacks; the verdict as plain data. `tell` gets a line for each."""
     results = []
     for attack in attacks:
-        if attack.needs_gpus and not scene.victims_gpus:
+        if attack.needs_gpus and not fixture.victims_gpus:
             continue
-        if attack.needs_metrics and not scene.settings.monitoring.prometheus:
+        if attack.needs_metrics and not fixture.settings.monitoring.prometheus:
             continue
-        result = carry_out(attack, scene)
+        result = carry_out(attack, fixture)
         results.append(result)
         word = "stopped  " if result.ok else "REACHED  " if not result.stopped else "NO CONTROL"
         tell(f"{word} {result.seconds:5.1f} s  {result.name}: {result.how if result.ok else shown(result)}")
     return {
         "ok": all(result.ok for result in results),
-        "scene": evidence(scene),
+        "fixture": evidence(fixture),
         "attacks": [asdict(result) for result in results],
         "checks": [as_check(result) for result in results],
     }
@@ -95,13 +95,13 @@ def shown(result: Result) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page with one table."""
-    scene, attacks = report["scene"], report["attacks"]
+    fixture, attacks = report["fixture"], report["attacks"]
     stopped = sum(attack["ok"] for attack in attacks)
     lines = [
         "# One user's attacks on another",
         "",
-        f"{scene['attacker']} against {scene['victim']}, both at work on node {scene['node']}: {stopped} of "
-        f"{len(attacks)} attacks were stopped, and in each of these the same thing worked for who may do it.",
+        f"{fixture['attacker']} against {fixture['victim']}, both at work on node {fixture['node']}: "
+        f"{stopped} of {len(attacks)} attacks were stopped, and each worked for a user who may do it.",
         "",
         "| | attack: the attacker ... | stopped by | control |",
         "|---|---|---|---|",

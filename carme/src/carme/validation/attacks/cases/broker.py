@@ -3,32 +3,34 @@
 from typing import Any
 
 from carme.broker import BrokerClient
-from carme.validation.attacks import moves
-from carme.validation.attacks.case import Area, Deed, add
+from carme.validation.attacks import actions
+from carme.validation.attacks.actions import Outcome
+from carme.validation.attacks.case import Area, Step, add
 from carme.validation.attacks.cases.node import cancelled, small_job
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Scene
+from carme.validation.attacks.fixture import Fixture
 
 AREA = Area("The broker")
 
 
-def ask(question: dict[str, Any], text: str = "") -> tuple[Deed, Deed]:
+def ask(question: dict[str, Any], text: str = "") -> tuple[Step, Step]:
     """A question about the victim, by the attacker and by the victim."""
 
-    def by(hand: str) -> Deed:
-        def deed(scene: Scene) -> Outcome:
+    def by(executor: str) -> Step:
+        def step(fixture: Fixture) -> Outcome:
             filled = {
-                key: {"JOB": scene.job_id, "SESSION": scene.victim.session, "VICTIM": scene.victim.name}.get(
-                    str(value), value
-                )
+                key: {
+                    "JOB": fixture.job_id,
+                    "SESSION": fixture.victim.session,
+                    "VICTIM": fixture.victim.name,
+                }.get(str(value), value)
                 for key, value in question.items()
             }
-            seen = text.replace("SESSION", scene.victim.session)
-            return getattr(scene, hand).make(
-                "broker", path=str(scene.settings.broker.socket), question=filled, text=seen
+            seen = text.replace("SESSION", fixture.victim.session)
+            return getattr(fixture, executor).run(
+                "broker", path=str(fixture.settings.broker.socket), question=filled, text=seen
             )
 
-        return deed
+        return step
 
     return by("attacker_head"), by("victim_head")
 
@@ -63,29 +65,29 @@ for name, question in (
         lambda s: cancelled(
             s,
             s.victim,
-            lambda job: s.victim_head.make(
+            lambda job: s.victim_head.run(
                 "broker", path=str(s.settings.broker.socket), question={"method": "cancel", "job_id": job}
             ),
         ),
     )
 
 
-def submitted(hand: str, user: str | None, **changes: Any) -> Deed:
+def submitted(executor: str, user: str | None, **changes: Any) -> Step:
     """Submit a job; one that is taken is ended again."""
 
-    def deed(scene: Scene) -> Outcome:
+    def step(fixture: Fixture) -> Outcome:
         request = small_job(**changes).model_dump(mode="json")
-        named = scene.victim.name if user == "VICTIM" else user
+        named = fixture.victim.name if user == "VICTIM" else user
         question = {"method": "submit", "request": request, "user": named}
-        reached, said = getattr(scene, hand).make(
-            "broker", path=str(scene.settings.broker.socket), question=question
+        reached, said = getattr(fixture, executor).run(
+            "broker", path=str(fixture.settings.broker.socket), question=question
         )
         number = said.removeprefix("granted: ")
         if reached and number.isdecimal():
-            BrokerClient(scene.settings.broker.socket).cancel(int(number))
+            BrokerClient(fixture.settings.broker.socket).cancel(int(number))
         return reached, said
 
-    return deed
+    return step
 
 
 for name, user in (
@@ -105,7 +107,7 @@ add(
     "note",
     "tells the broker what only the hub may say: that the victim's session was lost",
     ask({"method": "note", "job_id": "JOB", "user": "VICTIM", "note": {}})[0],
-    lambda s: moves.broker(
+    lambda s: actions.broker(
         str(s.settings.broker.socket), {"method": "job", "job_id": s.job_id, "user": s.victim.name}
     ),
 )

@@ -45,7 +45,7 @@ for name, what, arguments in (
         AREA,
         name,
         what,
-        lambda s, a=arguments: s.attacker_head.make(
+        lambda s, a=arguments: s.attacker_head.run(
             "run",
             arguments=[
                 CARME,
@@ -56,6 +56,6 @@ for name, what, arguments in (
         lambda s: cancelled(
             s,
             s.victim,
-            lambda job: s.victim_head.make("run", arguments=[CARME, "cancel", str(job)], texts=[]),
+            lambda job: s.victim_head.run("run", arguments=[CARME, "cancel", str(job)], texts=[]),
         ),
     )

@@ -2,10 +2,10 @@
 
 from urllib.parse import urljoin
 
+from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, add
 from carme.validation.attacks.cases.notebook_server import api, as_browser, by_door, moves_any, victim_reads
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Player, Scene
+from carme.validation.attacks.fixture import Fixture, Player
 from carme.validation.notebook import ChannelClosed
 
 AREA = Area("The door")
@@ -35,13 +35,13 @@ CONFUSING = (
 )
 
 
-def confusing(scene: Scene, whose: Player, server: Player, rest: str, text: str) -> Outcome:
+def confusing(fixture: Fixture, whose: Player, server: Player, rest: str, text: str) -> Outcome:
     """Try each spelling of an address of `server` that could pass for one of `whose`."""
     reached, statuses = [], set()
     for spelling in CONFUSING:
         path = spelling.replace("ATTACKER", whose.name).replace("VICTIM", server.name).replace("REST", rest)
         headers = as_browser(whose, f"/jupyter/user/{whose.name}/") | as_browser(whose, whose.base)
-        got, said = by_door(scene, path, headers=headers, text=text)
+        got, said = by_door(fixture, path, headers=headers, text=text)
         statuses.add(said)
         if got:
             reached.append(spelling)
@@ -81,15 +81,15 @@ add(
 )
 
 
-def signed_out(scene: Scene, leave: bool) -> Outcome:
+def signed_out(fixture: Fixture, leave: bool) -> Outcome:
     """Use a browser's cookies, after its owner has signed out there or not."""
-    with scene.another_browser(scene.victim) as visitor:
-        owner = Player(scene.victim.account, "", visitor)
-        headers = as_browser(owner, api(scene))
-        by_door(scene, api(scene), headers=headers)  # so that nginx may remember the yes
+    with fixture.another_browser(fixture.victim) as visitor:
+        owner = Player(fixture.victim.account, "", visitor)
+        headers = as_browser(owner, api(fixture))
+        by_door(fixture, api(fixture), headers=headers)  # so that nginx may remember the yes
         if leave:
-            scene.sign_out(visitor)
-        return by_door(scene, api(scene), headers=headers, text='"path"')
+            fixture.sign_out(visitor)
+        return by_door(fixture, api(fixture), headers=headers, text='"path"')
 
 
 add(
@@ -101,13 +101,13 @@ add(
 )
 
 
-def kernel_after(scene: Scene, leave: bool) -> Outcome:
+def kernel_after(fixture: Fixture, leave: bool) -> Outcome:
     """Run a cell over an open connection, after its owner has signed out there or not."""
-    server = urljoin(scene.settings.site.url, scene.victim.base)
-    with scene.another_browser(scene.victim) as visitor, visitor.kernel(server) as kernel:
+    server = urljoin(fixture.settings.site.url, fixture.victim.base)
+    with fixture.another_browser(fixture.victim) as visitor, visitor.kernel(server) as kernel:
         kernel.run("40 + 1", timeout=60)
         if leave:
-            scene.sign_out(visitor)
+            fixture.sign_out(visitor)
         try:
             said = kernel.run("40 + 2", timeout=60).output
         except ChannelClosed as closed:

@@ -2,7 +2,8 @@
 
 from urllib.parse import urlsplit
 
-from carme.validation.attacks.case import Area, Deed, add
+from carme.validation.attacks.actions import Outcome
+from carme.validation.attacks.case import Area, Step, add
 from carme.validation.attacks.cases.notebook_server import (
     as_browser,
     by_door,
@@ -10,72 +11,70 @@ from carme.validation.attacks.cases.notebook_server import (
     moves_any,
     token,
 )
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Scene
+from carme.validation.attacks.fixture import Fixture
 
 AREA = Area("The hub")
 
 HUB_API = "/jupyter/hub/api"
 
 
-def hub(method: str, path: str, body: str = "", text: str = "") -> Deed:
+def hub(method: str, path: str, body: str = "", text: str = "") -> Step:
     """A request to the hub's interface with all that the attacker has: cookies, token, certificate."""
 
-    def deed(scene: Scene) -> Outcome:
-        where = (
-            f"{HUB_API}{path.replace('VICTIM', scene.victim.name).replace('SESSION', scene.victim.session)}"
-        )
-        found = {"method": method, "body": body_of(scene, body), "text": text}
+    def step(fixture: Fixture) -> Outcome:
+        victim = fixture.victim
+        where = HUB_API + path.replace("VICTIM", victim.name).replace("SESSION", victim.session)
+        found = {"method": method, "body": body_of(fixture, body), "text": text}
         json_body = {"Content-Type": "application/json"}
-        hub_address = urlsplit(scene.settings.hub.listen)
+        hub_address = urlsplit(fixture.settings.hub.listen)
         return moves_any(
             by_door(
-                scene,
+                fixture,
                 where,
-                headers=as_browser(scene.attacker, where) | token(scene.attacker) | json_body,
+                headers=as_browser(fixture.attacker, where) | token(fixture.attacker) | json_body,
                 **found,
             ),
-            by_door(scene, where, headers=as_browser(scene.attacker, where) | json_body, **found),
-            scene.attacker_node.make(
+            by_door(fixture, where, headers=as_browser(fixture.attacker, where) | json_body, **found),
+            fixture.attacker_node.run(
                 "http",
                 host=hub_address.hostname,
                 port=hub_address.port,
                 path=where,
-                headers=token(scene.attacker) | json_body,
+                headers=token(fixture.attacker) | json_body,
                 **found,
-                **certificate_of(scene.attacker),
+                **certificate_of(fixture.attacker),
             ),
-            scene.attacker_node.make(
+            fixture.attacker_node.run(
                 "http",
                 host=hub_address.hostname,
                 port=hub_address.port,
                 path=where,
                 tls=False,
-                headers=token(scene.attacker) | json_body,
+                headers=token(fixture.attacker) | json_body,
                 **found,
             ),
         )
 
-    return deed
+    return step
 
 
-def body_of(scene: Scene, body: str) -> str:
+def body_of(fixture: Fixture, body: str) -> str:
     """A body with the victim's address and names in it."""
     return (
-        body.replace("HOST", scene.server[0])
-        .replace("PORT", str(scene.server[1]))
-        .replace("VICTIM", scene.victim.name)
-        .replace("SESSION", scene.victim.session)
+        body.replace("HOST", fixture.server[0])
+        .replace("PORT", str(fixture.server[1]))
+        .replace("VICTIM", fixture.victim.name)
+        .replace("SESSION", fixture.victim.session)
     )
 
 
-def own_record(scene: Scene) -> Outcome:
+def own_record(fixture: Fixture) -> Outcome:
     """What a token may do: its owner's own record."""
     path = f"{HUB_API}/user"
-    return by_door(scene, path, headers=token(scene.victim), text=scene.victim.name)
+    return by_door(fixture, path, headers=token(fixture.victim), text=fixture.victim.name)
 
 
-for name, what, deed in (
+for name, what, step in (
     ("victim's record", "reads the victim's record", hub("GET", "/users/VICTIM")),
     ("all users", "lists all users", hub("GET", "/users")),
     ("stop", "stops the victim's server", hub("DELETE", "/users/VICTIM/servers/SESSION")),
@@ -130,4 +129,4 @@ for name, what, deed in (
         ),
     ),
 ):
-    add(AREA, name, what, deed, own_record)
+    add(AREA, name, what, step, own_record)

@@ -5,25 +5,25 @@ from operator import attrgetter
 from typing import Any
 
 from carme.validation.attacks.case import Area, Arguments, add
-from carme.validation.attacks.scene import Player, Scene
+from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("The job fabric")
 
 
-def to_agent(who: Callable[[Scene], Player] | None, **more: Any) -> Arguments:
+def to_agent(who: Callable[[Fixture], Player] | None, **more: Any) -> Arguments:
     """Arguments of `talk` with the victim's agent, with the certificate of one of the two."""
 
-    def arguments(scene: Scene) -> dict[str, Any]:
-        pem = f"{who(scene).folder}/fabric.pem" if who else ""
-        return {"host": scene.agent[0], "port": scene.agent[1], "certificate": pem, **more}
+    def arguments(fixture: Fixture) -> dict[str, Any]:
+        pem = f"{who(fixture).folder}/fabric.pem" if who else ""
+        return {"host": fixture.agent[0], "port": fixture.agent[1], "certificate": pem, **more}
 
     return arguments
 
 
-VICTIM: Callable[[Scene], Player] = attrgetter("victim")
-ATTACKER: Callable[[Scene], Player] = attrgetter("attacker")
+VICTIM: Callable[[Fixture], Player] = attrgetter("victim")
+ATTACKER: Callable[[Fixture], Player] = attrgetter("attacker")
 HELLO = (b'{"protocol": "carme-fabric-1", "challenge": "' + b"00" * 32 + b'"}\n').hex()
-for name, what, deed in (
+for name, what, step in (
     ("without certificate", "speaks TLS with the agent and shows no certificate", to_agent(None)),
     ("own certificate", "shows the agent the certificate of the attacker's own job", to_agent(ATTACKER)),
     ("without TLS", "greets the agent without TLS", to_agent(None, tls=False, send=HELLO)),
@@ -33,6 +33,6 @@ for name, what, deed in (
         AREA,
         name,
         what,
-        lambda s, deed=deed: s.attacker_node.make("talk", **deed(s)),
-        lambda s: s.victim_node.make("talk", **to_agent(VICTIM)(s)),
+        lambda s, step=step: s.attacker_node.run("talk", **step(s)),
+        lambda s: s.victim_node.run("talk", **to_agent(VICTIM)(s)),
     )

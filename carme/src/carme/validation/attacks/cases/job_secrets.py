@@ -1,7 +1,7 @@
 """Attacks: the job's secrets."""
 
 from carme.validation.attacks.case import Area, add, on_head, on_node
-from carme.validation.attacks.scene import Scene
+from carme.validation.attacks.fixture import Fixture
 
 AREA = Area("The job's secrets")
 
@@ -52,9 +52,9 @@ add(
     AREA,
     "secrets in arguments",
     "looks for the victim's token, key and session's title in all command lines of the node",
-    lambda s: s.attacker_node.make("arguments_with", user=s.victim.name, texts=secrets_of(s)),
+    lambda s: s.attacker_node.run("arguments_with", user=s.victim.name, texts=secrets_of(s)),
     # The victim finds in command lines what is no secret: so looking works.
-    lambda s: s.victim_node.make("arguments_with", user=s.victim.name, texts=["singleuser", s.victim.folder]),
+    lambda s: s.victim_node.run("arguments_with", user=s.victim.name, texts=["singleuser", s.victim.folder]),
 )
 for program, arguments in {
     "scontrol show job": ["scontrol", "--details", "--details", "show", "job"],
@@ -93,12 +93,12 @@ add(
     AREA,
     "secrets in Slurm",
     "looks for the victim's token, key and title in all that Slurm says about the job, even to its owner",
-    lambda s: s.victim_head.make(
+    lambda s: s.victim_head.run(
         "run",
         arguments=["sh", "-c", f"scontrol -dd show job {s.job_id}; scontrol write batch_script {s.job_id} -"],
         texts=secrets_of(s),
     ),
-    lambda s: s.victim_head.make(
+    lambda s: s.victim_head.run(
         "run", arguments=["scontrol", "show", "job", str(s.job_id)], texts=[f"session-{s.victim.session}"]
     ),
 )
@@ -106,14 +106,16 @@ add(
     AREA,
     "secrets in logs",
     "looks for the victim's token and key in the job's log, even as its owner",
-    lambda s: s.victim_head.make(
+    lambda s: s.victim_head.run(
         "run", arguments=["cat", f"{s.victim.folder}/output.log"], texts=secrets_of(s)
     ),
-    lambda s: s.victim_head.make("run", arguments=["cat", f"{s.victim.folder}/output.log"], texts=["http"]),
+    lambda s: s.victim_head.run("run", arguments=["cat", f"{s.victim.folder}/output.log"], texts=["http"]),
 )
 
 
-def secrets_of(scene: Scene) -> list[str]:
+def secrets_of(fixture: Fixture) -> list[str]:
     """What nobody but the victim may read anywhere."""
-    key = scene.victim_node.ask("run", arguments=["cat", f"{scene.victim.folder}/fabric.key"], texts=[])[1]
-    return [scene.victim.token, key.rpartition("said: ")[2].strip()]
+    key = fixture.victim_node.ask("run", arguments=["cat", f"{fixture.victim.folder}/fabric.key"], texts=[])[
+        1
+    ]
+    return [fixture.victim.token, key.rpartition("said: ")[2].strip()]

@@ -3,10 +3,10 @@
 import time
 from urllib.parse import quote
 
+from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, add
 from carme.validation.attacks.cases.notebook_server import as_browser, by_door, certificate_of, moves_any
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Player, Scene
+from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("Metrics")
 
@@ -22,24 +22,24 @@ QUERIES = (
 )
 
 
-def series(scene: Scene, player: Player, scope: str) -> Outcome:
+def series(fixture: Fixture, player: Player, scope: str) -> Outcome:
     """Look for the victim's job in what the portal tells of metrics."""
     outcomes = []
     for query in QUERIES:
-        asked = query.replace("JOB", str(scene.job_id)).replace("VICTIM", scene.victim.name)
-        asked = quote(asked.replace("ATTACKER", scene.attacker.name))
+        asked = query.replace("JOB", str(fixture.job_id)).replace("VICTIM", fixture.victim.name)
+        asked = quote(asked.replace("ATTACKER", fixture.attacker.name))
         for path in (f"query?query={asked}", f"series?match[]={asked}"):
             where = f"/metrics/{scope}/api/v1/{path}"
             outcomes.append(
-                by_door(scene, where, headers=as_browser(player, where), text=f'"{scene.job_id}"')
+                by_door(fixture, where, headers=as_browser(player, where), text=f'"{fixture.job_id}"')
             )
     return moves_any(*outcomes)
 
 
-def own_series(scene: Scene) -> Outcome:
+def own_series(fixture: Fixture) -> Outcome:
     """The victim asks the same about the victim's own jobs; the next scrape may be still to come."""
     end = time.monotonic() + 60
-    while not (found := series(scene, scene.victim, "mine"))[0] and time.monotonic() < end:
+    while not (found := series(fixture, fixture.victim, "mine"))[0] and time.monotonic() < end:
         time.sleep(3)
     return found
 
@@ -69,7 +69,7 @@ add(
     "asks Prometheus, past the portal, on the head",
     lambda s: moves_any(
         *(
-            s.attacker_head.make("http", host="127.0.0.1", port=9090, path="/api/v1/query?query=up", tls=tls)
+            s.attacker_head.run("http", host="127.0.0.1", port=9090, path="/api/v1/query?query=up", tls=tls)
             for tls in (True, False)
         )
     ),
@@ -82,7 +82,7 @@ add(
     "asks the exporter of the node, without and with the certificate of the attacker's own server",
     lambda s: moves_any(
         *(
-            s.attacker_node.make("http", host=s.agent[0], port=9750, path="/metrics", **more)
+            s.attacker_node.run("http", host=s.agent[0], port=9750, path="/metrics", **more)
             for more in ({}, {"tls": False}, certificate_of(s.attacker))
         )
     ),

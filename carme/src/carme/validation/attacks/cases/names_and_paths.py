@@ -5,11 +5,11 @@ from typing import Any
 
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
-from carme.validation.attacks.case import Area, Deed, add
+from carme.validation.attacks.actions import Outcome
+from carme.validation.attacks.case import Area, Step, add
 from carme.validation.attacks.cases.broker import ask, submitted
 from carme.validation.attacks.cases.node import once_over, small_job
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Player, Scene
+from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("Names and paths")
 
@@ -45,15 +45,15 @@ for name, what, changes in (
     )
 
 
-def raw_submission(scene: Scene, changes: dict[str, Any]) -> Outcome:
+def raw_submission(fixture: Fixture, changes: dict[str, Any]) -> Outcome:
     """Submit what our own models would refuse before it reaches the broker."""
     request = small_job().model_dump(mode="json") | changes
-    reached, said = scene.attacker_head.make(
-        "broker", path=str(scene.settings.broker.socket), question={"method": "submit", "request": request}
+    reached, said = fixture.attacker_head.run(
+        "broker", path=str(fixture.settings.broker.socket), question={"method": "submit", "request": request}
     )
     number = said.removeprefix("granted: ")
     if reached and number.isdecimal():
-        BrokerClient(scene.settings.broker.socket).cancel(int(number))
+        BrokerClient(fixture.settings.broker.socket).cancel(int(number))
     return reached, said
 
 
@@ -70,22 +70,22 @@ for name, what, path in (
     )
 
 
-def log_by_link(target: Callable[[Scene], str] | None) -> Deed:
+def log_by_link(target: Callable[[Fixture], str] | None) -> Step:
     """Put a link into the place of an own job's log, or leave it, and have the broker read the log."""
 
-    def deed(scene: Scene) -> Outcome:
-        client = BrokerClient(scene.settings.broker.socket)
-        job_id = client.submit(small_job(command=["echo", "harmless"]), user=scene.attacker.name)
+    def step(fixture: Fixture) -> Outcome:
+        client = BrokerClient(fixture.settings.broker.socket)
+        job_id = client.submit(small_job(command=["echo", "harmless"]), user=fixture.attacker.name)
         job = once_over(client, job_id) or client.job(job_id)
         if target:
-            folder = f"{scene.attacker.account.home}/.local/share/carme/jobs/{job.key}"
-            scene.attacker_head.ask("link", target=target(scene), path=f"{folder}/output.log")
-        reached, said = scene.attacker_head.make(
-            "broker", path=str(scene.settings.broker.socket), question={"method": "log", "job_id": job_id}
+            folder = f"{fixture.attacker.account.home}/.local/share/carme/jobs/{job.key}"
+            fixture.attacker_head.ask("link", target=target(fixture), path=f"{folder}/output.log")
+        reached, said = fixture.attacker_head.run(
+            "broker", path=str(fixture.settings.broker.socket), question={"method": "log", "job_id": job_id}
         )
         return reached and '"text": ""' not in said, said
 
-    return deed
+    return step
 
 
 for name, what, target in (
@@ -104,19 +104,19 @@ for name, what, target in (
     add(AREA, name, what, log_by_link(target), log_by_link(None))
 
 
-def workdir_of_the_victim(scene: Scene) -> Outcome:
+def workdir_of_the_victim(fixture: Fixture) -> Outcome:
     """A job whose working directory is a link to the victim's home, as the attacker."""
-    link = f"{scene.attacker.account.home}/carme-way-in"
-    scene.attacker_head.ask("link", target=scene.victim.account.home, path=link)
+    link = f"{fixture.attacker.account.home}/carme-way-in"
+    fixture.attacker_head.ask("link", target=fixture.victim.account.home, path=link)
     try:
-        return job_says(scene, scene.attacker, workdir=link, command=["ls", ".local/share/carme"])
+        return job_says(fixture, fixture.attacker, workdir=link, command=["ls", ".local/share/carme"])
     finally:
-        scene.attacker_head.ask("remove", path=link)
+        fixture.attacker_head.ask("remove", path=link)
 
 
-def job_says(scene: Scene, player: Player, **changes: Any) -> Outcome:
+def job_says(fixture: Fixture, player: Player, **changes: Any) -> Outcome:
     """Whether a job ends well and prints something."""
-    client = BrokerClient(scene.settings.broker.socket)
+    client = BrokerClient(fixture.settings.broker.socket)
     job_id = client.submit(small_job(**changes), user=player.name)
     job = once_over(client, job_id)
     if job is None:

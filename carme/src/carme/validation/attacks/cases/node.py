@@ -6,9 +6,9 @@ from typing import Any
 
 from carme.broker import BrokerClient
 from carme.jobs import Job, JobRequest
+from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import JOB_SECONDS, Area, add, on_node
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Player, Scene
+from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("The node")
 
@@ -37,8 +37,8 @@ add(
     AREA,
     "/tmp by its true place",
     "looks for the victim's /tmp where Slurm keeps it",
-    lambda s: s.attacker_node.make("enter", path=f"/var/lib/slurm/job-tmp/{s.job_id}"),
-    lambda s: s.victim_node.make("enter", path="/tmp"),
+    lambda s: s.attacker_node.run("enter", path=f"/var/lib/slurm/job-tmp/{s.job_id}"),
+    lambda s: s.victim_node.run("enter", path="/tmp"),
 )
 on_node(
     AREA,
@@ -62,9 +62,9 @@ add(
     AREA,
     "debugger",
     "attaches to the victim's server as a debugger does",
-    lambda s: s.attacker_node.make("trace", pid=s.server_pid),
+    lambda s: s.attacker_node.run("trace", pid=s.server_pid),
     # Attaching stops a server for a moment, and some sites forbid it for all but one's children.
-    lambda s: s.attacker_node.make("own_child_traced"),
+    lambda s: s.attacker_node.run("own_child_traced"),
 )
 on_node(AREA, "memory", "opens the memory of the victim's server", "memory", lambda s: {"pid": s.server_pid})
 for name, what, command in (
@@ -83,10 +83,10 @@ for name, what, command in (
         AREA,
         name,
         what,
-        lambda s, c=command: s.attacker_head.make(
+        lambda s, c=command: s.attacker_head.run(
             "run", arguments=[w.replace("JOB", str(s.job_id)) for w in c], texts=[]
         ),
-        lambda s, c=command: s.victim_head.make(
+        lambda s, c=command: s.victim_head.run(
             "run", arguments=[w.replace("JOB", str(s.job_id)) for w in c], texts=[]
         ),
     )
@@ -96,11 +96,11 @@ add(
     "cancels the victim's job by scancel",
     # scancel says nothing and ends well when it may not: whether the job lives is what counts.
     lambda s: (
-        s.attacker_head.make("run", arguments=["scancel", str(s.job_id)], texts=[])[1:] and not lives(s),
+        s.attacker_head.run("run", arguments=["scancel", str(s.job_id)], texts=[])[1:] and not lives(s),
         "scancel was run; the job " + ("lives" if lives(s) else "is gone"),
     ),
     lambda s: cancelled(
-        s, s.victim, lambda job: s.victim_head.make("run", arguments=["scancel", str(job)], texts=[])
+        s, s.victim, lambda job: s.victim_head.run("run", arguments=["scancel", str(job)], texts=[])
     ),
 )
 for whom in ("victim", "root"):
@@ -108,7 +108,7 @@ for whom in ("victim", "root"):
         AREA,
         f"sbatch as {whom}",
         f"submits a job as {'the victim' if whom == 'victim' else 'root'} with sbatch --uid",
-        lambda s, whom=whom: s.attacker_head.make(
+        lambda s, whom=whom: s.attacker_head.run(
             "run",
             arguments=[
                 "sbatch",
@@ -119,20 +119,20 @@ for whom in ("victim", "root"):
             ],
             texts=["to start at"],
         ),
-        lambda s: s.attacker_head.make(
+        lambda s: s.attacker_head.run(
             "run", arguments=["sbatch", "--test-only", "--chdir=/", "--wrap=true"], texts=["to start at"]
         ),
     )
 
 
-def lives(scene: Scene) -> bool:
+def lives(fixture: Fixture) -> bool:
     """Whether the victim's session runs on."""
-    return BrokerClient(scene.settings.broker.socket).job(scene.job_id).is_active
+    return BrokerClient(fixture.settings.broker.socket).job(fixture.job_id).is_active
 
 
-def cancelled(scene: Scene, player: Player, cancel: Callable[[int], Outcome]) -> Outcome:
+def cancelled(fixture: Fixture, player: Player, cancel: Callable[[int], Outcome]) -> Outcome:
     """Whether a user can end a small job of their own in this way."""
-    client = BrokerClient(scene.settings.broker.socket)
+    client = BrokerClient(fixture.settings.broker.socket)
     # It does not end by itself while it is waited for.
     job = client.submit(small_job(command=["sleep", "600"], minutes=10), user=player.name)
     said = cancel(job)[1]

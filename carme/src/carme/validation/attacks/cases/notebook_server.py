@@ -4,18 +4,18 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from carme.validation.attacks import moves
-from carme.validation.attacks.case import Area, Deed, add
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Player, Scene
+from carme.validation.attacks import actions
+from carme.validation.attacks.actions import Outcome
+from carme.validation.attacks.case import Area, Step, add
+from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("The notebook server")
 
 
-def by_door(scene: Scene, path: str, **more: Any) -> Outcome:
+def by_door(fixture: Fixture, path: str, **more: Any) -> Outcome:
     """A request at the site's own address, sent exactly as it is written."""
-    site = urlsplit(scene.settings.site.url)
-    return moves.http(site.hostname or "", site.port or 443, path, **more)
+    site = urlsplit(fixture.settings.site.url)
+    return actions.http(site.hostname or "", site.port or 443, path, **more)
 
 
 def as_browser(player: Player, path: str) -> dict[str, str]:
@@ -23,14 +23,14 @@ def as_browser(player: Player, path: str) -> dict[str, str]:
     return {"Cookie": player.cookies(path)}
 
 
-def api(scene: Scene) -> str:
+def api(fixture: Fixture) -> str:
     """An address of the victim's server that only the victim may read."""
-    return f"{scene.victim.base}api/contents"
+    return f"{fixture.victim.base}api/contents"
 
 
-def victim_reads(scene: Scene) -> Outcome:
+def victim_reads(fixture: Fixture) -> Outcome:
     """The victim's own browser at that address."""
-    return by_door(scene, api(scene), headers=as_browser(scene.victim, api(scene)), text='"path"')
+    return by_door(fixture, api(fixture), headers=as_browser(fixture.victim, api(fixture)), text='"path"')
 
 
 def certificate_of(player: Player) -> dict[str, str]:
@@ -52,19 +52,19 @@ FORGED = {
 }
 
 
-def forged(scene: Scene) -> dict[str, str]:
+def forged(fixture: Fixture) -> dict[str, str]:
     """Headers that pretend to come from the proxy, for the victim."""
-    return {name: value.replace("VICTIM", scene.victim.name) for name, value in FORGED.items()}
+    return {name: value.replace("VICTIM", fixture.victim.name) for name, value in FORGED.items()}
 
 
-def directly(**more: Callable[[Scene], Any]) -> Deed:
+def directly(**more: Callable[[Fixture], Any]) -> Step:
     """A request to the victim's port from the attacker's job on the same node."""
-    return lambda s: s.attacker_node.make(
+    return lambda s: s.attacker_node.run(
         "http", host=s.server[0], port=s.server[1], path=api(s), **{k: make(s) for k, make in more.items()}
     )
 
 
-def with_own_certificate(**more: Callable[[Scene], Any]) -> Deed:
+def with_own_certificate(**more: Callable[[Fixture], Any]) -> Step:
     """The same with the certificate of the attacker's own server."""
     return directly(
         certificate=lambda s: certificate_of(s.attacker)["certificate"],
@@ -78,7 +78,7 @@ def token(player: Player) -> dict[str, str]:
     return {"Authorization": f"token {player.token}"}
 
 
-for name, what, deed in (
+for name, what, step in (
     ("port, plain", "asks the victim's port without TLS", directly(tls=lambda s: False)),
     ("port, no certificate", "asks the victim's port without a certificate", directly()),
     (
@@ -102,7 +102,7 @@ for name, what, deed in (
         directly(headers=lambda s: as_browser(s.attacker, api(s)) | {"Host": s.victim.session}),
     ),
 ):
-    add(AREA, name, what, deed, victim_reads)
+    add(AREA, name, what, step, victim_reads)
 
 for name, what, headers in (
     (
@@ -165,7 +165,7 @@ add(
     AREA,
     "proxy, from the head",
     "asks JupyterHub's proxy itself, past the site's door, on the head",
-    lambda s: s.attacker_head.make(
+    lambda s: s.attacker_head.run(
         "http",
         host="127.0.0.1",
         port=8000,
@@ -181,10 +181,10 @@ add(
     "proxy's routes",
     "asks the proxy's own interface on the head for its routes",
     lambda s: moves_any(
-        s.attacker_head.make(
+        s.attacker_head.run(
             "http", host="127.0.0.1", port=8001, path="/api/routes", tls=False, headers=token(s.attacker)
         ),
-        s.attacker_head.make(
+        s.attacker_head.run(
             "http", host="127.0.0.1", port=8001, path="/api/routes", headers=token(s.attacker)
         ),
     ),
@@ -197,15 +197,15 @@ def moves_any(*outcomes: Outcome) -> Outcome:
     return any(reached for reached, _ in outcomes), "; ".join(dict.fromkeys(said for _, said in outcomes))
 
 
-def websocket(scene: Scene, player: Player) -> Outcome:
+def websocket(fixture: Fixture, player: Player) -> Outcome:
     """Open the socket on which the server tells what happens."""
-    path = f"{scene.victim.base}api/events/subscribe"
+    path = f"{fixture.victim.base}api/events/subscribe"
     handshake = {
         "Upgrade": "websocket",
         "Connection": "Upgrade",
         "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-        "Origin": scene.settings.site.url,
-        "Host": urlsplit(scene.settings.site.url).netloc,
+        "Origin": fixture.settings.site.url,
+        "Host": urlsplit(fixture.settings.site.url).netloc,
     }
-    return by_door(scene, path, headers=as_browser(player, path) | handshake)
+    return by_door(fixture, path, headers=as_browser(player, path) | handshake)

@@ -2,25 +2,25 @@
 
 from collections.abc import Callable
 
-from carme.validation.attacks.case import Area, Deed, add
+from carme.validation.attacks.actions import Outcome
+from carme.validation.attacks.case import Area, Step, add
 from carme.validation.attacks.cases.job_fabric import ATTACKER, VICTIM
 from carme.validation.attacks.cases.node import lives
 from carme.validation.attacks.cases.notebook_server import as_browser, by_door
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Player, Scene
+from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("The portal")
 
 
-def page(path: str) -> tuple[Deed, Deed]:
+def page(path: str) -> tuple[Step, Step]:
     """A page of the victim's, by the attacker and by the victim."""
 
-    def by(player: Callable[[Scene], Player]) -> Deed:
-        def deed(scene: Scene) -> Outcome:
-            where = path.replace("SESSION", scene.victim.session).replace("JOB", str(scene.job_id))
-            return by_door(scene, where, headers=as_browser(player(scene), where))
+    def by(player: Callable[[Fixture], Player]) -> Step:
+        def step(fixture: Fixture) -> Outcome:
+            where = path.replace("SESSION", fixture.victim.session).replace("JOB", str(fixture.job_id))
+            return by_door(fixture, where, headers=as_browser(player(fixture), where))
 
-        return deed
+        return step
 
     return by(ATTACKER), by(VICTIM)
 
@@ -40,17 +40,17 @@ for name, what, path in (
     add(AREA, name, what, lambda s, path=path: sent_form(s, path), page("/sessions/SESSION/")[1])
 
 
-def sent_form(scene: Scene, path: str) -> Outcome:
+def sent_form(fixture: Fixture, path: str) -> Outcome:
     """Send a form as the attacker, with the attacker's own valid token against forgery."""
-    visitor = scene.attacker.visitor
-    url = scene.settings.site.url
+    visitor = fixture.attacker.visitor
+    url = fixture.settings.site.url
     start = visitor.form(visitor.fetch(url), "gpus_per_node")
     form_token = start.select_one('[name="csrfmiddlewaretoken"]')
     assert form_token
     answer = visitor.http.post(
-        url + path.replace("SESSION", scene.victim.session),
+        url + path.replace("SESSION", fixture.victim.session),
         data={"csrfmiddlewaretoken": str(form_token["value"]), "minutes": "1"},
         headers={"Referer": url + "/"},
         follow_redirects=False,
     )
-    return answer.status_code < 400 or not lives(scene), f"status {answer.status_code}"
+    return answer.status_code < 400 or not lives(fixture), f"status {answer.status_code}"

@@ -1,8 +1,8 @@
 """Attacks: sockets and ports."""
 
+from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, add, on_node
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import Scene
+from carme.validation.attacks.fixture import Fixture
 
 AREA = Area("Sockets and ports")
 
@@ -32,14 +32,14 @@ add(
     "other ports",
     "connects to every other port of the victim's programs, such as those of kernels",
     lambda s: kernels_ports(s),
-    lambda s: s.victim_node.make("other_ports", user=s.victim.name, known=[]),
+    lambda s: s.victim_node.run("other_ports", user=s.victim.name, known=[]),
 )
 
 
-def kernels_ports(scene: Scene) -> Outcome:
+def kernels_ports(fixture: Fixture) -> Outcome:
     """With a kernel at work: by default those talk over ports that all users of a node can reach."""
-    known = [scene.server[1], scene.agent[1]]
-    url = scene.settings.site.url + scene.victim.base
-    with scene.victim.visitor.kernel(url) as kernel:
+    known = [fixture.server[1], fixture.agent[1]]
+    url = fixture.settings.site.url + fixture.victim.base
+    with fixture.victim.visitor.kernel(url) as kernel:
         kernel.run("1 + 1", timeout=60)
-        return scene.attacker_node.make("other_ports", user=scene.victim.name, known=known)
+        return fixture.attacker_node.run("other_ports", user=fixture.victim.name, known=known)

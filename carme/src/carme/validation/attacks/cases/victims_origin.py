@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from carme.validation.attacks.actions import Outcome
 from carme.validation.attacks.case import Area, add
 from carme.validation.attacks.cases.door import confusing, rest_of
 from carme.validation.attacks.cases.notebook_server import as_browser, by_door
-from carme.validation.attacks.moves import Outcome
-from carme.validation.attacks.scene import EVIL, EVIL_TEXT, Player, Scene
+from carme.validation.attacks.fixture import EVIL, EVIL_TEXT, Fixture, Player
 
 AREA = Area("The victim's origin")
 
@@ -16,10 +16,10 @@ def evil(player: Player) -> str:
     return f"{player.base.rstrip('/')}{EVIL}"
 
 
-def attacker_sees_it(scene: Scene) -> Outcome:
+def attacker_sees_it(fixture: Fixture) -> Outcome:
     """The attacker's own browser gets the page, so the page is really there."""
-    path = evil(scene.attacker)
-    return by_door(scene, path, headers=as_browser(scene.attacker, path), text=EVIL_TEXT)
+    path = evil(fixture.attacker)
+    return by_door(fixture, path, headers=as_browser(fixture.attacker, path), text=EVIL_TEXT)
 
 
 add(
@@ -76,17 +76,17 @@ add(
 )
 
 
-def sign_in_cookies(scene: Scene) -> dict[str, Any]:
+def sign_in_cookies(fixture: Fixture) -> dict[str, Any]:
     """The victim's cookies that a thief would want; `_xsrf` is made for scripts."""
     wanted = ("session", "login", "jupyterhub-user")
-    jar = scene.victim.visitor.http.cookies.jar
+    jar = fixture.victim.visitor.http.cookies.jar
     return {cookie.name: cookie for cookie in jar if any(word in cookie.name for word in wanted)}
 
 
-def loose_cookies(scene: Scene) -> Outcome:
+def loose_cookies(fixture: Fixture) -> Outcome:
     """Those that scripts can read, that go over the wire without TLS, or that other sites may have sent."""
     loose = []
-    for name, cookie in sign_in_cookies(scene).items():
+    for name, cookie in sign_in_cookies(fixture).items():
         if not cookie.has_nonstandard_attr("HttpOnly") or not cookie.secure:
             loose.append(name)
         if cookie.get_nonstandard_attr("SameSite") not in ("Lax", "Strict"):

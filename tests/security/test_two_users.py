@@ -62,5 +62,5 @@ def test_attack_is_stopped(report: dict[str, Any], name: str) -> None:
 
 
 def test_both_were_on_the_same_node(report: dict[str, Any]) -> None:
-    assert report["scene"]["node"] in ("n1", "n2")
-    assert len(report["scene"]["victims_gpus"]) == 1
+    assert report["fixture"]["node"] in ("n1", "n2")
+    assert len(report["fixture"]["victims_gpus"]) == 1

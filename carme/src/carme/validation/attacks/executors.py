@@ -1,4 +1,4 @@
-"""Hands: where moves are made, as whom."""
+"""Executors: where actions are made, as whom."""
 
 import json
 import subprocess
@@ -7,14 +7,14 @@ from types import TracebackType
 from typing import Any
 
 from carme.errors import CarmeError
-from carme.validation.attacks import moves
-from carme.validation.attacks.moves import Outcome
+from carme.validation.attacks import actions
+from carme.validation.attacks.actions import Outcome
 
-_SOURCE = Path(moves.__file__)
+_SOURCE = Path(actions.__file__)
 
 
-class Hand:
-    """A Python interpreter of one user at one place, which makes moves; a context manager.
+class Executor:
+    """A Python interpreter of one user at one place, which makes actions; a context manager.
 
     Args:
         user: Whose processes these are. The caller must be root.
@@ -34,7 +34,7 @@ class Hand:
         ]
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> "Hand":
+    def __enter__(self) -> "Executor":
         self._process = subprocess.Popen(
             self._arguments,
             stdin=subprocess.PIPE,
@@ -56,11 +56,11 @@ class Hand:
             self._process.kill()
             self._process.wait()
 
-    def ask(self, move: str, **arguments: Any) -> Any:
-        """What a function of `moves` returns there. Raises CarmeError when it could not be called."""
+    def ask(self, action: str, **arguments: Any) -> Any:
+        """What a function of `actions` returns there. Raises CarmeError when it could not be called."""
         assert self._process and self._process.stdin and self._process.stdout and self._process.stderr
         try:
-            self._process.stdin.write(json.dumps({"move": move, "arguments": arguments}) + "\n")
+            self._process.stdin.write(json.dumps({"action": action, "arguments": arguments}) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
@@ -73,10 +73,10 @@ class Hand:
             )
         answer = json.loads(line)
         if "error" in answer:
-            raise CarmeError(f"The move {move} failed as {self.user}: {answer['error']}")
+            raise CarmeError(f"The action {action} failed as {self.user}: {answer['error']}")
         return answer["result"]
 
-    def make(self, move: str, **arguments: Any) -> Outcome:
-        """Make a move; whether it reached what it was after, and what was said."""
-        reached, said = self.ask(move, **arguments)
+    def run(self, action: str, **arguments: Any) -> Outcome:
+        """Run an action; whether it reached what it was after, and what was said."""
+        reached, said = self.ask(action, **arguments)
         return bool(reached), str(said)

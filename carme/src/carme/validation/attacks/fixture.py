@@ -1,4 +1,4 @@
-"""The scene: two users at work on the same node at the same time, and what is known about the victim."""
+"""The fixture: two users at work on the same node at the same time, and what is known about the victim."""
 
 import contextlib
 import secrets
@@ -16,7 +16,7 @@ from carme.config import Settings
 from carme.errors import CarmeError
 from carme.jobs import Job
 from carme.slurm import UnixAccount
-from carme.validation.attacks.hands import Hand
+from carme.validation.attacks.executors import Executor
 from carme.validation.visitor import Visitor
 
 #: What the attacker's own server answers to anybody, without asking who it is.
@@ -77,8 +77,8 @@ class Player:
         )
 
 
-class Scene:
-    """Two sessions on one node and four hands; a context manager. Needs root on the head.
+class Fixture:
+    """Two sessions on one node and four executors; a context manager. Needs root on the head.
 
     Args:
         settings: The site's.
@@ -113,7 +113,7 @@ class Scene:
         self.agent = ("", 0)
         self.server_pid = 0
 
-    def __enter__(self) -> "Scene":
+    def __enter__(self) -> "Fixture":
         with contextlib.ExitStack() as stack:
             self._set(stack)
             self._open = stack.pop_all()
@@ -128,8 +128,8 @@ class Scene:
         victim, attacker = self.victim, self.attacker
         for player in (victim, attacker):
             stack.enter_context(player.visitor)
-        self.attacker_head = stack.enter_context(Hand(attacker.name, attacker.account.home))
-        self.victim_head = stack.enter_context(Hand(victim.name, victim.account.home))
+        self.attacker_head = stack.enter_context(Executor(attacker.name, attacker.account.home))
+        self.victim_head = stack.enter_context(Executor(victim.name, victim.account.home))
         evil = f"{attacker.account.home}/.jupyter/jupyter_server_config.py"
         self.attacker_head.ask("put", path=evil, text=_EVIL_CONFIGURATION)
         stack.callback(self.attacker_head.ask, "remove", path=evil)
@@ -151,27 +151,27 @@ class Scene:
             *["--job-name=security-check", f"--partition={victim.job.partition}"],
             *([f"--gres=gpu:{self.gpus}"] if self.gpus else []),
         ]
-        self.victim_node = stack.enter_context(Hand(victim.name, victim.account.home, inside))
-        self.attacker_node = stack.enter_context(Hand(attacker.name, attacker.account.home, beside))
+        self.victim_node = stack.enter_context(Executor(victim.name, victim.account.home, inside))
+        self.attacker_node = stack.enter_context(Executor(attacker.name, attacker.account.home, beside))
         self._look()
 
     def _look(self) -> None:
         """What an attacker can find out or guess, and what the victim knows."""
-        hand, victim = self.victim_node, self.victim
-        self.victims_gpus = hand.ask("gpus_allowed")
-        agent = hand.ask("load", path=f"{self.private}/fabric.json")
+        executor, victim = self.victim_node, self.victim
+        self.victims_gpus = executor.ask("gpus_allowed")
+        agent = executor.ask("load", path=f"{self.private}/fabric.json")
         self.agent = (agent["host"], agent["port"])
         ports = [
             (host, port)
-            for host, port in hand.ask("tcp_ports_of", user=victim.name)
+            for host, port in executor.ask("tcp_ports_of", user=victim.name)
             if port != self.agent[1] and not host.startswith(("127.", "::1"))
         ]
         if not ports:
             raise CarmeError(f"The server of {victim.name} listens nowhere on {self.node}.")
         self.server = (self.agent[0], ports[0][1])
-        self.server_pid = hand.ask("process_with", text="singleuser")
+        self.server_pid = executor.ask("process_with", text="singleuser")
         for folder in ("/tmp", "/dev/shm"):
-            hand.make("leave_text", path=f"{folder}/carme-two-users", text=self.secret)
+            executor.run("leave_text", path=f"{folder}/carme-two-users", text=self.secret)
 
     @property
     def node(self) -> str:
@@ -255,12 +255,12 @@ class Scene:
         self.victim.visitor.open(self.victim.session)
 
 
-def evidence(scene: Scene) -> dict[str, Any]:
-    """What the report says about the scene."""
+def evidence(fixture: Fixture) -> dict[str, Any]:
+    """What the report says about the fixture."""
     return {
-        "node": scene.node,
-        "victim": scene.victim.name,
-        "attacker": scene.attacker.name,
-        "victims_gpus": scene.victims_gpus,
-        "victims_job": scene.job_id,
+        "node": fixture.node,
+        "victim": fixture.victim.name,
+        "attacker": fixture.attacker.name,
+        "victims_gpus": fixture.victims_gpus,
+        "victims_job": fixture.job_id,
     }

@@ -1,7 +1,7 @@
-"""What an attacker does on a host, each move a function that anybody can carry out.
+"""What an attacker does on a host, each action a function that anybody can carry out.
 
-The same move is made by the attacker, for whom it must fail, and by the victim, for whom it must work: so a
-move that was blocked by a mistyped path does not pass for one that the site has stopped.
+The same action is made by the attacker, for whom it must fail, and by the victim, for whom it must work: so a
+action that was blocked by a mistyped path does not pass for one that the site has stopped.
 
 This file is sent as source to where it is to run, so it needs Python's standard library alone. Each function
 answers whether it reached what it was after, and what was said.
@@ -342,11 +342,11 @@ def process_with(text: str) -> int:
 
 
 def serve() -> None:
-    """Make the moves that are asked for on standard input, one JSON object a line."""
+    """Make the actions that are asked for on standard input, one JSON object a line."""
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            answer: Any = {"result": globals()[asked["move"]](**asked["arguments"])}
+            answer: Any = {"result": globals()[asked["action"]](**asked["arguments"])}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
