@@ -50,7 +50,7 @@ class Definition:
     @property
     def parent(self) -> str | None:
         """The image it derives from (`From: {{ NAME }}`), None for one that starts from Debian."""
-        found = re.search(r"^From:\s*\{\{\s*([\w-]+)\s*\}\}", self.text, re.MULTILINE)
+        found = re.search(r"^From:\s*\{\{\s*(\w+)\s*\}\}", self.text, re.MULTILINE)
         return found[1] if found else None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -24,7 +25,13 @@ def test_users_see_images_and_no_layers() -> None:
 
 def test_an_image_comes_after_all_that_it_derives_from() -> None:
     order = [definition.name for definition in in_order(["vscode", "torch"], definitions.definitions())]
-    assert order == ["base-libraries", "torch-libraries", "vscode-libraries", "vscode", "torch"]
+    assert order == ["base_libraries", "torch_libraries", "vscode_libraries", "vscode", "torch"]
+
+
+def test_apptainer_fills_in_every_name() -> None:
+    """It takes letters, digits and underscores in double braces, and refuses an argument for any other name."""
+    for definition in definitions.definitions().values():
+        assert all(re.fullmatch(r"\w+", name) for name in definition.arguments), definition.name
 
 
 def test_no_layer_copies_what_this_project_changes_often() -> None:
@@ -89,12 +96,12 @@ def build(tmp_path: Path, *names: str) -> list[str]:
 
 
 def test_a_change_of_our_own_parts_leaves_the_libraries_alone(tmp_path: Path, project: Path) -> None:
-    assert build(tmp_path, "base", "torch") == ["base-libraries", "base", "torch-libraries", "torch"]
+    assert build(tmp_path, "base", "torch") == ["base_libraries", "base", "torch_libraries", "torch"]
     assert build(tmp_path, "base", "torch") == []
     (project / "carme" / "a.py").write_text("second\n")
     assert build(tmp_path, "base", "torch") == ["base", "torch"]
     (project / "finish" / "a.py").write_text("second\n")
-    assert build(tmp_path, "base", "torch") == ["base-libraries", "base", "torch-libraries", "torch"]
+    assert build(tmp_path, "base", "torch") == ["base_libraries", "base", "torch_libraries", "torch"]
 
 
 def test_layers_are_not_published(tmp_path: Path, project: Path) -> None:

@@ -14,11 +14,12 @@ from carme.staging import tree
 from carme.staging.attributes import Keeper, extended
 from carme.staging.crew import CONTEXT, Crew
 from carme.staging.digests import algorithm
+from carme.staging.entries import BLOCK, Batch, Task, join, statuses
 from carme.staging.limits import Pace
 from carme.staging.native import chosen
 from carme.staging.options import BATCH, KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
 from carme.staging.queue import Queue
-from carme.staging.work import BLOCK, Batch, Report, Task, Walker, join, statuses
+from carme.staging.walker import Report, Walker
 from carme.wording import listing
 
 __all__ = ["compare"]

@@ -15,8 +15,9 @@ from typing import Any
 
 from carme.errors import CarmeError
 from carme.staging import tree
+from carme.staging.entries import Task, join
 from carme.staging.queue import Queue
-from carme.staging.work import Report, Stop, Task, Walker, join
+from carme.staging.walker import Report, Stop, Walker
 
 __all__ = ["CONTEXT", "Crew", "Total"]
 

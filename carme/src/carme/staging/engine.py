@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from carme.staging.crew import Crew, Total
     from carme.staging.digests import Digest
     from carme.staging.journal import Journal
-    from carme.staging.work import Copier, Report
+    from carme.staging.walker import Report
+    from carme.staging.work import Copier
 
 __all__ = ["Tell", "copy", "pack", "sync", "verify"]
 

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from carme.staging.work import Task
+    from carme.staging.entries import Task
 
 __all__ = ["Queue"]
 

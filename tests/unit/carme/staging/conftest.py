@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carme.staging import native, work
+from carme.staging import native, walker
 
 from . import trees
 
@@ -45,7 +45,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         request.getfixturevalue("compiled")
     if request.param == "python":
         monkeypatch.setattr(native, "library", lambda: None)
-        monkeypatch.setattr(work, "library", lambda: None)
+        monkeypatch.setattr(walker, "library", lambda: None)
     return request.param
 
 

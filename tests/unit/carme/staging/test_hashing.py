@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carme.staging import Options, copy, engine, native, work
+from carme.staging import Options, contents, copy, engine, native
 from carme.staging.attributes import Keeper
 from carme.staging.digests import ALGORITHMS
 from carme.staging.native import Entries, Native
@@ -95,7 +95,7 @@ def test_the_digest_is_said(
     if hash == "blake3":
         pytest.importorskip("blake3")
     if not there:
-        for module in (native, work, engine):
+        for module in (native, contents, engine):
             monkeypatch.setattr(module, "hasher", lambda: None)
     source, target = from_and_to(tmp_path)
     many(source, 2, 5)
