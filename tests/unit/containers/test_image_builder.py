@@ -29,7 +29,7 @@ def test_an_image_comes_after_all_that_it_derives_from() -> None:
 
 
 def test_apptainer_fills_in_every_name() -> None:
-    """It takes letters, digits and underscores in double braces, and refuses an argument for any other name."""
+    """It takes letters, digits and underscores in double braces, and refuses arguments of other names."""
     for definition in definitions.definitions().values():
         assert all(re.fullmatch(r"\w+", name) for name in definition.arguments), definition.name
 
