@@ -56,8 +56,8 @@ def test_a_change_is_on_record_with_who_when_before_and_after(
     assert entry.content_type.model == "project" and entry.object_repr == "vision"
     shown = text(root.get("/admin/record/?q=vision&who=root1"))
     assert "3 → 5" in shown
-    assert "Nothing of this kind" in text(root.get("/admin/record/?q=vision&who=alice"))
-    assert "Nothing of this kind" in text(root.get("/admin/record/?until=2001-01-01"))
+    assert "No entries match" in text(root.get("/admin/record/?q=vision&who=alice"))
+    assert "No entries match" in text(root.get("/admin/record/?until=2001-01-01"))
     for odd in ("?since=x&until=2026-99-99", "?page=x", "?q=%00", "?q=%25_'\"", "?who=" + "x" * 500):
         assert root.get(f"/admin/record/{odd}").status_code == 200
 
@@ -135,7 +135,7 @@ def test_what_the_broker_refuses_is_said_and_not_on_record(root: Browser, broker
 def test_a_job_is_stopped_and_its_owner_told_why(root: Browser, browser: Browser, broker: FakeBroker) -> None:
     broker.put(make_job(7))
     assert "job 7" in text(root.get("/admin/jobs/?q=alice"))
-    assert "No job waits" in text(root.get("/admin/jobs/?q=bob"))
+    assert "No jobs are waiting" in text(root.get("/admin/jobs/?q=bob"))
     root.send("/admin/jobs/7/stop/", "/admin/jobs/7/stop/", message="The room gets <b>hot</b>.")
     [asked] = broker.asked_for("cancel")
     assert (asked.job_id, asked.user) == (7, None), "not as its owner"
@@ -234,7 +234,7 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     desk.create(admin, "vision", "Computer vision", alice, site_broker())
     look(root)
     page = text(root.get("/projects/"))
-    assert "My projects" in page and "root1, you see the pages of alice" in page
+    assert "My projects" in page and "root1, you are viewing as alice" in page
     assert [str(deed) for deed in Deed.objects.filter(by=admin)] == [
         "began to look at the pages of alice", "looked at /projects/ of alice",
     ]  # fmt: skip
@@ -282,7 +282,7 @@ def test_nobody_else_can_look_and_admins_are_not_looked_at(
     other = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
     page = f"/admin/users/at/{other.username}/"
     root.send(page, page, do="look")
-    assert "you see the pages" not in text(root.get("/profile/"))
+    assert "you are viewing as" not in text(root.get("/profile/"))
     look(root)
     admin.is_staff = False
     admin.save()

@@ -435,7 +435,7 @@ def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: Fake
     assert "carme-run train.py" in page
     script = "#!/bin/bash\r\necho $HOME\r\n"
     checked = browser.send("/jobs/submit/", "/jobs/submit/", script=script, check="1", **FIELDS)
-    assert "This can be submitted" in checked.content.decode() and not broker.asked_for("submit")
+    assert "You can submit this" in checked.content.decode() and not broker.asked_for("submit")
     answer = browser.send(
         "/jobs/submit/", "/jobs/submit/", script=script, arguments="'a b' c", name="mine", **FIELDS
     )

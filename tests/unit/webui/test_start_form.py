@@ -64,7 +64,7 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
 
 
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
-    assert prospect(browser) == "This would begin at once."
+    assert prospect(browser) == "Starts now."
     asked = [request.request for request in broker.asked_for("test")]
     assert [(one.nodes, one.gpus_per_node, one.minutes) for one in asked] == [(2, 4, 120)]
     assert not Session.objects.exists()
@@ -80,8 +80,8 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
 
     broker.starts = starts
     text = prospect(browser)
-    assert text.startswith("This would begin about ")
-    assert "With 1 node it would begin at once. With 1 hour it would begin about " in text
+    assert text.startswith("Expected start: about ")
+    assert "With 1 node it would start now. With 1 hour it would start about " in text
     assert "GPU" not in text  # fewer of them would not begin earlier
     page = browser.send("/", "/sessions/prospect/", **FORM).content.decode()
     links = re.findall(r'href="([^"]+)"', page)
@@ -114,7 +114,7 @@ def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, bro
 
 def test_processors_and_memory_are_behind_a_switch(browser: Browser, alice: User, broker: FakeBroker) -> None:
     page = browser.get("/").content.decode()
-    assert '<details class="expert">' in page and 'placeholder="By the share of the GPUs"' in page
+    assert '<details class="expert">' in page and 'placeholder="Follows from the GPUs"' in page
     refused = browser.send("/", "/sessions/start/", **(FORM | {"cpus_per_node": 99}))
     assert refused.status_code == 422
     page = refused.content.decode()
@@ -153,7 +153,7 @@ def test_a_silent_cluster_is_told(browser: Browser, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
     assert prospect(browser) == "Slurm does not answer. Wait."
     broker.refusal = None
-    assert prospect(browser) == "This would begin at once."  # the failure is not remembered
+    assert prospect(browser) == "Starts now."  # the failure is not remembered
 
 
 def save(browser: Browser, **values: Any) -> str:
@@ -206,8 +206,8 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
         (8, [6, 5, 4], "2 of them are taken soon."),
         (8, [8, 8, 8], "All GPUs are free."),
         (3, [3, 5, 7], "7 will be free from"),
-        (3, [3, 3, 3], "there will not be more of them"),
-        (3, [8, 8, 8], "there will not be more of them"),  # what is in use now, the plan knows nothing of
+        (3, [3, 3, 3], "No more are expected"),
+        (3, [8, 8, 8], "No more are expected"),  # what is in use now, the plan knows nothing of
     ],
 )
 def test_the_plan_does_not_contradict_what_is_free_now(free: int, plan: list[int], words: str) -> None:
@@ -227,4 +227,4 @@ def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBro
     points = re.findall(r'<polyline points="([^"]+)"', page)
     assert points[0].startswith("0.0,40.0 ") and points[0].endswith("288.0,20.0")
     broker.queue.clear()
-    assert "there will not be more of them" in browser.get("/live/").content.decode()
+    assert "No more are expected" in browser.get("/live/").content.decode()

@@ -108,8 +108,8 @@ def test_a_passkey_is_added_and_signs_in_alone(context: BrowserContext, page: Pa
 def test_a_token_is_made_used_and_revoked(page: Page, address: str, alice: User) -> None:
     log_in(page)
     page.goto("/tokens/")
-    page.get_by_label("What it is for").fill("My laptop")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_label("Purpose").fill("My laptop")
+    page.get_by_role("button", name="Create").click()
     secret = page.locator("p.secret").inner_text()
 
     def status() -> int:
@@ -138,7 +138,7 @@ def test_a_file_is_sent_and_fetched(page: Page, a_life: None, broker: FakeBroker
         page.get_by_role("link", name=sent.name).click()
     assert download.value.path().read_bytes() == sent.read_bytes()
     page.get_by_label("New folder").fill("results")
-    page.get_by_role("button", name="Make", exact=True).click()
+    page.get_by_role("button", name="Create", exact=True).click()
     expect(page.get_by_role("link", name="results/")).to_be_visible()
     page.get_by_role("row", name=sent.name).get_by_text("More").click()
     page.get_by_role("row", name=sent.name).get_by_role("link", name="Delete").click()
@@ -198,21 +198,21 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     keep(page, "journey-job-log")
     page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_text("The job is being ended.")).to_be_visible()
+    expect(page.get_by_text("The job is stopping.")).to_be_visible()
     Job.store([broker.archive[number]])  # as the worker does, of which there is none here
     expect(page.locator(".status .state").first).to_have_text("Cancelled")  # by itself
-    expect(page.get_by_text("The job is being ended.")).to_have_count(0)
+    expect(page.get_by_text("The job is stopping.")).to_have_count(0)
     expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
 
 
 def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, broker: FakeBroker) -> None:
     log_in(page)
     page.goto("/")
-    expect(page.locator("#prospect")).to_contain_text("This would begin at once.")
+    expect(page.locator("#prospect")).to_contain_text("Starts now.")
     broker.starts = lambda asked: datetime.now(UTC) + timedelta(hours=3 if asked.minutes > 60 else 1)
     page.get_by_label("Time in minutes").fill("240")
     page.keyboard.press("Tab")
-    expect(page.locator("#prospect")).to_contain_text("This would begin about")
+    expect(page.locator("#prospect")).to_contain_text("Expected start: about")
     keep(page, "start-estimate")
 
 
@@ -289,27 +289,27 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     assert [(one.name, one.drain) for one in broker.asked_for("node")] == [("n1", True), ("n1", False)]
 
     keep(page, "journey-nodes")
-    for name, link in (("jobs", "All jobs"), ("record", "Record")):
+    for name, link in (("jobs", "All jobs"), ("record", "Audit log")):
         page.get_by_role("link", name=link).first.click()
         keep(page, f"journey-admin-{name}")
     page.get_by_role("link", name="Approvals").click()
-    page.get_by_label("What the owner is told besides").fill("Good luck")
+    page.get_by_label("Message to the owner (optional)").fill("Good luck")
     keep(page, "journey-approval")
     page.get_by_role("button", name="Approve Deadline").click()
-    expect(page.get_by_text("Nothing waits for approval.")).to_be_visible()
+    expect(page.get_by_text("No bookings need approval.")).to_be_visible()
 
-    page.get_by_role("link", name="News", exact=True).click()
-    page.get_by_role("link", name="Write news").click()
+    page.get_by_role("link", name="Announcements", exact=True).click()
+    page.get_by_role("link", name="New announcement").click()
     page.get_by_label("Title").fill("More GPUs")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("link", name="Write news")).to_be_visible()
+    expect(page.get_by_role("link", name="New announcement")).to_be_visible()
     page.goto("/maintenance/new/")
     tomorrow = datetime.now(UTC) + timedelta(days=2)
     page.get_by_label("Title").fill("Cables")
     page.get_by_label("Nodes").fill("n2")
-    for moment, hour in (("Begins", "08:00"), ("Ends", "10:00")):
-        page.get_by_label(f"{moment} on").fill(f"{tomorrow:%Y-%m-%d}")
-        page.get_by_label(f"{moment} at").fill(hour)
+    for moment, hour in (("Start", "08:00"), ("End", "10:00")):
+        page.get_by_label(f"{moment} date").fill(f"{tomorrow:%Y-%m-%d}")
+        page.get_by_label(f"{moment} time").fill(hour)
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("heading", name="Cables")).to_be_visible()
     keep(page, "journey-maintenance")
@@ -317,16 +317,16 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     page.get_by_role("link", name="Administration").click()
     page.get_by_role("link", name="All jobs").click()
     page.get_by_role("link", name="Stop 7").click()
-    page.get_by_label("What its owner is told").fill("It filled the disk.")
-    page.get_by_role("button", name="Stop it").click()
-    expect(page.get_by_text("Job 7 is ended")).to_be_visible()
+    page.get_by_label("Message to its owner").fill("It filled the disk.")
+    page.get_by_role("button", name="Stop the job").click()
+    expect(page.get_by_text("Job 7 is stopped")).to_be_visible()
     page.get_by_role("link", name="Users").click()
     page.get_by_role("link", name="alice").click()
     page.get_by_label("Message to this user").fill("Please clean up.")
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_text("alice is told.")).to_be_visible()
-    page.get_by_role("button", name="See the portal as this user").click()
-    expect(page.get_by_text("root1, you see the pages of alice. Nothing can be changed.")).to_be_visible()
+    expect(page.get_by_text("Message sent to alice.")).to_be_visible()
+    page.get_by_role("button", name="View as this user").click()
+    expect(page.get_by_text("root1, you are viewing as alice (read-only).")).to_be_visible()
     page.goto("/profile/")
     expect(page.get_by_text("It filled the disk.")).to_be_visible()
     expect(page.get_by_text("A message of an administrator: Please clean up.")).to_be_visible()
@@ -335,8 +335,8 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     expect(
         page.get_by_role("heading", name="More GPUs").or_(page.get_by_text("More GPUs")).first
     ).to_be_visible()
-    page.get_by_role("button", name="Stop looking").click()
-    expect(page.get_by_role("button", name="Stop looking")).to_have_count(0)
+    page.get_by_role("button", name="Exit").click()
+    expect(page.get_by_role("button", name="Exit")).to_have_count(0)
 
     page.goto("/admin/record/")
     page.get_by_label("What", exact=True).fill("drained the node n1")
@@ -355,7 +355,7 @@ def test_an_administrator_makes_a_project_and_its_manager_invites(
     page.get_by_label("Name", exact=True).fill("genomes")
     page.get_by_label("Title").fill("Genomes")
     page.get_by_label("Manager").fill("alice")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create").click()
     expect(page.get_by_role("heading", name="Genomes")).to_be_visible()
     page.goto("/projects/at/genomes/")
     page.get_by_label("Invite a user").fill("bob")

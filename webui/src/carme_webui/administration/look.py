@@ -52,10 +52,9 @@ def looking(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[Ht
         allowed = request.path in EXACTLY or request.path.startswith(PAGES)
         if request.method not in ("GET", "HEAD") or not allowed:
             context = {
-                "title": _("You only look"),
-                "sentence": _("You see the pages of %s. Nothing can be changed there, and not all is shown.")
-                % user.username,
-                "remedy": _("Stop looking, to do this as yourself."),
+                "title": _("Read-only view"),
+                "sentence": _("You are viewing as %s (read-only); some pages are hidden.") % user.username,
+                "remedy": _("Exit the read-only view to do this as yourself."),
             }
             return render(request, "error.html", context, status=403)
         if not request.path.endswith(BY_THEMSELVES):

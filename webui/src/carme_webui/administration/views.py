@@ -184,7 +184,7 @@ def stop(request: HttpRequest, number: int) -> HttpResponse:
     except CarmeError as error:
         messages.error(request, str(error))
         return redirect("admin-jobs")
-    messages.success(request, _("Job %s is ended; its owner is told.") % number)
+    messages.success(request, _("Job %s is stopped. Its owner gets a message.") % number)
     return redirect("admin-jobs")
 
 
@@ -245,10 +245,10 @@ def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
             messages.success(request, _("%s can sign in again.") % found.username)
         case "second-factor":
             desk.take_second_factor(found)
-            messages.success(request, _("%s has no second factor now.") % found.username)
+            messages.success(request, _("The second factor of %s is reset.") % found.username)
         case "message" if words := request.POST.get("message", "").strip():
             desk.send_message(by, found, words)
-            messages.success(request, _("%s is told.") % found.username)
+            messages.success(request, _("Message sent to %s.") % found.username)
         case _:
             messages.error(request, _("This cannot be done with this account."))
     return redirect("admin-user", found.username)

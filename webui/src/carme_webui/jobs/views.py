@@ -215,7 +215,7 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
         except CarmeError as error:
             messages.error(request, str(error))
         else:
-            messages.success(request, _("The job is being ended."))
+            messages.success(request, _("The job is stopping."))
             news.tell([found.user])
     return redirect(found)
 

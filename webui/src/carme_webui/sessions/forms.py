@@ -74,17 +74,15 @@ class StartForm(forms.Form):
         required=False,
         max_length=4000,
         help_text=_(
-            "Datasets, or folders by their absolute paths, that are copied to the node before the session's "
-            "time begins. The session finds them in the folder that CARME_DATA names."
+            "Datasets or absolute paths of folders. Copied to the node before your time starts. "
+            "Find them in $CARME_DATA."
         ),
     )
     results = forms.CharField(
         label=_("Results"),
         required=False,
         max_length=4096,
-        help_text=_(
-            "What the session leaves in the folder that CARME_RESULTS names is copied there at its end."
-        ),
+        help_text=_("Files in $CARME_RESULTS are copied here when the session ends."),
     )
 
     def __init__(
@@ -177,7 +175,7 @@ class StartForm(forms.Form):
         self.fields["results"].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
         self.fields["title"].widget.attrs |= {"placeholder": _("Optional"), "autocomplete": "off"}
         for name in EXPERT:
-            self.fields[name].widget.attrs["placeholder"] = _("By the share of the GPUs")
+            self.fields[name].widget.attrs["placeholder"] = _("Follows from the GPUs")
 
     @property
     def plain_fields(self) -> list[BoundField]:
