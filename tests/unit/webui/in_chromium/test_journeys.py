@@ -19,7 +19,7 @@ from carme_webui.jobs.models import Job
 
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
-from .conftest import fits, keep, log_in, log_out
+from .conftest import DESKTOP, fits, keep, log_in, log_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -210,9 +210,23 @@ def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, brok
     page.goto("/")
     expect(page.locator("#prospect")).to_contain_text("Starts now.")
     broker.starts = lambda asked: datetime.now(UTC) + timedelta(hours=3 if asked.minutes > 60 else 1)
-    page.get_by_label("Time in minutes").fill("240")
-    page.keyboard.press("Tab")
+    expect(page.locator("#prospect")).to_contain_text("Costs 1 GPU-hours.")
+    expect(page.get_by_label("Time in minutes")).to_be_hidden()
+    bottom = page.get_by_role("button", name="Start", exact=True).bounding_box()
+    assert bottom and bottom["y"] + bottom["height"] <= DESKTOP["height"], "Start is in view"
+    keep(page, "start-form")
+    page.get_by_label("4 h").check()
     expect(page.locator("#prospect")).to_contain_text("Expected start: about")
+    expect(page.locator("#prospect")).to_contain_text("Costs 4 GPU-hours.")
+    page.get_by_role("group", name="Hardware").get_by_label("Custom").check()
+    page.get_by_role("group", name="Time").get_by_label("Custom").check()
+    page.get_by_label("GPUs per node").fill("2")
+    page.get_by_label("Time in minutes").fill("120")
+    page.keyboard.press("Tab")
+    expect(page.locator("#prospect")).to_contain_text("Costs 4 GPU-hours.")
+    page.get_by_text("More options").click()
+    page.get_by_label("Title").fill("Mine")
+    assert fits(page)
     keep(page, "start-estimate")
 
 
