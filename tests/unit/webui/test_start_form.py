@@ -66,7 +66,7 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
 
 
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
-    assert prospect(browser) == "Starts now. Costs 16 GPU-hours."
+    assert prospect(browser) == "Starts now. Cost in GPU-hours: 16."
     asked = [request.request for request in broker.asked_for("test")]
     assert [(one.nodes, one.gpus_per_node, one.minutes) for one in asked] == [(2, 4, 120)]
     assert not Session.objects.exists()
@@ -158,7 +158,7 @@ def test_a_session_can_last_until_the_evening(clock: str, minutes: int | None) -
 
 def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker: FakeBroker) -> None:
     page = browser.get("/").content.decode()
-    assert '<details class="more">' in page and 'placeholder="Follows from the GPUs"' in page
+    assert '<details class="more">' in page and 'placeholder="Automatic"' in page
     refused = browser.send("/", "/sessions/start/", **(FORM | {"cpus_per_node": 99}))
     assert refused.status_code == 422
     page = refused.content.decode()
@@ -197,7 +197,7 @@ def test_a_silent_cluster_is_told(browser: Browser, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
     assert prospect(browser) == "Slurm does not answer. Wait."
     broker.refusal = None
-    assert prospect(browser) == "Starts now. Costs 16 GPU-hours."  # the failure is not remembered
+    assert prospect(browser) == "Starts now. Cost in GPU-hours: 16."  # the failure is not remembered
 
 
 def save(browser: Browser, **values: Any) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from allauth.mfa.totp.internal import auth
+from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from carme.jobs import JobState
@@ -19,7 +20,7 @@ from carme_webui.jobs.models import Job
 
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
-from .conftest import DESKTOP, fits, keep, log_in, log_out
+from .conftest import DESKTOP, PHONE, fits, folder_of_screenshots, keep, log_in, log_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -210,24 +211,63 @@ def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, brok
     page.goto("/")
     expect(page.locator("#prospect")).to_contain_text("Starts now.")
     broker.starts = lambda asked: datetime.now(UTC) + timedelta(hours=3 if asked.minutes > 60 else 1)
-    expect(page.locator("#prospect")).to_contain_text("Costs 1 GPU-hours.")
+    expect(page.locator("#prospect")).to_contain_text("Cost in GPU-hours: 1.")
     expect(page.get_by_label("Time in minutes")).to_be_hidden()
     bottom = page.get_by_role("button", name="Start", exact=True).bounding_box()
     assert bottom and bottom["y"] + bottom["height"] <= DESKTOP["height"], "Start is in view"
     keep(page, "start-form")
     page.get_by_label("4 h").check()
     expect(page.locator("#prospect")).to_contain_text("Expected start: about")
-    expect(page.locator("#prospect")).to_contain_text("Costs 4 GPU-hours.")
+    expect(page.locator("#prospect")).to_contain_text("Cost in GPU-hours: 4.")
     page.get_by_role("group", name="Hardware").get_by_label("Custom").check()
     page.get_by_role("group", name="Time").get_by_label("Custom").check()
     page.get_by_label("GPUs per node").fill("2")
-    page.get_by_label("Time in minutes").fill("120")
+    page.get_by_label("Time in minutes").fill("180")
     page.keyboard.press("Tab")
-    expect(page.locator("#prospect")).to_contain_text("Costs 4 GPU-hours.")
+    expect(page.locator("#prospect")).to_contain_text("Cost in GPU-hours: 6.")
     page.get_by_text("More options").click()
     page.get_by_label("Title").fill("Mine")
     assert fits(page)
     keep(page, "start-estimate")
+
+
+def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_life: None) -> None:
+    log_in(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto("/jobs/")
+    header = page.locator("header.top").bounding_box()
+    assert header and header["height"] <= 64
+    jobs = page.get_by_role("navigation", name="Main").get_by_role("link", name="Jobs")
+    expect(jobs).to_be_hidden()
+    page.get_by_role("button", name="Menu").focus()
+    page.keyboard.press("Enter")
+    expect(jobs).to_be_visible()
+    page.screenshot(path=folder_of_screenshots() / "portal-phone-menu.png")
+    page.keyboard.press("Escape")
+    expect(jobs).to_be_hidden()
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Help").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Jobs")).to_be_in_viewport()
+    assert page.url.endswith("/help/#jobs")
+    keep(page, "phone-help")
+
+
+def test_the_menu_needs_no_javascript(chromium: Chromium, page: Page, address: str, a_life: None) -> None:
+    log_in(page)
+    expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+    context = chromium.new_context(
+        base_url=address,
+        viewport=PHONE,
+        java_script_enabled=False,
+        storage_state=page.context.storage_state(),
+    )
+    plain = context.new_page()
+    plain.goto("/")
+    plain.get_by_role("button", name="Menu").click()
+    plain.get_by_role("link", name="Jobs", exact=True).click()
+    expect(plain.get_by_role("heading", name="Jobs").first).to_be_visible()
+    context.close()
 
 
 def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broker: FakeBroker) -> None:

@@ -16,7 +16,7 @@ KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/")
-EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/")
+EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/help/")
 #: What open pages load by themselves is no new look.
 BY_THEMSELVES = ("live/", "news/", "/files/room/")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 from django.conf import settings
+from django.forms.boundfield import BoundField
 from django.utils.translation import gettext_lazy as _
 from pydantic import ValidationError
 
@@ -21,6 +22,10 @@ from carme_webui.jobs.submissions import JobSubmission
 __all__ = ["SearchForm", "SubmitForm"]
 
 
+#: What every job needs; the rest is for few.
+COMMON = ("script", "name", "image", "gpus_per_node", "nodes", "minutes")
+
+
 class SubmitForm(forms.Form):
     """A batch job: a script that is written here, or one in my home.
 
@@ -32,7 +37,7 @@ class SubmitForm(forms.Form):
 
     script = forms.CharField(
         label=_("Script"),
-        widget=forms.Textarea(attrs={"rows": 14, "spellcheck": "false", "class": "code"}),
+        widget=forms.Textarea(attrs={"rows": 9, "spellcheck": "false", "class": "code"}),
         max_length=MAXIMUM_BYTES,
         required=False,
         strip=False,
@@ -94,7 +99,22 @@ class SubmitForm(forms.Form):
             self.fields[name].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
         self.fields["stage"].widget.attrs["placeholder"] = "/scratch/..."
         for name in ("cpus_per_node", "memory_mb_per_node"):
-            self.fields[name].widget.attrs["placeholder"] = _("Follows from the GPUs")
+            self.fields[name].widget.attrs["placeholder"] = _("Automatic")
+
+    @property
+    def common_fields(self) -> list[BoundField]:
+        """The fields that every job needs."""
+        return [self[name] for name in COMMON]
+
+    @property
+    def more_fields(self) -> list[BoundField]:
+        """The fields that few need."""
+        return [field for field in self.visible_fields() if field.name not in COMMON]
+
+    @property
+    def more(self) -> bool:
+        """Whether one of these has a value, or an error."""
+        return any(field.value() or field.errors for field in self.more_fields)
 
     def _choices(self, name: str, none: Any, offered: Any) -> None:
         widget = self.fields[name].widget

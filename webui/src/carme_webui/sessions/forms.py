@@ -215,7 +215,7 @@ class StartForm(forms.Form):
         self.fields["results"].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
         self.fields["title"].widget.attrs |= {"placeholder": _("Optional"), "autocomplete": "off"}
         for name in EXPERT:
-            self.fields[name].widget.attrs["placeholder"] = _("Follows from the GPUs")
+            self.fields[name].widget.attrs["placeholder"] = _("Automatic")
 
     @property
     def number_fields(self) -> list[BoundField]:
