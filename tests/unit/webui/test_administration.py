@@ -280,7 +280,7 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     desk.create(admin, "vision", "Computer vision", alice, site_broker())
     look(root)
     page = text(root.get("/projects/"))
-    assert "My projects" in page and "root1, you are viewing as alice" in page
+    assert "My projects" in page and "You are viewing as alice (read-only)." in page
     assert [str(deed) for deed in Deed.objects.filter(by=admin)] == [
         "began to look at the pages of alice", "looked at /projects/ of alice",
     ]  # fmt: skip
@@ -328,7 +328,7 @@ def test_nobody_else_can_look_and_admins_are_not_looked_at(
     other = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
     page = f"/admin/users/at/{other.username}/"
     root.send(page, page, do="look")
-    assert "you are viewing as" not in text(root.get("/profile/"))
+    assert "You are viewing as" not in text(root.get("/profile/"))
     look(root)
     admin.is_staff = False
     admin.save()

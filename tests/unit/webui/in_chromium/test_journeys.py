@@ -380,7 +380,7 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_text("Message sent to alice.")).to_be_visible()
     page.get_by_role("button", name="View as this user").click()
-    expect(page.get_by_text("root1, you are viewing as alice (read-only).")).to_be_visible()
+    expect(page.get_by_text("You are viewing as alice (read-only).")).to_be_visible()
     page.goto("/profile/")
     expect(page.get_by_text("It filled the disk.")).to_be_visible()
     expect(page.get_by_text("A message of an administrator: Please clean up.")).to_be_visible()
