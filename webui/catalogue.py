@@ -66,12 +66,13 @@ def of_tables() -> Iterator[Text]:
     from carme.bookings import CAUSES
     from carme.bookings import STATES as BOOKINGS
     from carme.jobs import JobState
-    from carme.sessions import ENDINGS
+    from carme.sessions import ENDINGS, STEPS
     from carme.sessions import STATES as SESSIONS
 
     yield from CAUSES.values()
     yield from BOOKINGS.values()
     yield from SESSIONS.values()
+    yield from STEPS.values()
     for words, _failed in ENDINGS.values():
         yield words
     for state in JobState:

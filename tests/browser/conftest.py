@@ -39,9 +39,18 @@ def log_in(page: Page, demo: DemoSite, user: str = "user1") -> None:
     expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
 
 
+def open_start_form(page: Page) -> None:
+    """Show all fields of the start form: the numbers, and those under "More options"."""
+    for group in ("Hardware", "Time"):
+        page.get_by_role("group", name=group).get_by_label("Custom").check()
+    if not page.get_by_label("Title").is_visible():
+        page.get_by_text("More options").click()
+
+
 def start(page: Page, title: str, **fields: int) -> None:
     """Fill in the start form, wherever the page is, and send it; ends on the session's page."""
     page.goto("/")
+    open_start_form(page)
     page.get_by_label("Title").fill(title)
     for name, value in fields.items():
         page.locator(f"#id_{name}").fill(str(value))

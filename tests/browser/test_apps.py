@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from demo_site import DemoSite, wait_until
 
-from .conftest import log_in
+from .conftest import log_in, open_start_form
 
 HOME = "/home/user1"
 
@@ -45,6 +45,7 @@ def written(demo: DemoSite) -> Iterator[Callable[[str], str]]:
 
 def start(page: Page, image: str) -> str:
     """Start a session with an image; returns its name when it is ready."""
+    open_start_form(page)
     page.get_by_label("Title").fill("Apps")
     page.get_by_label("Image").select_option(image)
     page.get_by_role("button", name="Start", exact=True).click()

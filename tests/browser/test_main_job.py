@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from demo_site import DemoSite
 
-from .conftest import log_in
+from .conftest import log_in, open_start_form
 
 
 def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Callable[[str], None]) -> None:
@@ -17,6 +17,7 @@ def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Call
     log_in(page, demo)
     keep("2-dashboard")
 
+    open_start_form(page)
     page.get_by_label("Title").fill("Digits on four GPUs")
     page.get_by_label("Image").select_option("torch")
     page.get_by_label("GPUs per node").fill("2")
@@ -66,6 +67,8 @@ def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSi
     expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
     page.get_by_label("Image").focus()
     page.keyboard.type("Jupyter")
+    page.get_by_text("More options").focus()
+    page.keyboard.press("Enter")
     page.get_by_label("Title").focus()
     page.keyboard.type("By keyboard")
     page.keyboard.press("Enter")
@@ -82,8 +85,8 @@ def test_a_refused_start_keeps_what_was_typed_and_says_why(
     page: Page, demo: DemoSite, keep: Callable[[str], None]
 ) -> None:
     log_in(page, demo)
+    open_start_form(page)
     page.get_by_label("Title").fill("Too much")
-    page.locator("form.start-form").evaluate("form => { form.noValidate = true; }")
     page.get_by_label("GPUs per node").fill("9")
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.locator(".errorlist")).to_contain_text("9 were asked for")

@@ -27,7 +27,7 @@ def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
     expect(state(page)).to_have_text("Waiting in the queue")
     outlook = page.locator("#outlook")
     expect(outlook).to_contain_text("next in line")
-    expect(outlook).to_contain_text(re.compile("Expected start|no plan yet"))
+    expect(outlook).to_contain_text(re.compile("Expected start|No estimated start"))
     expect(page).to_have_title(re.compile("^Waiting in the queue · Behind somebody else"))
     expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
     expect(outlook).to_contain_text("Expected start")  # Slurm plans every few seconds
@@ -67,7 +67,7 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
     cards.filter(has_text="Seen from everywhere").get_by_role("link", name=re.compile("^Open")).click()
     expect(second.locator(".jp-Launcher, .jp-NotebookPanel").first).to_be_visible(timeout=120_000)
     other.close()
-    expect(rows.filter(has_text="First page shown")).to_have_count(1)
+    expect(rows.filter(has_text="First opened")).to_have_count(1)
 
     for link in page.get_by_role("link", name=re.compile("^Open")).all():
         address = link.get_attribute("href")

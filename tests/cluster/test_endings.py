@@ -316,8 +316,8 @@ def test_a_reservation_that_has_not_begun_tells_when_it_does(demo: DemoSite) -> 
             job_id = start(demo, "w6")
             demo.run("head", "scontrol", "update", f"JobId={job_id}", "ReservationName=course")
         sentence = waits(demo, job_id, "course begins")
-        assert "waits for its reservation to begin" in sentence
-        assert "without the reservation" in sentence
+        assert "waits for its booking" in sentence
+        assert "choose no booking" in sentence
         demo.end_all_jobs()
 
 

@@ -51,13 +51,13 @@ def choose(page: Page, demo: DemoSite, title: str, keep: Callable[[str], None] |
     if keep:
         keep("booking-1-drawn-in-the-calendar")
     page.mouse.up()
-    expect(page.get_by_label("For how long")).to_have_value("1h")
+    expect(page.get_by_label("Duration")).to_have_value("1h")
     seconds = 60 - int(demo.run("head", "date", "+%S").stdout)
     if seconds < 15:
         time.sleep(seconds)
     day, clock = demo.run("head", "date", "--utc", "+%Y-%m-%d %H:%M").stdout.split()
     page.locator("#id_date").fill(day)
-    page.get_by_label("Begins at").fill(clock)
+    page.get_by_label("Start time").fill(clock)
     page.get_by_label("Title").fill(title)
     page.get_by_role("button", name="Book", exact=True).click()
     expect(page.locator(".status .state").first).to_have_text(re.compile("Booked|Running now"))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browser.conftest import log_in
+from browser.conftest import log_in, open_start_form
 from cluster.test_bookings import booked, confirm, send, session_of
 from playwright.sync_api import Page, expect
 
@@ -57,6 +57,7 @@ def nothing_left(demo: DemoSite) -> Iterator[None]:
 def fill_in(page: Page, title: str) -> None:
     """The start form of a session with the dataset, as the catalogue's link opens it."""
     page.goto(f"/?stage={NAME}#start-heading")
+    open_start_form(page)
     expect(page.locator("#id_stage")).to_have_value(NAME)
     page.get_by_label("Title").fill(title)
     page.locator("#id_image").select_option("base")

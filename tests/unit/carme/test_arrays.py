@@ -165,7 +165,7 @@ async def test_a_task_that_was_cancelled_while_it_waited_is_still_one(site: Any,
     await until(seen)
     job = await site.client.job(number, task=7)
     assert (job.state, job.array_id, job.task, job.name) == ("CANCELLED", number, 7, "train 1")
-    assert job.explanation.startswith("It was cancelled before it began")
+    assert job.explanation.startswith("You cancelled this job before it began")
     assert (
         (await site.client.log(number, task=7)).text == "" == (await site.client.result(number, task=7)).text
     )

@@ -74,7 +74,7 @@ async def test_a_cancelled_task_has_no_log_to_see(
     while (await site.client.job(100)).has_task(100, 2):  # noqa: ASYNC110 - what changes is outside
         await asyncio.sleep(0.02)
     assert await carme("logs", "100_2") == 0
-    assert "Job 100_2 has written nothing. It was cancelled before it began" in capsys.readouterr().err
+    assert "Job 100_2 has written nothing. You cancelled this job before it began" in capsys.readouterr().err
     assert await carme("cancel", "100") == 0
     assert "See what one of its tasks wrote with: carme logs 100_TASK" in capsys.readouterr().out
 

@@ -1,7 +1,9 @@
 """What administrators see and do, that it is on record, and that nobody else can."""
 
+import csv
 import json
 import re
+from datetime import timedelta
 
 import pytest
 from auditlog.models import LogEntry
@@ -24,6 +26,7 @@ from .conftest import PASSWORD, Browser, text, words
 from .fake_broker import FakeBroker, make_job
 
 PAGES = ["", "record/", "nodes/", "jobs/", "users/", "users/new/", "users/at/alice/", "jobs/7/stop/"]
+PAGES += ["policies/", "record/export/"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -56,8 +59,8 @@ def test_a_change_is_on_record_with_who_when_before_and_after(
     assert entry.content_type.model == "project" and entry.object_repr == "vision"
     shown = text(root.get("/admin/record/?q=vision&who=root1"))
     assert "3 → 5" in shown
-    assert "Nothing of this kind" in text(root.get("/admin/record/?q=vision&who=alice"))
-    assert "Nothing of this kind" in text(root.get("/admin/record/?until=2001-01-01"))
+    assert "No entries match" in text(root.get("/admin/record/?q=vision&who=alice"))
+    assert "No entries match" in text(root.get("/admin/record/?until=2001-01-01"))
     for odd in ("?since=x&until=2026-99-99", "?page=x", "?q=%00", "?q=%25_'\"", "?who=" + "x" * 500):
         assert root.get(f"/admin/record/{odd}").status_code == 200
 
@@ -132,10 +135,53 @@ def test_what_the_broker_refuses_is_said_and_not_on_record(root: Browser, broker
     assert not Deed.objects.exists()
 
 
+def test_the_overview_shows_use_queue_failures_and_services(
+    root: Browser, alice: User, broker: FakeBroker
+) -> None:
+    submitted = timezone.now() - timedelta(hours=2)
+    broker.put(make_job(7, user="alice"))
+    broker.put(make_job(8, user="alice", state="PENDING", gpus=3, submitted=submitted))
+    options = SessionOptions(image="torch", minutes=60)
+    Session.request(alice, options, "s12345678")
+    Session.objects.update(state="ended", ending="image_missing", sentence="The image is missing.", job_id=9)
+    page = text(root.get("/admin/"))
+    tiles = re.findall(r'<li class="(level-\d(?: away)?)".*?>(n\d)</a> <span>([^<]*)</span>', page)
+    assert tiles == [
+        ("level-1", "n1", "1 of 4 GPUs"), ("level-0 away", "n2", "down"), ("level-0", "n3", "0 of 16 CPUs"),
+    ]  # fmt: skip
+    row = re.search(r'<th scope="row">gpu</th>(.*?)</tr>', page)
+    assert row and re.findall("<td>(.*?)</td>", row[1]) == ["1", "1", "3", "2 hours"]
+    assert "The image is missing." in page and '/admin/jobs/9/">9</a>' in page
+    assert page.count('class="state running"') + page.count('class="state failed"') == 4
+    assert "default_minutes" in text(root.get("/admin/policies/"))
+
+
+def test_the_overview_says_what_is_away(root: Browser) -> None:
+    page = text(root.get("/admin/"))
+    assert "No nodes to show." in page and page.count('class="state failed"') >= 2
+
+
+def test_the_audit_log_is_exported_as_it_is_searched(root: Browser, alice: User, browser: Browser) -> None:
+    page = "/admin/users/at/alice/"
+    root.send(page, page, do="close")
+    alice.refresh_from_db()
+    alice.first_name = "=1+1"
+    alice.save()
+    assert "record/export/?q=alice" in text(root.get("/admin/record/?q=alice"))
+    answer = root.get("/admin/record/export/?q=alice&who=root1")
+    assert answer["Content-Type"].startswith("text/csv") and "attachment" in answer["Content-Disposition"]
+    lines = list(csv.DictReader(b"".join(iter(answer)).decode().splitlines()))
+    assert lines and all(line["user"] == "root1" for line in lines)
+    assert any("is_active" in line["changes"] or "alice" in line["object"] for line in lines)
+    everything = b"".join(iter(root.get("/admin/record/export/"))).decode()
+    assert all(not field.startswith("=") for line in csv.reader(everything.splitlines()) for field in line)
+    assert browser.get("/admin/record/export/").status_code in (302, 404)
+
+
 def test_a_job_is_stopped_and_its_owner_told_why(root: Browser, browser: Browser, broker: FakeBroker) -> None:
     broker.put(make_job(7))
     assert "job 7" in text(root.get("/admin/jobs/?q=alice"))
-    assert "No job waits" in text(root.get("/admin/jobs/?q=bob"))
+    assert "No jobs are waiting" in text(root.get("/admin/jobs/?q=bob"))
     root.send("/admin/jobs/7/stop/", "/admin/jobs/7/stop/", message="The room gets <b>hot</b>.")
     [asked] = broker.asked_for("cancel")
     assert (asked.job_id, asked.user) == (7, None), "not as its owner"
@@ -234,7 +280,7 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     desk.create(admin, "vision", "Computer vision", alice, site_broker())
     look(root)
     page = text(root.get("/projects/"))
-    assert "My projects" in page and "root1, you see the pages of alice" in page
+    assert "My projects" in page and "You are viewing as alice (read-only)." in page
     assert [str(deed) for deed in Deed.objects.filter(by=admin)] == [
         "began to look at the pages of alice", "looked at /projects/ of alice",
     ]  # fmt: skip
@@ -282,7 +328,7 @@ def test_nobody_else_can_look_and_admins_are_not_looked_at(
     other = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
     page = f"/admin/users/at/{other.username}/"
     root.send(page, page, do="look")
-    assert "you see the pages" not in text(root.get("/profile/"))
+    assert "You are viewing as" not in text(root.get("/profile/"))
     look(root)
     admin.is_staff = False
     admin.save()

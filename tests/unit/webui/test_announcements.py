@@ -270,7 +270,7 @@ def test_the_queue_of_approvals(
     )
     assert sent["Location"] == page
     root.send(page, f"/bookings/{two.name}/decide/", answer="approve", back="queue")
-    assert "Nothing waits for approval." in text(root.get(page))
+    assert "No bookings need approval." in text(root.get(page))
     assert {row.state for row in Booking.objects.all()} == {BookingState.ENDED, BookingState.APPROVED}
     words = [notice.text for notice in Notice.objects.filter(user=alice, kind=Kind.BOOKING_DECIDED)]
     assert words[1].endswith("is refused. 100 % are in use <b>") and words[0].endswith("is approved.")

@@ -531,7 +531,7 @@ def test_a_session_is_planned_and_called_off(
     page = act(browser, row, "session", image="no<such")
     assert "no&lt;such" in page and "torch" in page and row.session_image == "torch"
     assert act(other, row, "session", image="") == "" and row.session_image == "torch"  # not bob's to say
-    assert "No session starts by itself" in act(browser, row, "session", image="")
+    assert "No session starts automatically" in act(browser, row, "session", image="")
     assert row.session_image == ""
     Booking.objects.update(session_name="s12345678")
     assert "has been started already" in act(browser, row, "session", image="torch")

@@ -227,7 +227,7 @@ def test_results_of_a_map_with_a_task_that_was_cancelled_while_it_waited(
     Job.store([broker.put(broker.queue[tasks.id].model_copy(update={"tasks": "0"}))])
     run(tasks.id, 0)
     Job.store(broker.queue.values())
-    with pytest.raises(JobFailed, match=f"Job {tasks.id}_1 left no result. It was cancelled before it began"):
+    with pytest.raises(JobFailed, match=f"Job {tasks.id}_1 left no result. You cancelled this job before it"):
         tasks.results()
 
 

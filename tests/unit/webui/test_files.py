@@ -68,7 +68,7 @@ def test_what_is_hidden_is_shown_when_it_is_asked_for(browser: Browser, home: Pa
     assert "seen.txt" in page and ".cache" not in page and "Show 1 hidden entry" in page
     every = re.findall(r'href="(\?path=[^"]*)">Show 1', page)[0].replace("&amp;", "&")
     page = browser.get(f"/files/{every}").content.decode()
-    assert "seen.txt" in page and ".cache/</a>" in page and "Leave out what is hidden" in page
+    assert "seen.txt" in page and ".cache/</a>" in page and "Hide hidden entries" in page
     # What is in a hidden folder is no less hidden by that.
     inside = re.findall(r'href="(\?path=[^"]+)">.cache/', page)[0].replace("&amp;", "&")
     (home / ".cache/.deep").mkdir()

@@ -24,7 +24,7 @@ from carme_webui.profile.models import Notice
 from carme_webui.sessions.models import Session
 
 from .conftest import Browser, text, words
-from .fake_broker import NOW, FakeBroker, make_job
+from .fake_broker import NOW, FakeBroker, make_job, make_session
 
 
 def states() -> dict[int, str]:
@@ -430,12 +430,58 @@ def test_sbatch_lines_count_where_the_form_says_nothing(browser: Browser, broker
     assert "options that are ignored: -o." in shown
 
 
+def test_a_jobs_page_shows_its_life_as_a_picture_with_a_table(
+    browser: Browser, alice: User, broker: FakeBroker
+) -> None:
+    times: dict[str, Any] = {"submitted": NOW, "started": NOW + timedelta(minutes=5)}
+    times["ended"] = NOW + timedelta(minutes=20)
+    told = make_job(7, state="COMPLETED", kind="batch", nodes=2, node_list="n[1-2]", **times)
+    Job.store([told])
+    page = browser.get("/jobs/7/").content.decode()
+    bars = re.findall(r'<rect class="(\w+)" x="(\d+)" y="1" width="(\d+)"', page)
+    assert bars == [("queued", "0", "250"), ("running", "250", "750"), ("running", "250", "750")]
+    rows = re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td><td>[^<]+</td><td>([^<]+)</td>', page)
+    assert rows == [("Queue", "Queued", "5 minutes"), *[(n, "Running", "15 minutes") for n in ("n1", "n2")]]
+    # Of a session it is known when its server was there.
+    Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")
+    marks = make_session("s12345678", steps=7).model_copy(update={"job_id": 7})
+    moved = [mark.model_copy(update={"at": NOW + timedelta(minutes=10)}) for mark in marks.marks]
+    marks = marks.model_copy(update={"marks": tuple(moved)})
+    Session.objects.update(job_id=7, told=marks.model_dump(mode="json"))
+    Job.objects.update(kind="session")
+    assert 'class="staging" x="250" y="1" width="250"' in browser.get("/jobs/7/").content.decode()
+
+
+def test_an_arrays_tasks_are_a_grid(browser: Browser, broker: FakeBroker) -> None:
+    for number, task, state in ((31, 0, "COMPLETED"), (32, 1, "FAILED"), (33, 2, "RUNNING")):
+        Job.store([make_job(number, state=state, array_id=30, task=task, kind="batch", started=NOW)])
+    Job.store([make_job(30, state="PENDING", array_id=30, tasks="3-5%2", kind="batch", started=None)])
+    page = browser.get("/jobs/30/").content.decode()
+    found = re.findall(r'class="cell (\w+)"[^>]*title="(\w+)">(\d+)<', page)
+    assert found == [
+        ("completed", "Completed", "0"), ("failed", "Failed", "1"), ("running", "Running", "2"),
+        *[("waiting", "Waiting", str(task)) for task in (3, 4, 5)],
+    ]  # fmt: skip
+    assert '<a class="cell failed" href="/jobs/32/"' in page
+
+
+def test_what_few_jobs_need_is_behind_a_switch(browser: Browser, broker: FakeBroker) -> None:
+    page = browser.get("/jobs/submit/").content.decode()
+    common, _, more = page.partition('<details class="more">')
+    for name in ("script", "name", "image", "gpus_per_node", "nodes", "minutes"):
+        assert f'name="{name}"' in common and f'name="{name}"' not in more
+    for name in ("array", "stage", "results", "workdir", "partition", "account", "cpus_per_node"):
+        assert f'name="{name}"' in more
+    refused = browser.send("/jobs/submit/", "/jobs/submit/", script="x", cpus_per_node="0", **FIELDS)
+    assert refused.status_code == 422 and '<details class="more" open>' in refused.content.decode()
+
+
 def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: FakeBroker) -> None:
     page = browser.get("/jobs/submit/?pattern=distributed").content.decode()
     assert "carme-run train.py" in page
     script = "#!/bin/bash\r\necho $HOME\r\n"
     checked = browser.send("/jobs/submit/", "/jobs/submit/", script=script, check="1", **FIELDS)
-    assert "This can be submitted" in checked.content.decode() and not broker.asked_for("submit")
+    assert "You can submit this" in checked.content.decode() and not broker.asked_for("submit")
     answer = browser.send(
         "/jobs/submit/", "/jobs/submit/", script=script, arguments="'a b' c", name="mine", **FIELDS
     )

@@ -130,7 +130,7 @@ def test_administrators_see_the_rules_of_partitions_and_projects(
         ("projects", "vision", "Project vision"),
     ):
         with_rule(settings, level, name, "gpu_hours")
-        page = text(browser.get("/admin/"))
+        page = text(browser.get("/admin/policies/"))
         assert shown in page and "bookings.gpu_hours" in page
 
 

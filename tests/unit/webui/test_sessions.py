@@ -124,7 +124,7 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
     broker.tell(make_session(NAME, "starting", 4, node_list="n1"))
     rounds()
     page = shown(browser)
-    assert "Starting" in page and "The container is being started." in page
+    assert "Starting" in page and "Starting the container." in page
     assert "Jobs of higher priority" not in page, "what held it up is over"
     assert "/jupyter/user/" not in page, "nothing that is not known to run can be opened"
 
@@ -132,7 +132,7 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
     rounds()
     page = shown(browser)
     assert 'href="/jupyter/user/alice/s0123abcd/lab"' in page
-    for step in ("Submitted to Slurm", "Nodes allocated", "Container started", "First page shown"):
+    for step in ("Submitted to Slurm", "Nodes allocated", "Container started", "First opened"):
         assert step in page
     assert re.search(r"Container started</th>.*?1\.0</td>", page, re.S)
 
@@ -183,7 +183,10 @@ def test_a_session_whose_job_got_a_lower_number_is_followed(
 @pytest.mark.parametrize(
     ("outlook", "words"),
     [
-        (Outlook(place=1, waiting=4, reason="It waits."), ["It is next in line", "no plan yet", "It waits."]),
+        (
+            Outlook(place=1, waiting=4, reason="It waits."),
+            ["It is next in line", "No estimated start time yet", "It waits."],
+        ),
         (
             Outlook(
                 place=3,
@@ -197,12 +200,12 @@ def test_a_session_whose_job_got_a_lower_number_is_followed(
             [
                 "It is 3rd of 7 in line",
                 "between 20 Nov, 12:00 and 20 Nov, 13:00 UTC",
-                "Of the last 10 such ranges, 9",
+                "9 of the last 10 estimates were right",
             ],
         ),
         (
             Outlook(place=2, waiting=2, reason="", earliest=NOW, latest=NOW),
-            ["2nd of 2", "about 20 Nov, 12:00 UTC", "not known yet"],
+            ["2nd of 2", "about 20 Nov, 12:00 UTC."],
         ),
     ],
 )

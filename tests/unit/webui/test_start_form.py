@@ -1,17 +1,19 @@
 """The start form before Start is pressed: when it would begin, presets, and addresses that fill it in."""
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.utils import timezone
 
+from carme.config.settings import HardwareSettings
 from carme.errors import SlurmError
 from carme.jobs import Forecast, GpuForecast, JobRequest, Node, Partition
 from carme_webui.accounts.models import User
 from carme_webui.cluster import Supply
-from carme_webui.sessions import supply_plan
+from carme_webui.sessions import choices, supply_plan
 from carme_webui.sessions.models import Preset, Session
 
 from .conftest import Browser
@@ -64,7 +66,7 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
 
 
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
-    assert prospect(browser) == "This would begin at once."
+    assert prospect(browser) == "Starts now. Cost in GPU-hours: 16."
     asked = [request.request for request in broker.asked_for("test")]
     assert [(one.nodes, one.gpus_per_node, one.minutes) for one in asked] == [(2, 4, 120)]
     assert not Session.objects.exists()
@@ -80,9 +82,9 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
 
     broker.starts = starts
     text = prospect(browser)
-    assert text.startswith("This would begin about ")
-    assert "With 1 node it would begin at once. With 1 hour it would begin about " in text
-    assert "GPU" not in text  # fewer of them would not begin earlier
+    assert text.startswith("Expected start: about ")
+    assert "With 1 node it would start now. With 1 hour it would start about " in text
+    assert " GPUs" not in text  # fewer of them would not begin earlier
     page = browser.send("/", "/sessions/prospect/", **FORM).content.decode()
     links = re.findall(r'href="([^"]+)"', page)
     filled = browser.get(links[0].replace("&amp;", "&")).content.decode()
@@ -112,14 +114,56 @@ def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, bro
         assert (made.results, made.cpus_per_node) == ("/home/alice/results", 8)
 
 
-def test_processors_and_memory_are_behind_a_switch(browser: Browser, alice: User, broker: FakeBroker) -> None:
+def test_a_card_and_a_time_stand_for_numbers(browser: Browser, broker: FakeBroker, settings: Any) -> None:
+    form = browser.get("/").context["form"]
+    assert [str(label) for _, label in form.fields["hardware"].choices] == [
+        "No GPU, 1 CPU, 2 GB", "1 GPU, 4 CPUs, 16 GB", "4 GPUs, 16 CPUs, 64 GB",
+        "2 nodes, 4 GPUs each, 16 CPUs, 64 GB", "Custom",
+    ]  # fmt: skip
+    assert (form["hardware"].value(), form["time"].value()) == ("1-1--", "60")
+    values = FORM | {"hardware": "1-1--", "time": "240", "gpu_type": ""}
+    assert browser.send("/", "/sessions/start/", **values).status_code == 302
+    made = Session.objects.get().asked_for
+    assert (made.gpus_per_node, made.nodes, made.minutes) == (1, 1, 240)
+    # Numbers of one's own, and what no card says.
+    form = browser.get("/?gpus_per_node=3&minutes=50").context["form"]
+    assert (form["hardware"].value(), form["time"].value()) == ("custom", "custom")
+    refused = browser.send("/", "/sessions/start/", **(values | {"hardware": "none"}))
+    assert refused.status_code == 422 and "none is not one of" in refused.content.decode()
+
+
+def test_a_number_that_is_refused_is_seen(browser: Browser, broker: FakeBroker, settings: Any) -> None:
+    nodes = [node.model_copy(update={"gpus": {"a100": 1}}) for node in broker.cluster.nodes[:2]]
+    card = HardwareSettings(title="A big one", gpus_per_node=2, gpu_type="a100", partition="gpu")
+    sessions = settings.SITE.sessions.model_copy(update={"hardware": [card]})
+    settings.SITE = settings.SITE.model_copy(update={"sessions": sessions})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
     page = browser.get("/").content.decode()
-    assert '<details class="expert">' in page and 'placeholder="By the share of the GPUs"' in page
+    assert "A big one<small>2 GPUs (a100)</small>" in page
+    refused = browser.send("/", "/sessions/start/", **(FORM | {"hardware": "2-1-a100-gpu", "time": "60"}))
+    form = refused.context["form"]
+    assert refused.status_code == 422 and "gpus_per_node" in form.errors
+    assert (form["hardware"].value(), form["time"].value()) == ("custom", "60")
+
+
+@pytest.mark.parametrize(("clock", "minutes"), [("08:30", 570), ("17:50", None), ("19:00", None)])
+def test_a_session_can_last_until_the_evening(clock: str, minutes: int | None) -> None:
+    site = django_settings.SITE  # sessions of 10 hours at most
+    hour, minute = map(int, clock.split(":"))
+    now = datetime(2026, 11, 25, hour, minute, tzinfo=UTC)
+    offered = dict(choices.times(site, now))
+    assert offered.get(choices.EVENING) == ("until 18:00" if minutes else None)
+    assert minutes is None or choices.evening_minutes(now) == minutes
+
+
+def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker: FakeBroker) -> None:
+    page = browser.get("/").content.decode()
+    assert '<details class="more">' in page and 'placeholder="Automatic"' in page
     refused = browser.send("/", "/sessions/start/", **(FORM | {"cpus_per_node": 99}))
     assert refused.status_code == 422
     page = refused.content.decode()
     assert "at most 16 processors; 99 were asked for. Ask for 1 to 16." in page
-    assert '<details class="expert" open>' in page  # what is wrong is seen
+    assert '<details class="more" open>' in page  # what is wrong is seen
     started = browser.send(
         "/", "/sessions/start/", **(FORM | {"cpus_per_node": 2, "memory_mb_per_node": 5000})
     )
@@ -127,7 +171,7 @@ def test_processors_and_memory_are_behind_a_switch(browser: Browser, alice: User
     made = Session.objects.get().asked_for
     assert (made.cpus_per_node, made.memory_mb_per_node) == (2, 5000)
     again = browser.get(f"/?again={Session.objects.get().name}").content.decode()
-    assert '<details class="expert" open>' in again and 'name="cpus_per_node" value="2"' in again
+    assert '<details class="more" open>' in again and 'name="cpus_per_node" value="2"' in again
 
 
 def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: FakeBroker) -> None:
@@ -153,7 +197,7 @@ def test_a_silent_cluster_is_told(browser: Browser, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
     assert prospect(browser) == "Slurm does not answer. Wait."
     broker.refusal = None
-    assert prospect(browser) == "This would begin at once."  # the failure is not remembered
+    assert prospect(browser) == "Starts now. Cost in GPU-hours: 16."  # the failure is not remembered
 
 
 def save(browser: Browser, **values: Any) -> str:
@@ -206,8 +250,8 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
         (8, [6, 5, 4], "2 of them are taken soon."),
         (8, [8, 8, 8], "All GPUs are free."),
         (3, [3, 5, 7], "7 will be free from"),
-        (3, [3, 3, 3], "there will not be more of them"),
-        (3, [8, 8, 8], "there will not be more of them"),  # what is in use now, the plan knows nothing of
+        (3, [3, 3, 3], "No more are expected"),
+        (3, [8, 8, 8], "No more are expected"),  # what is in use now, the plan knows nothing of
     ],
 )
 def test_the_plan_does_not_contradict_what_is_free_now(free: int, plan: list[int], words: str) -> None:
@@ -227,4 +271,4 @@ def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBro
     points = re.findall(r'<polyline points="([^"]+)"', page)
     assert points[0].startswith("0.0,40.0 ") and points[0].endswith("288.0,20.0")
     broker.queue.clear()
-    assert "there will not be more of them" in browser.get("/live/").content.decode()
+    assert "No more are expected" in browser.get("/live/").content.decode()

@@ -89,7 +89,7 @@ class Keeper:
                 step()
             except Exception:
                 # A database that is away for a moment must not end the portal's eyes and hands.
-                logger.exception("A round failed; the next one follows")
+                logger.exception("Sync failed; retrying in %.0f s", PAUSE)
                 self._ending.wait(PAUSE)
             finally:
                 close_old_connections()

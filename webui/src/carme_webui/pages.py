@@ -13,12 +13,27 @@ from django.utils.functional import SimpleLazyObject
 from django.utils.safestring import SafeString
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
 
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import maintenance_near
 from carme_webui.profile.notices import unread
 
-__all__ = ["bad_request", "csrf_failure", "forbidden", "not_found", "server_error", "site", "wanted_words"]
+__all__ = [
+    "bad_request",
+    "csrf_failure",
+    "forbidden",
+    "help_page",
+    "not_found",
+    "server_error",
+    "site",
+    "wanted_words",
+]
+
+#: The parts of the portal that the help page has sections for, as their addresses begin.
+HELP_SECTIONS = frozenset(
+    {"sessions", "jobs", "bookings", "files", "images", "datasets", "projects", "profile", "tokens", "admin"}
+)
 
 
 def site(request: HttpRequest) -> dict[str, Any]:
@@ -35,6 +50,7 @@ def site(request: HttpRequest) -> dict[str, Any]:
         "navigation": SimpleLazyObject(
             lambda: _navigation(_here(request), bool(user and user.is_staff), get_language())
         ),
+        "help_section": f"#{_here(request)}" if _here(request) in HELP_SECTIONS else "",
         "outside": settings.SITE.oidc.name if settings.SITE.oidc.issuer else "",
     }
 
@@ -43,6 +59,12 @@ def _here(request: HttpRequest) -> str:
     """The first part of the page's address; empty for the dashboard, and for what is no page."""
     match = request.resolver_match
     return match.route.partition("/")[0] if match else ""
+
+
+@require_safe
+def help_page(request: HttpRequest) -> HttpResponse:
+    """What each part of the portal is for; the link on a page leads to its own section."""
+    return render(request, "help.html")
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 from django.urls import include, path
 
 from carme_webui.datasets.views import add, dataset_list
+from carme_webui.pages import help_page
 
 urlpatterns = [
     path("", include("carme_webui.sessions.urls")),
@@ -19,6 +20,7 @@ urlpatterns = [
     path("api/", include("carme_webui.api.urls")),
     path("tokens/", include("carme_webui.api.page_urls")),
     path("metrics/", include("carme_webui.metrics.urls")),
+    path("help/", help_page, name="help"),
     path("accounts/", include("carme_webui.accounts.urls")),
     # /identity/o/... and /.well-known/openid-configuration
     path("", include("allauth.idp.urls")),

@@ -113,12 +113,23 @@ class ImageSettings(_Table):
     build_memory_mb: int = Field(default=4096, ge=1024)
 
 
+class HardwareSettings(_Table):
+    """`[[sessions.hardware]]`: hardware that the start form offers as a card."""
+
+    title: str = ""
+    gpus_per_node: int = Field(default=0, ge=0)
+    nodes: int = Field(default=1, ge=1)
+    gpu_type: str = ""
+    partition: str = ""
+
+
 class SessionSettings(_Table):
     """`[sessions]`: limits of interactive sessions, and host paths bound into every job container.
 
     A session whose kernels, GPUs and ranks were all idle for `idle_minutes` (0: no limit) is stopped, having
     been warned `idle_warning_minutes` before, or as soon as it is idle where that is longer than the limit.
-    `extend`: owners may prolong it, up to `maximum_minutes` since its start.
+    `extend`: owners may prolong it, up to `maximum_minutes` since its start. `hardware`: the cards of the
+    start form; without any it offers a processor, one GPU and a whole node.
     """
 
     default_minutes: int = Field(default=60, ge=1)
@@ -127,6 +138,7 @@ class SessionSettings(_Table):
     idle_warning_minutes: int = Field(default=15, ge=1)
     extend: bool = True
     bind: list[AbsolutePath] = []
+    hardware: list[HardwareSettings] = []
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -137,7 +137,7 @@ def build(recipe: ImageRecipe, catalogue: ImageCatalogue) -> Built:
         _check_programs(image)
         labels = _labels(image)
         packages = _packages(image)
-        _tell(f"putting it to {target}")
+        _tell(f"copying it to {target}")
         digest = _put(image, target, shared=recipe.shared)
         return Built(
             digest=digest,

@@ -127,9 +127,9 @@ def ending_sentence(job: "Job", ending: Ending) -> str:
     where = f"node {job.node_list}" if job.nodes <= 1 and job.node_list else "one of its nodes"
     match ending:
         case Ending.STOPPED if job.reason == NEVER_BEGUN:
-            return "It was cancelled before it began; submit it again when it is needed."
+            return "You cancelled this job before it began."
         case Ending.STOPPED:
-            return f"The {what} was cancelled by its owner; {again} when it is needed."
+            return "You stopped this session." if session else "You stopped this job."
         case Ending.IDLE:
             return f"The {what} was stopped because nothing ran in it; {again} when it is needed."
         case Ending.FINISHED if session:
@@ -219,7 +219,7 @@ def _death(job: "Job", ending: Ending, what: str, again: str, where: str) -> str
     else:
         how = "ended"
     early = " before its server was ready" if ending is Ending.DIED_AT_START and what == "session" else ""
-    return f"The {what} {how}{early}; see what its log says, mend that and {again}."
+    return f"The {what} {how}{early}; check the log and fix the problem, then {again}."
 
 
 def _memory(job: "Job") -> str:

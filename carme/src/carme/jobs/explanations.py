@@ -10,7 +10,7 @@ _NEVER = "it will never start, so cancel it and"
 
 #: What a job waits for, and after the semicolon what its owner can do.
 PENDING_REASONS: dict[str, str] = {
-    "None": "The job has just been submitted and is waiting to be looked at; this takes a moment.",
+    "None": "The job has just been submitted and is waiting for the scheduler; this takes a moment.",
     "Resources": (
         "The job is next in line and waits for nodes, processors, memory or GPUs to become free; "
         "wait, or ask for less to start sooner."
@@ -28,7 +28,7 @@ PENDING_REASONS: dict[str, str] = {
     "Licenses": "The job waits for a licence to become free; it starts when another job gives one back.",
     "Prolog": "The nodes are being prepared for the job; this takes a moment.",
     "Reservation": (
-        "The job waits for its reservation to begin; it starts then, or start it without the reservation."
+        "The job waits for its booking; it starts when the booking begins. To start now, choose no booking."
     ),
     "ReservationDeleted": (
         f"The reservation of the job was deleted; {_NEVER} start it without the reservation."
@@ -92,9 +92,7 @@ PENDING_REASONS: dict[str, str] = {
     "BurstBufferResources": "The job waits for space in the burst buffer; it starts when there is enough.",
     "BurstBufferStageIn": "The data of the job is being staged in; it starts when they are there.",
     "FedJobLock": ("Another cluster of the federation is deciding where the job runs; this takes a moment."),
-    "MaxRequeueExceeded": (
-        "The job was restarted too often and is on hold; cancel it and see what its log says."
-    ),
+    "MaxRequeueExceeded": ("The job was restarted too often and is on hold; cancel it and check its log."),
 }
 
 # Slurm makes one word for each limit: whose (QOS or Assoc), for whom (Grp, Max), of what.

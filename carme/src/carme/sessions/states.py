@@ -151,6 +151,6 @@ STEPS: dict[Step, str] = {
     Step.PROLOG: "Nodes prepared",
     Step.CONTAINER: "Container started",
     Step.LISTENING: "Server listening",
-    Step.ROUTED: "Address open",
-    Step.FIRST_PAGE: "First page shown",
+    Step.ROUTED: "Ready to open",
+    Step.FIRST_PAGE: "First opened",
 }

@@ -61,7 +61,9 @@ class Visitor:
     def start(self, options: dict[str, str]) -> str:
         """Fill in the start form and send it; returns the session's name. Raises with the page's sentence."""
         page = self._get(self.url)
-        reply = self.send(page, self.form(page, "gpus_per_node"), options)
+        # Numbers of our own, in place of the cards that the form has chosen.
+        numbers = {"hardware": "custom", "time": "custom"}
+        reply = self.send(page, self.form(page, "gpus_per_node"), numbers | options)
         parts = reply.url.path.strip("/").split("/")
         if reply.status_code != 200 or parts[0] != "sessions" or len(parts) != 2:
             raise CarmeError(f"The portal did not start the session: {_messages(reply)}", "")

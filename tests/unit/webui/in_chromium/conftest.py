@@ -164,8 +164,13 @@ def fits(page: Page) -> bool:
     return width <= PHONE["width"]
 
 
-def keep(page: Page, name: str) -> None:
-    """A screenshot in `artifacts/screenshots`, or in the folder that CARME_SCREENSHOTS names."""
+def folder_of_screenshots() -> Path:
+    """`artifacts/screenshots`, or the folder that CARME_SCREENSHOTS names."""
     folder = Path(os.environ.get("CARME_SCREENSHOTS", SCREENSHOTS))
     folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=folder / f"portal-{name}.png", full_page=True)
+    return folder
+
+
+def keep(page: Page, name: str) -> None:
+    """A screenshot of the whole page."""
+    page.screenshot(path=folder_of_screenshots() / f"portal-{name}.png", full_page=True)

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from allauth.mfa.totp.internal import auth
+from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from carme.jobs import JobState
@@ -19,7 +20,7 @@ from carme_webui.jobs.models import Job
 
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
-from .conftest import fits, keep, log_in, log_out
+from .conftest import DESKTOP, PHONE, fits, folder_of_screenshots, keep, log_in, log_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -108,8 +109,8 @@ def test_a_passkey_is_added_and_signs_in_alone(context: BrowserContext, page: Pa
 def test_a_token_is_made_used_and_revoked(page: Page, address: str, alice: User) -> None:
     log_in(page)
     page.goto("/tokens/")
-    page.get_by_label("What it is for").fill("My laptop")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_label("Purpose").fill("My laptop")
+    page.get_by_role("button", name="Create").click()
     secret = page.locator("p.secret").inner_text()
 
     def status() -> int:
@@ -138,7 +139,7 @@ def test_a_file_is_sent_and_fetched(page: Page, a_life: None, broker: FakeBroker
         page.get_by_role("link", name=sent.name).click()
     assert download.value.path().read_bytes() == sent.read_bytes()
     page.get_by_label("New folder").fill("results")
-    page.get_by_role("button", name="Make", exact=True).click()
+    page.get_by_role("button", name="Create", exact=True).click()
     expect(page.get_by_role("link", name="results/")).to_be_visible()
     page.get_by_role("row", name=sent.name).get_by_text("More").click()
     page.get_by_role("row", name=sent.name).get_by_role("link", name="Delete").click()
@@ -198,22 +199,75 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     keep(page, "journey-job-log")
     page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_text("The job is being ended.")).to_be_visible()
+    expect(page.get_by_text("The job is stopping.")).to_be_visible()
     Job.store([broker.archive[number]])  # as the worker does, of which there is none here
     expect(page.locator(".status .state").first).to_have_text("Cancelled")  # by itself
-    expect(page.get_by_text("The job is being ended.")).to_have_count(0)
+    expect(page.get_by_text("The job is stopping.")).to_have_count(0)
     expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
 
 
 def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, broker: FakeBroker) -> None:
     log_in(page)
     page.goto("/")
-    expect(page.locator("#prospect")).to_contain_text("This would begin at once.")
+    expect(page.locator("#prospect")).to_contain_text("Starts now.")
     broker.starts = lambda asked: datetime.now(UTC) + timedelta(hours=3 if asked.minutes > 60 else 1)
-    page.get_by_label("Time in minutes").fill("240")
+    expect(page.locator("#prospect")).to_contain_text("Cost in GPU-hours: 1.")
+    expect(page.get_by_label("Time in minutes")).to_be_hidden()
+    bottom = page.get_by_role("button", name="Start", exact=True).bounding_box()
+    assert bottom and bottom["y"] + bottom["height"] <= DESKTOP["height"], "Start is in view"
+    keep(page, "start-form")
+    page.get_by_label("4 h").check()
+    expect(page.locator("#prospect")).to_contain_text("Expected start: about")
+    expect(page.locator("#prospect")).to_contain_text("Cost in GPU-hours: 4.")
+    page.get_by_role("group", name="Hardware").get_by_label("Custom").check()
+    page.get_by_role("group", name="Time").get_by_label("Custom").check()
+    page.get_by_label("GPUs per node").fill("2")
+    page.get_by_label("Time in minutes").fill("180")
     page.keyboard.press("Tab")
-    expect(page.locator("#prospect")).to_contain_text("This would begin about")
+    expect(page.locator("#prospect")).to_contain_text("Cost in GPU-hours: 6.")
+    page.get_by_text("More options").click()
+    page.get_by_label("Title").fill("Mine")
+    assert fits(page)
     keep(page, "start-estimate")
+
+
+def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_life: None) -> None:
+    log_in(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto("/jobs/")
+    header = page.locator("header.top").bounding_box()
+    assert header and header["height"] <= 64
+    jobs = page.get_by_role("navigation", name="Main").get_by_role("link", name="Jobs")
+    expect(jobs).to_be_hidden()
+    page.get_by_role("button", name="Menu").focus()
+    page.keyboard.press("Enter")
+    expect(jobs).to_be_visible()
+    page.screenshot(path=folder_of_screenshots() / "portal-phone-menu.png")
+    page.keyboard.press("Escape")
+    expect(jobs).to_be_hidden()
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Help").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Jobs")).to_be_in_viewport()
+    assert page.url.endswith("/help/#jobs")
+    keep(page, "phone-help")
+
+
+def test_the_menu_needs_no_javascript(chromium: Chromium, page: Page, address: str, a_life: None) -> None:
+    log_in(page)
+    expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+    context = chromium.new_context(
+        base_url=address,
+        viewport=PHONE,
+        java_script_enabled=False,
+        storage_state=page.context.storage_state(),
+    )
+    plain = context.new_page()
+    plain.goto("/")
+    plain.get_by_role("button", name="Menu").click()
+    plain.get_by_role("link", name="Jobs", exact=True).click()
+    expect(plain.get_by_role("heading", name="Jobs").first).to_be_visible()
+    context.close()
 
 
 def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broker: FakeBroker) -> None:
@@ -289,27 +343,27 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     assert [(one.name, one.drain) for one in broker.asked_for("node")] == [("n1", True), ("n1", False)]
 
     keep(page, "journey-nodes")
-    for name, link in (("jobs", "All jobs"), ("record", "Record")):
+    for name, link in (("jobs", "All jobs"), ("record", "Audit log")):
         page.get_by_role("link", name=link).first.click()
         keep(page, f"journey-admin-{name}")
     page.get_by_role("link", name="Approvals").click()
-    page.get_by_label("What the owner is told besides").fill("Good luck")
+    page.get_by_label("Message to the owner (optional)").fill("Good luck")
     keep(page, "journey-approval")
     page.get_by_role("button", name="Approve Deadline").click()
-    expect(page.get_by_text("Nothing waits for approval.")).to_be_visible()
+    expect(page.get_by_text("No bookings need approval.")).to_be_visible()
 
-    page.get_by_role("link", name="News", exact=True).click()
-    page.get_by_role("link", name="Write news").click()
+    page.get_by_role("link", name="Announcements", exact=True).click()
+    page.get_by_role("link", name="New announcement").click()
     page.get_by_label("Title").fill("More GPUs")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("link", name="Write news")).to_be_visible()
+    expect(page.get_by_role("link", name="New announcement")).to_be_visible()
     page.goto("/maintenance/new/")
     tomorrow = datetime.now(UTC) + timedelta(days=2)
     page.get_by_label("Title").fill("Cables")
     page.get_by_label("Nodes").fill("n2")
-    for moment, hour in (("Begins", "08:00"), ("Ends", "10:00")):
-        page.get_by_label(f"{moment} on").fill(f"{tomorrow:%Y-%m-%d}")
-        page.get_by_label(f"{moment} at").fill(hour)
+    for moment, hour in (("Start", "08:00"), ("End", "10:00")):
+        page.get_by_label(f"{moment} date").fill(f"{tomorrow:%Y-%m-%d}")
+        page.get_by_label(f"{moment} time").fill(hour)
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("heading", name="Cables")).to_be_visible()
     keep(page, "journey-maintenance")
@@ -317,16 +371,16 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     page.get_by_role("link", name="Administration").click()
     page.get_by_role("link", name="All jobs").click()
     page.get_by_role("link", name="Stop 7").click()
-    page.get_by_label("What its owner is told").fill("It filled the disk.")
-    page.get_by_role("button", name="Stop it").click()
-    expect(page.get_by_text("Job 7 is ended")).to_be_visible()
+    page.get_by_label("Message to its owner").fill("It filled the disk.")
+    page.get_by_role("button", name="Stop the job").click()
+    expect(page.get_by_text("Job 7 is stopped")).to_be_visible()
     page.get_by_role("link", name="Users").click()
     page.get_by_role("link", name="alice").click()
     page.get_by_label("Message to this user").fill("Please clean up.")
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_text("alice is told.")).to_be_visible()
-    page.get_by_role("button", name="See the portal as this user").click()
-    expect(page.get_by_text("root1, you see the pages of alice. Nothing can be changed.")).to_be_visible()
+    expect(page.get_by_text("Message sent to alice.")).to_be_visible()
+    page.get_by_role("button", name="View as this user").click()
+    expect(page.get_by_text("You are viewing as alice (read-only).")).to_be_visible()
     page.goto("/profile/")
     expect(page.get_by_text("It filled the disk.")).to_be_visible()
     expect(page.get_by_text("A message of an administrator: Please clean up.")).to_be_visible()
@@ -335,8 +389,8 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     expect(
         page.get_by_role("heading", name="More GPUs").or_(page.get_by_text("More GPUs")).first
     ).to_be_visible()
-    page.get_by_role("button", name="Stop looking").click()
-    expect(page.get_by_role("button", name="Stop looking")).to_have_count(0)
+    page.get_by_role("button", name="Exit").click()
+    expect(page.get_by_role("button", name="Exit")).to_have_count(0)
 
     page.goto("/admin/record/")
     page.get_by_label("What", exact=True).fill("drained the node n1")
@@ -355,7 +409,7 @@ def test_an_administrator_makes_a_project_and_its_manager_invites(
     page.get_by_label("Name", exact=True).fill("genomes")
     page.get_by_label("Title").fill("Genomes")
     page.get_by_label("Manager").fill("alice")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create").click()
     expect(page.get_by_role("heading", name="Genomes")).to_be_visible()
     page.goto("/projects/at/genomes/")
     page.get_by_label("Invite a user").fill("bob")

@@ -176,7 +176,7 @@ def unix_name(name: str) -> str:
 
 
 def _away() -> str:
-    return _("The directory of users does not answer, so nobody of it can sign in. Try again in a moment.")
+    return _("The user directory does not answer, so its users cannot sign in. Try again in a moment.")
 
 
 def enrol_soon(user: User) -> None:

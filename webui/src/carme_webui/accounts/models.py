@@ -12,7 +12,7 @@ from carme.translation import translated
 __all__ = ["THEMES", "User", "check_name"]
 
 #: How pages may look; the empty one is what the system says.
-THEMES = {"": _("As the system says"), "light": _("Light"), "dark": _("Dark")}
+THEMES = {"": _("System default"), "light": _("Light"), "dark": _("Dark")}
 
 
 def check_name(name: str) -> None:

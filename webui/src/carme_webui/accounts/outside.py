@@ -112,7 +112,7 @@ def account_of(claims: Any) -> User:
         Denied: There is none, or it signs in otherwise.
     """
     name = claims.get(settings.SITE.oidc.claim)
-    remedy = _("Tell an administrator of this site.")
+    remedy = _("Ask an administrator of this site.")
     if not isinstance(name, str) or not is_account_name(name):
         raise Denied(_("The provider did not say which account of this site is yours."), remedy)
     name = unix_name(name)

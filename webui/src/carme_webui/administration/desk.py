@@ -146,7 +146,7 @@ def set_active(by: User, user: User, active: bool) -> None:
 def take_second_factor(user: User) -> None:
     """Take the second factor off an account whose owner has lost it; the owner is told."""
     remove_second_factor(user)
-    tell(user, lambda: _("An administrator took the second factor off your account."))
+    tell(user, lambda: _("An administrator reset the second factor of your account."))
 
 
 def send_message(by: User, user: User, message: str) -> None:

@@ -16,7 +16,7 @@ KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/")
-EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/")
+EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/help/")
 #: What open pages load by themselves is no new look.
 BY_THEMSELVES = ("live/", "news/", "/files/room/")
 
@@ -52,10 +52,9 @@ def looking(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[Ht
         allowed = request.path in EXACTLY or request.path.startswith(PAGES)
         if request.method not in ("GET", "HEAD") or not allowed:
             context = {
-                "title": _("You only look"),
-                "sentence": _("You see the pages of %s. Nothing can be changed there, and not all is shown.")
-                % user.username,
-                "remedy": _("Stop looking, to do this as yourself."),
+                "title": _("Read-only view"),
+                "sentence": _("You are viewing as %s (read-only); some pages are hidden.") % user.username,
+                "remedy": _("Exit the read-only view to do this as yourself."),
             }
             return render(request, "error.html", context, status=403)
         if not request.path.endswith(BY_THEMSELVES):

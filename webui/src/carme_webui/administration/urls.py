@@ -6,7 +6,9 @@ from carme_webui.administration import views
 
 urlpatterns = [
     path("", views.home, name="admin"),
+    path("policies/", views.policies, name="admin-policies"),
     path("record/", views.record, name="admin-record"),
+    path("record/export/", views.export_record, name="admin-record-export"),
     path("nodes/", views.nodes, name="admin-nodes"),
     path("nodes/<str:name>/", views.node, name="admin-node"),
     path("approvals/", views.approvals, name="admin-approvals"),

@@ -1,14 +1,19 @@
 """The pages of administrators. Nobody else is told that there are any."""
 
+import csv
 import json
 from collections.abc import Callable, Iterable
 from functools import wraps
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 
+from auditlog.models import LogEntry
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import Http404, HttpRequest, HttpResponse
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils.dateparse import parse_date
@@ -23,6 +28,7 @@ from carme_webui.accounts.models import User
 from carme_webui.administration import desk, look
 from carme_webui.administration.forms import NewUserForm
 from carme_webui.administration.node_states import state_words
+from carme_webui.administration.overview import overview
 from carme_webui.administration.people import take_in
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
@@ -34,6 +40,7 @@ from carme_webui.sessions.models import Session
 __all__ = [
     "approvals",
     "end_look",
+    "export_record",
     "for_admins",
     "home",
     "job",
@@ -41,6 +48,7 @@ __all__ = [
     "new_user",
     "node",
     "nodes",
+    "policies",
     "record",
     "stop",
     "user",
@@ -48,14 +56,14 @@ __all__ = [
 ]
 
 PER_PAGE = 50
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
 
 
 def for_admins(view: View) -> View:
     """Only administrators get this page."""
 
     @wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         if not signed_in(request).is_staff:
             raise Http404
         return view(request, *args, **kwargs)
@@ -66,9 +74,16 @@ def for_admins(view: View) -> View:
 @require_safe
 @for_admins
 def home(request: HttpRequest) -> HttpResponse:
-    """What there is, and the site's limits and policies as they hold."""
-    policies = [(title, [(key, _written(value)) for key, value in part]) for title, part in desk.policies()]
-    return render(request, "administration/home.html", {"policies": policies})
+    """The cluster at a glance."""
+    return render(request, "administration/overview.html", {"overview": overview()})
+
+
+@require_safe
+@for_admins
+def policies(request: HttpRequest) -> HttpResponse:
+    """The site's limits and policies as they hold."""
+    parts = [(title, [(key, _written(value)) for key, value in part]) for title, part in desk.policies()]
+    return render(request, "administration/policies.html", {"policies": parts})
 
 
 def _written(value: Any) -> str:
@@ -80,11 +95,56 @@ def _written(value: Any) -> str:
 @for_admins
 def record(request: HttpRequest) -> HttpResponse:
     """Every change: who, when, what, before and after; to be searched."""
-    asked = {key: wanted_words(request, key, 100) for key in ("q", "who", "since", "until")}
-    rows = desk.changes(asked["q"], asked["who"], _date(asked["since"]), _date(asked["until"]))
+    asked, rows = _searched(request)
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    lines = [(one, desk.changed_values(one)) for one in page]
-    return render(request, "administration/record.html", {"page": page, "lines": lines, "asked": asked})
+    context = {
+        "page": page,
+        "lines": [(one, desk.changed_values(one)) for one in page],
+        "asked": asked,
+        "query": urlencode(asked),
+    }
+    return render(request, "administration/record.html", context)
+
+
+@require_safe
+@for_admins
+def export_record(request: HttpRequest) -> StreamingHttpResponse:
+    """The same search as a table for other programs."""
+    _asked, rows = _searched(request)
+    lines = csv.writer(Line())
+    head = ["time", "user", "action", "kind", "object", "changes", "address"]
+    parts = (lines.writerow(line) for line in chain([head], map(_exported, rows.iterator(chunk_size=1000))))
+    answer = StreamingHttpResponse(parts, content_type="text/csv; charset=utf-8")
+    answer["Content-Disposition"] = 'attachment; filename="carme-audit-log.csv"'
+    return answer
+
+
+class Line:
+    """A file that gives back what is written to it."""
+
+    def write(self, text: str) -> str:
+        """The text itself."""
+        return text
+
+
+def _exported(entry: LogEntry) -> list[str]:
+    values = [
+        entry.timestamp.isoformat(),
+        entry.actor.username if entry.actor else "",
+        entry.get_action_display(),  # type: ignore[attr-defined]
+        entry.content_type.name,
+        entry.object_repr,
+        desk.changed_values(entry),
+        entry.remote_addr or "",
+    ]
+    # Spreadsheets take what begins like this for a formula.
+    return [f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value for value in values]
+
+
+def _searched(request: HttpRequest) -> tuple[dict[str, str], "QuerySet[LogEntry]"]:
+    """What is looked for in the audit log, and what is found."""
+    asked = {key: wanted_words(request, key, 100) for key in ("q", "who", "since", "until")}
+    return asked, desk.changes(asked["q"], asked["who"], _date(asked["since"]), _date(asked["until"]))
 
 
 def _date(text: str) -> Any:
@@ -184,7 +244,7 @@ def stop(request: HttpRequest, number: int) -> HttpResponse:
     except CarmeError as error:
         messages.error(request, str(error))
         return redirect("admin-jobs")
-    messages.success(request, _("Job %s is ended; its owner is told.") % number)
+    messages.success(request, _("Job %s is stopped. Its owner gets a message.") % number)
     return redirect("admin-jobs")
 
 
@@ -245,10 +305,10 @@ def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
             messages.success(request, _("%s can sign in again.") % found.username)
         case "second-factor":
             desk.take_second_factor(found)
-            messages.success(request, _("%s has no second factor now.") % found.username)
+            messages.success(request, _("The second factor of %s is reset.") % found.username)
         case "message" if words := request.POST.get("message", "").strip():
             desk.send_message(by, found, words)
-            messages.success(request, _("%s is told.") % found.username)
+            messages.success(request, _("Message sent to %s.") % found.username)
         case _:
             messages.error(request, _("This cannot be done with this account."))
     return redirect("admin-user", found.username)

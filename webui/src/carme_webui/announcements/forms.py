@@ -51,10 +51,10 @@ class MaintenanceForm(_Titled):
         required=False,
         help_text=_("Names with commas between them; none: all nodes."),
     )
-    start_date = forms.DateField(label=_("Begins on"))
-    start_time = forms.TimeField(label=_("Begins at"))
-    end_date = forms.DateField(label=_("Ends on"))
-    end_time = forms.TimeField(label=_("Ends at"))
+    start_date = forms.DateField(label=_("Start date"))
+    start_time = forms.TimeField(label=_("Start time"))
+    end_date = forms.DateField(label=_("End date"))
+    end_time = forms.TimeField(label=_("End time"))
 
     class Meta:
         model = Maintenance
@@ -66,7 +66,7 @@ class MaintenanceForm(_Titled):
             day = forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
             self.fields[f"{name}_date"].widget = day
             self.fields[f"{name}_time"].widget = forms.TimeInput(attrs={"type": "time"}, format="%H:%M")
-        self.fields["end_time"].help_text = _("By the clocks of %(zone)s.") % {"zone": site_zone().key}
+        self.fields["end_time"].help_text = _("Times are in %(zone)s.") % {"zone": site_zone().key}
         if self.instance.pk:
             row = self.instance
             self.initial["nodes"] = "" if row.whole else ", ".join(row.node_names)

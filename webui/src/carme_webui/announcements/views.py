@@ -74,7 +74,7 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
             field = {"node_names": "nodes", "end": "end_time"}.get(error.field or "", error.field)
             form.add_error(field if field in form.fields else None, str(error))
         else:
-            messages.success(request, _("Planned: %s. Those whom it concerns are told.") % row.span)
+            messages.success(request, _("Planned: %s. Affected users get a notification.") % row.span)
             return redirect("maintenance")
     context = {"form": form, "row": row, "zone": site_zone()}
     return render(request, "announcements/edit_maintenance.html", context, status=422 if form.errors else 200)

@@ -49,7 +49,7 @@ class TokenAuth(HttpAuthBase):
         if token is None:
             raise Unknown(
                 _("This needs a valid token, and none was sent, or it has expired or was revoked."),
-                _("Make one in the portal under API tokens, and send it as 'Authorization: Bearer TOKEN'."),
+                _("Create one in the portal under API tokens, and send it as 'Authorization: Bearer TOKEN'."),
             )
         request.auth = token  # type: ignore[attr-defined]
         # The record of changes was begun before it was known who asks.
@@ -75,7 +75,7 @@ def require(request: HttpRequest, scope: str) -> User:
     if scope not in token.scopes:
         raise Denied(
             _("This token may not %s.") % SCOPES[scope],
-            _("Make one with the scope '%s' in the portal under API tokens.") % scope,
+            _("Create one with the scope '%s' in the portal under API tokens.") % scope,
         )
     return token.owner
 

@@ -27,7 +27,7 @@ SCOPES = {
     "files-read": _("look into my folders and fetch files"),
     "files": _("send, rename and delete files"),
     "projects": _("answer invitations, and manage my projects"),
-    "profile": _("change what I am told"),
+    "profile": _("change my notification settings"),
     "admin": _("do what administrators do"),
 }
 #: Of no use to others, who are not shown it.

@@ -30,7 +30,7 @@ AT_MOST = 50  # tokens of one user
 class TokenForm(forms.Form):
     """What a new token is for."""
 
-    label = TitleField(label=_("What it is for"), max_length=80)
+    label = TitleField(label=_("Purpose"), max_length=80)
     days = forms.IntegerField(
         label=_("Days until it expires"), min_value=1, max_value=LONGEST.days, initial=90
     )

@@ -142,7 +142,7 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
             )
         if wish.project != (booking.project.name if booking.project else ""):
             raise InvalidRequest(
-                _("Whom a booking is for cannot change any more."),
+                _("You cannot change who a booking is for."),
                 _("Delete it and book anew, or hand it over."),
                 field="project",
             )

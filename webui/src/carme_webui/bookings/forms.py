@@ -69,14 +69,14 @@ class BookingForm(forms.Form):
         start: When it begins, unless the form says so.
     """
 
-    kind = forms.CharField(label=_("Kind of node"), widget=forms.Select)
+    kind = forms.CharField(label=_("Node type"), widget=forms.Select)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
     node_names = forms.CharField(label=_("On node"), max_length=2000, required=False)
     date = forms.DateField(label=_("Day"), widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"))
     time = forms.TimeField(
-        label=_("Begins at"), widget=forms.TimeInput(attrs={"type": "time"}, format="%H:%M")
+        label=_("Start time"), widget=forms.TimeInput(attrs={"type": "time"}, format="%H:%M")
     )
-    length = forms.CharField(label=_("For how long"), max_length=32)
+    length = forms.CharField(label=_("Duration"), max_length=32)
     title = TitleField(label=_("Title"), max_length=80, required=False)
     project = forms.CharField(label=_("For"), widget=forms.Select, required=False)
     users = forms.CharField(label=_("Who else may use it"), max_length=2000, required=False)
@@ -127,7 +127,7 @@ class BookingForm(forms.Form):
         self.fields["nodes"].widget.attrs["max"] = max((kind.nodes for kind in offered), default=1)
         self.fields["node_names"].help_text = _("Empty: any of this kind. Several with commas between them.")
         self.fields["node_names"].widget.attrs |= {"spellcheck": "false", "autocomplete": "off"}
-        self.fields["time"].help_text = _("By the clocks of %(zone)s.") % {"zone": zone.key}
+        self.fields["time"].help_text = _("Times are in %(zone)s.") % {"zone": zone.key}
         longest = [settings.SITE.booking_policy(kind.partition).longest_minutes for kind in offered]
         self.fields["length"].help_text = _("Like 90 (minutes), 2h or 1d12h; at most %(most)s.") % {
             "most": minutes_text(max(longest, default=0))

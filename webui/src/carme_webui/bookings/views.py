@@ -200,7 +200,7 @@ def plan_session(request: HttpRequest, name: str) -> HttpResponse:
             request,
             _("A session starts in the first minute of this booking.")
             if found.session_image
-            else _("No session starts by itself."),
+            else _("No session starts automatically."),
         )
     return redirect(found)
 

@@ -32,7 +32,7 @@ class BuildForm(forms.Form):
     name = forms.CharField(label=_("Name"), max_length=31)
     title = TitleField(label=_("Title"), max_length=80, required=False)
     kind = forms.ChoiceField(label=_("Built from"), choices=KINDS)
-    base = forms.ChoiceField(label=_("On top of"), required=False)
+    base = forms.ChoiceField(label=_("Base image"), required=False)
     text = forms.CharField(
         label=_("Packages or definition"),
         widget=forms.Textarea(attrs={"rows": 14, "spellcheck": "false", "class": "code"}),

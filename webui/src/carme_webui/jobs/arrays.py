@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -13,9 +14,11 @@ from django.utils.translation import ngettext
 from carme.jobs import JobState, Phase, arrays
 from carme_webui.jobs.models import Job
 
-__all__ = ["PER_PAGE", "Progress", "failed_tasks", "tasks_of", "tell_progress"]
+__all__ = ["MOST_CELLS", "PER_PAGE", "Cell", "Progress", "cells", "failed_tasks", "tasks_of", "tell_progress"]
 
 PER_PAGE = 100
+#: A grid of more tasks is no help.
+MOST_CELLS = 1000
 
 WAITING, RUNNING, FAILED = "waiting", "running", "failed"
 COMPLETED, CANCELLED = JobState.COMPLETED.value, JobState.CANCELLED.value
@@ -129,6 +132,40 @@ def _kind(state: str) -> str:
     if known.phase is Phase.OVER:
         return known.value if known.value in (COMPLETED, CANCELLED) else FAILED
     return WAITING if known.phase is Phase.PENDING else RUNNING
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task in the grid of an array's tasks."""
+
+    task: int
+    kind: str
+    label: str
+    url: str = ""
+
+
+def cells(array: Job) -> list[Cell]:
+    """All tasks with their states, in their order; none if they are too many for a grid."""
+    labels = {
+        WAITING: _("Waiting"),
+        RUNNING: _("Running"),
+        COMPLETED: _("Completed"),
+        FAILED: _("Failed"),
+        CANCELLED: _("Cancelled"),
+    }
+    if array.progress is None or array.progress.counts.total() > MOST_CELLS:
+        return []
+    found: dict[int, Cell] = {}
+    rows = Job.objects.filter(user=array.user, array_id=array.array_id).order_by("-task")
+    for row in rows.only("id", "array_id", "task", "tasks", "state"):
+        kind = _kind(row.state)
+        if row.task is not None:
+            found[row.task] = Cell(row.task, kind, labels[kind], row.task_url)
+            continue
+        with suppress(ValueError):
+            for number in arrays.numbers(row.tasks):
+                found.setdefault(number, Cell(number, kind, labels[kind]))
+    return [found[number] for number in sorted(found)]
 
 
 def failed_tasks(array: Job) -> list[Job]:

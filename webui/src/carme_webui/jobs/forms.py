@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 from django.conf import settings
+from django.forms.boundfield import BoundField
 from django.utils.translation import gettext_lazy as _
 from pydantic import ValidationError
 
@@ -21,6 +22,10 @@ from carme_webui.jobs.submissions import JobSubmission
 __all__ = ["SearchForm", "SubmitForm"]
 
 
+#: What every job needs; the rest is for few.
+COMMON = ("script", "name", "image", "gpus_per_node", "nodes", "minutes")
+
+
 class SubmitForm(forms.Form):
     """A batch job: a script that is written here, or one in my home.
 
@@ -32,13 +37,13 @@ class SubmitForm(forms.Form):
 
     script = forms.CharField(
         label=_("Script"),
-        widget=forms.Textarea(attrs={"rows": 14, "spellcheck": "false", "class": "code"}),
+        widget=forms.Textarea(attrs={"rows": 9, "spellcheck": "false", "class": "code"}),
         max_length=MAXIMUM_BYTES,
         required=False,
         strip=False,
     )
     script_path = forms.CharField(label=_("Or a script in your home"), max_length=4096, required=False)
-    arguments = forms.CharField(label=_("Its arguments"), max_length=4096, required=False)
+    arguments = forms.CharField(label=_("Script arguments"), max_length=4096, required=False)
     name = forms.CharField(label=_("Name"), max_length=64, required=False)
     image = forms.CharField(label=_("Image"), widget=forms.Select, required=False)
     partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
@@ -50,7 +55,7 @@ class SubmitForm(forms.Form):
     minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
     account = forms.CharField(label=_("Account"), max_length=64, required=False)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
-    array = forms.CharField(label=_("Tasks of an array"), max_length=1000, required=False)
+    array = forms.CharField(label=_("Array tasks"), max_length=1000, required=False)
     workdir = forms.CharField(label=_("Folder"), max_length=4096, required=False)
     stage = forms.CharField(label=_("Data"), max_length=4000, required=False)
     results = forms.CharField(label=_("Results"), max_length=4096, required=False)
@@ -70,9 +75,9 @@ class SubmitForm(forms.Form):
         super().__init__(data, initial=begin | (initial or {}), label_suffix="")
         self.asked: JobSubmission | None = None
         kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
-        self._choices("image", _("None: directly on the node"), catalogue.names())
+        self._choices("image", _("No image (run on the host)"), catalogue.names())
         self._choices(
-            "partition", _("The site's choice"), [one.name for one in cluster.partitions] if cluster else []
+            "partition", _("Site default"), [one.name for one in cluster.partitions] if cluster else []
         )
         self._choices("gpu_type", _("Any type"), kinds)
         self._choices("reservation", _("None"), {row.name: f"{row.heading}: {row.span}" for row in bookings})
@@ -84,19 +89,32 @@ class SubmitForm(forms.Form):
         self.fields["array"].help_text = _(
             "One job for each, like 0-99, or 0-99%4 for four at a time; its number is in SLURM_ARRAY_TASK_ID."
         )
-        self.fields["workdir"].help_text = _("Where it begins; your home unless you say otherwise.")
+        self.fields["workdir"].help_text = _("Working directory (default: home)")
         self.fields["stage"].help_text = _(
-            "Datasets, or folders by their absolute paths, that are copied to its nodes before it begins. "
-            "It finds them in the folder that CARME_DATA names."
+            "Datasets or absolute paths of folders. Copied to the nodes before your time starts. "
+            "Find them in $CARME_DATA."
         )
-        self.fields["results"].help_text = _(
-            "What it leaves in the folder that CARME_RESULTS names is copied there at its end."
-        )
+        self.fields["results"].help_text = _("Files in $CARME_RESULTS are copied here when the job ends.")
         for name in ("workdir", "stage", "results"):
             self.fields[name].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
         self.fields["stage"].widget.attrs["placeholder"] = "/scratch/..."
         for name in ("cpus_per_node", "memory_mb_per_node"):
-            self.fields[name].widget.attrs["placeholder"] = _("By the share of the GPUs")
+            self.fields[name].widget.attrs["placeholder"] = _("Automatic")
+
+    @property
+    def common_fields(self) -> list[BoundField]:
+        """The fields that every job needs."""
+        return [self[name] for name in COMMON]
+
+    @property
+    def more_fields(self) -> list[BoundField]:
+        """The fields that few need."""
+        return [field for field in self.visible_fields() if field.name not in COMMON]
+
+    @property
+    def more(self) -> bool:
+        """Whether one of these has a value, or an error."""
+        return any(field.value() or field.errors for field in self.more_fields)
 
     def _choices(self, name: str, none: Any, offered: Any) -> None:
         widget = self.fields[name].widget

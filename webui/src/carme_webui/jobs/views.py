@@ -29,12 +29,13 @@ from carme_webui.cluster import BROKER_TIMEOUT, broker, picture, usable
 from carme_webui.files.places import Place, shown
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
-from carme_webui.jobs.arrays import failed_tasks, tasks_of, tell_progress
+from carme_webui.jobs.arrays import cells, failed_tasks, tasks_of, tell_progress
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, silence
 from carme_webui.jobs.patterns import PATTERNS
 from carme_webui.jobs.search import FILTERS, own_jobs
+from carme_webui.jobs.timeline import timeline
 from carme_webui.news import news
 from carme_webui.projects.models import accounts_of
 from carme_webui.sessions.clock import asked_minutes, extensions
@@ -215,7 +216,7 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
         except CarmeError as error:
             messages.error(request, str(error))
         else:
-            messages.success(request, _("The job is being ended."))
+            messages.success(request, _("The job is stopping."))
             news.tell([found.user])
     return redirect(found)
 
@@ -353,11 +354,14 @@ def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[st
     found = get_object_or_404(own_jobs(user), id=job_id)
     context: dict[str, object] = {"job": found, "banner": silence(), "version": version}
     context["extensions"] = extensions()
+    session = None
     if found.kind == "session":
-        context["session"] = Session.objects.filter(owner=user, job_id=found.id).first()
+        session = context["session"] = Session.objects.filter(owner=user, job_id=found.id).first()
     if found.is_array and request.GET.get("task", "") != str(found.task):
         tell_progress([found])
         context["tasks"] = tasks_of(found, request.GET.get("page"))
+        context["cells"] = cells(found)
         context["failed"] = failed_tasks(found)[:MOST_NAMED]
         return context
+    context["rows"] = timeline(found, session)
     return context | ({"log": tail(found, broker())} if log else {})

@@ -15,7 +15,7 @@ class LookForm(forms.ModelForm):
     """Language and look of the pages."""
 
     language = forms.ChoiceField(label=_("Language"), required=False)
-    theme = forms.ChoiceField(label=_("Look"), required=False, choices=THEMES.items())
+    theme = forms.ChoiceField(label=_("Appearance"), required=False, choices=THEMES.items())
 
     class Meta:
         model = User

@@ -75,9 +75,7 @@ def password(request: HttpRequest) -> HttpResponse:
     form.save()
     update_session_auth_hash(request, user)
     sign_out_of_hub(user.username)
-    messages.success(
-        request, _("Your password is changed. Whoever was signed in with the old one is not any more.")
-    )
+    messages.success(request, _("Your password is changed. All other sign-ins with the old one have ended."))
     return redirect("profile")
 
 

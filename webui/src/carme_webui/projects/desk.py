@@ -160,7 +160,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
             field="user",
         )
     if project.memberships.filter(user=user).exists():
-        raise InvalidRequest(_("%s is a member already.") % name, _("Nothing is to be done."), field="user")
+        raise InvalidRequest(_("%s is a member already.") % name, _("No action needed."), field="user")
     try:
         with transaction.atomic():
             made = Invitation.objects.create(project=project, user=user, by=by)

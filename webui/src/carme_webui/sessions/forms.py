@@ -6,7 +6,9 @@ from typing import Any
 
 from django import forms
 from django.forms.boundfield import BoundField
+from django.forms.widgets import ChoiceWidget
 from django.template.loader import render_to_string
+from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import get_language
 from django.utils.translation import gettext_lazy as _
@@ -20,6 +22,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.projects.models import Project
 from carme_webui.sessions.actions import check_options, minutes_in
+from carme_webui.sessions.choices import CUSTOM, EVENING, cards, evening_minutes, matching, times
 from carme_webui.sessions.models import NAME_PATTERN, new_name
 from carme_webui.titles import TitleField
 
@@ -31,8 +34,12 @@ _shown: dict[Hashable, SafeString] = {}
 
 _MAY_BE_EMPTY = ("gpu_type", "partition", "account", "reservation")
 
-#: What follows from the GPUs unless it is said: fields behind a switch.
+#: The numbers that a card stands for.
+NUMBERS = ("gpu_type", "gpus_per_node", "nodes")
+#: What follows from the GPUs unless it is requested.
 EXPERT = ("cpus_per_node", "memory_mb_per_node")
+#: What few need.
+MORE = ("title", "app", "partition", "account", "reservation", "stage", "results", *EXPERT)
 #: What an address may fill in.
 FILLED_IN = frozenset(
     {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes"}
@@ -57,14 +64,16 @@ class StartForm(forms.Form):
 
     # Made with the form, so that a form sent twice starts one session.
     name = forms.CharField(widget=forms.HiddenInput, required=False)
-    title = TitleField(label=_("Title"), max_length=80, required=False)
     image = forms.CharField(label=_("Image"), widget=forms.Select)
-    app = forms.CharField(label=_("Open with"), widget=forms.Select, required=False)
-    partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
+    hardware = forms.ChoiceField(label=_("Hardware"), widget=forms.RadioSelect, required=False)
     gpu_type = forms.CharField(label=_("GPU type"), widget=forms.Select, required=False)
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
+    time = forms.ChoiceField(label=_("Time"), widget=forms.RadioSelect, required=False)
     minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
+    title = TitleField(label=_("Title"), max_length=80, required=False)
+    app = forms.CharField(label=_("Open with"), widget=forms.Select, required=False)
+    partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
     cpus_per_node = forms.IntegerField(label=_("Processors per node"), min_value=1, required=False)
     memory_mb_per_node = forms.IntegerField(label=_("Memory per node (MiB)"), min_value=1, required=False)
     account = forms.CharField(label=_("Project"), widget=forms.Select, required=False)
@@ -74,17 +83,15 @@ class StartForm(forms.Form):
         required=False,
         max_length=4000,
         help_text=_(
-            "Datasets, or folders by their absolute paths, that are copied to the node before the session's "
-            "time begins. The session finds them in the folder that CARME_DATA names."
+            "Datasets or absolute paths of folders. Copied to the node before your time starts. "
+            "Find them in $CARME_DATA."
         ),
     )
     results = forms.CharField(
         label=_("Results"),
         required=False,
         max_length=4096,
-        help_text=_(
-            "What the session leaves in the folder that CARME_RESULTS names is copied there at its end."
-        ),
+        help_text=_("Files in $CARME_RESULTS are copied here when the session ends."),
     )
 
     def __init__(
@@ -125,14 +132,45 @@ class StartForm(forms.Form):
                 "minutes": max(1, min(minutes_in(row), site.sessions.maximum_minutes)),
             }
         initial |= {key: value for key, value in (asked or {}).items() if key in FILLED_IN}
-        super().__init__(data, initial=initial, label_suffix="")
+        self._cards, self._times = cards(site, cluster), times(site, timezone.now())
+        initial["hardware"] = matching(self._cards, initial)
+        minutes = str(initial["minutes"])
+        initial["time"] = minutes if minutes in dict(self._times) else CUSTOM
+        super().__init__(data and self._filled_in(data), initial=initial, label_suffix="")
         self._cluster, self._catalogue, self._site = cluster, catalogue, site
         self._datasets = datasets or Datasets(site.staging.datasets)
         self.options: SessionOptions | None = None
         self._offer()
 
+    def _filled_in(self, data: Any) -> dict[str, Any]:
+        """What was sent, with the numbers of the chosen card and time."""
+        filled: dict[str, Any] = dict(data.items())
+        filled["hardware"], filled["time"] = data.get("hardware") or CUSTOM, data.get("time") or CUSTOM
+        for card in self._cards:
+            if card.key == filled["hardware"]:
+                filled |= card.values
+        if filled["time"] == EVENING:
+            filled["minutes"] = evening_minutes(timezone.now())
+        elif filled["time"] in dict(self._times):
+            filled["minutes"] = filled["time"]
+        return filled
+
+    def full_clean(self) -> None:
+        """Check it; what is wrong with a number is shown beside that number."""
+        super().full_clean()
+        for choice, names in (("hardware", NUMBERS), ("time", ("minutes",))):
+            if self.is_bound and any(name in self.errors for name in names):
+                self.data = {**self.data, choice: CUSTOM}
+
     def _offer(self) -> None:
         """Choices, limits and their words."""
+        for name, choices in (
+            ("hardware", [(card.key, card) for card in self._cards]),
+            ("time", self._times),
+        ):
+            field = self.fields[name]
+            assert isinstance(field, forms.ChoiceField)
+            field.choices = [*choices, (CUSTOM, _("Custom"))]
         kinds = supplies(self._cluster) if self._cluster else []
         partitions = self._cluster.partitions if self._cluster else []
         offered = {name: self._image(name) for name in self._catalogue.names()}
@@ -177,22 +215,26 @@ class StartForm(forms.Form):
         self.fields["results"].widget.attrs |= {"placeholder": "/home/...", "spellcheck": "false"}
         self.fields["title"].widget.attrs |= {"placeholder": _("Optional"), "autocomplete": "off"}
         for name in EXPERT:
-            self.fields[name].widget.attrs["placeholder"] = _("By the share of the GPUs")
+            self.fields[name].widget.attrs["placeholder"] = _("Automatic")
 
     @property
-    def plain_fields(self) -> list[BoundField]:
-        """The visible fields that everybody fills in."""
-        return [field for field in self.visible_fields() if field.name not in EXPERT]
+    def number_fields(self) -> list[BoundField]:
+        """The numbers of hardware that is on no card."""
+        return [self[name] for name in NUMBERS]
 
     @property
-    def expert_fields(self) -> list[BoundField]:
-        """Those behind the switch."""
-        return [self[name] for name in EXPERT]
+    def more_fields(self) -> list[BoundField]:
+        """The fields that few need."""
+        return [self[name] for name in MORE if name in self.fields]
 
     @property
-    def expert(self) -> bool:
-        """Whether the switch is on: one of its fields says something, or is wrong."""
-        return any(field.value() not in (None, "") or field.errors for field in self.expert_fields)
+    def more(self) -> bool:
+        """Whether one of these has a value of its own, or an error."""
+        usual = {"app": "lab", "partition": self._site.slurm.default_partition}
+        return any(
+            field.errors or (field.value() or usual.get(field.name, "")) != usual.get(field.name, "")
+            for field in self.more_fields
+        )
 
     @property
     def shown(self) -> SafeString:
@@ -235,7 +277,7 @@ class StartForm(forms.Form):
             raise forms.ValidationError(
                 _("Nothing can be started now, because the cluster does not answer. Try again in a moment.")
             )
-        wanted = {key: value for key, value in cleaned.items() if key != "name"}
+        wanted = {key: value for key, value in cleaned.items() if key not in ("name", "hardware", "time")}
         wanted |= {key: cleaned.get(key) or None for key in _MAY_BE_EMPTY}
         wanted["app"] = cleaned.get("app") or "lab"
         try:
@@ -257,7 +299,7 @@ class StartForm(forms.Form):
 def _said(field: BoundField) -> Hashable:
     """All that a field of an unbound form says, and the browser is told of it."""
     inner = field.field
-    choices = inner.widget.choices if isinstance(inner.widget, forms.Select) else ()
+    choices = inner.widget.choices if isinstance(inner.widget, ChoiceWidget) else ()
     return (
         *(field.name, str(field.value()), str(field.label), str(field.help_text)),
         *(inner.required, inner.disabled),

@@ -44,6 +44,6 @@ def sweep(broker: BrokerClient) -> set[str]:
             row.move(
                 SessionState.ENDED,
                 ending=Ending.LOST,
-                sentence=_("Nobody knows any more how this session ended. Start it again."),
+                sentence=_("No record says how this session ended. Start it again."),
             )
     return {row.owner.username for row in gone}

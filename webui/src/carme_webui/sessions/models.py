@@ -51,10 +51,10 @@ BEFORE = _before()
 
 # How far a start has come, after the last step that is known.
 PROGRESS = {
-    Step.ALLOCATED: gettext_lazy("Its nodes are being prepared."),
-    Step.PROLOG: gettext_lazy("The container is being started."),
-    Step.CONTAINER: gettext_lazy("The notebook server is being started in its container."),
-    Step.LISTENING: gettext_lazy("The notebook server listens; its address is being opened."),
+    Step.ALLOCATED: gettext_lazy("Preparing its nodes."),
+    Step.PROLOG: gettext_lazy("Starting the container."),
+    Step.CONTAINER: gettext_lazy("Starting the notebook server in its container."),
+    Step.LISTENING: gettext_lazy("The notebook server is up. Connecting."),
 }
 
 
@@ -265,11 +265,11 @@ class Session(models.Model):
         told = self.last_told
         match self.state:
             case SessionState.REQUESTED:
-                return _("The request is on its way to Slurm.")
+                return _("Sending the request to Slurm.")
             case SessionState.STARTING if told is not None and told.marks:
                 return str(PROGRESS.get(told.marks[-1].step, ""))
             case SessionState.STOPPING:
-                return _("Its programs are being ended and its nodes freed.")
+                return _("Stopping its programs and freeing its nodes.")
         return ""
 
     @property

@@ -16,7 +16,7 @@ from carme.wording import number
 from carme_webui.bookings.models import moment_words
 from carme_webui.sessions.models import query_of
 
-__all__ = ["Prospect", "prospects"]
+__all__ = ["Prospect", "gpu_hours", "prospects"]
 
 # Slurm is asked once for the same wish of the same user within so many seconds.
 REMEMBERED = 15
@@ -69,6 +69,11 @@ def prospects(options: SessionOptions, user: str, broker: BrokerClient) -> list[
     smaller = [_ask(one, user, broker, words) for one, words in _smaller(options)]
     sooner = [(one.start, one) for one in smaller if one.start and one.start <= asked.start - WORTH]
     return [asked, *(one for _start, one in sorted(sooner, key=lambda pair: pair[0]))]
+
+
+def gpu_hours(options: SessionOptions) -> float:
+    """What a session costs that uses up its time."""
+    return options.nodes * options.gpus_per_node * options.minutes / 60
 
 
 def _smaller(options: SessionOptions) -> Iterator[tuple[SessionOptions, str]]:

@@ -83,4 +83,4 @@ def _words(kind: GpuForecast, plan: Forecast, free: int) -> str:
         return _("By Slurm's plan %(taken)s of them are taken soon.") % {"taken": free - now}
     if free == kind.total:
         return _("All GPUs are free.")
-    return _("By Slurm's plan there will not be more of them in the next three days.")
+    return _("No more are expected within three days.")

@@ -30,10 +30,10 @@ class Line:
 def timeline(session: Session, job: Job | None) -> list[Line]:
     """The steps that a session has reached, in order, and how long each took."""
     told = session.last_told
-    times: dict[str, datetime] = {STEPS[Step.REQUESTED]: session.created}
+    times: dict[str, datetime] = {_(STEPS[Step.REQUESTED]): session.created}
     for mark in told.marks if told is not None else ():
         if mark.step is not Step.REQUESTED:
-            times[STEPS[mark.step]] = mark.at
+            times[_(STEPS[mark.step])] = mark.at
     if session.is_over:
         times[_("Ended")] = job.ended if job is not None and job.ended else session.changed
     lines: list[Line] = []

@@ -38,7 +38,7 @@ from carme_webui.sessions import actions
 from carme_webui.sessions.clock import Remaining, asked_minutes, extensions, remaining
 from carme_webui.sessions.forms import StartForm
 from carme_webui.sessions.models import Preset, Session, new_name
-from carme_webui.sessions.prospects import prospects
+from carme_webui.sessions.prospects import gpu_hours, prospects
 from carme_webui.sessions.supply_plan import shown
 from carme_webui.sessions.timeline import Line, timeline
 
@@ -167,6 +167,7 @@ def prospect(request: HttpRequest) -> HttpResponse:
     if form.is_valid() and form.options is not None:
         try:
             asked = resolved(form.options, signed_in(request))
+            context["gpu_hours"] = gpu_hours(asked)
             context["prospects"] = prospects(asked, signed_in(request).username, broker())
         except CarmeError as error:
             context["banner"] = str(error)

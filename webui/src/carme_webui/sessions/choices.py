@@ -1,0 +1,125 @@
+"""Hardware and time of the start form as choices: a card or a span of time instead of numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from carme.config import Settings
+from carme.jobs import Cluster, minutes_text
+from carme_webui.bookings.models import site_zone
+from carme_webui.cluster import supplies
+
+__all__ = ["CUSTOM", "EVENING", "Card", "cards", "evening_minutes", "matching", "times"]
+
+#: The choice of somebody who fills in the numbers.
+CUSTOM = "custom"
+#: The choice that ends with the working day, and when that is by the site's clocks.
+EVENING = "evening"
+EVENING_HOUR = 18
+HOURS = (1, 4)
+#: A session that would end sooner than this is not worth its start.
+SHORTEST_MINUTES = 15
+MOST_TYPES = 2
+MIB_PER_GB = 1000
+
+
+@dataclass(frozen=True)
+class Card:
+    """Hardware to choose with one click.
+
+    Attributes:
+        key: Its value in the form.
+        title: What users call it.
+        detail: What comes with it.
+        values: The fields that it fills in.
+    """
+
+    key: str
+    title: str
+    detail: str
+    values: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.title}, {self.detail}" if self.detail else self.title
+
+
+def cards(site: Settings, cluster: Cluster | None) -> list[Card]:
+    """The site's list; a site without one offers a processor, one GPU and a whole node of each type."""
+    if cluster is None:
+        return []
+    if site.sessions.hardware:
+        return [
+            _card(cluster, one.gpus_per_node, one.nodes, one.gpu_type, one.title, one.partition)
+            for one in site.sessions.hardware
+        ]
+    kinds = sorted(supplies(cluster), key=lambda kind: -kind.total)[:MOST_TYPES]
+    found = [_card(cluster, 0)]
+    for kind in kinds:
+        named = kind.kind if len(kinds) > 1 else ""
+        found.append(_card(cluster, 1, 1, named))
+        if kind.per_node > 1:
+            found.append(_card(cluster, kind.per_node, 1, named))
+    if len(kinds) == 1 and kinds[0].total > kinds[0].per_node:
+        found.append(_card(cluster, kinds[0].per_node, 2))
+    return found
+
+
+def _card(
+    cluster: Cluster, gpus: int, nodes: int = 1, gpu_type: str = "", title: str = "", partition: str = ""
+) -> Card:
+    values: dict[str, Any] = {"gpus_per_node": gpus, "nodes": nodes, "gpu_type": gpu_type}
+    if partition:
+        values["partition"] = partition
+    amount = ngettext("%d GPU", "%d GPUs", gpus) % gpus if gpus else _("No GPU")
+    if nodes > 1:
+        amount = _("%(nodes)d nodes, %(amount)s each") % {"nodes": nodes, "amount": amount}
+    if gpu_type:
+        amount += f" ({gpu_type})"
+    detail = ", ".join(filter(None, [amount if title else "", _share(cluster, gpus, gpu_type)]))
+    return Card(f"{gpus}-{nodes}-{gpu_type}-{partition}", title or amount, detail, values)
+
+
+def _share(cluster: Cluster, gpus: int, gpu_type: str) -> str:
+    """The processors and the memory that come with so many GPUs of a node."""
+    for node in cluster.nodes:
+        total = node.gpus.get(gpu_type, 0) if gpu_type else sum(node.gpus.values())
+        if gpus and total >= gpus:
+            share = {
+                "cpus": max(1, node.cpus * gpus // total),
+                "memory": max(1, node.memory_mb * gpus // total // MIB_PER_GB),
+            }
+            return _("%(cpus)d CPUs, %(memory)d GB") % share
+    return "" if gpus else _("1 CPU, 2 GB")
+
+
+def matching(found: list[Card], values: Mapping[str, Any]) -> str:
+    """The card that says what these values say, else the choice of own numbers."""
+    for card in found:
+        if all(str(values.get(name) or 0) == str(wanted or 0) for name, wanted in card.values.items()):
+            return card.key
+    return CUSTOM
+
+
+def times(site: Settings, now: datetime) -> list[tuple[str, str]]:
+    """The spans of time that the site allows, and the rest of the working day."""
+    most = site.sessions.maximum_minutes
+    found = [(str(60 * hours), _("%d h") % hours) for hours in HOURS if 60 * hours <= most]
+    if SHORTEST_MINUTES <= evening_minutes(now) <= most:
+        found.append((EVENING, _("until %d:00") % EVENING_HOUR))
+    default = site.sessions.default_minutes
+    if str(default) not in dict(found):
+        found.insert(0, (str(default), minutes_text(default)))
+    return found
+
+
+def evening_minutes(now: datetime) -> int:
+    """Minutes until the end of the working day, today's or tomorrow's."""
+    local = now.astimezone(site_zone())
+    end = datetime.combine(local.date(), time(EVENING_HOUR), local.tzinfo)
+    if end <= local:
+        end += timedelta(days=1)
+    return int((end - local).total_seconds() // 60)
