@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()"
 
 
 def probe(folder: Path, kind: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "-n", "1", "--scale-probe", *options, str(PROGRAM), kind]
+    command = [*COMMAND, "-n", "1", "--scale-probe", "--scale-seconds", "2", *options, str(PROGRAM), kind]
     environment = os.environ | {"KERAS_BACKEND": "torch"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
 
@@ -72,6 +72,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     for options, sentence in (
         (("--network", "fast"), "The network 'fast' cannot be read."),
         (("-n", "2"), "--scale-probe measures one rank."),
+        (("--scale-seconds", "500"), "--scale-seconds 500 is not possible."),
     ):
         done = probe(tmp_path, "plain", *options)
         assert done.returncode == 2 and sentence in done.stderr

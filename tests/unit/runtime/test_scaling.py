@@ -16,6 +16,7 @@ from carme_runtime.scaling.command import main
 from carme_runtime.scaling.network import allreduce_ms, best, parse_network
 from carme_runtime.scaling.prediction import binding
 from carme_runtime.scaling.profiles import to_json
+from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.simulation import Change, buckets, simulate, straggling
 
 MIB = 1 << 20
@@ -249,6 +250,12 @@ def test_results_are_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["scale.json"]
     with pytest.raises(ScalingError, match=r"cannot be written to .*gone.*--scale-result"):
         scaling.save(layered(), tmp_path / "gone" / "scale.json")
+
+
+def test_notebooks_get_the_curve_with_the_table() -> None:
+    shown = Advice.of(layered(), upto=4)
+    assert "<svg" in shown._repr_html_() and "Strong scaling" in shown._repr_html_()
+    assert repr(shown) == scaling.table(shown.prediction)
 
 
 def _changed(change: Callable[[dict], object]) -> str:

@@ -20,7 +20,7 @@ from carme_runtime.scaling.profiles import Gradient, Input, Memory, Profile, loa
 from carme_runtime.scaling.show import as_dict, drawing, table
 
 if TYPE_CHECKING:
-    from carme_runtime.scaling.advice import Advice
+    from carme_runtime.scaling.shown import Advice
 
 __all__ = [
     "Gradient",

@@ -4,7 +4,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,30 +11,12 @@ from torch import nn
 
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.measuring import first_run
-from carme_runtime.scaling.network import Machine
-from carme_runtime.scaling.prediction import Prediction, predict
 from carme_runtime.scaling.profiles import Profile
 from carme_runtime.scaling.replay import Call, Repeated, Result, tensors
-from carme_runtime.scaling.show import drawing, table
+from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.watching import Step, profile_of
 
 _STEPS = 5
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A prediction that notebooks show as its curve with its table, and terminals as the table."""
-
-    profile: Profile
-    prediction: Prediction
-
-    def __str__(self) -> str:
-        return table(self.prediction)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"{drawing(self.prediction)}<pre>{table(self.prediction)}</pre>"
 
 
 def advise(
@@ -68,7 +49,7 @@ def advise(
     if batch is None:
         raise ScalingError("The loader has no batch.", "Give one with at least one batch.")
     profile = measure(model, batch, loss, loader=loader, network=network, seconds=seconds)
-    return Advice(profile, predict(profile, Machine(profile.links, ranks_per_node), upto))
+    return Advice.of(profile, ranks_per_node, upto)
 
 
 def measure(

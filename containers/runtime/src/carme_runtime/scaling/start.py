@@ -10,8 +10,9 @@ from typing import Any
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.scaling.network import parse_network
 
-PROBE, NETWORK = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK"
-OPTIONS_WITH_VALUE = ("--scale-result", "--network")
+PROBE, NETWORK, SECONDS = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK", "CARME_SCALE_SECONDS"
+OPTIONS_WITH_VALUE = ("--scale-result", "--scale-seconds", "--network")
+USUAL_SECONDS, _LONGEST = 60.0, 120.0
 _USUAL_RESULT = Path("scale.json")
 _NO_RESULT = 2  # exit code
 
@@ -31,6 +32,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"where --scale-probe writes what it measured (default: {_USUAL_RESULT})",
     )
     parser.add_argument(
+        "--scale-seconds",
+        type=float,
+        metavar="S",
+        help=f"about how long --scale-probe measures (default: {USUAL_SECONDS:.0f})",
+    )
+    parser.add_argument(
         "--network",
         metavar="TEXT",
         help='with --scale-probe: the links between nodes, such as "100 Gbit/s, 2 us" (default: those of the '
@@ -45,13 +52,22 @@ def prepare(options: argparse.Namespace) -> dict[str, str]:
         CarmeRuntimeError: The options do not go together, or the network cannot be read.
     """
     if not options.scale_probe:
-        if options.scale_result or options.network:
-            raise CarmeRuntimeError("--scale-result and --network belong to --scale-probe.", "Add it.")
+        if options.scale_result or options.network or options.scale_seconds:
+            raise CarmeRuntimeError(
+                "--scale-result, --scale-seconds and --network belong to --scale-probe.", "Add it."
+            )
         return {}
     if options.n not in (None, 1) or options.max_restarts:
         raise CarmeRuntimeError("--scale-probe measures one rank.", "Use -n 1, without --max-restarts.")
+    if options.scale_seconds is not None and not 0 < options.scale_seconds <= _LONGEST:
+        raise CarmeRuntimeError(
+            f"--scale-seconds {options.scale_seconds:g} is not possible.",
+            f"Give more than 0 and at most {_LONGEST:.0f}.",
+        )
     options.n = 1
     chosen = {PROBE: str(_result(options).absolute())}
+    if options.scale_seconds:
+        chosen[SECONDS] = str(options.scale_seconds)
     if options.network:
         parse_network(options.network)
         chosen[NETWORK] = options.network
@@ -79,11 +95,12 @@ def _result(options: argparse.Namespace) -> Path:
 def watch() -> None:
     """Measure this process's training, where `carme-run` asks for it. PyTorch has been imported."""
     file, network = os.environ.pop(PROBE, None), os.environ.pop(NETWORK, None)
+    seconds = float(os.environ.pop(SECONDS, USUAL_SECONDS))
     if file is None:
         return
     from carme_runtime.scaling.watching import Watch
 
-    watch = Watch(Path(file), network)
+    watch = Watch(Path(file), network, seconds)
     watch.install()
     _explain_lack_of_memory()
     atexit.register(_note_missing_result, watch)

@@ -27,8 +27,9 @@ from carme_runtime.scaling.show import table
 from carme_runtime.scaling.start import end
 
 _WARM, _LEAST, _MOST = 3, 4, 40  # steps that do not count, that do, and that are enough
-_SECONDS, _LONGEST, _FEWEST = 10.0, 50.0, 2  # of watching: as a rule; at most, with so few steps
-_REPLAY_SECONDS, _INPUT_SECONDS = 35.0, 8.0
+_LONGEST, _FEWEST = 50.0, 2  # seconds of watching, with so few steps
+# Of the seconds to measure: watching as a rule, making steps again, and loading.
+_WATCHING, _REPLAYING, _LOADING = 0.2, 0.6, 0.15
 _SAME_BATCH = 0.5  # of the steps
 
 
@@ -49,10 +50,11 @@ class Watch:
     Args:
         file: Where the result is written.
         network: The links' description, if one was given.
+        seconds: About how long to measure.
     """
 
-    def __init__(self, file: Path, network: str | None) -> None:
-        self._file, self._network = file, network
+    def __init__(self, file: Path, network: str | None, seconds: float) -> None:
+        self._file, self._network, self._seconds = file, network, seconds
         self.steps = 0
         self.over = False
         self._watched: list[Step] = []
@@ -183,7 +185,7 @@ class Watch:
             return True
         if batch != self._batch():
             return False  # such as the last one of an epoch
-        return count >= _MOST or (count >= _LEAST and seconds >= _SECONDS)
+        return count >= _MOST or (count >= _LEAST and seconds >= _WATCHING * self._seconds)
 
     def _batch(self) -> int:
         return statistics.mode(step.batch for step in self._watched)
@@ -219,6 +221,7 @@ class Watch:
                 network=self._network,
                 loader=self._loader,
                 state=_state(optimizer),
+                seconds=self._seconds,
             )
 
 
@@ -229,11 +232,11 @@ def profile_of(
     network: str | None,
     loader: Any,
     state: list[Any],
-    seconds: float = _REPLAY_SECONDS,
+    seconds: float,
 ) -> Profile:
     """The profile of a step that was watched, and is made again. Raises ScalingError."""
     batch = steps[0].batch
-    timings, gradients = measuring.measured(repeated, batch, seconds)
+    timings, gradients = measuring.measured(repeated, batch, _REPLAYING * seconds)
     sizes = [timing.samples for timing in timings]
     forward, backward = timings[-1].forward_ms, timings[-1].backward_ms
     middle = {
@@ -253,7 +256,7 @@ def profile_of(
         fixed,
         gradients,
         spread=_spread([step.forward + step.backward for step in steps]),
-        input=measuring.input_of(loader, _INPUT_SECONDS) if loader is not None else Input(),
+        input=measuring.input_of(loader, _LOADING * seconds) if loader is not None else Input(),
         memory=measuring.memory(repeated, sizes, state),
         layers=measuring.layers(repeated, sizes) if len(sizes) > 1 else (),
         links=measuring.links_of(network),
