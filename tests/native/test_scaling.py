@@ -48,7 +48,7 @@ def test_a_script_is_measured_without_a_change(tmp_path: Path, kind: str, model:
     last, first = profile.gradients[-1], profile.gradients[0]
     assert 0 <= last.ready[-1] <= first.ready[-1] <= 1  # backpropagation ends with the first layer
     assert profile.memory.fixed_bytes >= 4 * profile.bytes and profile.memory.limit_bytes > 0
-    assert (profile.input.samples_per_s > 0) == (kind != "keras")
+    assert profile.input.samples_per_s > 0  # Keras loads with a DataLoader, too
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,12 @@ def test_a_script_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: s
     assert done.returncode == 2, done.stdout + done.stderr
     assert sentence in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_error_of_the_script_stays_its_own(tmp_path: Path) -> None:
+    done = probe(tmp_path, "error")
+    assert done.returncode == 1 and "ValueError: of the script's own" in done.stderr
+    assert "--scale-probe:" not in done.stderr
 
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def watch() -> None:
 
     watch = Watch(Path(file), network, seconds)
     watch.install()
-    _explain_lack_of_memory()
+    _explain_errors(watch)
     atexit.register(_note_missing_result, watch)
 
 
@@ -119,12 +119,13 @@ def _note_missing_result(watch: Any) -> None:
         end(watch.shortage())
 
 
-def _explain_lack_of_memory() -> None:
+def _explain_errors(watch: Any) -> None:
     usual = sys.excepthook
 
     def explained(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if lacks_memory(error):
             end(f"The script ran out of memory ({str(error).splitlines()[0][:200]}). Use a smaller batch.")
+        watch.over = True  # what the script says of its error is enough
         usual(kind, error, trace)
 
     sys.excepthook = explained
@@ -138,4 +139,5 @@ def lacks_memory(error: BaseException) -> bool:
         or type(error).__name__ == "OutOfMemoryError"
         or "not enough memory" in text
         or "out of memory" in text
+        or "can't allocate memory" in text
     )
