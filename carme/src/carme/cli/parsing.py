@@ -17,6 +17,7 @@ COMMANDS = (
     "sessions",
     "jobs",
     "report",
+    "scale",
     "start",
     "portal",
     "personal",

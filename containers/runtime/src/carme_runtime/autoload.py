@@ -1,5 +1,6 @@
 """What PyTorch calls when it is imported (entry point `torch.backends`)."""
 
+import os
 import sys
 from importlib.util import find_spec
 
@@ -14,6 +15,10 @@ def register_backend() -> None:
     progress.watch_optimizers()
     start()
     watch_for_plan()
+    if "CARME_SCALE_PROBE" in os.environ:
+        from carme_runtime.scaling.start import watch
+
+        watch()
     if "carme_runtime.torch" in sys.modules:
         return  # it is importing torch just now and registers itself when it has
     if find_spec("carme_runtime._core"):

@@ -1,4 +1,4 @@
-"""`%%carme_run` in notebooks: a cell that runs on all GPUs of the job.
+"""In notebooks: `%%carme_run`, a cell that runs on all GPUs of the job; `%carme_scale`, how a script scales.
 
 `%load_ext carme_runtime.notebook` brings it; images of Carme have loaded it already.
 """
@@ -13,11 +13,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunFailed", "carme_run", "load_ipython_extension"]
+__all__ = ["RunFailed", "carme_run", "carme_scale", "load_ipython_extension"]
 
 #: As the command does. The folder of the notebook is none of its modules'.
 _LAUNCHER = (
@@ -75,9 +76,39 @@ def carme_run(line: str, cell: str) -> None:
         raise RunFailed(f"the run ended with exit code {code}; its output above says why.")
 
 
+def carme_scale(line: str) -> Any:
+    """Measure a script on one rank and draw how it scales; see `carme_runtime.scaling`.
+
+        %carme_scale [--network "100 Gbit/s, 2 us"] train.py [argument ...]
+
+    Raises:
+        RunFailed: The script could not be measured.
+        UsageError: The line has an open quote, or names no script.
+    """
+    from IPython.core.error import UsageError
+
+    from carme_runtime.scaling import load
+    from carme_runtime.scaling.shown import Advice
+
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"The line cannot be read: {error}.") from None
+    if not words:
+        raise UsageError("No script is named. Write: %carme_scale train.py")
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "scale.json"
+        options = ["-n", "1", "--scale-probe", "--scale-result", str(result)]
+        code = _follow([sys.executable, "-c", _LAUNCHER, *options, *words])
+        if code:
+            raise RunFailed(f"the probe ended with exit code {code}; its output above says why.")
+        return Advice.of(load(result))
+
+
 def load_ipython_extension(shell: Any) -> None:
-    """Make `%%carme_run` known to a notebook; IPython calls this."""
+    """Make `%%carme_run` and `%carme_scale` known to a notebook; IPython calls this."""
     shell.register_magic_function(carme_run, "cell", "carme_run")
+    shell.register_magic_function(carme_scale, "line", "carme_scale")
 
 
 def _follow(command: list[str]) -> int:

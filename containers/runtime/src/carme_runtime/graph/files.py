@@ -31,7 +31,7 @@ def from_json(text: str, where: str = "The text") -> Graph:
             "Trace the model again, or install the carme_runtime that wrote it.",
         )
     try:
-        return _typed(Graph, content)
+        return typed(Graph, content)
     except (TypeError, ValueError, KeyError) as error:
         raise GraphError(f"{where} holds a damaged graph ({error}).", "Trace the model again.") from None
 
@@ -50,8 +50,8 @@ def load(file: Path | str) -> Graph:
     return from_json(text, str(file))
 
 
-def _typed(kind: Any, content: Any) -> Any:
-    """What JSON gave, as the type that a field has. Raises TypeError, ValueError, KeyError."""
+def typed(kind: Any, content: Any) -> Any:
+    """What JSON gave, as the type that a field of a dataclass has. Raises TypeError, ValueError, KeyError."""
     if dataclasses.is_dataclass(kind):
         if not isinstance(content, dict):
             raise TypeError(f"{content!r} is no {getattr(kind, '__name__', kind)}")
@@ -59,14 +59,14 @@ def _typed(kind: Any, content: Any) -> Any:
         unknown = set(content) - set(types)
         if unknown:
             raise KeyError(f"{sorted(unknown)[0]} is unknown")
-        return kind(**{name: _typed(types[name], part) for name, part in content.items()})  # pyright: ignore
+        return kind(**{name: typed(types[name], part) for name, part in content.items()})  # pyright: ignore
     if typing.get_origin(kind) is tuple:
         if not isinstance(content, list):
             raise TypeError(f"{content!r} is no list")
         parts = typing.get_args(kind)
         if parts[-1] is Ellipsis:
-            return tuple(_typed(parts[0], part) for part in content)
-        return tuple(_typed(part, each) for part, each in zip(parts, content, strict=True))
+            return tuple(typed(parts[0], part) for part in content)
+        return tuple(typed(part, each) for part, each in zip(parts, content, strict=True))
     if kind is float and type(content) is int:
         return float(content)
     if type(content) is not kind:

@@ -87,11 +87,11 @@ class Operator:
 
     def forward_ms(self, samples: int) -> float:
         """Its forward pass, between measured numbers of samples on a straight line."""
-        return _on_line([(t.samples, t.forward_ms) for t in self.timings], samples)
+        return on_line([(t.samples, t.forward_ms) for t in self.timings], samples)
 
     def backward_ms(self, samples: int) -> float:
         """Its backward pass."""
-        return _on_line([(t.samples, t.backward_ms) for t in self.timings], samples)
+        return on_line([(t.samples, t.backward_ms) for t in self.timings], samples)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Links:
 
     def milliseconds(self, size: float) -> float:
         """How long `size` bytes take."""
-        return _on_line(list(self.times), size) / 1000
+        return on_line(list(self.times), size) / 1000
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Graph:
         return shape(self) == shape(other)
 
 
-def _on_line(points: list[tuple[int, float]], at: float) -> float:
+def on_line(points: list[tuple[int, float]], at: float) -> float:
     """The value at `at` on lines between points that grow; the last two lead on, and nothing is negative."""
     if not points:
         return 0.0

@@ -26,6 +26,7 @@ from carme_runtime.launcher.run import Run
 from carme_runtime.launcher.wishes import Wishes, plan
 from carme_runtime.out_of_core import start as out_of_core
 from carme_runtime.out_of_core.sizes import parse_size
+from carme_runtime.scaling import start as scaling
 from carme_runtime.transports import TORCH_BACKEND, TORCH_BACKENDS, TRANSPORT, TRANSPORTS
 
 # By Tarantella's launcher, today's and the older one's.
@@ -39,7 +40,7 @@ OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--torch-backend", "--transport", "--profile", "--log-level", "--fusion-threshold",
-    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy",
+    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy", *scaling.OPTIONS_WITH_VALUE,
 )  # fmt: skip
 # Behind a script they are the script's, as with torchrun; few scripts have options of these names.
 MOSTLY_OURS = (
@@ -81,6 +82,7 @@ async def _run(arguments: list[str]) -> int:
     assert me
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, me.cancel)
     options, command = _parse(arguments)
+    probing = scaling.prepare(options)
     fabric = await connect(os.environ)
     try:
         if not options.cleanup:
@@ -121,7 +123,7 @@ async def _run(arguments: list[str]) -> int:
             return 0
         if options.log_level in ("DEBUG", "INFO"):
             print(f"carme-run: {plan(places, wishes, command)}", file=sys.stderr, flush=True)
-        environment = os.environ | _variables(options)
+        environment = os.environ | _variables(options) | probing
         if options.profile:
             environment[profile.PROFILE] = str(options.profile.absolute())
             profile.forget(options.profile, options.max_ranks or len(places))
@@ -143,7 +145,7 @@ async def _run(arguments: list[str]) -> int:
             run = Run(fabric, places, command, str(Path.cwd()), environment, wishes, variables=variables)
             code = await run.execute()
             _show_profile(options, len(places))
-            return code
+            return scaling.checked(options, code)
     finally:
         await fabric.close()
 
@@ -288,6 +290,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plan", action="store_true", help="print the plan of a script that calls pipeline(); train nothing"
     )
+    scaling.add_options(parser)
     parser.add_argument(
         "--python-interpreter",
         type=_words,

@@ -41,10 +41,6 @@ __all__ = ["Parallel", "join_run", "parallelize", "trained"]
 _ALIGNMENT = 64  # bytes of a cache line, where buckets begin
 _JOIN = timedelta(seconds=600)
 _MIB = 1 << 20
-# Within a node a bucket costs a wait of all for all. A wire must have work from the first gradient on, and
-# as much as it can do until the last: there buckets are small, and the last ones no larger than what follows
-# them, so that little is left to travel when backpropagation ends. The first one is small anywhere.
-_BUCKET_BYTES, _SMALL_BUCKET_BYTES, _LEAST_BUCKET_BYTES = 8 * _MIB, _MIB, _MIB // 8
 _SWEEP_FROM = 16  # segments in use
 _LANES = 2  # buckets that travel between nodes at once
 # A count of samples is two digits, which sums of 32-bit floats hold exactly.
@@ -295,8 +291,8 @@ class Parallel:
         self._wire = wire
         near = self._group is None or self._group.on_one_node()
         if bucket_bytes is None:
-            bucket_bytes = fusion.threshold(_BUCKET_BYTES if near else _SMALL_BUCKET_BYTES)
-        self._buckets = self._fill(bucket_bytes, bucket_bytes if near else _LEAST_BUCKET_BYTES)
+            bucket_bytes = fusion.threshold(fusion.BUCKET_BYTES if near else fusion.SMALL_BUCKET_BYTES)
+        self._buckets = self._fill(bucket_bytes, bucket_bytes if near else fusion.LEAST_BUCKET_BYTES)
         log.debug("Gradients are reduced in %d parts.", len(self._buckets))
         self._place = {
             id(parameter): (number, index)
@@ -392,18 +388,10 @@ class Parallel:
             limit: Bytes with which a bucket is full,
             least: and with which one is, if as many or fewer follow it.
         """
-        filled: list[list[nn.Parameter]] = []
-        open_: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
-        left = sum(_bytes(p) for p in self._parameters)
-        for parameter in reversed(self._parameters):
-            kind = (parameter.device, parameter.dtype)
-            bucket = open_.setdefault(kind, [])
-            bucket.append(parameter)
-            left -= _bytes(parameter)
-            full = min(limit if filled else min(limit, _SMALL_BUCKET_BYTES), max(left, least))
-            if sum(_bytes(p) for p in bucket) >= full:
-                filled.append(open_.pop(kind))
-        filled += open_.values()
+        order = self._parameters[::-1]
+        kinds = [(parameter.device, parameter.dtype) for parameter in order]
+        numbers = fusion.fill([_bytes(p) for p in order], kinds, limit, least)
+        filled = [[order[number] for number in bucket] for bucket in numbers]
         shared = [self._can_share(parameters) for parameters in filled]
         sizes = [
             _padded(_elements(parameters) * parameters[0].element_size()) if share else 0

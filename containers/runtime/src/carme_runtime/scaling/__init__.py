@@ -1,0 +1,49 @@
+"""How far training scales: a step on many ranks, predicted from what a probe measured on one.
+
+    carme-run -n 1 --scale-probe train.py        # writes scale.json
+    python -m carme_runtime.scaling scale.json   # or: carme scale scale.json
+
+    from carme_runtime import scaling
+    scaling.advise(model, loader)                # in a notebook
+
+Keuper and Pfreundt (Distributed Training of Deep Neural Networks: Theoretical and Practical Limits of
+Parallel Scalability, 2016) name the limits: communication, matrices that get too skinny when the batch is
+divided, and input data. Reading and predicting need nothing but Python, measuring needs PyTorch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from carme_runtime.scaling.errors import ScalingError
+from carme_runtime.scaling.network import Machine, parse_network
+from carme_runtime.scaling.prediction import Point, Prediction, predict
+from carme_runtime.scaling.profiles import Gradient, Input, Memory, Profile, load, save
+from carme_runtime.scaling.show import as_dict, drawing, table
+
+if TYPE_CHECKING:
+    from carme_runtime.scaling.shown import Advice
+
+__all__ = [
+    "Gradient",
+    "Input",
+    "Machine",
+    "Memory",
+    "Point",
+    "Prediction",
+    "Profile",
+    "ScalingError",
+    "advise",
+    "as_dict",
+    "drawing",
+    "load",
+    "parse_network",
+    "predict",
+    "save",
+    "table",
+]
+
+
+def advise(model: Any, loader: Any, **options: Any) -> "Advice":
+    """Measure a model with a loader's batches and predict it on more ranks; see `advice.advise`."""
+    from carme_runtime.scaling.advice import advise as measured
+
+    return measured(model, loader, **options)

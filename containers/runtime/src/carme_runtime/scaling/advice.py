@@ -1,0 +1,97 @@
+"""Advice in a notebook: measure a model there, and draw its curve."""
+
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from carme_runtime.scaling.errors import ScalingError
+from carme_runtime.scaling.measuring import first_run
+from carme_runtime.scaling.profiles import Profile
+from carme_runtime.scaling.replay import Call, Repeated, Result, tensors
+from carme_runtime.scaling.shown import Advice
+from carme_runtime.scaling.watching import Step, profile_of
+
+_STEPS = 5
+
+
+def advise(
+    model: nn.Module,
+    loader: Any,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    network: str | None = None,
+    ranks_per_node: int = 1,
+    upto: int = 64,
+    seconds: float = 30.0,
+) -> Advice:
+    """Measure a model with the batches of a loader, and predict it on more ranks. The model stays as it is.
+
+    The step of the optimizer is not measured; `carme-run --scale-probe` does that.
+
+    Args:
+        model: In training, on its device.
+        loader: Of batches such as (inputs, targets); the first element is what the model is called with.
+        loss: Called with the model's result and the rest of a batch. Default: a sum over the result.
+        network: Links between nodes, such as "100 Gbit/s, 2 us".
+        ranks_per_node: As a rule the GPUs of a node.
+        upto: The most ranks.
+        seconds: About how long to measure.
+
+    Raises:
+        ScalingError: No batch comes, or the model cannot be run with it.
+    """
+    batch = next(iter(loader), None)
+    if batch is None:
+        raise ScalingError("The loader has no batch.", "Give one with at least one batch.")
+    profile = measure(model, batch, loss, loader=loader, network=network, seconds=seconds)
+    return Advice.of(profile, ranks_per_node, upto)
+
+
+def measure(
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[..., torch.Tensor] | None = None,
+    *,
+    loader: Any = None,
+    network: str | None = None,
+    seconds: float = 30.0,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Profile:
+    """The profile of a model with one batch. Raises what `advise` does.
+
+    With an optimizer, its steps are measured, too, and the model is trained by some of them.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    moved = [tensor.to(device) for tensor in tensors(batch)]
+    if not moved or not moved[0].ndim:
+        raise ScalingError("A batch of the loader holds no tensor.", "Let it hold the model's inputs first.")
+    calls = [Call(model, model, (moved[0],), {})]
+    if loss is not None:
+        calls.append(Call(_Loss(), loss, (Result(0, 0), *moved[1:]), {}))
+    repeated = Repeated(calls, len(moved[0]))
+    with repeated.preserved():
+        first_run(repeated, len(moved[0]))
+        steps = [_step(repeated, len(moved[0]), optimizer) for _ in range(_STEPS)]
+        state = [value for kept in optimizer.state.values() for value in kept.values()] if optimizer else []
+        return profile_of(repeated, steps, network=network, loader=loader, state=state, seconds=seconds)
+
+
+class _Loss(nn.Module):
+    """Stands for a loss, which has no parameters."""
+
+
+def _step(repeated: Repeated, batch: int, optimizer: torch.optim.Optimizer | None) -> Step:
+    run = repeated.run(batch)
+    if optimizer is None:
+        return Step((run.forward + run.backward) / 1000, 0.0, run.forward / 1000, run.backward / 1000, batch)
+    repeated.clock.finish()
+    stepping = time.perf_counter()
+    optimizer.step()
+    repeated.clock.finish()
+    whole = (run.forward + run.backward) / 1000 + time.perf_counter() - stepping
+    return Step(whole, 0.0, run.forward / 1000, run.backward / 1000, batch)

@@ -1,0 +1,192 @@
+"""What a probe measures when it has a step's calls: times by batch, gradients, layers, memory, and input."""
+
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from carme_runtime.graph import Links, Operator, Timing
+from carme_runtime.pipeline.memory import memory_of_rank
+from carme_runtime.scaling.errors import ScalingError
+from carme_runtime.scaling.network import parse_network
+from carme_runtime.scaling.profiles import Gradient, Input, Memory
+from carme_runtime.scaling.replay import Repeated, Replay, mapped
+from carme_runtime.scaling.start import lacks_memory
+
+_SIZES, _ROUNDS, _LEAST_ROUNDS = 7, 25, 3
+_LAYERS, _LAYER_ROUNDS = 40, 3
+
+
+def batches(batch: int) -> list[int]:
+    """The batches to measure: the whole one, and halves of halves."""
+    sizes = [batch]
+    while len(sizes) < _SIZES and sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return sorted(set(sizes))
+
+
+def measured(
+    repeated: Repeated, batch: int, seconds: float
+) -> tuple[tuple[Timing, ...], tuple[Gradient, ...]]:
+    """Passes by batch, and the gradients. Sizes take turns in an order drawn anew for each round.
+
+    Raises:
+        ScalingError: The calls cannot be made again, or there is too little memory for it.
+    """
+    if not repeated.parameters or batch < 1:
+        raise ScalingError(
+            "No call of a model with parameters and a batch of tensors was seen.",
+            "Let the script call a torch.nn.Module, or a Keras model, in each step.",
+        )
+    sizes = batches(batch)
+    first_run(repeated, batch)
+    sizes = [size for size in sizes if size == batch or _takes(repeated, size)]
+    runs: dict[int, list[Replay]] = {size: [] for size in sizes}
+    order, end = list(sizes), time.monotonic() + seconds
+    for turn in range(_ROUNDS):
+        random.Random(turn).shuffle(order)
+        for size in order:
+            runs[size].append(repeated.run(size))
+        if turn + 1 >= _LEAST_ROUNDS and time.monotonic() >= end:
+            break
+    return _timings(runs), _gradients(repeated, runs)
+
+
+def _takes(repeated: Repeated, samples: int) -> bool:
+    """Whether the model takes so small a batch. BatchNorm, for one, does not train with a single sample."""
+    try:
+        repeated.run(samples)
+    except Exception:  # whatever a model makes of a batch that it does not expect
+        return False
+    return True
+
+
+def first_run(repeated: Repeated, batch: int) -> None:
+    """Make the step again, as a test. Raises ScalingError where that cannot be done."""
+    try:
+        repeated.run(batch)
+        repeated.run(batch)
+    except Exception as error:
+        if lacks_memory(error):
+            raise ScalingError(
+                "There is too little memory to measure beside the script.", "Use a smaller batch."
+            ) from None
+        raise ScalingError(
+            f"A step of the model cannot be made again ({str(error).splitlines()[0][:200]}).",
+            "Let the model take the same arguments twice.",
+        ) from None
+
+
+def _timings(runs: dict[int, list[Replay]]) -> tuple[Timing, ...]:
+    timings: list[Timing] = []
+    for size in sorted(runs, reverse=True):
+        forward = statistics.median(run.forward for run in runs[size])
+        backward = statistics.median(run.backward for run in runs[size])
+        if timings:  # less work does not take longer: what says so is noise
+            forward, backward = min(forward, timings[-1].forward_ms), min(backward, timings[-1].backward_ms)
+        timings.append(Timing(size, forward, backward))
+    return tuple(reversed(timings))
+
+
+def _gradients(repeated: Repeated, runs: dict[int, list[Replay]]) -> tuple[Gradient, ...]:
+    names, gradients = repeated.names(), []
+    for parameter in repeated.parameters:
+        key = id(parameter)
+        if not any(key in run.ready for several in runs.values() for run in several):
+            continue  # no gradient comes to it
+        ready = tuple(
+            min(
+                statistics.median(
+                    run.ready.get(key, run.backward) / max(run.backward, 1e-9) for run in runs[s]
+                ),
+                1.0,
+            )
+            for s in sorted(runs)
+        )
+        size = parameter.numel() * parameter.element_size()
+        gradients.append(Gradient(names.get(key, "parameter"), size, ready))
+    return tuple(gradients)
+
+
+def layers(repeated: Repeated, sizes: Sequence[int]) -> tuple[Operator, ...]:
+    """The layers that take the longest, with their forward pass by batch; none where they cannot be seen."""
+    found: dict[str, dict[int, list[float]]] = {}
+    kinds: dict[str, str] = {}
+    for _ in range(_LAYER_ROUNDS):
+        for size in (sizes[0], sizes[-1]):
+            for name, (kind, took) in repeated.layer_times(size).items():
+                kinds[name] = kind
+                found.setdefault(name, {}).setdefault(size, []).append(took)
+    operators = []
+    for name, by_size in found.items():
+        rows = tuple(Timing(size, statistics.median(by_size[size]), 0.0) for size in sorted(by_size))
+        if len(rows) == 2:
+            operators.append(Operator(name, kinds[name], name, (), (), timings=rows))
+    operators.sort(key=lambda one: -one.timings[-1].forward_ms)
+    return tuple(operators[:_LAYERS])
+
+
+def memory(repeated: Repeated, sizes: Sequence[int], state: Iterable[Any]) -> Memory:
+    """What one rank needs. `state`: tensors of the optimizer."""
+    parameters = sum(p.numel() * p.element_size() for p in repeated.parameters)
+    kept = sum(t.numel() * t.element_size() for t in state if isinstance(t, torch.Tensor))
+    low, high = repeated.held_bytes(sizes[0]), repeated.held_bytes(sizes[-1])
+    each = (high - low) // (sizes[-1] - sizes[0]) if len(sizes) > 1 else high // sizes[0]
+    if repeated.device.type == "cuda":
+        limit = torch.cuda.get_device_properties(repeated.device).total_memory
+    else:
+        limit = memory_of_rank() or 0
+    return Memory(2 * parameters + kept, max(each, 0), limit)
+
+
+def input_of(loader: Any, seconds: float) -> Input:
+    """How fast a loader delivers by itself."""
+    workers = int(getattr(loader, "num_workers", 0) or 0)
+    ahead = workers * int(getattr(loader, "prefetch_factor", None) or 2)
+    end = time.monotonic() + seconds
+    counts: list[tuple[float, int]] = [(time.perf_counter(), 0)]
+    for batch in loader:
+        counts.append((time.perf_counter(), length(batch)))
+        if time.monotonic() >= end and len(counts) > 2:
+            break
+    # What was loaded while workers started says nothing of their rate.
+    begin = min(1 + ahead, len(counts) - 2) if workers else 0
+    if begin < 0 or len(counts) < 2:
+        return Input()
+    took = counts[-1][0] - counts[begin][0]
+    samples = sum(count for _, count in counts[begin + 1 :])
+    return Input(samples / took if took > 0 else 0.0, workers)
+
+
+def length(data: Any) -> int:
+    """The first dimension of the first tensor of a batch."""
+    found: list[int] = []
+    mapped(data, lambda tensor: found.append(len(tensor) if tensor.ndim else 1))
+    return found[0] if found else 0
+
+
+def links_of(network: str | None) -> Links:
+    """Links as they are given, or as the file has them that CARME_LINKS names, else assumed."""
+    if network:
+        return parse_network(network)
+    file = os.environ.get("CARME_LINKS", "")
+    if file and file != "measure":
+        from carme_runtime.collectives import links
+
+        return Links(tuple(links.read(Path(file))), f"measured, from {file}")
+    return Links()
+
+
+def device_name(device: torch.device) -> str:
+    """For people."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{device.type}, {threads} thread{'s' * (threads > 1)}"

@@ -1,0 +1,239 @@
+"""Predictions for many ranks: a step's time, how sure it is, which limit binds, what would move it."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from carme_runtime.scaling.network import Machine
+from carme_runtime.scaling.profiles import Profile
+from carme_runtime.scaling.simulation import AS_MEASURED, Change, Step, simulate
+
+STRONG, WEAK = "strong", "weak"
+COMMUNICATION, SKINNY, INPUT, MEMORY, FIXED, NONE = (
+    "communication",
+    "skinny matrices",
+    "input",
+    "memory",
+    "fixed work",
+    "none",
+)
+_BINDS_FROM = 0.05  # of the step's time
+_STALLS_BELOW = 1.25  # times as fast with twice the ranks
+_DRAWS = 60
+_TENTH, _NINE_TENTHS = 0.1, 0.9
+# Relative standard deviations, where the probe does not say more: of computing between two runs of the same
+# hour, of links by how they are known, and of the model for each doubling of the ranks.
+_COMPUTE, _MEASURED_LINKS, _GIVEN_LINKS, _ASSUMED_LINKS, _MODEL = 0.03, 0.1, 0.2, 0.35, 0.02
+_BEYOND_BATCH = 0.1  # of computing, for each halving below the smallest measured batch
+
+
+@dataclass(frozen=True)
+class Point:
+    """The prediction for a number of ranks.
+
+    Args:
+        ranks: How many.
+        batch: Samples of each.
+        step: The expected one.
+        low: Milliseconds below which one run of ten is expected,
+        high: and above which one is.
+        speedup: Times as many samples per second as one rank.
+        efficiency: Of the ideal speed-up.
+        limit: What binds: the one without which the step would gain the most.
+        extrapolated: Why this is beyond what was measured; empty: it is not.
+    """
+
+    ranks: int
+    batch: float
+    step: Step
+    low: float
+    high: float
+    speedup: float
+    efficiency: float
+    limit: str
+    extrapolated: tuple[str, ...]
+
+    @property
+    def cost(self) -> float:
+        """Rank-hours, as a multiple of those with one rank."""
+        return self.ranks / self.speedup
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What would move the limit, and how many times as fast training would then be."""
+
+    what: str
+    faster: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All of it.
+
+    Args:
+        profile: What was measured.
+        machine: Where the ranks are to run.
+        batch: Samples of a step: of all ranks with strong scaling, of each with weak scaling.
+        strong: Points that share one batch.
+        weak: Points with a batch for each rank.
+        remedies: For the largest number of ranks of strong scaling that still is of use.
+    """
+
+    profile: Profile
+    machine: Machine
+    batch: int
+    strong: tuple[Point, ...]
+    weak: tuple[Point, ...]
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def knee(self) -> int:
+        """The most ranks for which the last doubling still makes strong scaling 1.25 times as fast."""
+        reached = self.strong[0]
+        for point in self.strong[1:]:
+            needed = _STALLS_BELOW ** math.log2(point.ranks / reached.ranks)
+            if point.speedup < reached.speedup * needed:
+                break
+            reached = point
+        return reached.ranks
+
+    def most_ranks(self, efficiency: float) -> int:
+        """The most ranks of strong scaling with at least this efficiency, of those that were looked at."""
+        return max((p.ranks for p in self.strong if p.efficiency >= efficiency), default=1)
+
+    @property
+    def fastest(self) -> Point:
+        """Of strong scaling."""
+        return max(self.strong, key=lambda point: point.speedup)
+
+
+def predict(
+    profile: Profile, machine: Machine | None = None, upto: int = 64, batch: int | None = None
+) -> Prediction:
+    """What strong and weak scaling up to a number of ranks would bring.
+
+    Args:
+        profile: Of a probe.
+        machine: Where the ranks are to run. None: one rank a node, over the links that the probe knows.
+        upto: The most ranks.
+        batch: Samples of a step with one rank. None: as the script has it.
+    """
+    machine = machine or Machine(profile.links)
+    batch = batch or profile.batch
+    strong = _points(profile, machine, [n for n in _counts(upto) if n <= batch], batch, STRONG)
+    weak = _points(profile, machine, _counts(upto), batch, WEAK)
+    made = Prediction(profile, machine, batch, strong, weak, ())
+    at = next((point for point in strong if point.ranks > made.knee), strong[-1])
+    return replace(made, remedies=_remedies(profile, machine, at, batch))
+
+
+def _counts(upto: int) -> list[int]:
+    counts = [1]
+    while counts[-1] * 2 <= upto:
+        counts.append(counts[-1] * 2)
+    return counts if counts[-1] == upto else [*counts, upto]
+
+
+def _points(
+    profile: Profile, machine: Machine, counts: Sequence[int], batch: int, kind: str
+) -> tuple[Point, ...]:
+    alone = simulate(profile, 1, batch, machine).ms / batch  # of a sample
+    points = []
+    for ranks in counts:
+        each = batch if kind == WEAK else -(-batch // ranks)
+        step = simulate(profile, ranks, each, machine)
+        speedup = alone * (batch * ranks if kind == WEAK else batch) / step.ms
+        reasons = _extrapolated(profile, machine, ranks, each)
+        low, high = _interval(profile, machine, ranks, each)
+        limit = binding(profile, machine, ranks, each)
+        points.append(Point(ranks, each, step, low, high, speedup, speedup / ranks, limit, reasons))
+    return tuple(points)
+
+
+def binding(profile: Profile, machine: Machine, ranks: int, batch: float) -> str:
+    """The limit without which the step would gain the most; `none`: computing, which more ranks share."""
+    memory = profile.memory
+    if memory.limit_bytes and memory.fixed_bytes + batch * memory.bytes_per_sample > memory.limit_bytes:
+        return MEMORY
+    step = simulate(profile, ranks, batch, machine).ms
+    without = {
+        COMMUNICATION: Change(links=0),
+        SKINNY: Change(full_matrices=True),
+        INPUT: Change(input=0),
+        FIXED: Change(fixed=0),
+    }
+    gains = {name: 1 - simulate(profile, ranks, batch, machine, c).ms / step for name, c in without.items()}
+    name = max(gains, key=lambda one: gains[one])
+    return name if gains[name] >= _BINDS_FROM else NONE
+
+
+def _extrapolated(profile: Profile, machine: Machine, ranks: int, batch: float) -> tuple[str, ...]:
+    reasons = []
+    smallest, largest = profile.timings[0].samples, profile.timings[-1].samples
+    if batch < smallest:
+        reasons.append(f"batches below {smallest} were not measured")
+    if batch > largest:
+        reasons.append(f"batches above {largest} were not measured")
+    if ranks > 1 and machine.links.source.startswith(("assumed", "given")):
+        reasons.append(f"links are {machine.links.source.partition(':')[0]}, not measured")
+    if ranks > 2:
+        reasons.append("links of more than two nodes were not measured")
+    return tuple(reasons)
+
+
+def _interval(profile: Profile, machine: Machine, ranks: int, batch: float) -> tuple[float, float]:
+    """Between which milliseconds eight runs of ten are expected. Drawn alike for the same numbers."""
+    draw = random.Random(ranks)
+    source = machine.links.source
+    given = _GIVEN_LINKS if source.startswith("given") else _MEASURED_LINKS
+    links = _ASSUMED_LINKS if source.startswith("assumed") else given
+    # The middle of a run of many steps spreads less than a step.
+    computing = math.hypot(_COMPUTE, profile.spread / 2)
+    below = profile.timings[0].samples / batch
+    if below > 1:
+        computing = math.hypot(computing, _BEYOND_BATCH * math.log2(below))
+    model = _MODEL * math.log2(ranks)
+    times = sorted(
+        simulate(
+            profile,
+            ranks,
+            batch,
+            machine,
+            Change(compute=math.exp(draw.gauss(0, computing)), links=math.exp(draw.gauss(0, links))),
+        ).ms
+        * math.exp(draw.gauss(0, model))
+        for _ in range(_DRAWS)
+    )
+    expected = simulate(profile, ranks, batch, machine).ms
+    low, high = times[int(_TENTH * _DRAWS)], times[int(_NINE_TENTHS * _DRAWS)]
+    return min(low, expected), max(high, expected)
+
+
+def _remedies(profile: Profile, machine: Machine, point: Point, batch: int) -> tuple[Remedy, ...]:
+    """What would make training faster with as many ranks, the most useful first."""
+    ranks, each = point.ranks, point.batch
+
+    def faster(ms: float, samples: float = 1.0) -> float:
+        return samples * point.step.ms / ms
+
+    def with_machine(other: Machine) -> float:
+        return simulate(profile, ranks, each, other).ms
+
+    links = machine.links
+    quicker = replace(links, times=tuple((size, time / 4) for size, time in links.times))
+    options = [
+        Remedy(
+            f"a batch of {2 * batch} instead of {batch}",
+            faster(simulate(profile, ranks, 2 * each, machine).ms, 2),
+        ),
+        Remedy("bf16 on the wire", faster(with_machine(replace(machine, wire=machine.wire / 2)))),
+        Remedy("a network four times as fast", faster(with_machine(replace(machine, links=quicker)))),
+        Remedy(
+            "staged data, or more workers that load it",
+            faster(simulate(profile, ranks, each, machine, replace(AS_MEASURED, input=0)).ms),
+        ),
+    ]
+    useful = [one for one in options if one.faster >= 1 + _BINDS_FROM]
+    return tuple(sorted(useful, key=lambda one: -one.faster))

@@ -1,0 +1,194 @@
+"""What a probe measured of one rank's training step, as a file with a version.
+
+Times by batch, and those of layers, are the rows of the cost table of `carme_runtime.graph`; so are links.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from carme_runtime import fusion
+from carme_runtime.graph import Links, Operator, Timing
+from carme_runtime.graph.files import typed
+from carme_runtime.graph.model import on_line
+from carme_runtime.scaling.errors import ScalingError
+
+VERSION = 1
+_FORMAT = "carme scaling"
+_AGAIN = "Measure again: carme-run -n 1 --scale-probe train.py"
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one parameter.
+
+    Args:
+        name: Of the parameter.
+        bytes: Of the gradient.
+        ready: The share of the backward pass after which it is complete, for each of the profile's timings.
+    """
+
+    name: str
+    bytes: int
+    ready: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Input:
+    """The input pipeline of one rank.
+
+    Args:
+        samples_per_s: How fast it delivers while nothing else runs; 0: nobody measured it.
+        workers: Its processes. With none the training waits for each batch.
+    """
+
+    samples_per_s: float = 0.0
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of one rank.
+
+    Args:
+        fixed_bytes: Parameters, gradients, and the optimizer's state.
+        bytes_per_sample: What the backward pass needs of each sample.
+        limit_bytes: What the rank may take; 0: unknown.
+    """
+
+    fixed_bytes: int = 0
+    bytes_per_sample: int = 0
+    limit_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A training step of one rank.
+
+    Args:
+        model: The class of the model.
+        device: On which it was measured.
+        batch: Samples of a step of the script.
+        timings: Forward and backward pass, by samples, growing.
+        fixed_ms: What a step takes besides and whatever the batch: the optimizer above all.
+        gradients: In the order of the parameters.
+        spread: The relative standard deviation of the step.
+        input: Of this rank.
+        memory: Of this rank.
+        layers: Of the model, with the time of their forward pass by samples, where they could be told apart.
+        links: Between nodes.
+    """
+
+    model: str
+    device: str
+    batch: int
+    timings: tuple[Timing, ...]
+    fixed_ms: float
+    gradients: tuple[Gradient, ...]
+    spread: float = 0.0
+    input: Input = field(default_factory=Input)
+    memory: Memory = field(default_factory=Memory)
+    layers: tuple[Operator, ...] = ()
+    links: Links = field(default_factory=Links)
+
+    def __post_init__(self) -> None:
+        sizes = [timing.samples for timing in self.timings]
+        if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1 or self.batch < 1:
+            raise ValueError("its batches are none, or do not grow")
+        times = [self.fixed_ms, *(t for one in self.timings for t in (one.forward_ms, one.backward_ms))]
+        if not all(0 <= time < float("inf") for time in times) or not self.forward_ms(self.batch) > 0:
+            raise ValueError("its times are not above 0")
+        if any(len(gradient.ready) != len(sizes) or gradient.bytes < 0 for gradient in self.gradients):
+            raise ValueError("its gradients do not belong to its batches")
+
+    def forward_ms(self, samples: float) -> float:
+        """The forward pass, between measured batches on a straight line."""
+        return on_line([(t.samples, t.forward_ms) for t in self.timings], samples)
+
+    def backward_ms(self, samples: float) -> float:
+        """The backward pass."""
+        return on_line([(t.samples, t.backward_ms) for t in self.timings], samples)
+
+    def ready(self, gradient: Gradient, samples: float) -> float:
+        """The share of the backward pass after which a gradient is complete."""
+        points = list(zip((t.samples for t in self.timings), gradient.ready, strict=True))
+        first, last = points[0][0], points[-1][0]
+        if len(points) == 1:
+            return gradient.ready[0]
+        return min(on_line(points, min(max(samples, first), last)), 1.0)
+
+    @cached_property
+    def near_buckets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Bytes and numbers of gradients that ranks of one node reduce together, as `parallelize` has it."""
+        return self._buckets(fusion.threshold(fusion.BUCKET_BYTES), None)
+
+    @cached_property
+    def far_buckets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The same for ranks of several nodes."""
+        return self._buckets(fusion.threshold(fusion.SMALL_BUCKET_BYTES), fusion.LEAST_BUCKET_BYTES)
+
+    def _buckets(self, limit: int, least: int | None) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        sizes = [gradient.bytes for gradient in reversed(self.gradients)]
+        last = len(sizes) - 1
+        made = fusion.fill(sizes, [""] * len(sizes), limit, limit if least is None else least)
+        return tuple((sum(sizes[n] for n in one), tuple(last - n for n in one)) for one in made)
+
+    @property
+    def bytes(self) -> int:
+        """Of all gradients."""
+        return sum(gradient.bytes for gradient in self.gradients)
+
+    @property
+    def skinny_layers(self) -> list[tuple[str, float]]:
+        """Layers, and how much more a sample costs in the smallest measured batch than in the largest."""
+        found = []
+        for layer in self.layers:
+            low, high = layer.timings[0], layer.timings[-1]
+            if high.forward_ms > 0 and low.samples < high.samples:
+                factor = (low.forward_ms / low.samples) / (high.forward_ms / high.samples)
+                found.append((layer.name, factor))
+        return sorted(found, key=lambda one: -one[1])
+
+
+def to_json(profile: Profile) -> str:
+    """A profile as text."""
+    return json.dumps({"format": _FORMAT, "version": VERSION, **dataclasses.asdict(profile)}, indent=1) + "\n"
+
+
+def save(profile: Profile, file: Path | str) -> None:
+    """Write a profile to a file, wholly or not at all. Raises ScalingError."""
+    file = Path(file)
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        draft.write_text(to_json(profile))
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ScalingError(
+            f"The result cannot be written to {file} ({error.strerror}).",
+            "Name another file with --scale-result.",
+        ) from None
+
+
+def load(file: Path | str) -> Profile:
+    """Read a profile from a file. Raises ScalingError."""
+    try:
+        content = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "it is not JSON"
+        raise ScalingError(f"{file} cannot be read ({why}).", "Name a file that a probe wrote.") from None
+    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+        raise ScalingError(f"{file} holds no result of a probe.", "Name a file that a probe wrote.")
+    version = content.pop("version", None)
+    if version != VERSION:
+        raise ScalingError(
+            f"{file} holds a result of version {version}, and this carme_runtime reads version {VERSION}.",
+            _AGAIN,
+        )
+    try:
+        return typed(Profile, content)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ScalingError(f"{file} holds a damaged result ({error}).", _AGAIN) from None

@@ -1,0 +1,126 @@
+"""One step on paper: buckets of gradients travel while backpropagation still runs."""
+
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+from carme_runtime.graph import Links
+from carme_runtime.scaling.network import MIB, Machine, allreduce_ms
+from carme_runtime.scaling.profiles import Profile
+
+_LANES = 2  # buckets that travel between nodes at once, as in carme_runtime.torch.parallel
+_MOST_SPREAD = 0.3
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is otherwise than measured, to see what it would bring.
+
+    Args:
+        compute: Factor of all computing.
+        links: Factor of the time of every message; 0: they cost nothing.
+        input: Factor of the input's time; 0: it costs nothing.
+        full_matrices: A sample costs in each batch what it does in the largest measured one.
+        fixed: Factor of what a step takes whatever its batch.
+    """
+
+    compute: float = 1.0
+    links: float = 1.0
+    input: float = 1.0
+    full_matrices: bool = False
+    fixed: float = 1.0
+
+
+AS_MEASURED = Change()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of all ranks, in milliseconds.
+
+    Args:
+        ms: The whole of it.
+        compute: Forward and backward pass of the slowest rank.
+        communication: What is left of reducing when the backward pass is over.
+        input: For which the ranks wait for data.
+        fixed: What takes its time whatever the batch.
+    """
+
+    ms: float
+    compute: float
+    communication: float
+    input: float
+    fixed: float
+
+
+def simulate(
+    profile: Profile, ranks: int, batch: float, machine: Machine, change: Change = AS_MEASURED
+) -> Step:
+    """A step of `ranks`, each with `batch` samples."""
+    forward, backward = profile.forward_ms(batch), profile.backward_ms(batch)
+    if change.full_matrices:
+        most = profile.timings[-1].samples
+        forward = min(forward, profile.forward_ms(most) * batch / most)
+        backward = min(backward, profile.backward_ms(most) * batch / most)
+    slower = change.compute * (1 + straggling(profile.spread, ranks))
+    forward, backward = forward * slower, backward * slower
+    exposed = 0.0
+    if ranks > 1 and change.links > 0:
+        exposed = _exposed(profile, ranks, batch, _slowed(machine, change.links), backward)
+    compute, fixed = forward + backward, profile.fixed_ms * change.fixed
+    busy = compute + exposed + fixed
+    waiting = _input_wait(profile, batch, busy) if change.input else 0.0
+    return Step(busy + waiting * change.input, compute, exposed, waiting * change.input, fixed)
+
+
+def straggling(spread: float, ranks: int) -> float:
+    """By how much the slowest of the ranks is slower than the middle one, in parts of a step."""
+    if ranks < 2:
+        return 0.0
+    # Blom's approximation of the largest of `ranks` normal variables.
+    return min(spread, _MOST_SPREAD) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def _input_wait(profile: Profile, batch: float, busy: float) -> float:
+    """For how long a rank waits for its batch; workers load it while the last one is computed."""
+    rate = profile.input.samples_per_s
+    if not rate:
+        return 0.0
+    loading = batch / rate * 1000
+    return max(loading - busy, 0.0) if profile.input.workers else loading
+
+
+def _slowed(machine: Machine, factor: float) -> Machine:
+    if factor == 1:
+        return machine
+
+    def slower(links: Links) -> Links:
+        return replace(links, times=tuple((size, time * factor) for size, time in links.times))
+
+    host = machine.host_ms_per_mib * factor
+    return replace(machine, links=slower(machine.links), near=slower(machine.near), host_ms_per_mib=host)
+
+
+def _exposed(profile: Profile, ranks: int, batch: float, machine: Machine, backward: float) -> float:
+    """How long reducing goes on after the backward pass."""
+    near = ranks <= machine.ranks_per_node
+    free, ends, last = 0.0, [], 0.0
+    host = 0.0
+    for size, ready in buckets(profile, batch, near):
+        took, latency = allreduce_ms(machine, ranks, size)
+        begin = max(backward * ready + host, free)
+        if len(ends) >= _LANES:
+            begin = max(begin, ends[-_LANES])
+        # The next one's first byte need not wait for this one's last answer.
+        free = begin + took - latency
+        ends.append(begin + took)
+        last = max(last, ends[-1])
+        host += machine.host_ms_per_mib * size * machine.wire / MIB
+    return max(last - backward, host, 0.0)
+
+
+def buckets(profile: Profile, batch: float, near: bool) -> list[tuple[int, float]]:
+    """Bytes of each bucket and the share of the backward pass after which it is full, in their order."""
+    return [
+        (size, max(profile.ready(profile.gradients[number], batch) for number in numbers))
+        for size, numbers in (profile.near_buckets if near else profile.far_buckets)
+    ]

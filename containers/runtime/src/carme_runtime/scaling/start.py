@@ -1,0 +1,143 @@
+"""The probe that `carme-run --scale-probe` puts into a script that knows nothing of it."""
+
+import argparse
+import atexit
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.scaling.network import parse_network
+
+PROBE, NETWORK, SECONDS = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK", "CARME_SCALE_SECONDS"
+OPTIONS_WITH_VALUE = ("--scale-result", "--scale-seconds", "--network")
+USUAL_SECONDS, _LONGEST = 60.0, 120.0
+_USUAL_RESULT = Path("scale.json")
+_NO_RESULT = 2  # exit code
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `carme-run`."""
+    parser.add_argument(
+        "--scale-probe",
+        action="store_true",
+        help="with -n 1: measure steps of a script of PyTorch, or of Keras on it, for at most two minutes, "
+        "end it, and predict how it scales",
+    )
+    parser.add_argument(
+        "--scale-result",
+        type=Path,
+        metavar="FILE",
+        help=f"where --scale-probe writes what it measured (default: {_USUAL_RESULT})",
+    )
+    parser.add_argument(
+        "--scale-seconds",
+        type=float,
+        metavar="S",
+        help=f"about how long --scale-probe measures (default: {USUAL_SECONDS:.0f})",
+    )
+    parser.add_argument(
+        "--network",
+        metavar="TEXT",
+        help='with --scale-probe: the links between nodes, such as "100 Gbit/s, 2 us" (default: those of the '
+        "file that CARME_LINKS names, else 10 Gbit/s)",
+    )
+
+
+def prepare(options: argparse.Namespace) -> dict[str, str]:
+    """What the rank's environment gets; an earlier result is removed.
+
+    Raises:
+        CarmeRuntimeError: The options do not go together, or the network cannot be read.
+    """
+    if not options.scale_probe:
+        if options.scale_result or options.network or options.scale_seconds:
+            raise CarmeRuntimeError(
+                "--scale-result, --scale-seconds and --network belong to --scale-probe.", "Add it."
+            )
+        return {}
+    if options.n not in (None, 1) or options.max_restarts:
+        raise CarmeRuntimeError("--scale-probe measures one rank.", "Use -n 1, without --max-restarts.")
+    if options.scale_seconds is not None and not 0 < options.scale_seconds <= _LONGEST:
+        raise CarmeRuntimeError(
+            f"--scale-seconds {options.scale_seconds:g} is not possible.",
+            f"Give more than 0 and at most {_LONGEST:.0f}.",
+        )
+    options.n = 1
+    chosen = {PROBE: str(_result(options).absolute())}
+    if options.scale_seconds:
+        chosen[SECONDS] = str(options.scale_seconds)
+    if options.network:
+        parse_network(options.network)
+        chosen[NETWORK] = options.network
+    if not options.dry_run:
+        _result(options).unlink(missing_ok=True)
+    return chosen
+
+
+def checked(options: argparse.Namespace, code: int) -> int:
+    """The exit code of the run: that of a run without an error and without a result is one of ours."""
+    if not options.scale_probe or code or _result(options).exists():
+        return code
+    print(
+        "carme-run --scale-probe: The script made no step with PyTorch, so nothing was measured. Name a "
+        "script that trains with PyTorch, or with Keras on PyTorch (KERAS_BACKEND=torch).",
+        file=sys.stderr,
+    )
+    return _NO_RESULT
+
+
+def _result(options: argparse.Namespace) -> Path:
+    return options.scale_result or _USUAL_RESULT
+
+
+def watch() -> None:
+    """Measure this process's training, where `carme-run` asks for it. PyTorch has been imported."""
+    file, network = os.environ.pop(PROBE, None), os.environ.pop(NETWORK, None)
+    seconds = float(os.environ.pop(SECONDS, USUAL_SECONDS))
+    if file is None:
+        return
+    from carme_runtime.scaling.watching import Watch
+
+    watch = Watch(Path(file), network, seconds)
+    watch.install()
+    _explain_errors(watch)
+    atexit.register(_note_missing_result, watch)
+
+
+def end(sentence: str) -> None:
+    """Say what came of the probe, and end the process, which has nothing else to do."""
+    print(f"carme-run --scale-probe: {sentence}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(_NO_RESULT)
+
+
+def _note_missing_result(watch: Any) -> None:
+    if watch.steps and not watch.over:
+        end(watch.shortage())
+
+
+def _explain_errors(watch: Any) -> None:
+    usual = sys.excepthook
+
+    def explained(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if lacks_memory(error):
+            end(f"The script ran out of memory ({str(error).splitlines()[0][:200]}). Use a smaller batch.")
+        watch.over = True  # what the script says of its error is enough
+        usual(kind, error, trace)
+
+    sys.excepthook = explained
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that there is too little memory, on the host or on a GPU."""
+    text = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "not enough memory" in text
+        or "out of memory" in text
+        or "can't allocate memory" in text
+    )

@@ -1,0 +1,291 @@
+"""Watches a script's own training, until there are enough steps to measure; then measures, and ends it."""
+
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+import importlib
+import statistics
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import data
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.scaling import measuring
+from carme_runtime.scaling.errors import ScalingError
+from carme_runtime.scaling.network import Machine
+from carme_runtime.scaling.prediction import predict
+from carme_runtime.scaling.profiles import Input, Profile, save
+from carme_runtime.scaling.replay import Call, Notes, Repeated, batch_of
+from carme_runtime.scaling.show import table
+from carme_runtime.scaling.start import end
+
+_WARM, _LEAST, _MOST = 3, 4, 40  # steps that do not count, that do, and that are enough
+_LONGEST, _FEWEST = 50.0, 2  # seconds of watching, with so few steps
+# Of the seconds to measure: watching as a rule, making steps again, and loading.
+_WATCHING, _REPLAYING, _LOADING = 0.2, 0.6, 0.15
+_SAME_BATCH = 0.5  # of the steps
+
+
+@dataclass
+class Step:
+    """One step of the script, in seconds."""
+
+    whole: float = 0.0
+    load: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    batch: int = 0
+
+
+class Watch:
+    """Of one process.
+
+    Args:
+        file: Where the result is written.
+        network: The links' description, if one was given.
+        seconds: About how long to measure.
+    """
+
+    def __init__(self, file: Path, network: str | None, seconds: float) -> None:
+        self._file, self._network, self._seconds = file, network, seconds
+        self.steps = 0
+        self.over = False
+        self._watched: list[Step] = []
+        self._step, self._notes = Step(), Notes()
+        self._began = self._last = 0.0
+        self._depth = 0
+        self._in_backward = False
+        self._thread = threading.main_thread().ident
+        self._loader: Any = None
+        self._optimizer: weakref.ref[Any] | None = None
+        self._keras = False
+
+    def install(self) -> None:
+        """Watch calls of modules, backward passes, loaders, and steps of optimizers."""
+        _wrap_call(nn.Module, self)
+        backward = torch.autograd.backward
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._find_keras()
+            if self._in_backward or not self._watches():
+                return backward(*args, **kwargs)
+            self._in_backward = True
+            began = self._now()
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._in_backward = False
+                self._step.backward += self._now() - began
+
+        torch.autograd.backward = timed
+        self._watch_loaders()
+        optimizers: Any = importlib.import_module("torch.optim.optimizer")
+        optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
+
+    def shortage(self) -> str:
+        """What is missing for a result."""
+        return (
+            f"The script ended after {self.steps} steps, and the probe needs {_WARM + _LEAST}. "
+            "Let it train longer."
+        )
+
+    def called(self, module: nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
+        """Note a call that no other module makes."""
+        if self._depth or self._in_backward or not self._watches() or not torch.is_grad_enabled():
+            return call(module, *args, **kwargs)
+        self._depth += 1
+        began = self._now()
+        try:
+            result = call(module, *args, **kwargs)
+        finally:
+            self._depth -= 1
+        self._step.forward += self._now() - began
+        self._notes.add(module, lambda *a, **k: call(module, *a, **k), args, kwargs, result)
+        return result
+
+    def _watches(self) -> bool:
+        return not self.over and threading.get_ident() == self._thread
+
+    def _now(self) -> float:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _watch_loaders(self) -> None:
+        iterate = data.DataLoader.__iter__
+
+        def seen(loader: Any) -> Any:
+            if self._watches() and torch.is_grad_enabled():  # else it is of a validation
+                self._loader = loader
+            return iterate(loader)
+
+        data.DataLoader.__iter__ = seen
+        base: Any = data.dataloader._BaseDataLoaderIter
+        fetch = base.__next__
+
+        def timed(iterator: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return fetch(iterator)
+            finally:
+                self._step.load += time.perf_counter() - began
+
+        base.__next__ = timed
+
+    def _find_keras(self) -> None:
+        """Keras calls its layers and makes its steps by itself."""
+        keras: Any = sys.modules.get("keras")
+        if self._keras or keras is None or not hasattr(keras, "optimizers"):
+            return
+        self._keras = True
+        if keras.backend.backend() != "torch":
+            return
+        _wrap_call(keras.Layer, self)
+        base = keras.optimizers.Optimizer
+        apply = base.apply
+
+        def applied(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = apply(optimizer, *args, **kwargs)
+            self._stepped(optimizer)
+            return result
+
+        base.apply = applied
+
+    def _stepped(self, optimizer: Any) -> None:
+        """An optimizer has made a step. Where there are several, the first of them counts."""
+        if not self._watches():
+            return
+        known = self._optimizer() if self._optimizer else None
+        if known is None:
+            self._optimizer = weakref.ref(optimizer)
+        elif known is not optimizer:
+            return
+        now = self._now()
+        step, notes, last = self._step, self._notes, self._last
+        self._step, self._notes, self._last = Step(), Notes(), now
+        self.steps += 1
+        self._began = self._began or now
+        if self.steps <= _WARM:
+            return
+        step.whole, step.batch = now - last, batch_of(notes.calls)
+        self._watched.append(step)
+        if self._is_enough(now - self._began, step.batch):
+            self._measure(notes.calls, optimizer)
+
+    def _is_enough(self, seconds: float, batch: int) -> bool:
+        count = len(self._watched)
+        if count >= _FEWEST and seconds >= _LONGEST:
+            return True
+        if batch != self._batch():
+            return False  # such as the last one of an epoch
+        return count >= _MOST or (count >= _LEAST and seconds >= _WATCHING * self._seconds)
+
+    def _batch(self) -> int:
+        return statistics.mode(step.batch for step in self._watched)
+
+    def _measure(self, calls: list[Call], optimizer: Any) -> None:
+        """Measure, write the result, and end the script."""
+        self.over = True
+        try:
+            profile = self._profile(calls, optimizer)
+            save(profile, self._file)
+        except CarmeRuntimeError as error:
+            end(str(error))
+            raise
+        print(table(predict(profile, Machine(profile.links))), end="")
+        print(f"The result is in {self._file}. For other networks and ranks: carme scale {self._file.name}")
+        sys.exit(0)
+
+    def _profile(self, calls: list[Call], optimizer: Any) -> Profile:
+        """Raises ScalingError."""
+        batch = self._batch()
+        same = [step for step in self._watched if step.batch == batch]
+        if len(same) < _SAME_BATCH * len(self._watched) or batch_of(calls) != batch:
+            sizes = [step.batch for step in self._watched]
+            raise ScalingError(
+                f"The script draws batches of different sizes ({min(sizes)} to {max(sizes)}).",
+                "Let most steps have the same size.",
+            )
+        repeated = Repeated(calls, batch)
+        with repeated.preserved():
+            return profile_of(
+                repeated,
+                same,
+                network=self._network,
+                loader=self._loader,
+                state=_state(optimizer),
+                seconds=self._seconds,
+            )
+
+
+def profile_of(
+    repeated: Repeated,
+    steps: list[Step],
+    *,
+    network: str | None,
+    loader: Any,
+    state: list[Any],
+    seconds: float,
+) -> Profile:
+    """The profile of a step that was watched, and is made again. Raises ScalingError."""
+    batch = steps[0].batch
+    timings, gradients = measuring.measured(repeated, batch, _REPLAYING * seconds)
+    sizes = [timing.samples for timing in timings]
+    forward, backward = timings[-1].forward_ms, timings[-1].backward_ms
+    middle = {
+        name: 1000 * statistics.median(getattr(step, name) for step in steps)
+        for name in ("whole", "load", "forward", "backward")
+    }
+    # A loss that is no module is not made again: its backward pass is in the script's alone.
+    factors = (_factor(middle["forward"], forward), _factor(middle["backward"], backward))
+    scaled = tuple(type(t)(t.samples, t.forward_ms * factors[0], t.backward_ms * factors[1]) for t in timings)
+    computed = scaled[-1].forward_ms + scaled[-1].backward_ms
+    fixed = max(middle["whole"] - middle["load"] - computed, 0.0)
+    return Profile(
+        type(repeated.main).__name__,
+        measuring.device_name(repeated.device),
+        batch,
+        scaled,
+        fixed,
+        gradients,
+        spread=_spread([step.forward + step.backward for step in steps]),
+        input=measuring.input_of(loader, _LOADING * seconds) if loader is not None else Input(),
+        memory=measuring.memory(repeated, sizes, state),
+        layers=measuring.layers(repeated, sizes) if len(sizes) > 1 else (),
+        links=measuring.links_of(network),
+    )
+
+
+def _factor(watched: float, repeated: float) -> float:
+    """By how much a part of the script's step takes longer than the same made again."""
+    return min(max(watched / repeated, 0.5), 4.0) if repeated > 0 and watched > 0 else 1.0
+
+
+def _spread(seconds: list[float]) -> float:
+    """The relative standard deviation, by deviations from the middle, which single delays do not move."""
+    middle = statistics.median(seconds)
+    away = statistics.median(abs(one - middle) for one in seconds)
+    return 1.4826 * away / middle if middle > 0 else 0.0
+
+
+def _state(optimizer: Any) -> list[Any]:
+    """Tensors that an optimizer keeps."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return [value for state in optimizer.state.values() for value in state.values()]
+    return [getattr(variable, "value", None) for variable in getattr(optimizer, "variables", [])]
+
+
+def _wrap_call(base: Any, watch: Watch) -> None:
+    call = base.__call__
+
+    def noted(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return watch.called(module, call, args, kwargs)
+
+    base.__call__ = noted

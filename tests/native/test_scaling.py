@@ -1,0 +1,148 @@
+"""`carme-run --scale-probe` with scripts of PyTorch and of Keras, and advice in a program."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from carme_runtime import fusion, scaling
+from carme_runtime.scaling import Machine
+from carme_runtime.scaling.replay import Call, Repeated, Result
+from carme_runtime.torch import parallel
+from patience import HANG
+
+PROGRAM = Path(__file__).parent / "programs/scaled.py"
+COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
+
+
+def probe(folder: Path, kind: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "-n", "1", "--scale-probe", "--scale-seconds", "2", *options, str(PROGRAM), kind]
+    environment = os.environ | {"KERAS_BACKEND": "torch"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "gradients"),
+    [
+        ("plain", "Sequential", 6),
+        ("module", "Sequential", 6),
+        ("named", "Named", 2),
+        ("keras", "Sequential", 4),
+    ],
+)
+def test_a_script_is_measured_without_a_change(tmp_path: Path, kind: str, model: str, gradients: int) -> None:
+    done = probe(tmp_path, kind, "--network", "10 Gbit/s, 20 us")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Strong scaling" in done.stdout and "the script went on" not in done.stdout
+    profile = scaling.load(tmp_path / "scale.json")
+    assert (profile.model, profile.batch, len(profile.gradients)) == (model, 32, gradients)
+    # BatchNorm does not train with a single sample.
+    smallest = 0 if kind in ("named", "keras") else 1
+    assert [timing.samples for timing in profile.timings] == [1, 2, 4, 8, 16, 32][smallest:]
+    assert profile.links.source == "given: 10 Gbit/s, 20 us"
+    last, first = profile.gradients[-1], profile.gradients[0]
+    assert 0 <= last.ready[-1] <= first.ready[-1] <= 1  # backpropagation ends with the first layer
+    assert profile.memory.fixed_bytes >= 4 * profile.bytes and profile.memory.limit_bytes > 0
+    assert profile.input.samples_per_s > 0  # Keras loads with a DataLoader, too
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("short", "The script ended after 5 steps, and the probe needs 7. Let it train longer."),
+        ("uneven", "The script draws batches of different sizes ("),
+        ("memory", "The script ran out of memory ("),
+        ("idle", "The script made no step with PyTorch, so nothing was measured."),
+    ],
+)
+def test_a_script_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: str) -> None:
+    (tmp_path / "scale.json").write_text("of an earlier run")
+    done = probe(tmp_path, kind)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_of_the_script_stays_its_own(tmp_path: Path) -> None:
+    done = probe(tmp_path, "error")
+    assert done.returncode == 1 and "ValueError: of the script's own" in done.stderr
+    assert "--scale-probe:" not in done.stderr
+
+
+def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+    for options, sentence in (
+        (("--network", "fast"), "The network 'fast' cannot be read."),
+        (("-n", "2"), "--scale-probe measures one rank."),
+        (("--scale-seconds", "500"), "--scale-seconds 500 is not possible."),
+    ):
+        done = probe(tmp_path, "plain", *options)
+        assert done.returncode == 2 and sentence in done.stderr
+
+
+def test_advice_leaves_the_model_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 4))
+    model(torch.randn(8, 8)).sum().backward()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    gradients = [parameter.grad for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
+    loader = DataLoader(data, batch_size=16)
+    torch.set_rng_state(state)
+    advice = scaling.advise(model, loader, loss=nn.functional.cross_entropy, seconds=0.1, upto=8)
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert "Strong scaling" in str(advice) and "<svg" in advice._repr_html_()
+    assert {layer.kind for layer in advice.profile.layers} >= {"Linear", "BatchNorm1d"} or len(
+        advice.profile.timings
+    ) == 1
+
+
+def test_advice_without_batches() -> None:
+    with pytest.raises(scaling.ScalingError, match="The loader has no batch"):
+        scaling.advise(nn.Linear(2, 2), [])
+    with pytest.raises(scaling.ScalingError, match="holds no tensor"):
+        scaling.advise(nn.Linear(2, 2), [["text"]])
+    with pytest.raises(scaling.ScalingError, match="cannot be made again"):
+        scaling.advise(nn.Linear(2, 2), [torch.ones(4, 3)])
+
+
+def test_a_step_is_made_again_with_part_of_its_samples() -> None:
+    seen: list[int] = []
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, values: torch.Tensor, fixed: torch.Tensor) -> torch.Tensor:
+            seen.append(len(values))
+            assert len(fixed) == 3
+            return self.layer(values)
+
+    model, loss = Layer(), nn.MSELoss()
+    calls = [
+        Call(model, model, (torch.ones(8, 2), torch.ones(3)), {}),
+        Call(loss, loss, (Result(0, 0), torch.ones(8, 2)), {}),
+    ]
+    repeated = Repeated(calls, 8)
+    run = repeated.run(4)
+    assert seen == [4] and run.forward > 0 and run.backward > 0
+    assert set(run.ready) == {id(parameter) for parameter in model.parameters()}
+    assert all(0 <= moment <= run.backward for moment in run.ready.values())
+
+
+def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(12)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made = parallel.Parallel(model, optimizer, 1, None, None, False, True, "", 0)
+    sizes = [4 * p.numel() for p in reversed(list(model.parameters()))]
+    limit = fusion.BUCKET_BYTES
+    expected = fusion.fill(sizes, [""] * len(sizes), limit, limit)
+    assert [len(bucket.parameters) for bucket in made._buckets] == [len(numbers) for numbers in expected]
+    assert Machine().ranks_per_node == 1
