@@ -129,7 +129,10 @@ def run_by_chance(net: Net, chance: random.Random) -> None:
         assert all(fire(net, marking, each) is None for each in net.transitions.values())
 
 
-@hypothesis.settings(max_examples=10, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(
+    max_examples=10,
+    suppress_health_check=[hypothesis.HealthCheck.filter_too_much, hypothesis.HealthCheck.too_slow],
+)
 @hypothesis.given(small_nets())
 def test_runs_end_where_a_sequential_interpreter_can(tmp_path_factory: pytest.TempPathFactory, net: Net):
     possible = ends(net)

@@ -1,5 +1,6 @@
 """Nets that run: what tasks get and give, what goes wrong, and what a journal brings back."""
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -394,6 +395,67 @@ def test_tasks_behind_a_long_one_move_to_an_idle_worker(folder: Path):
             assert run._changed.wait_for(lambda: run.fired["maybe_long"] == 449, HANG)
         gate.open("wb").close()
         assert len(run.wait(HANG)["y"]) == 450
+
+
+def make_circle(record: Path) -> tuple[Net, list[str]]:
+    """A token goes round, and says in a file which process moved it."""
+    net = Net("circle")
+    names = [f"p{number}" for number in range(4)]
+    places = [net.place(name, int, entry=True) for name in names]
+    end = net.place("end", int)
+
+    def move(value: int) -> int:
+        with record.open("a") as file:
+            file.write(f"{value}\n")
+        return value + 1
+
+    for number in range(3):
+        net.add(f"t{number}", places[number] >> places[number + 1], move)
+    net.add("again", places[3] >> places[0], move, guard=lambda value: value < 400)
+    net.add("leave", places[3] >> end, guard=lambda value: value >= 400)
+    return net, names
+
+
+def test_a_chain_makes_each_step_once(folder: Path, tmp_path: Path):
+    """Workers make its steps by themselves, and the journal has each of them."""
+    record = tmp_path / "record"
+    net, _ = make_circle(record)
+    with net.start(folder=folder, workers=2) as run:
+        run.put("p0", 0)
+        assert len(run.wait(HANG)["end"]) == 1
+        assert run.fired["t0"] == run.fired["t2"] == run.fired["again"] + 1
+    lines = [int(line) for line in record.read_text().split()]
+    assert lines == list(range(len(lines)))
+    with Net.resume(folder, net=net, workers=1) as run:
+        assert sum(map(len, run.wait(HANG).values())) == 1
+
+
+def test_a_step_of_a_chain_that_fails_is_told_as_itself(folder: Path):
+    net = Net("broken")
+    places = [net.place(name, int) for name in "abcd"]
+    net.add("first", places[0] >> places[1], lambda x: x)
+    net.add("second", places[1] >> places[2], lambda x: 1 // (x - 30) * 0 + x)
+    net.add("third", places[2] >> places[3], lambda x: os._exit(3) if x == 40 else x)
+    with net.start(folder=folder, workers=1) as run:
+        for value in range(30):
+            run.put("a", value)
+            run.wait(HANG)
+        run.put("a", 30)
+        with pytest.raises(PetriError, match="Transition second failed: ZeroDivisionError"):
+            run.wait(HANG)
+        assert run.marking()["b"] == [30]
+    net.bind("second", lambda x: x)
+    with Net.resume(folder, net=net, workers=1) as run:
+        assert sorted(run.wait(HANG)["d"]) == list(range(31))
+        for value in (41, 42, 43, 40):
+            run.put("a", value)
+            with contextlib.suppress(PetriError):
+                run.wait(HANG)
+        with pytest.raises(
+            PetriError, match="Transition third ended its worker 4 times or more, at last by code 3"
+        ):
+            run.wait(HANG)
+        assert run.marking()["c"] == [40]
 
 
 def test_new_runs_get_folders_of_their_own(tmp_path: Path, monkeypatch):

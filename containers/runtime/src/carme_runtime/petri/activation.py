@@ -116,6 +116,23 @@ class Rule:
         self.tracked_gives = [(state, count) for state, count in self.gives if state.tracked]
 
 
+def followers(net: Net) -> dict[int, int]:
+    """Transitions that a worker may start itself, by the place whose tokens nobody else can want.
+
+    They have that one input and nothing else to wait for, the highest priority, and do not ask for their
+    attempt, which the coordinator counts.
+    """
+    activation = Activation(net, {})
+    highest = max((rule.transition.priority for rule in activation.rules), default=0)
+    found = {}
+    for state in activation.states:
+        if len(state.takers) == 1 and state.takers[0].single:
+            rule = state.takers[0]
+            if rule.transition.priority == highest and not rule.transition.wants_attempt:
+                found[state.place.index] = rule.index
+    return found
+
+
 class Activation:
     """The marking of a run."""
 
@@ -169,6 +186,10 @@ class Activation:
                 queue.popleft()
                 rule.queued = False
         return None
+
+    def follow(self, rule: Rule, token: Token) -> Task:
+        """Start a task of `followers` with the token that it follows on, which no place has seen."""
+        return self._run(rule, [token])
 
     def finish(self, task: Task, gives: list[tuple[int, Token]]) -> None:
         """A task has ended well: what it took is gone, what it gave is there."""

@@ -289,7 +289,7 @@ class Run:
 
     def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
         self._useless = 0
-        for number, status, outcome, seconds in results:
+        for number, status, outcome, seconds, following in results:
             task = connection.take(number)
             if task is None:
                 continue
@@ -301,7 +301,12 @@ class Run:
             self._seconds[rule.index] = seconds if mean is None else 0.9 * mean + 0.1 * seconds
             if status == DONE:
                 entries.append((FIRE, [token.number for token in task.taken], outcome))
-                self._activation.finish(task, [(place, self._token(data)) for place, data in outcome])
+                tokens = [(place, self._token(data)) for place, data in outcome]
+                self._activation.finish(task, tokens if following < 0 else [])
+                if following >= 0:  # the worker goes on with it by itself, under the same number
+                    entries.append((START, [tokens[0][1].number]))
+                    task = self._activation.follow(self._activation.rules[following], tokens[0][1])
+                    connection.given[number] = (task, 0.0)
                 self.fired[rule.transition.name] += 1
             else:
                 self._take_failure(task, status, *outcome)
@@ -341,12 +346,12 @@ class Run:
         """A worker has ended: its tasks run again. Only the one that it was at may be why."""
         how = f"signal {status & 127}" if status & 127 else f"code {status >> 8}"
         begun = number in connection.given
-        for task, _ in list(connection.given.values()):
+        for given, (task, _) in list(connection.given.items()):
             if not begun:
                 self._not_started(task)
                 continue
             self._activation.give_back(task)
-            if task.number != number:
+            if given != number:
                 continue
             begun = False
             transition = task.rule.transition
