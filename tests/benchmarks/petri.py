@@ -168,7 +168,16 @@ def measure(name: str, quick: bool) -> dict[str, float]:
     """One contestant in a process of its own."""
     tasks, links = (max(100, size // 5) if quick else size for size in SIZES[name])
     command = [sys.executable, __file__, "--contestant", name, str(tasks), str(links)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT_SECONDS)
+    # Parsl starts programs that lie beside this Python.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, "PATH": path},
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
