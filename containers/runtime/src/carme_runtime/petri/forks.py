@@ -1,0 +1,181 @@
+"""The process from which workers are forked.
+
+It is forked from the user's program when a run starts, with the functions of the net as they are there,
+notebooks' too, and has a single thread. It ends its workers when the coordinator is gone, and the programs
+that a killed worker has left. It collects what workers print, up to a limit.
+"""
+
+import contextlib
+import mmap
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.petri.channel import encode
+from carme_runtime.petri.net import Net
+from carme_runtime.petri.worker import Worker
+
+#: The most that output.log takes of what workers print.
+MOST_OUTPUT = 16 << 20
+
+#: Sockets of all coordinators in this process, which no child may keep: their end is how a child sees
+#: that a coordinator is gone.
+ours: set[int] = set()
+
+
+def start(net: Net, folder: Path, slots: mmap.mmap, close: list[int]) -> tuple[int, socket.socket]:
+    """Fork it: its process and what it is asked through.
+
+    A request is the number of a worker, with its two sockets. The answers are ("started", slot, process),
+    ("ended", slot, status) and ("flood",).
+    """
+    mine, its = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        its.close()
+        ours.add(mine.fileno())
+        return process, mine
+    try:
+        for descriptor in (*ours, *close, mine.fileno()):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        _become_quiet()
+        _ForkServer(net, folder, slots, its).serve()
+    finally:
+        os._exit(0)
+
+
+def _become_quiet() -> None:
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+class _ForkServer:
+    def __init__(self, net: Net, folder: Path, slots: mmap.mmap, requests: socket.socket) -> None:
+        self._net, self._folder, self._slots, self._requests = net, folder, slots, requests
+        self._workers: dict[int, int] = {}
+        self._written = 0
+        self._out, self._out_write = os.pipe()
+        os.set_blocking(self._out, False)
+        self._log = -1
+        self._woken, wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._inner = [self._out, self._woken, wake, requests.fileno()]
+
+    def serve(self) -> None:
+        """Serve until the coordinator is gone, and end the workers then."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                self._selector = selector
+                for each in (self._requests, self._out, self._woken):
+                    selector.register(each, selectors.EVENT_READ)
+                while self._step({key.fileobj for key, _ in selector.select()}):
+                    pass
+        finally:
+            for process in self._workers:
+                with contextlib.suppress(OSError):
+                    os.killpg(process, signal.SIGKILL)
+
+    def _step(self, ready: set[Any]) -> bool:
+        if self._out in ready:
+            self._collect()
+        if self._woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 4096)
+            self._reap()
+        if self._requests in ready:
+            data, descriptors, _, _ = socket.recv_fds(self._requests, 4, 2)
+            if not data:
+                return False
+            self._fork(int.from_bytes(data, "little"), *descriptors)
+        return True
+
+    def _fork(self, slot: int, tasks: int, control: int) -> None:
+        process = os.fork()
+        if process:
+            os.close(tasks)
+            os.close(control)
+            # Here as well: a worker that is killed at once has no group of its own yet.
+            with contextlib.suppress(OSError):
+                os.setpgid(process, process)
+            self._workers[process] = slot
+            self._answer(("started", slot, process))
+            return
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._selector.close()
+            os.dup2(self._out_write, 1)
+            os.dup2(self._out_write, 2)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            for descriptor in (*self._inner, self._out_write, nothing):
+                os.close(descriptor)
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115
+            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+            random.seed()
+            if numpy := sys.modules.get("numpy"):
+                numpy.random.seed()  # type: ignore[attr-defined]
+            with contextlib.suppress(OSError):
+                Worker(
+                    self._net, socket.socket(fileno=tasks), socket.socket(fileno=control), self._slots, slot
+                ).run()
+        finally:
+            os._exit(0)
+
+    def _reap(self) -> None:
+        """Tell of workers that have ended; what they have started goes with them."""
+        while self._workers:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            # Before it is reaped, as its number can be another's after that.
+            with contextlib.suppress(OSError):
+                os.killpg(ended.si_pid, signal.SIGKILL)
+            _, status = os.waitpid(ended.si_pid, 0)
+            slot = self._workers.pop(ended.si_pid, None)
+            if slot is not None:
+                self._answer(("ended", slot, ended.si_pid, status))
+
+    def _collect(self) -> None:
+        try:
+            data = os.read(self._out, 1 << 16)
+        except BlockingIOError:
+            return
+        if self._written >= MOST_OUTPUT or not data:
+            return
+        self._written += len(data)
+        try:
+            if self._log < 0:
+                self._log = os.open(
+                    self._folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+                )
+            os.write(self._log, data)
+            if self._written >= MOST_OUTPUT:
+                os.write(self._log, f"\n(More than {MOST_OUTPUT >> 20} MiB: the rest is dropped.)\n".encode())
+        except OSError:  # a full disk: the journal's error says so
+            self._written = MOST_OUTPUT
+        if self._written >= MOST_OUTPUT:
+            self._answer(("flood",))
+
+    def _answer(self, message: tuple[Any, ...]) -> None:
+        with contextlib.suppress(OSError):
+            self._requests.sendall(encode(message))

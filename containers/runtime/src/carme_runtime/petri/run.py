@@ -1,0 +1,467 @@
+"""A run: puts tokens, starts tasks, journals what they gave, and lives through what is killed."""
+
+import contextlib
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.petri.activation import Activation, Task, Token
+from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.journal import FIRE, PUT, START, Journal, read
+from carme_runtime.petri.model import Place
+from carme_runtime.petri.net import Net
+from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
+from carme_runtime.petri.worker import DONE, FAILED, RETURNED
+
+#: How often a task runs again whose worker was killed, unless its transition has more retries.
+KILLED_RETRIES = 3
+#: Workers that may end one after the other without having had a task.
+USELESS_WORKERS = 20
+#: What a task is taken to last before one has ended.
+_UNKNOWN_SECONDS = 1.0
+
+
+class Run:
+    """A net that runs. Use it with `with`, or `close` it.
+
+    Attributes:
+        folder: Where its journal is, for `Net.resume`.
+        resumed: Whether it goes on with what an earlier program left.
+        notices: What happened that is worth a sentence, such as workers that were killed.
+        fired: How often each transition has ended well since this program has the run.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        workers: str | int,
+        folder: str | os.PathLike[str] | None,
+        units: dict[str, int],
+        resume: bool,
+    ) -> None:
+        self.net = net
+        self._count = _number_of(workers)
+        _check_units(net, units)
+        self._units = units
+        self.folder = _folder(net, folder, resume)
+        self._header = {"net": net.name, "origin": net.origin, "places": list(net.places)}
+        initial = [(place.index, _pickled(place, t)) for place in net.places.values() for t in place.tokens]
+        self._journal = Journal(self.folder, self._header, initial)
+        self.resumed = self._journal.resumed
+        self.notices: list[str] = []
+        self.fired = dict.fromkeys(net.transitions, 0)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._error: PetriError | None = None
+        self._rest = self._closing = self._closed = False
+        self._exhausted = False
+        self._watchers = 0  # who waits for more than rest: waking them for each step has its cost
+        self._useless = 0
+        self._restore(self._journal.tokens, self._journal.next_number)
+        self._journal.tokens = {}
+        self._seconds: dict[int, float] = {}
+        try:
+            self._pool = Pool(net, self.folder, self._count, self._journal.descriptors())
+        except BaseException:
+            self._journal.close()
+            raise
+        self._thread = threading.Thread(target=self._coordinate, name=f"carme-petri-{net.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, place: Place | str, *tokens: Any, timeout: float | None = None) -> None:
+        """Put tokens into a place, at any time; waits for room where the place has a capacity.
+
+        When it returns, the death of this program cannot undo it; `sync` makes that true of the machine's.
+
+        Raises:
+            PetriError: A token is of another type or cannot be pickled, there is no room and nothing runs
+                that would make some, or the run has failed.
+        """
+        found = self._place(place)
+        for token in tokens:
+            if refusal := found.refusal(token):
+                raise PetriError(refusal, "Put tokens of the place's type.")
+        data = [_pickled(found, token) for token in tokens]
+        with self._changed:
+            if found.capacity is None:
+                self._put(found, data)
+                return
+            for each in data:
+                self._wait_for(lambda: self._activation.has_room(found.index), timeout, found)
+                self._put(found, [each])
+
+    def wait(self, timeout: float | None = None) -> dict[str, list[Any]]:
+        """Wait until nothing can start and nothing runs, and all is on the disk: the marking then.
+
+        Raises:
+            PetriError: A task failed for good, the journal cannot be written, or `timeout` seconds passed.
+        """
+        with self._changed:
+            self._wait_for(lambda: self._rest, timeout, None)
+            self._journal.sync()
+            return self.marking()
+
+    def follow(self, seconds: float = 1.0, show: Callable[[str], Any] = print) -> dict[str, list[Any]]:
+        """As `wait`, with a line about the run whenever it has changed, at most every `seconds`."""
+        last, told = "", 0
+        while True:
+            with self._changed:
+                resting = self._changed.wait_for(lambda: self._rest or self._error is not None, seconds)
+                line, notices = self._line(), self.notices[told:]
+            told += len(notices)
+            for text in (*notices, *([line] if line != last else [])):
+                show(text)
+            last = line
+            if resting:
+                return self.wait()
+
+    def marking(self) -> dict[str, list[Any]]:
+        """The tokens by places. Those that a running task has taken are still there."""
+        with self._lock:
+            return {name: [t.value for t in tokens] for name, tokens in self._activation.marking().items()}
+
+    def sync(self) -> None:
+        """Return when all that has happened until now is on the disk."""
+        self._journal.sync()
+
+    def close(self) -> None:
+        """End the workers. What has not ended runs again when the run is resumed."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closing = self._closed = True
+            self._changed.notify_all()
+        self._pool.wake()
+        self._thread.join()
+        self._pool.close()
+        self._journal.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def workers(self) -> list[int]:
+        """The processes of the workers."""
+        with self._lock:
+            return [each.process for each in self._pool.connections.values() if each.process]
+
+    def _place(self, place: Place | str) -> Place:
+        name = place if isinstance(place, str) else place.name
+        found = self.net.places.get(name)
+        if found is None or (isinstance(place, Place) and found is not place):
+            raise PetriError(
+                f"Net {self.net.name} has no such place {name}.", f"There are {', '.join(self.net.places)}."
+            )
+        return found
+
+    def _put(self, place: Place, data: list[bytes]) -> None:
+        self._refuse_if_over()
+        self._write([(PUT, place.index, each) for each in data])
+        for each in data:
+            self._activation.add(place.index, self._token(each))
+        self._rest = False
+        self._pool.wake()
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None, full: Place | None) -> None:
+        def over() -> bool:
+            stuck = full is not None and self._rest
+            return condition() or stuck or self._closing or self._error is not None
+
+        self._watchers += full is not None
+        came = self._changed.wait_for(over, timeout)
+        self._watchers -= full is not None
+        if not came:
+            raise PetriError(f"Net {self.net.name} still runs after {timeout} s.", "Wait longer.")
+        self._refuse_if_over()
+        if full is not None and not condition():
+            raise PetriError(
+                f"Place {full.name} is full with its capacity of {full.capacity}, and nothing runs "
+                "that takes "
+                "from it.",
+                "Raise the capacity, or put what its transitions wait for.",
+            )
+
+    def _refuse_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closing:
+            raise PetriError(
+                f"The run of net {self.net.name} is closed.", f"Resume it: Net.resume({str(self.folder)!r})."
+            )
+
+    def _line(self) -> str:
+        running = len(self._activation.running)
+        places = ", ".join(f"{name} {len(tokens)}" for name, tokens in self._activation.marking().items())
+        fired = ", ".join(f"{name} {count}" for name, count in self.fired.items() if count)
+        return f"{self.net.name}: {running} running; ended: {fired or 'none'}; tokens: {places}"
+
+    # What follows runs in the coordinator's thread, with the lock.
+
+    def _coordinate(self) -> None:
+        while True:
+            reports, answers = self._pool.wait(self._patience())
+            with self._changed:
+                if self._closing:
+                    return
+                try:
+                    self._turn(reports, answers)
+                except PetriError as error:
+                    self._fail(error)
+                except Exception as error:  # of ours: rather said than a run that hangs
+                    self._fail(
+                        PetriError(
+                            f"The coordinator failed: {type(error).__name__}: {error}.", "Resume the run."
+                        )
+                    )
+                    raise
+
+    def _turn(self, reports: list[tuple[Connection, list[Any]]], answers: list[tuple[Any, ...]]) -> None:
+        entries: list[Any] = []
+        now = time.monotonic()
+        for connection, results in reports:
+            connection.reported = now
+            connection.stuck = connection.stuck and any(result[1] == RETURNED for result in results)
+            self._take_results(connection, results, entries)
+        for answer in answers:
+            self._take_answer(answer, entries)
+        batches: list[tuple[Connection, list[Any]]] = []
+        if self._error is None:
+            try:
+                batches = self._choose(entries)
+            except PetriError as error:  # of a guard; what has ended is written nevertheless
+                self._fail(error)
+        if entries:
+            self._write(entries)
+        for connection, batch in batches:
+            connection.reported = now
+            connection.send(batch)
+        self._recall(now)
+        rest = self._error is None and self._exhausted and not self._activation.running
+        if rest != self._rest or self._watchers:
+            self._rest = rest
+            self._changed.notify_all()
+
+    def _patience(self) -> float:
+        connections = self._pool.connections.values()
+        uneven = any(len(c.given) > 1 for c in connections) and any(not c.given for c in connections)
+        return RECALL_SECONDS if uneven else 1.0
+
+    def _recall(self, now: float) -> None:
+        """Idle workers get what waits behind a task that takes longer than expected."""
+        connections = self._pool.connections.values()
+        if all(each.given for each in connections):
+            return
+        for each in connections:
+            if len(each.given) > 1 and now - each.reported > RECALL_SECONDS:
+                each.reported = now  # and once more if it had not read its tasks yet
+                each.recall()
+
+    def _choose(self, entries: list[Any]) -> list[tuple[Connection, list[Any]]]:
+        """Start tasks, in turn among the workers that accept some."""
+        accepting = [each for each in self._pool.connections.values() if each.process and each.accepts()]
+        accepting.sort(key=lambda each: (each.load, -each.reported))
+        batches: dict[Connection, list[Any]] = {}
+        start = self._activation.next
+        self._exhausted = False  # as long as no worker could have taken a task
+        while accepting:
+            for connection in accepting:
+                task = start()
+                if task is None:
+                    self._exhausted = True
+                    return list(batches.items())
+                seconds = self._seconds.get(task.rule.index, _UNKNOWN_SECONDS)
+                connection.given[task.number] = (task, seconds)
+                connection.load += seconds
+                connection.useful = True
+                message = (task.number, task.rule.index, task.attempt, [t.data for t in task.tokens])
+                batches.setdefault(connection, []).append(message)
+                if task.taken:
+                    entries.append((START, [token.number for token in task.taken]))
+            accepting = [each for each in accepting if each.accepts()]
+        return list(batches.items())
+
+    def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
+        self._useless = 0
+        for number, status, outcome, seconds, following in results:
+            task = connection.take(number)
+            if task is None:
+                continue
+            if status == RETURNED:
+                self._not_started(task)
+                continue
+            rule = task.rule
+            mean = self._seconds.get(rule.index)
+            self._seconds[rule.index] = seconds if mean is None else 0.9 * mean + 0.1 * seconds
+            if status == DONE:
+                entries.append((FIRE, [token.number for token in task.taken], outcome))
+                tokens = [(place, self._token(data)) for place, data in outcome]
+                self._activation.finish(task, tokens if following < 0 else [])
+                if following >= 0:  # the worker goes on with it by itself, under the same number
+                    entries.append((START, [tokens[0][1].number]))
+                    task = self._activation.follow(self._activation.rules[following], tokens[0][1])
+                    connection.given[number] = (task, 0.0)
+                self.fired[rule.transition.name] += 1
+            else:
+                self._take_failure(task, status, *outcome)
+
+    def _take_failure(self, task: Task, status: int, sentence: str, trace: str) -> None:
+        transition = task.rule.transition
+        self._activation.give_back(task)
+        failures = _count_failure(task)
+        if status == FAILED and failures <= transition.retries:
+            return
+        remedy = f"Its tokens are where they were: mend it and resume the run in {self.folder}."
+        self._fail(PetriError(sentence, f"{remedy}\n{trace}" if trace else remedy))
+
+    def _take_answer(self, answer: tuple[Any, ...], entries: list[Any]) -> None:
+        if answer[0] == "flood":
+            self.notices.append(f"Workers print a lot: {self.folder / 'output.log'} takes no more of it.")
+            return
+        connection = self._pool.connections.get(answer[1])
+        if connection is None:
+            return
+        if answer[0] == "started":
+            connection.process = answer[2]
+            return
+        if connection.process not in (0, answer[2]):  # of one before it in this slot
+            return
+        self._take_results(connection, self._pool.last_reports(connection), entries)
+        number = self._pool.remove(connection)
+        self._take_death(connection, number, answer[3])
+        self._useless = 0 if connection.useful else self._useless + 1
+        if self._useless > USELESS_WORKERS:
+            raise PetriError(
+                "Workers end as soon as they start.", f"See {self.folder / 'output.log'}, and resume."
+            )
+        self._pool.start(connection.slot)
+
+    def _take_death(self, connection: Connection, number: int, status: int) -> None:
+        """A worker has ended: its tasks run again. Only the one that it was at may be why."""
+        how = f"signal {status & 127}" if status & 127 else f"code {status >> 8}"
+        begun = number in connection.given
+        for given, (task, _) in list(connection.given.items()):
+            if not begun:
+                self._not_started(task)
+                continue
+            self._activation.give_back(task)
+            if given != number:
+                continue
+            begun = False
+            transition = task.rule.transition
+            self.notices.append(
+                f"The worker of transition {transition.name} was ended by {how}; the task runs again."
+            )
+            if _count_failure(task) > max(transition.retries, KILLED_RETRIES):
+                self._fail(
+                    PetriError(
+                        f"Transition {transition.name} ended its worker {KILLED_RETRIES + 1} times or more, "
+                        f"at last by {how}.",
+                        "It may need more memory than there is. Its tokens are where they were: "
+                        "resume the run "
+                        f"in {self.folder}.",
+                    )
+                )
+
+    def _not_started(self, task: Task) -> None:
+        for token in task.taken:
+            token.attempts -= 1
+        self._activation.give_back(task)
+
+    def _write(self, entries: list[Any]) -> None:
+        """Journal entries that the marking has already; if that fails, the marking is the journal's again."""
+        try:
+            self._journal.write(entries)
+        except PetriError as error:
+            self._fail(error)
+            with contextlib.suppress(PetriError):
+                tokens, number, _ = read(self.folder / "journal", self._header)
+                self._restore(tokens, number)
+            for connection in self._pool.connections.values():
+                connection.given.clear()
+            raise
+
+    def _restore(self, tokens: dict[int, tuple[int, Token]], number: int) -> None:
+        self._activation = Activation(self.net, self._units)
+        self._number = number
+        for place, token in tokens.values():
+            self._activation.add(place, token)
+
+    def _token(self, data: bytes) -> Token:
+        token = Token(self._number, data)
+        self._number += 1
+        return token
+
+    def _fail(self, error: PetriError) -> None:
+        if self._error is None:
+            self._error = error
+        self._rest = False
+        self._changed.notify_all()
+
+
+def _count_failure(task: Task) -> int:
+    for token in task.taken:
+        token.failures += 1
+    # Without tokens there is nothing to count by: such a task may fail once.
+    return max((token.failures for token in task.taken), default=KILLED_RETRIES + 1)
+
+
+def _number_of(workers: str | int) -> int:
+    if workers == "here":
+        return len(os.sched_getaffinity(0))
+    if isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= 1024:
+        return workers
+    raise PetriError(f"{workers!r} are no workers.", "Give 'here', or a number from 1 to 1024.")
+
+
+def _check_units(net: Net, units: dict[str, int]) -> None:
+    for transition in net.transitions.values():
+        for name, count in transition.needs.items():
+            if units.get(name, 0) < count:
+                raise PetriError(
+                    f"Transition {transition.name} needs {name}:{count}, and this run offers "
+                    f"{units.get(name, 0)}.",
+                    f'Start it with offers="{name}:{count}" or more.',
+                )
+
+
+def _folder(net: Net, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
+    try:
+        if folder is not None:
+            path = Path(folder).absolute()
+            path.mkdir(parents=True, exist_ok=True)
+            if (path / "journal").exists() and not resume:
+                raise PetriError(
+                    f"There is a run in {path} already.",
+                    "Resume it with Net.resume, or choose another folder.",
+                )
+            return path
+        number = 1
+        while True:
+            path = Path(f"{net.name}-{number}").absolute()
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise PetriError(
+            f"The folder {error.filename} for the run cannot be made: {error.strerror}.",
+            "Name another folder.",
+        ) from None
+
+
+def _pickled(place: Place, token: Any) -> bytes:
+    try:
+        return pickle.dumps(token, 5)
+    except Exception as error:
+        raise PetriError(
+            f"A {type(token).__name__} for place {place.name} cannot be pickled: {error}.",
+            "Put what can be pickled, such as the path of a file.",
+        ) from None

@@ -1,0 +1,63 @@
+"""Finds the net of a run that is to go on: reads the script that made it."""
+
+import importlib
+import os
+import runpy
+import sys
+import types
+from pathlib import Path
+
+from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.journal import header_of
+from carme_runtime.petri.net import Net, nets
+
+
+def net_of(folder: Path) -> Net:
+    """The net of the run in `folder`.
+
+    Raises:
+        PetriError: Its script is gone, fails, or makes no such net.
+    """
+    header = header_of(folder / "journal")
+    name, (module, file) = header["net"], header["origin"]
+    if not file or not Path(file).exists():
+        raise PetriError(
+            f"The run in {folder} was started by {file or 'a notebook or a prompt'}, which is not to "
+            "be found.",
+            "Make its net again, and use Net.resume(folder, net=net).",
+        )
+    before = set(nets)
+    try:
+        _read(module, file)
+    except Exception as error:
+        raise PetriError(
+            f"{file}, which made net {name}, fails: {type(error).__name__}: {error}.",
+            "Mend it, or use Net.resume(folder, net=net).",
+        ) from error
+    found = [net for net in nets if net.name == name and net.origin[1] == file]
+    for net in found:
+        if net not in before or len(found) == 1:
+            return net
+    raise PetriError(
+        f"{file} makes no net {name} when it is read as a module.",
+        'Make the net outside of `if __name__ == "__main__":`, or use Net.resume(folder, net=net).',
+    )
+
+
+def _read(module: str, file: str) -> None:
+    if module != "__main__":
+        folder = os.path.dirname(file)  # noqa: PTH120
+        sys.path.insert(0, folder)
+        try:
+            importlib.import_module(module)
+        finally:
+            sys.path.remove(folder)
+        return
+    # Classes of tokens were pickled as those of __main__: let them be found there.
+    main = types.ModuleType("__carme_main__")
+    sys.modules["__carme_main__"] = main
+    main.__dict__.update(runpy.run_path(file, run_name="__carme_main__"))
+    current = sys.modules["__main__"]
+    for name, value in list(main.__dict__.items()):
+        if not name.startswith("__") and not hasattr(current, name):
+            setattr(current, name, value)

@@ -1,0 +1,227 @@
+"""What a worker process does: run bodies, in batches, and report what they gave."""
+
+import contextlib
+import mmap
+import pickle
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections import deque
+from typing import Any
+
+from carme_runtime.petri.activation import followers
+from carme_runtime.petri.channel import Reader, encode
+from carme_runtime.petri.model import Place, Transition, group
+from carme_runtime.petri.net import Net
+
+#: How a task ended.
+DONE, FAILED, WRONG, RETURNED = range(4)
+#: Results wait for others at most so long, and not for a task that takes longer.
+BATCH_SECONDS = 0.001
+LONG_SECONDS = 0.0003
+
+#: Steps of a chain that a worker makes before it looks for other tasks.
+MOST_AHEAD = 64
+
+SLOT = struct.Struct("<Q")
+
+
+class OutputError(Exception):
+    """What a body gave cannot be tokens."""
+
+
+class Worker:
+    """One worker.
+
+    Args:
+        net: The net.
+        tasks: Brings batches of tasks and takes results.
+        control: Each byte asks for the tasks that have not begun, and for results that wait.
+        slots: Shared with the coordinator, which sees there what a killed worker was at.
+        slot: This worker's part of them.
+    """
+
+    def __init__(
+        self, net: Net, tasks: socket.socket, control: socket.socket, slots: mmap.mmap, slot: int
+    ) -> None:
+        self._plans = [_Plan(transition) for transition in net.transitions.values()]
+        self._followers = followers(net)
+        self._tasks, self._control = tasks, control
+        self._slots, self._offset = slots, slot * SLOT.size
+        self._pending: deque[Any] = deque()
+        self._results: deque[Any] = deque()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._reader = Reader()
+
+    def run(self) -> None:
+        """Work until the coordinator is gone."""
+        threading.Thread(target=self._serve_control, daemon=True).start()
+        pending, clock = self._pending, time.perf_counter
+        flushed = clock()
+        while True:
+            if not pending:
+                self._flush()
+                flushed = clock()
+                with self._receiving:
+                    if not self._receive(0):
+                        return
+            try:
+                number, index, attempt, tokens = pending.popleft()
+            except IndexError:  # asked back
+                continue
+            for step in range(MOST_AHEAD):
+                last = step == MOST_AHEAD - 1
+                index, tokens, ended = self._run_one(number, index, attempt, tokens, last)
+                if ended - flushed > BATCH_SECONDS:
+                    self._flush()
+                    flushed = ended
+                if index < 0:
+                    break
+
+    def _run_one(
+        self, number: int, index: int, attempt: int, tokens: list[bytes], last: bool
+    ) -> tuple[int, list[bytes], float]:
+        """Run a task: the transition to go on with at once, or -1, with its token, and the time."""
+        plan = self._plans[index]
+        if self._results and plan.seconds > LONG_SECONDS:
+            self._flush()
+        SLOT.pack_into(self._slots, self._offset, number)
+        began = time.perf_counter()
+        status, outcome = plan.execute(tokens, attempt)
+        ended = time.perf_counter()
+        plan.seconds = 0.7 * plan.seconds + 0.3 * (ended - began) if plan.known else ended - began
+        plan.known = True
+        following = -1
+        # A task that has failed before runs alone, so that it is seen which one ends workers.
+        if status == DONE and attempt == 1 and len(outcome) == 1 and not last and not self._pending:
+            following = self._followers.get(outcome[0][0], -1)
+            if following >= 0 and self._plans[following].seconds > LONG_SECONDS:
+                following = -1
+        self._results.append((number, status, outcome, ended - began, following))
+        return following, [outcome[0][1]] if following >= 0 else [], ended
+
+    def _receive(self, flags: int) -> bool:
+        data = self._tasks.recv(1 << 18, flags)
+        for batch in self._reader.feed(data):
+            self._pending.extend(batch)
+        return bool(data)
+
+    def _flush(self) -> None:
+        with self._sending:
+            results = []
+            with contextlib.suppress(IndexError):
+                while True:
+                    results.append(self._results.popleft())
+            if results:
+                self._tasks.sendall(encode(results))
+
+    def _serve_control(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._control.recv(1):
+                # Unless the main thread reads: then there is nothing to give back.
+                if self._receiving.acquire(blocking=False):
+                    try:
+                        while self._receive(socket.MSG_DONTWAIT):
+                            pass
+                    except BlockingIOError:
+                        pass
+                    finally:
+                        self._receiving.release()
+                with contextlib.suppress(IndexError):
+                    while True:
+                        self._results.append((self._pending.pop()[0], RETURNED, None, 0.0, -1))
+                self._flush()
+
+
+class _Plan:
+    """A transition as a worker runs it."""
+
+    def __init__(self, transition: Transition) -> None:
+        self.name = transition.name
+        self.body = transition.body
+        self.arguments = transition.flow.arguments
+        self.flat = all(arc.weight == 1 for arc in self.arguments)
+        self.outputs = [(arc.place, arc.weight) for arc in transition.flow.outputs]
+        self.alone = self.outputs[0][0] if len(self.outputs) == 1 and self.outputs[0][1] == 1 else None
+        self.generates = transition.generates
+        self.wants_attempt = transition.wants_attempt
+        self.seconds = float("inf")
+        self.known = False
+
+    def execute(self, tokens: list[bytes], attempt: int) -> tuple[int, Any]:
+        """Run the body: how it ended, and the tokens that it gave or what went wrong."""
+        try:
+            values = [pickle.loads(token) for token in tokens]
+            given = values if self.flat else group(self.arguments, values)
+        except Exception as error:
+            return WRONG, (f"A token for transition {self.name} cannot be read here: {_said(error)}.", "")
+        try:
+            if self.body is None:
+                return DONE, [
+                    (p.index, pickle.dumps(None)) for p, weight in self.outputs for _ in range(weight)
+                ]
+            result = self.body(*given, attempt=attempt) if self.wants_attempt else self.body(*given)
+            if self.generates:
+                return DONE, [self._token(*self._named(each)) for each in result]
+            if self.alone is not None:
+                return DONE, [self._token(self.alone, result)]
+            return DONE, [self._token(place, value) for place, value in self._several(result)]
+        except OutputError as error:
+            return WRONG, (str(error), "")
+        except BaseException as error:
+            return FAILED, (f"Transition {self.name} failed: {_said(error)}.", traceback.format_exc())
+
+    def _token(self, place: Place, value: Any) -> tuple[int, bytes]:
+        if place.type is not object and (refusal := place.refusal(value)):
+            raise OutputError(f"Transition {self.name} gave a wrong token: {refusal}")
+        try:
+            return place.index, pickle.dumps(value, 5)
+        except Exception as error:
+            kind = type(value).__name__
+            raise OutputError(
+                f"Transition {self.name} gave place {place.name} a {kind} that cannot be pickled: "
+                f"{_said(error)}."
+            ) from None
+
+    def _several(self, result: Any) -> list[tuple[Place, Any]]:
+        """What a function returned, by places: an entry for each output, a list for a weight above 1."""
+        if not self.outputs:
+            return []
+        entries = (result,) if len(self.outputs) == 1 else result
+        found = []
+        if isinstance(entries, tuple | list) and len(entries) == len(self.outputs):
+            for (place, weight), entry in zip(self.outputs, entries, strict=True):
+                if weight == 1:
+                    found.append((place, entry))
+                elif isinstance(entry, tuple | list) and len(entry) == weight:
+                    found.extend((place, value) for value in entry)
+                else:
+                    raise OutputError(
+                        f"Transition {self.name} must give place {place.name} a list of {weight} tokens, "
+                        f"and gave {type(entry).__name__}."
+                    )
+            return found
+        raise OutputError(
+            f"Transition {self.name} must return a tuple of {len(self.outputs)} tokens, one for each output, "
+            f"and returned {type(result).__name__}."
+        )
+
+    def _named(self, given: Any) -> tuple[Place, Any]:
+        """Where a token of a generator goes."""
+        if len(self.outputs) == 1:
+            return self.outputs[0][0], given
+        if isinstance(given, tuple) and len(given) == 2:
+            for place, _ in self.outputs:
+                if given[0] is place or given[0] == place.name:
+                    return place, given[1]
+        names = ", ".join(place.name for place, _ in self.outputs) or "none"
+        raise OutputError(
+            f"Generator {self.name} must yield (place, token), with a place of its outputs ({names})."
+        )
+
+
+def _said(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text.rstrip(".")
