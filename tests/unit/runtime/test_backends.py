@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from carme.jobs.templates import TEMPLATES
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import place
@@ -177,6 +178,13 @@ def test_what_is_not_installed_is_named(local: Launch, script: Script) -> None:
     assert (code, out) == (2, "")
     assert "--backend jax needs jax, which this Python does not have." in errors
     assert "pip install jax" in errors
+
+
+def test_every_backend_has_a_template_for_batch_jobs() -> None:
+    assert TEMPLATES.keys() == BACKENDS.keys()
+    for name, template in TEMPLATES.items():
+        line = template.script.splitlines()[-1]
+        assert line == f"carme-run --backend {name} {template.program}"
 
 
 def test_every_backend_has_its_line_in_the_documentation() -> None:

@@ -12,6 +12,7 @@ from django.utils import timezone
 from carme.broker.protocol import JobFacts
 from carme.errors import SlurmError
 from carme.jobs import JobRequest, SessionOptions
+from carme.jobs.templates import TEMPLATES
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
@@ -428,6 +429,17 @@ def test_sbatch_lines_count_where_the_form_says_nothing(browser: Browser, broker
     assert (asked.request.gpus_per_node, asked.request.minutes) == (2, 5)
     shown = browser.get(answer["Location"], follow=True).content.decode()
     assert "options that are ignored: -o." in shown
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_form_begins_with_the_template_of_a_framework(browser: Browser, name: str) -> None:
+    template = TEMPLATES[name]
+    page = browser.get("/jobs/submit/").content.decode()
+    assert f'<a href="?pattern={name}">{template.title}</a>' in page
+    page = browser.get(f"/jobs/submit/?pattern={name}").content.decode()
+    assert f"\ncarme-run --backend {name} {template.program}\n" in page
+    assert re.search(rf'name="nodes" value="{template.nodes}"', page)
+    assert re.search(rf'name="gpus_per_node" value="{template.gpus_per_node}"', page)
 
 
 def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: FakeBroker) -> None:
