@@ -108,7 +108,7 @@ def results(out: str) -> list[tuple[str, str]]:
     return re.findall(r"RESULT (\d+) (\S+)", out)
 
 
-RANKS = ["jax", "accelerate", "lightning"]
+RANKS = ["jax", "accelerate", "lightning", "deepspeed", "mxnet"]
 DRIVERS = {"dask": ["-n", "2"]}
 
 

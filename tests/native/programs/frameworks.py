@@ -48,6 +48,37 @@ def with_dask():
         show(len(workers), -RATE * sum(found) / len(workers))
 
 
+def with_mxnet():
+    import mxnet as mx
+
+    store = mx.kv.create("dist_sync")
+    share = len(SAMPLES) // store.num_workers
+    mine = SAMPLES[store.rank * share :][:share]
+    store.init("gradient", mx.nd.zeros(1))
+    store.push("gradient", mx.nd.array([gradient(0.0, mine)]))
+    summed = mx.nd.zeros(1)
+    store.pull("gradient", out=summed)
+    show(store.num_workers, -RATE * summed.asscalar() / store.num_workers)
+
+
+def with_deepspeed():
+    import deepspeed
+    import torch
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    deepspeed.init_distributed()
+    ranks = torch.distributed.get_world_size()
+    settings = {"train_micro_batch_size_per_gpu": len(SAMPLES) // ranks}
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    share = len(SAMPLES) // ranks
+    x = torch.tensor(SAMPLES)[engine.global_rank * share :][:share, None]
+    engine.backward(((engine(x) - 3 * x) ** 2).mean())
+    engine.step()
+    show(ranks, engine.module.weight.detach())
+
+
 def with_accelerate():
     import torch
     from accelerate import Accelerator

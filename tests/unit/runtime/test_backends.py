@@ -132,6 +132,36 @@ def test_accelerate_uses_the_processor_where_there_is_no_gpu(devices: int, no_gp
     assert {variables["ACCELERATE_USE_CPU"] for variables in made.values()} == {value}
 
 
+def test_deepspeed_counts_ranks_across_nodes() -> None:
+    made = of("deepspeed", spread(2, 1))
+    names = ("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    assert [[made[rank][name] for name in names] for rank in range(3)] == [
+        ["2", "0", "2"],
+        ["2", "0", "1"],
+        ["1", "1", "2"],
+    ]
+
+
+def test_mxnet_has_a_scheduler_and_servers_beside_its_workers() -> None:
+    setup = Setup(spread(2, 1).places, [7000])
+    made = BACKENDS["mxnet"].variables(setup)
+    assert [made[rank]["DMLC_NODE_HOST"] for rank in range(3)] == ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
+    scheduler, servers = BACKENDS["mxnet"].programs(setup)
+    assert (scheduler.hosts, servers.hosts) == (["n1"], ["n1", "n2"])
+    others = [process.environment for program in (scheduler, servers) for process in program.processes]
+    roles = [variables["DMLC_ROLE"] for variables in (*others, *made.values())]
+    assert roles == ["scheduler", "server", "server", "worker", "worker", "worker"]
+    for variables in (*others, *made.values()):
+        names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
+        assert [variables[name] for name in names] == ["10.0.0.1", "7000", "2", "3"]
+
+
+def test_mxnet_needs_ipv4() -> None:
+    nodes = [Member(number, f"n{number + 1}", f"fd00::{number + 1}", 0, 8) for number in range(2)]
+    with pytest.raises(CarmeRuntimeError, match="Use one node"):
+        BACKENDS["mxnet"].refuses(Setup(place(Members.of(nodes, [], 2)), [7000]))
+
+
 def test_dasks_workers_share_the_cores_and_gpus_of_their_node() -> None:
     scheduler, *workers = BACKENDS["dask"].programs(Setup(spread(2, 1).places, [7000], secrets={"KEY": "x"}))
     assert scheduler.hosts == ["n1"] and scheduler.command[-6:-5] == ["7000"]

@@ -47,6 +47,8 @@ TEMPLATES = {
         Template("JAX", "jax"),
         Template("Accelerate", "accelerate"),
         Template("Lightning", "lightning"),
+        Template("DeepSpeed", "deepspeed"),
+        Template("MXNet", "mxnet"),
         Template("Dask", "dask", "analyse.py", gpus_per_node=0),
         Template("Horovod", "horovod"),
         Template("MPI", "mpi", "-- ./simulate", gpus_per_node=0),

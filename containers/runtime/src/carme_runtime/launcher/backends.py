@@ -162,6 +162,56 @@ def _refuse_lightning(setup: Setup) -> None:
         )
 
 
+def _deepspeed(setup: Setup) -> Variables:
+    """What DeepSpeed's launcher sets beside the variables of every run."""
+    across: dict[int, list[int]] = {}  # by local rank, the ranks with that number on their nodes
+    for place in setup.places:
+        across.setdefault(place.local_rank, []).append(place.rank)
+    return {
+        place.rank: {
+            "LOCAL_SIZE": str(place.local_size),
+            "CROSS_RANK": str(across[place.local_rank].index(place.rank)),
+            "CROSS_SIZE": str(len(across[place.local_rank])),
+        }
+        for place in setup.places
+    }
+
+
+def _mxnet(setup: Setup) -> Variables:
+    return {place.rank: _mxnet_role(setup, "worker", place) for place in setup.places}
+
+
+def _mxnet_role(setup: Setup, role: str, place: Place) -> dict[str, str]:
+    nodes = len({each.member.number for each in setup.places})
+    return {
+        "DMLC_ROLE": role,
+        "DMLC_PS_ROOT_URI": _host(setup.places[0], setup.places),
+        "DMLC_PS_ROOT_PORT": str(setup.ports[0]),
+        "DMLC_NUM_SERVER": str(nodes),
+        "DMLC_NUM_WORKER": str(len(setup.places)),
+        "DMLC_NODE_HOST": _host(place, setup.places),
+    }
+
+
+def _mxnet_programs(setup: Setup) -> list[Program]:
+    """The scheduler on the first node and a server on each; MXNet becomes either when it is imported."""
+    nodes = [place for place in setup.places if place.local_rank == 0]
+    roles = [("scheduler", "MXNet's scheduler", nodes[:1]), ("server", "A server of MXNet", nodes)]
+    command = [sys.executable, "-c", "import mxnet"]
+    return [
+        Program(name, command, [Process(place.member, _mxnet_role(setup, role, place)) for place in places])
+        for role, name, places in roles
+    ]
+
+
+def _refuse_mxnet(setup: Setup) -> None:
+    if is_spread(setup.places) and any(":" in place.member.address for place in setup.places):
+        raise CarmeRuntimeError(
+            "MXNet finds its processes by IPv4, and the nodes of the job have other addresses.",
+            "Use one node (--nodes 1).",
+        )
+
+
 def _dask(setup: Setup) -> Variables:
     return {0: _dask_shared(setup)}
 
@@ -269,6 +319,24 @@ BACKENDS = {
         variables=_lightning,
         modules=("lightning",),
         refuses=_refuse_lightning,
+    ),
+    "deepspeed": Backend(
+        (*_TORCH, "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+        variables=_deepspeed,
+        modules=("torch", "deepspeed"),
+    ),
+    "mxnet": Backend(
+        (
+            *("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
+            *("DMLC_NUM_SERVER", "DMLC_NUM_WORKER", "DMLC_NODE_HOST"),
+        ),
+        "MXNet's scheduler on the first node, a server on each node",
+        "scheduler and servers",
+        _mxnet,
+        _of_first,
+        ("mxnet",),
+        _refuse_mxnet,
+        _mxnet_programs,
     ),
     "dask": Backend(
         (
