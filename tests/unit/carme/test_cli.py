@@ -98,6 +98,29 @@ async def test_scripts(site: Any, file: Path, folder: Path) -> None:
     )
 
 
+async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
+    site: Any, file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = folder / "train.py"
+    script.write_text("import jax\n")
+    jobs = site.home / ".local/share/carme/jobs"
+    assert await carme("submit", "--template", "jax", str(script), "--", "--epochs", "3") == 0
+    (folder_of_job,) = jobs.iterdir()
+    request = json.loads((folder_of_job / "request.json").read_text())
+    asked = ("name", "image", "nodes", "gpus_per_node")
+    assert [request[name] for name in asked] == ["jax", "torch", 2, 1]
+    assert request["command"] == ["carme-run", "--backend", "jax", str(script), "--epochs", "3"]
+    more = ["--nodes", "1", "--gpus", "0", "--name", "mine", "--", "./simulate", "-n", "1"]
+    assert await carme("submit", "--template", "mpi", *more) == 0
+    (other,) = set(jobs.iterdir()) - {folder_of_job}
+    request = json.loads((other / "request.json").read_text())
+    assert [request[name] for name in asked] == ["mine", "torch", 1, 0]
+    assert request["command"] == ["carme-run", "--backend", "mpi", "--", "./simulate", "-n", "1"]
+    capsys.readouterr()
+    assert await carme("submit", "--template", "jax", "nowhere.py") == 1
+    assert "There is no script 'nowhere.py'." in capsys.readouterr().err
+
+
 async def test_sbatch_lines_are_read_and_the_command_line_wins(
     site: Any, file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

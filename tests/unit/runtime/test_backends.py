@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from carme_runtime.launcher.backends import BACKENDS
+from carme.jobs.templates import TEMPLATES
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.fabric.members import Member, Members
+from carme_runtime.launcher import place
+from carme_runtime.launcher.backends import BACKENDS, Setup, Variables
 
 from .conftest import Process, clean_environment
 
@@ -14,11 +18,44 @@ Script = Callable[[str], str]
 Launch = Callable[..., Process]
 
 
-@pytest.mark.parametrize("name", ["torch", "gaspi"])
-def test_a_dry_run_says_what_a_backend_sets(local: Launch, script: Script, name: str) -> None:
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_dry_run_says_what_a_backend_sets_starts_and_stops(
+    local: Launch, script: Script, name: str
+) -> None:
     code, out, errors = local("--dry-run", "-n", "2", "--backend", name, script("1 / 0")).wait()
     assert (code, errors) == (0, "")
-    assert f"--backend {name} sets: {', '.join(BACKENDS[name].sets)}" in out and "starts: nothing" in out
+    backend = BACKENDS[name]
+    assert f"--backend {name} sets: {', '.join(backend.sets) or 'nothing'}\n" in out
+    assert f"starts: {backend.starts}\nstops: {backend.stops}\n" in out
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_dry_run_for_programs(local: Launch, script: Script, name: str) -> None:
+    path = script("1 / 0")
+    code, out, errors = local("--dry-run", "--json", "-n", "2", "--backend", name, path).wait()
+    assert (code, errors) == (0, "")
+    answer = json.loads(out)
+    assert answer["command"][1:] == [path]
+    assert answer["backend"]["name"] == name and answer["backend"]["sets"] == list(BACKENDS[name].sets)
+    assert [rank["environment"]["RANK"] for rank in answer["ranks"]] == ["0", "1"][: len(answer["ranks"])]
+    for rank in answer["ranks"]:
+        for variable in BACKENDS[name].sets:
+            found = [each for each in rank["environment"] if each.startswith(variable.rstrip("*"))]
+            assert found, f"{variable} is declared but not set"
+
+
+def test_a_dry_run_without_a_backend_for_programs(local: Launch, script: Script) -> None:
+    code, out, _ = local("--dry-run", "--json", "-n", "2", "--pin-cpus", script("1 / 0")).wait()
+    answer = json.loads(out)
+    assert code == 0 and "backend" not in answer
+    assert [(rank["rank"], rank["local_rank"]) for rank in answer["ranks"]] == [(0, 0), (1, 1)]
+    assert all("cpus" in rank for rank in answer["ranks"])
+
+
+@pytest.mark.parametrize("others", [[], ["--dry-run", "--cleanup"]])
+def test_json_is_for_dry_runs(local: Launch, script: Script, others: list[str]) -> None:
+    code, out, errors = local("--json", *others, script("1 / 0")).wait()
+    assert (code, out) == (2, "") and "--json is how --dry-run says" in errors
 
 
 def test_ranks_of_tensorflow_know_each_other(local: Launch, script: Script, tmp_path: Path) -> None:
@@ -32,3 +69,160 @@ def test_ranks_of_tensorflow_know_each_other(local: Launch, script: Script, tmp_
     assert sorted(one["task"]["index"] for one in told) == [0, 1, 2]
     workers = told[0]["cluster"]["worker"]
     assert len(set(workers)) == 3 and all(one["cluster"]["worker"] == workers for one in told)
+
+
+def spread(*devices: int, ranks: int | None = None, caller: dict[str, str] | None = None) -> Setup:
+    """Nodes n1, n2, ... with so many GPUs; ports are 7000, 7001, ..."""
+    nodes = [
+        Member(number, f"n{number + 1}", f"10.0.0.{number + 1}", count, 8)
+        for number, count in enumerate(devices)
+    ]
+    places = place(Members.of(nodes, [], len(nodes)), ranks=ranks)
+    return Setup(places, [7000 + number for number in range(len(places))], caller or {})
+
+
+def of(name: str, setup: Setup) -> Variables:
+    count = len(BACKENDS[name].ports(setup.places))
+    return BACKENDS[name].variables(Setup(setup.places, setup.ports[:count], setup.caller))
+
+
+def test_jax_takes_ranks_for_tasks_of_slurm() -> None:
+    job = {"SLURM_JOB_ID": "17", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2"}
+    made = of("jax", spread(2, 1, caller=job))
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_JOB_ID", "JAX_LOCAL_DEVICE_IDS")
+    assert [[made[rank][name] for name in names] for rank in range(3)] == [
+        ["0", "0", "3", "17", "0"],
+        ["1", "1", "3", "17", "1"],
+        ["2", "0", "3", "17", "0"],
+    ]
+    for variables in made.values():
+        assert variables["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:7000"
+        assert variables["JAX_COORDINATOR_BIND_ADDRESS"] == "10.0.0.1:7000"
+        assert variables["SLURM_STEP_NODELIST"] == "n[1-2]"
+        assert "no_grpc_proxy" not in variables
+    proxied = of("jax", spread(2, 1, caller={"https_proxy": "http://proxy:3128", "no_proxy": "web"}))
+    assert {variables["no_grpc_proxy"] for variables in proxied.values()} == {"web,10.0.0.1,10.0.0.2"}
+
+
+def test_jax_on_one_node_stays_off_the_network() -> None:
+    made = of("jax", spread(0, ranks=2))
+    assert {variables["JAX_COORDINATOR_ADDRESS"] for variables in made.values()} == {"127.0.0.1:7000"}
+    assert {variables["JAX_LOCAL_DEVICE_IDS"] for variables in made.values()} == {"0"}
+
+
+def test_ranks_of_jax_with_gpus_of_their_own_number_them_from_0() -> None:
+    setup = spread(4)
+    made = BACKENDS["jax"].variables(Setup(setup.places[:2], [1], {}, devices_per_rank=2))
+    assert [variables["JAX_LOCAL_DEVICE_IDS"] for variables in made.values()] == ["0,1", "0,1"]
+
+
+def test_the_defaults_of_lightnings_trainer() -> None:
+    made = of("lightning", spread(2, 2, caller={"PL_TRAINER_STRATEGY": "fsdp"}))
+    for variables in made.values():
+        assert variables["PL_TRAINER_NUM_NODES"] == variables["PL_TRAINER_DEVICES"] == "2"
+        assert variables["PL_TRAINER_STRATEGY"] == "fsdp"
+
+
+@pytest.mark.parametrize(
+    ("devices", "no_gpu", "value"), [(0, False, "true"), (2, False, "false"), (0, True, "true")]
+)
+def test_accelerate_uses_the_processor_where_there_is_no_gpu(devices: int, no_gpu: bool, value: str) -> None:
+    setup = spread(devices, devices)
+    made = BACKENDS["accelerate"].variables(Setup(setup.places, [], {}, no_gpu=no_gpu))
+    assert {variables["ACCELERATE_USE_CPU"] for variables in made.values()} == {value}
+
+
+def test_deepspeed_counts_ranks_across_nodes() -> None:
+    made = of("deepspeed", spread(2, 1))
+    names = ("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    assert [[made[rank][name] for name in names] for rank in range(3)] == [
+        ["2", "0", "2"],
+        ["2", "0", "1"],
+        ["1", "1", "2"],
+    ]
+
+
+def test_mxnet_has_a_scheduler_and_servers_beside_its_workers() -> None:
+    setup = Setup(spread(2, 1).places, [7000])
+    made = BACKENDS["mxnet"].variables(setup)
+    assert [made[rank]["DMLC_NODE_HOST"] for rank in range(3)] == ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
+    scheduler, servers = BACKENDS["mxnet"].programs(setup)
+    assert (scheduler.hosts, servers.hosts) == (["n1"], ["n1", "n2"])
+    others = [process.environment for program in (scheduler, servers) for process in program.processes]
+    roles = [variables["DMLC_ROLE"] for variables in (*others, *made.values())]
+    assert roles == ["scheduler", "server", "server", "worker", "worker", "worker"]
+    for variables in (*others, *made.values()):
+        names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
+        assert [variables[name] for name in names] == ["10.0.0.1", "7000", "2", "3"]
+
+
+def test_mxnet_needs_ipv4() -> None:
+    nodes = [Member(number, f"n{number + 1}", f"fd00::{number + 1}", 0, 8) for number in range(2)]
+    with pytest.raises(CarmeRuntimeError, match="Use one node"):
+        BACKENDS["mxnet"].refuses(Setup(place(Members.of(nodes, [], 2)), [7000]))
+
+
+def test_dasks_workers_share_the_cores_and_gpus_of_their_node() -> None:
+    scheduler, *workers = BACKENDS["dask"].programs(Setup(spread(2, 1).places, [7000], secrets={"KEY": "x"}))
+    assert scheduler.hosts == ["n1"] and scheduler.command[-6:-5] == ["7000"]
+    assert [
+        (program.hosts, program.command[program.command.index("--nthreads") + 1]) for program in workers
+    ] == [
+        (["n1"], "4"),
+        (["n2"], "8"),
+    ]
+    assert [process.devices for program in workers for process in program.processes] == [
+        (0, 1),
+        (1, 2),
+        (0, 1),
+    ]
+    for program in (scheduler, *workers):
+        for process in program.processes:
+            assert process.environment["KEY"] == "x" and "x" not in program.command
+            assert process.environment["DASK_SCHEDULER_ADDRESS"] == "tls://10.0.0.1:7000"
+
+
+def test_a_dry_run_shows_no_secrets(local: Launch, script: Script) -> None:
+    _, out, _ = local("--dry-run", "--json", "-n", "2", "--backend", "dask", script("1 / 0")).wait()
+    answer = json.loads(out)
+    [rank] = answer["ranks"]  # the script runs once
+    assert rank["environment"]["WORLD_SIZE"] == "1"
+    for name in BACKENDS["dask"].secrets:
+        assert rank["environment"][name] == "(a secret of the run)"
+    assert [program["name"] for program in answer["backend"]["programs"]] == [
+        "Dask's scheduler",
+        "A worker of Dask",
+    ]
+
+
+def test_what_lightning_cannot_do() -> None:
+    with pytest.raises(CarmeRuntimeError, match=r"as many ranks on each node .* here are n1: 2, n2: 1\."):
+        BACKENDS["lightning"].refuses(spread(2, 1))
+    setup = spread(2, 2)
+    with pytest.raises(CarmeRuntimeError, match="Leave --devices-per-rank out"):
+        BACKENDS["lightning"].refuses(Setup(setup.places, [], {}, devices_per_rank=1))
+
+
+def test_what_is_not_installed_is_named(local: Launch, script: Script) -> None:
+    code, out, errors = local("-n", "2", "--backend", "jax", script("1 / 0")).wait()
+    assert (code, out) == (2, "")
+    assert "--backend jax needs jax, which this Python does not have." in errors
+    assert "pip install jax" in errors
+
+
+def test_every_backend_has_a_template_for_batch_jobs() -> None:
+    assert TEMPLATES.keys() == BACKENDS.keys()
+    for name, template in TEMPLATES.items():
+        line = template.script.splitlines()[-1]
+        assert line == f"carme-run --backend {name} {template.program}"
+
+
+def test_every_backend_has_its_line_in_the_documentation() -> None:
+    """The table of docs/users/frameworks.md says what BACKENDS says."""
+    page = (Path(__file__).parents[3] / "docs" / "users" / "frameworks.md").read_text()
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| `")}
+    assert list(rows) == [f"`{name}`" for name in BACKENDS]
+    for name, backend in BACKENDS.items():
+        assert all(f"`{variable}`" in rows[f"`{name}`"] for variable in backend.sets), name
+        assert f"| {backend.starts} | {backend.stops} |" in rows[f"`{name}`"], name
+        assert f"carme-run --backend {name}" in page

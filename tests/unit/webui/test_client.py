@@ -548,6 +548,21 @@ def test_data_is_named_from_elsewhere(elsewhere: Any, broker: FakeBroker, capsys
     assert "nothing-known" in capsys.readouterr().err
 
 
+def test_a_template_from_elsewhere_starts_what_lies_on_the_cluster(
+    elsewhere: Any, broker: FakeBroker, capsys: Any
+) -> None:
+    words = ["--template", "jax", "--image", "torch", "--gpus", "0", "--", "/home/alice/train.py"]
+    assert main(["submit", *words]) == 0
+    (asked,) = broker.asked_for("submit")
+    assert asked.request.command == ["carme-run", "--backend", "jax", "--", "/home/alice/train.py"]
+    assert (asked.request.name, asked.request.nodes, asked.request.image) == ("jax", 2, "torch")
+    capsys.readouterr()
+    assert main(["submit", "--template", "jax", "--image", "torch", "train.py"]) == 1
+    assert "'train.py' lies here. Copy it there" in capsys.readouterr().err
+    assert main(["submit", "--template", "jax", "--", "/home/alice/train.py"]) == 1
+    assert "Add --image NAME" in capsys.readouterr().err
+
+
 # --- files, presets, notices, projects, administration ---------------------------------------------------
 
 

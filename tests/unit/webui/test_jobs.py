@@ -12,6 +12,7 @@ from django.utils import timezone
 from carme.broker.protocol import JobFacts
 from carme.errors import SlurmError
 from carme.jobs import JobRequest, SessionOptions
+from carme.jobs.templates import TEMPLATES
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
@@ -474,6 +475,17 @@ def test_what_few_jobs_need_is_behind_a_switch(browser: Browser, broker: FakeBro
         assert f'name="{name}"' in more
     refused = browser.send("/jobs/submit/", "/jobs/submit/", script="x", cpus_per_node="0", **FIELDS)
     assert refused.status_code == 422 and '<details class="more" open>' in refused.content.decode()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_form_begins_with_the_template_of_a_framework(browser: Browser, name: str) -> None:
+    template = TEMPLATES[name]
+    page = browser.get("/jobs/submit/").content.decode()
+    assert f'<a href="?pattern={name}">{template.title}</a>' in page
+    page = browser.get(f"/jobs/submit/?pattern={name}").content.decode()
+    assert f"\ncarme-run --backend {name} {template.program}\n" in page
+    assert re.search(rf'name="nodes" value="{template.nodes}"', page)
+    assert re.search(rf'name="gpus_per_node" value="{template.gpus_per_node}"', page)
 
 
 def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: FakeBroker) -> None:

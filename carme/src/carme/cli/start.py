@@ -16,6 +16,7 @@ from carme.images.own import is_own
 from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_words
 from carme.jobs.directives import directives
 from carme.jobs.scripts import MAXIMUM_BYTES, check_start, interpreter, name_of
+from carme.jobs.templates import TEMPLATES
 from carme.projects import account_of
 from carme.storage import space_of
 from carme.wording import size
@@ -29,6 +30,7 @@ examples:
   carme submit --stage imagenet --results results -- python train.py
   carme submit --array 0-9%2 -- sh -c 'echo task $SLURM_ARRAY_TASK_ID'
   carme submit --image torch --nodes 2 --gpus 1 -- carme-run train.py
+  carme submit --template jax --nodes 4 train.py
 """
 
 
@@ -41,6 +43,12 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="carme submit [options] SCRIPT [options] [ARGS ...] [-- ARGS ...]\n"
         "       carme submit [options] -- COMMAND [ARGS ...]",
+    )
+    parser.add_argument(
+        "--template",
+        choices=tuple(TEMPLATES),
+        help="start the script, or the program after --, by carme-run --backend over the job's nodes; with "
+        "the site's default image and the template's nodes and GPUs, unless you say otherwise",
     )
     parser.add_argument("--image", help="image to run in (default: directly on the node)")
     parser.add_argument("--nodes", type=int, help="number of nodes (default: 1)")
@@ -104,21 +112,25 @@ def _read_script(options: argparse.Namespace) -> None:
                 f"{', '.join(ignored)}.",
                 file=sys.stderr,
             )
-    options.nodes = 1 if options.nodes is None else options.nodes
-    options.gpus = 0 if options.gpus is None else options.gpus
+    template = TEMPLATES.get(options.template)
+    nodes, gpus = (template.nodes, template.gpus_per_node) if template else (1, 0)
+    options.nodes = nodes if options.nodes is None else options.nodes
+    options.gpus = gpus if options.gpus is None else options.gpus
 
 
 def _submit(options: argparse.Namespace) -> int:
     _read_script(options)
     if portal.is_remote():
         return _submit_remotely(options)
+    if options.template and options.image is None:
+        options.image = load().images.default
     if is_own(options.image):
         return _submit_in_own_image(options)
     command = _command(options)
     minutes = parse_minutes(options.time) if options.time else load().sessions.default_minutes
     request = JobRequest.read(
         {
-            "name": options.name or name_of(command[0]),
+            "name": options.name or name_of(options.template or command[0]),
             "kind": "batch",
             "image": options.image,
             "command": command,
@@ -209,11 +221,32 @@ def _submit_remotely(options: argparse.Namespace) -> int:
             "Name a folder of the cluster, like /scratch/me/results.",
             field="results",
         )
+    if options.template:
+        given = _remote_template(options, given)
     what: Path | list[str] = given[1:] if given[0] == "--" else Path(given[0])
     arguments = [] if isinstance(what, list) else given[1:]
     return _through_portal(
         options, what, arguments, options.stage, options.results, _absolute(options.workdir)
     )
+
+
+def _remote_template(options: argparse.Namespace, given: list[str]) -> list[str]:
+    """The command that a template makes of a program of the cluster."""
+    if given[0] != "--":
+        raise InvalidRequest(
+            f"From this computer --template starts what lies on the cluster, and {given[0]!r} lies here.",
+            f"Copy it there, and name it after --: carme submit --template {options.template} --image NAME "
+            "-- /home/me/train.py",
+            field="template",
+        )
+    if options.image is None:
+        raise InvalidRequest(
+            "From this computer --template needs the name of an image.",
+            "Add --image NAME; the portal's pages list the images.",
+            field="image",
+        )
+    options.name = options.name or options.template
+    return ["--", *TEMPLATES[options.template].command(given)]
 
 
 def _absolute(path: str | None) -> str | None:
@@ -259,11 +292,12 @@ def _through_portal(
 def _command(options: argparse.Namespace) -> list[str]:
     """The command after `--`, or a script of the user's with its arguments."""
     given: list[str] = options.command
+    template = TEMPLATES.get(options.template)
     if given and given[0] == "--":
         given = given[1:]
         if not given:
             options.parser.error("there is no command after --")
-        return given
+        return template.command(["--", *given]) if template else given
     if not given:
         options.parser.error("name a script, or a command after --")
     script = Path(given[0])
@@ -280,6 +314,8 @@ def _command(options: argparse.Namespace) -> list[str]:
         raise CarmeError(
             f"The script {given[0]!r} cannot be read: {error.strerror}.", "Make it readable."
         ) from None
+    if template:
+        return template.command([str(script.absolute()), *given[1:]])
     check_start(given[0], first)
     path = str(script.absolute())
     if first.startswith(b"#!") and b"\r" not in first.partition(b"\n")[0] and os.access(script, os.X_OK):

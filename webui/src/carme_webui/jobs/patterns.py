@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django.utils.translation import gettext_lazy as _
 
+from carme.jobs.templates import TEMPLATES
+
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
 
@@ -13,7 +15,7 @@ __all__ = ["PATTERNS", "Pattern"]
 class Pattern(NamedTuple):
     """A script, and what its job asks for."""
 
-    title: "StrPromise"
+    title: "StrPromise | str"
     script: str
     gpus_per_node: int = 0
     nodes: int = 1
@@ -40,4 +42,14 @@ PATTERNS = {
         nodes=2,
         in_image=True,
     ),
+} | {
+    name: Pattern(
+        template.title,
+        template.script,
+        gpus_per_node=template.gpus_per_node,
+        nodes=template.nodes,
+        minutes=template.minutes,
+        in_image=True,
+    )
+    for name, template in TEMPLATES.items()
 }

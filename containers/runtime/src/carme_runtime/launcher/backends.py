@@ -1,16 +1,43 @@
-"""What `--backend` sets and starts for each framework: one entry of `BACKENDS` each."""
+"""What `--backend` sets, starts and stops for each framework: one entry of `BACKENDS` each."""
 
 import importlib.util
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
+from carme_runtime.fabric.members import Member
+from carme_runtime.launcher import gaspi, horovod
 from carme_runtime.launcher.placement import Place, is_spread
+from carme_runtime.launcher.programs import Process, Program
 
 Variables = dict[int, dict[str, str]]
-PORT_TRIES = 20  # per rank: a node may name a port twice, as nothing listens there yet
+PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")  # that gRPC reads
+PORT_TRIES = 20  # per port: a node may name one twice, as nothing listens there yet
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the variables of a run are made from.
+
+    Args:
+        places: Of all ranks.
+        ports: Free ones, in the order of the backend's `ports`; a dry run has 0 for each.
+        caller: The environment that ranks get from who starts them.
+        devices_per_rank: What the option of that name says.
+        no_gpu: What the option of that name says.
+        secrets: By name, those variables of the run that nobody else may know; a dry run has others for them.
+    """
+
+    places: list[Place]
+    ports: list[int]
+    caller: Mapping[str, str] = field(default_factory=dict)
+    devices_per_rank: int | None = None
+    no_gpu: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -18,22 +45,35 @@ class Backend:
     """A framework as carme-run knows it.
 
     Args:
-        sets: The variables that ranks get on top of every run's.
-        starts: What is started beside or instead of the ranks, and stopped with the run.
-        variables: By rank, the values of `sets`, from the places and a free port for each rank; None: other
-            modules of the launcher see to them.
+        sets: The variables that ranks get on top of every run's; those that torch has are every run's.
+        starts: What is started beside or instead of the ranks.
+        stops: What ends with the run besides the ranks.
+        variables: By rank, the values of `sets`.
+        ports: The nodes of which free ports are needed, once for each.
         modules: What this Python must have, by the names that people install.
+        refuses: Raises CarmeRuntimeError where the framework cannot work like this.
+        programs: What is started beside the ranks, one after the other.
+        secrets: The names of variables that nobody else may know.
+        make_secrets: Their values, new for each run.
+        driver: Whether the script runs once, on the first node, and `programs` are the ranks' processes.
     """
 
     sets: tuple[str, ...]
     starts: str = "nothing beside the ranks"
-    variables: Callable[[list[Place], list[int]], Variables] | None = None
+    stops: str = "nothing beside the ranks"
+    variables: Callable[[Setup], Variables] = lambda setup: {}
+    ports: Callable[[list[Place]], list[Member]] = lambda places: []
     modules: tuple[str, ...] = ()
+    refuses: Callable[[Setup], None] = lambda setup: None
+    programs: Callable[[Setup], list[Program]] = lambda setup: []
+    secrets: tuple[str, ...] = ()
+    make_secrets: Callable[[], list[str]] = list
+    driver: bool = False
 
 
-def _tensorflow(places: list[Place], ports: list[int]) -> Variables:
-    hosts = [_host(place, places) for place in places]
-    workers = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+def _tensorflow(setup: Setup) -> Variables:
+    hosts = [_host(place, setup.places) for place in setup.places]
+    workers = [f"{host}:{port}" for host, port in zip(hosts, setup.ports, strict=True)]
     return {
         place.rank: {
             "TF_CONFIG": json.dumps(
@@ -41,58 +81,335 @@ def _tensorflow(places: list[Place], ports: list[int]) -> Variables:
             ),
             "TF_USE_LEGACY_KERAS": "1",
         }
+        for place in setup.places
+    }
+
+
+def _jax(setup: Setup) -> Variables:
+    """What `jax.distributed.initialize()` reads: it takes ranks for tasks of srun, and so without one too."""
+    places, [port] = setup.places, setup.ports
+    coordinator = f"{_host(places[0], places)}:{port}"
+    hosts = list(dict.fromkeys(place.member.host for place in places))
+    return {
+        place.rank: {
+            "JAX_COORDINATOR_ADDRESS": coordinator,
+            # Its own choice is every address of the host.
+            "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
+            "JAX_LOCAL_DEVICE_IDS": _jax_devices(place, setup.devices_per_rank),
+            "SLURM_JOB_ID": setup.caller.get("SLURM_JOB_ID", "0"),
+            "SLURM_STEP_NODELIST": setup.caller.get("SLURM_STEP_NODELIST", ",".join(hosts)),
+            "SLURM_NTASKS": str(len(places)),
+            "SLURM_PROCID": str(place.rank),
+            "SLURM_LOCALID": str(place.local_rank),
+        }
+        | _past_proxies(setup)
         for place in places
     }
 
 
+def _jax_devices(place: Place, each: int | None) -> str:
+    """The GPUs of a rank among those that it sees."""
+    if each and place.member.devices:
+        return ",".join(str(number) for number in range(each))
+    return str(place.local_rank % max(1, place.member.devices))
+
+
+def _accelerate(setup: Setup) -> Variables:
+    """Without GPUs every rank would train alone, and say nothing, unless it is to use the processor."""
+    return {
+        place.rank: {
+            "ACCELERATE_USE_CPU": setup.caller.get(
+                "ACCELERATE_USE_CPU", str(_has_no_gpu(setup, place)).lower()
+            )
+        }
+        for place in setup.places
+    }
+
+
+def _has_no_gpu(setup: Setup, place: Place) -> bool:
+    """Outside of jobs nobody has counted the GPUs of this host."""
+    if setup.no_gpu or place.member.devices:
+        return setup.no_gpu
+    return place.member.address != "127.0.0.1" or not Path("/dev/nvidiactl").exists()
+
+
+def _lightning(setup: Setup) -> Variables:
+    nodes = setup.places[-1].node_rank + 1
+    defaults = {
+        "PL_TRAINER_NUM_NODES": str(nodes),
+        "PL_TRAINER_DEVICES": str(setup.places[0].local_size),
+        "PL_TRAINER_STRATEGY": "ddp",
+    }
+    shared = {name: setup.caller.get(name, value) for name, value in defaults.items()}
+    # By this Lightning knows that the ranks are started already, in jobs of Slurm as well.
+    shared["TORCHELASTIC_RUN_ID"] = setup.caller.get("TORCHELASTIC_RUN_ID", "carme-run")
+    return {place.rank: shared for place in setup.places}
+
+
+def _refuse_lightning(setup: Setup) -> None:
+    sizes = {place.member.host: place.local_size for place in setup.places}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{host}: {size}" for host, size in sizes.items())
+        raise CarmeRuntimeError(
+            f"Lightning needs as many ranks on each node as on the others, and here are {listed}.",
+            "Use -n with a multiple of the number of nodes, or --devices-per-node.",
+        )
+    if setup.devices_per_rank:
+        raise CarmeRuntimeError(
+            "Lightning chooses a GPU by the rank's number among all of its node, and --devices-per-rank "
+            "shows a rank its own alone.",
+            "Leave --devices-per-rank out.",
+        )
+
+
+def _deepspeed(setup: Setup) -> Variables:
+    """What DeepSpeed's launcher sets beside the variables of every run."""
+    across: dict[int, list[int]] = {}  # by local rank, the ranks with that number on their nodes
+    for place in setup.places:
+        across.setdefault(place.local_rank, []).append(place.rank)
+    return {
+        place.rank: {
+            "LOCAL_SIZE": str(place.local_size),
+            "CROSS_RANK": str(across[place.local_rank].index(place.rank)),
+            "CROSS_SIZE": str(len(across[place.local_rank])),
+        }
+        for place in setup.places
+    }
+
+
+def _mxnet(setup: Setup) -> Variables:
+    return {place.rank: _mxnet_role(setup, "worker", place) for place in setup.places}
+
+
+def _mxnet_role(setup: Setup, role: str, place: Place) -> dict[str, str]:
+    nodes = len({each.member.number for each in setup.places})
+    return {
+        "DMLC_ROLE": role,
+        "DMLC_PS_ROOT_URI": _host(setup.places[0], setup.places),
+        "DMLC_PS_ROOT_PORT": str(setup.ports[0]),
+        "DMLC_NUM_SERVER": str(nodes),
+        "DMLC_NUM_WORKER": str(len(setup.places)),
+        "DMLC_NODE_HOST": _host(place, setup.places),
+    }
+
+
+def _mxnet_programs(setup: Setup) -> list[Program]:
+    """The scheduler on the first node and a server on each; MXNet becomes either when it is imported."""
+    nodes = [place for place in setup.places if place.local_rank == 0]
+    roles = [("scheduler", "MXNet's scheduler", nodes[:1]), ("server", "A server of MXNet", nodes)]
+    command = [sys.executable, "-c", "import mxnet"]
+    return [
+        Program(name, command, [Process(place.member, _mxnet_role(setup, role, place)) for place in places])
+        for role, name, places in roles
+    ]
+
+
+def _refuse_mxnet(setup: Setup) -> None:
+    if is_spread(setup.places) and any(":" in place.member.address for place in setup.places):
+        raise CarmeRuntimeError(
+            "MXNet finds its processes by IPv4, and the nodes of the job have other addresses.",
+            "Use one node (--nodes 1).",
+        )
+
+
+def _dask(setup: Setup) -> Variables:
+    return {0: _dask_shared(setup)}
+
+
+def _dask_shared(setup: Setup) -> dict[str, str]:
+    address = f"tls://{_host(setup.places[0], setup.places)}:{setup.ports[0]}"
+    return {
+        "DASK_SCHEDULER_ADDRESS": address,
+        "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
+        **setup.secrets,
+    }
+
+
+def _dask_programs(setup: Setup) -> list[Program]:
+    """The scheduler on the first node, and a worker for each rank that there would be."""
+    first, shared = setup.places[0], _dask_shared(setup)
+    # It answers HTTP without a password even with no pages.
+    quiet = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--protocol", "tls"]
+    python = [sys.executable, "-m"]
+    host = ["--host", _host(first, setup.places).strip("[]"), "--port", str(setup.ports[0])]
+    programs = [
+        Program(
+            "Dask's scheduler",
+            [*python, "distributed.cli.dask_scheduler", *host, *quiet],
+            [Process(first.member, shared)],
+            "Scheduler at:",
+        )
+    ]
+    groups: dict[tuple[str, int], list[Process]] = {}
+    for place in setup.places:
+        threads = max(1, place.member.cpus // place.local_size)
+        own = _host(place, setup.places).strip("[]")
+        groups.setdefault((own, threads), []).append(
+            Process(place.member, shared, _own_devices(setup, place))
+        )
+    for (own, threads), processes in groups.items():
+        command = [*python, "distributed.cli.dask_worker", "--host", own, "--nthreads", str(threads)]
+        command += ["--no-nanny", "--death-timeout", "120", *quiet]
+        programs.append(Program("A worker of Dask", command, processes, "Registered to:"))
+    return programs
+
+
+def _own_devices(setup: Setup, place: Place) -> tuple[int, int] | None:
+    each = setup.devices_per_rank or 1
+    if not place.member.devices:
+        return None
+    begin = place.local_rank * each % place.member.devices
+    return begin, begin + each
+
+
+def _dask_certificate() -> list[str]:
+    """A certificate and its key for one run, by which its processes know each other."""
+    from distributed.security import Security  # pyright: ignore[reportMissingImports]
+
+    made = Security.temporary()
+    pair = [made.tls_client_cert, made.tls_client_key]
+    return [made.tls_ca_file, *pair * 3]
+
+
+def _past_proxies(setup: Setup) -> dict[str, str]:
+    """Where the caller has a proxy, gRPC would ask it for the ranks' addresses too."""
+    if not any(setup.caller.get(name) for name in PROXIES):
+        return {}
+    own = {_host(place, setup.places) for place in setup.places}
+    named = setup.caller.get("no_grpc_proxy") or setup.caller.get("no_proxy") or ""
+    return {"no_grpc_proxy": ",".join([*filter(None, [named]), *sorted(own)])}
+
+
+_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _of_each(places: list[Place]) -> list[Member]:
+    return [place.member for place in places]
+
+
+def _of_first(places: list[Place]) -> list[Member]:
+    return [places[0].member]
+
+
 BACKENDS = {
-    "torch": Backend(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")),
+    "torch": Backend(_TORCH),
     "tensorflow": Backend(
-        ("TF_CONFIG", "TF_USE_LEGACY_KERAS"), variables=_tensorflow, modules=("tensorflow", "tf_keras")
+        ("TF_CONFIG", "TF_USE_LEGACY_KERAS"),
+        variables=_tensorflow,
+        ports=_of_each,
+        modules=("tensorflow", "tf_keras"),
     ),
-    "horovod": Backend(("HOROVOD_*",), "Horovod's rendezvous server on the first node"),
-    "mpi": Backend((), "the mpirun that is installed, which starts the ranks"),
-    "gaspi": Backend(("GASPI_*",)),
+    "jax": Backend(
+        (
+            *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS"),
+            *("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+        ),
+        variables=_jax,
+        ports=_of_first,
+        modules=("jax",),
+    ),
+    "accelerate": Backend(
+        (*_TORCH, "ACCELERATE_USE_CPU"), variables=_accelerate, modules=("torch", "accelerate")
+    ),
+    "lightning": Backend(
+        (
+            *("PL_TRAINER_NUM_NODES", "PL_TRAINER_DEVICES", "PL_TRAINER_STRATEGY"),
+            "TORCHELASTIC_RUN_ID",
+        ),
+        variables=_lightning,
+        modules=("lightning",),
+        refuses=_refuse_lightning,
+    ),
+    "deepspeed": Backend(
+        (*_TORCH, "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+        variables=_deepspeed,
+        modules=("torch", "deepspeed"),
+    ),
+    "mxnet": Backend(
+        (
+            *("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
+            *("DMLC_NUM_SERVER", "DMLC_NUM_WORKER", "DMLC_NODE_HOST"),
+        ),
+        "MXNet's scheduler on the first node, a server on each node",
+        "scheduler and servers",
+        _mxnet,
+        _of_first,
+        ("mxnet",),
+        _refuse_mxnet,
+        _mxnet_programs,
+    ),
+    "dask": Backend(
+        (
+            "DASK_SCHEDULER_ADDRESS",
+            "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION",
+            "DASK_DISTRIBUTED__COMM__TLS__*",
+        ),
+        "Dask's scheduler on the first node, a worker for each rank; the script once, on the first node",
+        "scheduler and workers",
+        _dask,
+        _of_first,
+        ("distributed", "cryptography"),
+        programs=_dask_programs,
+        secrets=(
+            "DASK_DISTRIBUTED__COMM__TLS__CA_FILE",
+            *(
+                f"DASK_DISTRIBUTED__COMM__TLS__{who}__{what}"
+                for who in ("CLIENT", "SCHEDULER", "WORKER")
+                for what in ("CERT", "KEY")
+            ),
+        ),
+        make_secrets=_dask_certificate,
+        driver=True,
+    ),
+    "horovod": Backend(
+        ("HOROVOD_*",),
+        "Horovod's rendezvous server on the first node",
+        "that server",
+        lambda setup: horovod.variables(setup.places, 0, setup.caller),
+        modules=("horovod",),
+    ),
+    "mpi": Backend(
+        (), "the mpirun that is installed, which starts the ranks", "mpirun, which ends the ranks"
+    ),
+    "gaspi": Backend(("GASPI_*",), variables=lambda setup: gaspi.rank_variables(setup.places)),
 }
+
+
+def missing(name: str) -> list[str]:
+    """The modules that the backend needs and this Python lacks."""
+    return [module for module in BACKENDS[name].modules if not importlib.util.find_spec(module)]
 
 
 def check_installed(name: str) -> None:
     """Raise CarmeRuntimeError where this Python lacks what the backend needs."""
-    missing = [module for module in BACKENDS[name].modules if not importlib.util.find_spec(module)]
-    if missing:
+    if name == "horovod":
+        horovod.check_installed()
+    if lacking := missing(name):
         raise CarmeRuntimeError(
-            f"--backend {name} needs {' and '.join(missing)}, which this Python does not have.",
-            f"Use an image with it, or install it: pip install {' '.join(missing)}",
+            f"--backend {name} needs {' and '.join(lacking)}, which this Python does not have.",
+            f"Use an image with it, or install it: pip install {' '.join(lacking)}",
         )
 
 
-def described(name: str) -> str:
-    """What the backend would set and start, for people."""
-    backend = BACKENDS[name]
-    return f"--backend {name} sets: {', '.join(backend.sets) or 'nothing'}\nstarts: {backend.starts}"
-
-
-async def variables(fabric: Fabric, name: str, places: list[Place]) -> Variables | None:
-    """By rank, what the framework reads on top of every run's variables.
+async def free_ports(fabric: Fabric, members: list[Member]) -> list[int]:
+    """A port for each, that is free on its node.
 
     Raises:
         CarmeRuntimeError: A node was lost, or has no free ports.
     """
-    make = BACKENDS[name].variables
-    return make(places, [port async for port in _ports(fabric, places)]) if make else None
+    return [port async for port in _ports(fabric, members)]
 
 
-async def _ports(fabric: Fabric, places: list[Place]) -> AsyncIterator[int]:
+async def _ports(fabric: Fabric, members: list[Member]) -> AsyncIterator[int]:
     taken: set[tuple[int, int]] = set()
-    for place in places:
-        node = place.member.number
+    for member in members:
         for _ in range(PORT_TRIES):
-            port = await _port(fabric, node, place.member.host)
-            if (node, port) not in taken:
+            port = await _port(fabric, member.number, member.host)
+            if (member.number, port) not in taken:
                 break
         else:
-            raise CarmeRuntimeError(f"{place.member.host} has no free port left.", "Start fewer ranks.")
-        taken.add((node, port))
+            raise CarmeRuntimeError(f"{member.host} has no free port left.", "Start fewer ranks.")
+        taken.add((member.number, port))
         yield port
 
 

@@ -199,6 +199,12 @@ class Run:
         self._blame(128 + signal.SIGTERM, "The run was ended by a signal.")
         self._stop()
 
+    def fail(self, sentence: str) -> None:
+        """End the run, because something that it needs is gone."""
+        self._final = True
+        self._blame(1, sentence)
+        self._stop()
+
     def _output_broke(self) -> None:
         self._final = True
         self._blame(BROKEN_OUTPUT, "")

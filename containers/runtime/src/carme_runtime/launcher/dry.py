@@ -1,0 +1,76 @@
+"""`carme-run --dry-run`: where ranks would run, and what a backend would set, start and stop."""
+
+import json
+import os
+from typing import Any
+
+from carme_runtime.launcher.backends import BACKENDS, Setup, missing
+from carme_runtime.launcher.placement import Place, rank_environment
+from carme_runtime.launcher.wishes import Wishes, plan
+
+SECRET = "(a secret of the run)"
+
+
+def report(
+    setup: Setup,
+    places: list[Place],
+    wishes: Wishes,
+    command: list[str],
+    name: str | None,
+    as_json: bool,
+) -> str:
+    """What would happen, for people, or as JSON for programs.
+
+    Args:
+        setup: Its ports are 0, which stands for one that is free at the start.
+        places: Where the script would run.
+        wishes: How ranks would be run.
+        command: What each rank would execute.
+        name: The backend.
+        as_json: Whether it is for programs.
+    """
+    if as_json:
+        return json.dumps(_for_programs(setup, places, wishes, command, name), indent=2)
+    return "\n".join([plan(places, wishes, command), *(_for_people(setup, name) if name else [])])
+
+
+def _for_people(setup: Setup, name: str) -> list[str]:
+    backend, lacking = BACKENDS[name], missing(name)
+    lines = [
+        f"--backend {name} sets: {', '.join(backend.sets) or 'nothing'}",
+        f"starts: {backend.starts}",
+        f"stops: {backend.stops}",
+        *(f"{program.name} on {', '.join(program.hosts)}" for program in backend.programs(setup)),
+    ]
+    return [*lines, f"lacks: {', '.join(lacking)}, which this Python does not have"] if lacking else lines
+
+
+def _for_programs(
+    setup: Setup, places: list[Place], wishes: Wishes, command: list[str], name: str | None
+) -> dict[str, Any]:
+    variables = BACKENDS[name or "torch"].variables(setup)
+    ranks = [
+        {
+            "rank": place.rank,
+            "host": place.member.host,
+            "local_rank": place.local_rank,
+            "environment": rank_environment(place, places, 0, os.environ) | variables.get(place.rank, {}),
+        }
+        | wishes.of(place)
+        for place in places
+    ]
+    found: dict[str, Any] = {"command": command, "ranks": ranks}
+    if name:
+        backend = BACKENDS[name]
+        found["backend"] = {
+            "name": name,
+            "sets": list(backend.sets),
+            "starts": backend.starts,
+            "stops": backend.stops,
+            "programs": [
+                {"name": program.name, "hosts": program.hosts, "command": program.command}
+                for program in backend.programs(setup)
+            ],
+            "missing": missing(name),
+        }
+    return found

@@ -1,0 +1,125 @@
+"""One step of training with the framework that the first argument names, as its users write it.
+
+No word of where the ranks are: carme-run --backend sets that. Every rank prints `RESULT`, how many ranks the
+framework sees, and the weight after the step, which is that of one process over all samples.
+"""
+
+import sys
+
+SAMPLES, RATE = [1.0, 2.0, 3.0, 4.0], 0.01
+
+
+def show(ranks, weight):
+    # One write, so that the lines of two ranks do not mix.
+    sys.stdout.write(f"RESULT {ranks} {float(weight):.5f}\n")
+    sys.stdout.flush()
+
+
+def with_jax():
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    jax.distributed.initialize()
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    mine = np.split(np.array(SAMPLES, np.float32), jax.process_count())[jax.process_index()]
+    batch = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), mine)
+    gradient = jax.jit(jax.grad(lambda weight, x: jnp.mean((weight * x - 3 * x) ** 2)))(0.0, batch)
+    show(jax.process_count(), -RATE * gradient)
+
+
+def gradient(weight, samples):
+    return sum(2 * (weight * x - 3 * x) * x for x in samples) / len(samples)
+
+
+def with_dask():
+    from distributed import Client
+
+    with Client() as client:
+        assert client.scheduler.address.startswith("tls://")
+        workers = sorted(client.scheduler_info()["workers"])
+        share = len(SAMPLES) // len(workers)
+        answers = [
+            client.submit(gradient, 0.0, SAMPLES[number * share :][:share], workers=[worker], pure=False)
+            for number, worker in enumerate(workers)
+        ]
+        found = client.gather(answers)
+        show(len(workers), -RATE * sum(found) / len(workers))
+
+
+def with_mxnet():
+    import mxnet as mx
+
+    store = mx.kv.create("dist_sync")
+    share = len(SAMPLES) // store.num_workers
+    mine = SAMPLES[store.rank * share :][:share]
+    store.init("gradient", mx.nd.zeros(1))
+    store.push("gradient", mx.nd.array([gradient(0.0, mine)]))
+    summed = mx.nd.zeros(1)
+    store.pull("gradient", out=summed)
+    show(store.num_workers, -RATE * summed.asscalar() / store.num_workers)
+
+
+def with_deepspeed():
+    import deepspeed
+    import torch
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    deepspeed.init_distributed()
+    ranks = torch.distributed.get_world_size()
+    settings = {"train_micro_batch_size_per_gpu": len(SAMPLES) // ranks}
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    share = len(SAMPLES) // ranks
+    x = torch.tensor(SAMPLES)[engine.global_rank * share :][:share, None]
+    engine.backward(((engine(x) - 3 * x) ** 2).mean())
+    engine.step()
+    show(ranks, engine.module.weight.detach())
+
+
+def with_accelerate():
+    import torch
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    samples = torch.tensor(SAMPLES)[:, None]
+    batches = torch.utils.data.DataLoader(samples, batch_size=len(SAMPLES) // accelerator.num_processes)
+    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    for x in batches:
+        accelerator.backward(((model(x) - 3 * x) ** 2).mean())
+        optimizer.step()
+    show(accelerator.num_processes, accelerator.unwrap_model(model).weight.detach())
+
+
+def with_lightning():
+    import lightning
+    import torch
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1, bias=False)
+            torch.nn.init.zeros_(self.layer.weight)
+
+        def training_step(self, x):
+            return ((self.layer(x) - 3 * x) ** 2).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=RATE)
+
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    samples = torch.tensor(SAMPLES)[:, None]
+    batches = torch.utils.data.DataLoader(samples, batch_size=len(SAMPLES) // trainer.world_size)
+    model = Model()
+    trainer.fit(model, batches)
+    show(trainer.world_size, model.layer.weight.detach())
+
+
+globals()[f"with_{sys.argv[1]}"]()

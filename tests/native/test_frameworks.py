@@ -1,0 +1,173 @@
+"""Every framework of carme-run's table that needs no build of its own, over a job of two nodes on one host.
+
+What the environment lacks is left out, and said so: ./test native installs what can be had for its Python.
+"""
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from carme_runtime.launcher import backends
+from patience import HANG
+
+from .conftest import PROGRAMS
+
+AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]
+RUN = [sys.executable, "-m", "carme_runtime.launcher.command"]
+# One step from 0 over all four samples: 0.01 * 2 * 3 * (1 + 4 + 9 + 16) / 4
+WEIGHT = "0.45000"
+
+pytestmark = pytest.mark.timeout(3 * HANG)
+
+
+class Job:
+    """Agents of nodes n1 and n2. The first has nothing to do but to live."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[str]] = []
+        key, announce = folder / "key", folder / "fabric.json"
+        key.touch(0o600)
+        key.write_text(secrets.token_hex(32))
+        common = ["--key-file", str(key), "--unencrypted"]
+        first = [*AGENT, *common, "--nodes", "2", "--listen", "127.0.0.1", "--announce", str(announce)]
+        self.start([*first, "--socket", str(self.socket("n1")), "--", "sleep", "600"], SLURMD_NODENAME="n1")
+        wait_until(announce.exists)
+        join = ["--join", f"127.0.0.1:{json.loads(announce.read_text())['port']}"]
+        self.start([*AGENT, *common, *join, "--socket", str(self.socket("n2"))], SLURMD_NODENAME="n2")
+        wait_until(self.socket("n2").exists)
+
+    def socket(self, host: str) -> Path:
+        return self.folder / host / "agent.sock"
+
+    def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=clean_environment() | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def run(self, *arguments: str) -> str:
+        """Run carme-run on n1, and see that it ends well; what it wrote."""
+        return finished(self.start([*RUN, *arguments], CARME_AGENT=str(self.socket("n1"))))
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.terminate()  # an agent passes it on to its command
+            process.wait(HANG)
+            assert process.stdout
+            process.stdout.close()
+
+
+def clean_environment() -> dict[str, str]:
+    """Without a job; every rank has one thread."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    out, _ = process.communicate(timeout=HANG)
+    assert process.returncode == 0, out
+    return out
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+def need(name: str) -> None:
+    if lacking := backends.missing(name):
+        pytest.skip(f"{', '.join(lacking)} is not installed in this environment")
+
+
+def results(out: str) -> list[tuple[str, str]]:
+    return re.findall(r"RESULT (\d+) (\S+)", out)
+
+
+RANKS = ["jax", "accelerate", "lightning", "deepspeed", "mxnet"]
+DRIVERS = {"dask": ["-n", "2"]}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_a_script_trains_on_two_nodes_what_one_process_trains(job: Job, name: str) -> None:
+    need(name)
+    out = job.run("--backend", name, "-n", "2", str(PROGRAMS / "frameworks.py"), name)
+    assert results(out) == [("2", WEIGHT)] * 2, out
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_script_finds_the_workers_on_two_nodes(job: Job, name: str) -> None:
+    need(name)
+    out = job.run("--backend", name, *DRIVERS[name], str(PROGRAMS / "frameworks.py"), name)
+    assert results(out) == [("2", WEIGHT)], out
+
+
+def test_outsiders_are_not_served_by_dask(job: Job) -> None:
+    need("dask")
+    text = (
+        "import os, socket\n"
+        "host, port = os.environ['DASK_SCHEDULER_ADDRESS'][len('tls://'):].split(':')\n"
+        f"plain = socket.create_connection((host, int(port)), {HANG})\n"
+        "plain.sendall(bytes(64))\n"
+        "try: answer = plain.recv(1000)\n"
+        "except ConnectionResetError: answer = b''\n"
+        "print('ANSWER', answer[:1] in (b'', bytes([21])))"
+    )
+    out = job.run("--backend", "dask", "-n", "1", "--", sys.executable, "-c", text)
+    assert "ANSWER True" in out  # the end, or an alert of TLS
+
+
+def test_a_worker_that_fails_ends_the_run(job: Job) -> None:
+    need("dask")
+    text = (
+        "from distributed import Client; import os, time; client = Client();"
+        "client.submit(os._exit, 7, retries=0); time.sleep(600)"
+    )
+    run = job.start(
+        [*RUN, "--backend", "dask", "-n", "2", "--", sys.executable, "-c", text],
+        CARME_AGENT=str(job.socket("n1")),
+    )
+    out, _ = run.communicate(timeout=HANG)
+    assert run.returncode == 1, out
+    assert re.search(r"carme-run: A worker of Dask on n[12] ended with exit code 7\.", out), out
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_outside_of_jobs(tmp_path: Path, name: str) -> None:
+    need(name)
+    script = str(PROGRAMS / "frameworks.py")
+    run = subprocess.Popen(
+        [*RUN, "--backend", name, "-n", "2", script, name],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with run:
+        out = finished(run)
+    assert results(out) == [("2", WEIGHT)] * 2, out
