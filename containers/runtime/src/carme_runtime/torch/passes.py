@@ -87,7 +87,9 @@ class Passes:
         self._evaluating: dict[int, Piece] = {}
         operators = traced.graph.operators
         self._own_operators = {operators[at].name for p in self._pieces for at in made.pieces.span(p)}
-        self._dropouts = [node for node in traced.nodes if is_dropout(node)]
+        dropouts = [node for node in traced.nodes if is_dropout(node)]
+        # A single process may run them in another order than the stages.
+        self._dropouts = sorted(dropouts, key=lambda node: node.meta.get("order", 0))
         self._own_masks = {n for p in self._pieces.values() for kind, n in p.arguments if kind == "mask"}
         self._remote = set(made.remote(made.pieces.channels))
         self._boxes = Mailboxes(run.context, group, self._described(), run.timeout) if group else None
@@ -113,12 +115,17 @@ class Passes:
             self._boxes.close()
             self._boxes = None
 
-    def run(self, batch: tuple[torch.Tensor, ...], targets: Any, loss: Loss) -> float:
-        """Do all passes of a step; this rank's part of the mean loss. Raises InvalidCall, PeerLost."""
+    def run(
+        self, batch: tuple[torch.Tensor, ...], targets: Any, loss: Loss, counted: int | None = None
+    ) -> float:
+        """Do all passes of a step; this rank's part of the mean loss. Raises InvalidCall, PeerLost.
+
+        With `counted=0` the batch does not count: its replica only takes part.
+        """
         self._check_whole()
         self._check(batch)
         self._check_size(batch)
-        counts = self._counts(len(batch[0]))
+        counts = self._counts(len(batch[0]) if counted is None else counted)
         self._failed = True  # until all is well
         schedule = self._schedule(len(batch[0]))
         prepared = self._prepared(batch, targets, loss, counts, schedule.micro_batches)
@@ -318,9 +325,11 @@ class Passes:
             at += size
         masks: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
         if not evaluating:
-            masks = self._masks(sum(counts), sum(counts[:replica]), offsets, sizes)
+            before = sum(counts[:replica]) if counts[replica] else 0
+            masks = self._masks(sum(counts), before, offsets, sizes)
         pieces = self._evaluating if evaluating else self._pieces
-        return _Batch(parts, [size / sum(counts) for size in sizes], masks, loss, pieces)
+        shares = [size / sum(counts) if evaluating or counts[replica] else 0.0 for size in sizes]
+        return _Batch(parts, shares, masks, loss, pieces)
 
     def _schedule(self, samples: int) -> Schedule:
         """The plan's, or for the last, smaller batch one with fewer micro-batches."""
@@ -352,7 +361,8 @@ class Passes:
             shape = list(value.shape)
             shape[dims[0]] = total * per_sample
             keep = 1 - float(node.args[1])  # pyright: ignore
-            drawn = torch.empty(shape, dtype=getattr(torch, value.dtype)).bernoulli_(keep)
+            draw = node.meta.get("draw", _draw)
+            drawn = draw(shape, keep, getattr(torch, value.dtype))
             if node.name not in self._own_masks:
                 continue
             drawn.div_(keep if keep else 1.0)
@@ -479,6 +489,10 @@ class Passes:
         name = (channel, back)
         memory, number = self._boxes.take(name)
         return messages.unpack(memory, count), partial(self._boxes.give_up, name, number)
+
+
+def _draw(shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype).bernoulli_(keep)
 
 
 def _nothing() -> None:
