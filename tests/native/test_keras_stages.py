@@ -38,3 +38,8 @@ def test_replicas_of_two_stages_train_as_keras_alone_does(launcher):
 
 def test_strategy_may_be_left_open(launcher):
     run(launcher, "keras_stages", [0, 0], "skips", "ALL")
+
+
+@pytest.mark.parametrize("what", ["files", "callbacks", "mistakes"])
+def test_scripts(launcher, tmp_path, what):
+    run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))

@@ -276,7 +276,7 @@ class PipelineSteps(Steps):
         share = self.share or self._undivided(data)
         self.share, self._running = None, share
         model = self._model
-        self._build_metrics(data)
+        self._prepare(data, training)
         before = flat_values(model.metrics_variables)
         model.reset_metrics()
         step(data)
@@ -298,9 +298,10 @@ class PipelineSteps(Steps):
         lengths = self._world.table([length(data)])[:: self._world.stages, 0]
         return Share(int(lengths[: self._world.part].sum()), length(data), int(lengths.sum()))
 
-    def _build_metrics(self, data: Any) -> None:
-        """Keras makes metrics' variables with the first values, which not all ranks see."""
-        self._prepare_optimizer(data)
+    def _prepare(self, data: Any, training: bool) -> None:
+        """Make the pipeline, and what Keras makes with the first values, which not all ranks see."""
+        self._pipeline(self._graph.inputs_of(keras.utils.unpack_x_y_sample_weight(data)[0]), training)
+        self._prepare_optimizer()
         parts = (self._model._compile_metrics, self._model._compile_loss)
         if any(part is not None and not part.built for part in parts):
             self._model._symbolic_build(data_batch=data)
@@ -308,7 +309,8 @@ class PipelineSteps(Steps):
     def _train_batch(self, data: Any) -> None:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         inputs = self._graph.inputs_of(x)
-        pipe = self._pipeline(inputs, training=True).train()
+        assert self._pipe
+        pipe = self._pipe.train()
         self._share_losses()
         penalty, added = self._penalty()
 
@@ -383,12 +385,9 @@ class PipelineSteps(Steps):
 
     # -- the optimizer
 
-    def _prepare_optimizer(self, data: Any) -> None:
-        """Make the pipeline, and let the optimizer keep nothing for other stages."""
+    def _prepare_optimizer(self) -> None:
+        """Let the optimizer keep nothing for other stages."""
         optimizer = getattr(self._model, "optimizer", None)
-        if self._pipe is None:
-            self._pipeline(self._graph.inputs_of(keras.utils.unpack_x_y_sample_weight(data)[0]))
-        assert self._pipe
         if optimizer is None or (self._slots and self._slots.optimizer is optimizer):
             return
         trained = self._model.trainable_variables

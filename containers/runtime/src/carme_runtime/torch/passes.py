@@ -12,11 +12,13 @@ import numpy
 import torch
 from torch.utils._pytree import tree_map
 
+from carme_runtime import profile
+from carme_runtime.activity import doing
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import Box, Mailboxes
 from carme_runtime.pipeline import KINDS, Plan, Schedule, make, simulate
-from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, Action
+from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from carme_runtime.pipeline.simulation import Channel
 from carme_runtime.torch import messages
 from carme_runtime.torch.calls import Called
@@ -32,6 +34,12 @@ from carme_runtime.torch.pieces import (
 from carme_runtime.torch.tracing import Traced
 
 Loss = Callable[[Any, Any], torch.Tensor]
+_NAMES = {
+    FORWARD: "forward pass",
+    BACKWARD: "backward pass",
+    INPUTS: "gradients of inputs",
+    WEIGHTS: "gradients of weights",
+}
 Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
@@ -130,7 +138,7 @@ class Passes:
         schedule = self._schedule(len(batch[0]))
         prepared = self._prepared(batch, targets, loss, counts, schedule.micro_batches)
         self._tensors, self._value, self._held = self._traced.named_tensors(), 0.0, {}
-        with torch.enable_grad():
+        with torch.enable_grad(), profile.pipeline_step(self._stage, schedule.bubble):
             for action in schedule.actions[self._stage]:
                 self._do(action, prepared)
         self._end()
@@ -162,7 +170,8 @@ class Passes:
         # In this order a rank waits only for what comes before in it: no number of slots is too small.
         for micro in range(micro_batches):
             for piece in sorted(self._pieces):
-                self._forward(piece, micro, prepared)
+                with doing(self._stage, _NAMES[FORWARD], micro):
+                    self._forward(piece, micro, prepared)
                 if piece == self._plan.pieces.count - 1:
                     outputs.append([part.detach() for part in self._held[piece, micro].outputs])
                 if not torch.is_grad_enabled():
@@ -188,7 +197,8 @@ class Passes:
                         self._held[piece, micro].gradients = [
                             None if part is None else part * called.share for part in parts
                         ]
-                    self._backward(piece, micro)
+                    with doing(self._stage, _NAMES[BACKWARD], micro):
+                        self._backward(piece, micro)
                     with torch.no_grad():
                         for call in self._held[piece, micro].later:
                             call()
@@ -373,18 +383,19 @@ class Passes:
     # Passes
 
     def _do(self, action: Action, batch: _Batch) -> None:
-        if action.kind == FORWARD:
-            self._forward(action.piece, action.micro, batch)
-        elif action.kind in (BACKWARD, INPUTS):
-            self._backward(action.piece, action.micro)
-            if action.kind == BACKWARD:
+        with doing(self._stage, _NAMES[action.kind], action.micro):
+            if action.kind == FORWARD:
+                self._forward(action.piece, action.micro, batch)
+            elif action.kind in (BACKWARD, INPUTS):
+                self._backward(action.piece, action.micro)
+                if action.kind == BACKWARD:
+                    self._finish(action.piece, action.micro)
+            else:
+                held = self._held[action.piece, action.micro]
+                with torch.no_grad():
+                    for call in held.later:
+                        call()
                 self._finish(action.piece, action.micro)
-        else:
-            held = self._held[action.piece, action.micro]
-            with torch.no_grad():
-                for call in held.later:
-                    call()
-            self._finish(action.piece, action.micro)
 
     def _forward(self, piece: int, micro: int, batch: _Batch) -> None:
         held = _Held({}, {}, [])
