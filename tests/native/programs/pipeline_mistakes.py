@@ -66,6 +66,7 @@ def mistakes() -> None:
     refused("exclude each other with 2 ranks. Use stages=1", lambda: make(stages=2, strategy="data"))
     refused("Call model.train() before pipeline()", lambda: make(model().eval()))
     calls()
+    nothing_is_dropped()
 
     ours, optimizer = make(stages=2, micro_batches=4)
     loss = functional.cross_entropy
@@ -77,6 +78,29 @@ def mistakes() -> None:
     refused("got batches of [12, 11]", lambda: ours.step(INPUTS[:count], TARGETS[:count], loss=loss))
     assert float(ours.step(INPUTS, TARGETS, loss=loss)) > 0  # none of them did any harm
     optimizer.step()
+    ours.close()
+
+
+class Unused(nn.Module):
+    """Seven layers, and one that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(7)))
+        self.extra = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def nothing_is_dropped() -> None:
+    """Uneven layers are all in one stage or the other, and layers that nobody calls stay in the state."""
+    torch.manual_seed(0)
+    module = Unused()
+    names = list(module.state_dict())
+    ours, _ = make(module, stages=2, micro_batches=4)
+    assert sum(stage.operators for stage in ours.plan().stages) == len(ours.plan().graph.operators) == 7
+    assert list(ours.state_dict()) == (names if dist.get_rank() == 0 else [])
     ours.close()
 
 
