@@ -487,11 +487,8 @@ void Group::fail_lost(int rank) {
         context_->links().drive(
             crowded_, Deadline::after_ms(Links::longest_farewell_ns / 1'000'000 + 100),
             [&] { return context_->is_lost(rank); }, [] {});
-    for (Area* a : areas_) {
-        const uint32_t broken = a->broken.load(std::memory_order_acquire);
-        // Who was noted first is why others left since, this one maybe.
-        if (broken && (a->reason[0] || int(broken) - 1 != rank)) throw_if_broken();
-    }
+    for (Area* a : areas_)
+        if (explains(*a, rank)) throw_if_broken();
     break_up(rank);
     throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + doing_ + ".",
                   "Form a new group without it, or start the run again.");

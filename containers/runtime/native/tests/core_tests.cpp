@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 
 #include "checks.hpp"
 #include "group.hpp"
+#include "group_area.hpp"
 #include "queued_links.hpp"
 #include "tcp_links.hpp"
 #include "zeros.hpp"
@@ -441,6 +443,16 @@ void other_links() {
     as_ranks({0, 1}, leaving, QueuedLinks::among(2));
 }
 
+// Of what members have noted, an earlier loss counts before the one that is seen now.
+void noted_culprits() {
+    auto area = std::make_unique<Area>();
+    CHECK(!explains(*area, 1));
+    area->broken = 2 + 1;
+    CHECK(explains(*area, 1) && !explains(*area, 2));
+    area->reason[0] = 'x';  // members disagree, and one of them has left since
+    CHECK(explains(*area, 1) && explains(*area, 2));
+}
+
 // One leaves because another one was lost: that other one is named by all.
 void first_culprit() {
     for (auto& nodes : std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2, 2}})
@@ -621,6 +633,7 @@ int main() {
     letters();
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) letters_of_anybody(nodes);
     letters_of_anybody({0, 1, 2}, QueuedLinks::among(3));
+    noted_culprits();
     first_culprit();
     early_letters();
     garbage();
