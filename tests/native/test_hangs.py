@@ -61,6 +61,16 @@ def test_training_with_keras_on_tensorflow_is_seen(launcher, face, late, waiting
     assert re.search(waiting, said), said
 
 
+@pytest.mark.timeout(500)
+def test_stage_and_micro_batch_of_a_pipeline_are_named(launcher):
+    ranks = launcher.start("hanging", [0, 0], "busy", "pipeline", environment=limit(1))
+    assert ranks.finish(450) == [0, 0], ranks.said()
+    said = ranks.said()
+    assert "A stage of a pipeline has waited for 1 s. Where the ranks are:" in said, said
+    assert "Rank 0 waits in stage 0, backward pass of micro-batch 1:" in said, said
+    assert "Rank 1 runs in stage 1, backward pass of micro-batch 1:" in said, said
+
+
 def test_training_with_keras_on_torch_is_seen(launcher):
     launcher.variables["KERAS_BACKEND"] = "torch"
     ranks = launcher.start("hanging", [0, 0], "busy", "keras", environment=limit(4))

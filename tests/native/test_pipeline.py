@@ -1,6 +1,7 @@
 """Pipelines train as a single process does on the whole batch."""
 
 import itertools
+import re
 import signal
 
 import pytest
@@ -64,9 +65,15 @@ def test_messages_of_500_pipelines_with_random_delays_arrive(launcher, nodes):
     assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
 
 
-def test_a_stage_that_ends_is_named(launcher):
-    ranks = launcher.start("pipeline_mistakes", [0, 0, 0], "lost")
-    assert ranks.finish(SECONDS) == [0, -signal.SIGKILL, 0], ranks.said()
+def test_a_stage_that_ends_is_named_within_a_second(launcher, tmp_path):
+    late = []
+    for attempt in range(3):  # a busy machine may let a rank wait for its core
+        ranks = launcher.start("pipeline_mistakes", [0, 0, 0], "lost", str(tmp_path / str(attempt)))
+        assert ranks.finish(SECONDS) == [0, -signal.SIGKILL, 0], ranks.said()
+        late.append(max(float(seconds) for seconds in re.findall(r"LATE ([\d.]+) s", ranks.said())))
+        if late[-1] < 1:
+            return
+    raise AssertionError(f"it took {late} s")
 
 
 def test_mistakes_end_in_sentences(launcher):

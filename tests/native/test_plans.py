@@ -45,3 +45,22 @@ def test_a_script_without_a_plan_gets_a_sentence(arguments: tuple[str, ...], sen
     assert sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert "[rank 1]" not in done.stderr
     assert "trained" not in done.stdout
+
+
+def test_keras_scripts_follow_the_command_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    program = str(PROGRAM.with_name("planned_keras.py"))
+    done = carme_run("--plan", "--strategy", "pipeline", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 stages x 1 replicas") == 1 and "trained" not in done.stdout
+    done = carme_run("--strategy", "pipeline", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained pipeline") == 2
+
+
+def test_keras_scripts_that_cannot_be_cut_get_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    done = carme_run("--plan", str(PROGRAM.with_name("planned_keras.py")))
+    assert done.returncode != 0
+    sentence = "Keras models are cut into stages with Keras' torch backend only, and this is tensorflow."
+    assert f"carme-run --plan: {sentence}" in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -1,10 +1,13 @@
 """`carme-run --profile`: who waits for whom."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -26,3 +29,22 @@ def test_the_rank_that_others_wait_for_waits_least(launcher, tmp_path):
     assert sums[0]["loader"] > 0
     kinds = {event.get("cat") for event in json.loads((folder / "rank-0.json").read_text())["traceEvents"]}
     assert {"waiting", "collective", "loader"} <= kinds
+
+
+@pytest.mark.timeout(500)
+def test_passes_of_a_pipeline_are_seen(tmp_path):
+    folder = tmp_path / "profile"
+    run = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "2", "--profile", str(folder)]
+    program = [str(PROGRAMS / "planned.py"), "--stages"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [*run, *program], capture_output=True, text=True, timeout=450, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    idle = r"Rank 1, stage 1: idle for [\d.]+ % of its steps \(even stages: 33\.3 %\)\."
+    assert re.search(idle, done.stderr), done.stderr
+    events = json.loads((folder / "rank-1.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events if event.get("cat") == "pipeline"]
+    passes = [f"stage 1, {each} pass of micro-batch {m}" for m in (0, 1) for each in ("forward", "backward")]
+    assert sorted(names) == sorted(passes)
+    assert "message from rank 0" in {event["name"] for event in events if event.get("cat") == "waiting"}

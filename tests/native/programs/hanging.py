@@ -1,8 +1,8 @@
 """Rank 1 does not come in time to what the others wait for.
 
-Arguments: what it does instead (`busy`, `stopped`, or `never` where it does come), and through which face the
-ranks work: `torch` (default), `parallelize`, `horovod`, `keras`, `keras-graph` (late within a step of a
-graph), or a call of `carme_runtime.gaspi`.
+Arguments: what it does instead (`busy`, `stopped`, or `never` where it does come), and through which face
+the ranks work: `torch` (default), `parallelize`, `pipeline`, `horovod`, `keras`, `keras-graph` (late within a
+step of a graph), or a call of `carme_runtime.gaspi`.
 """
 
 # pyright: reportMissingImports=false
@@ -52,6 +52,36 @@ def with_torch():
     if dist.get_rank() == 1:
         come_late()
     wait_for_the_others()
+    dist.destroy_process_group()
+
+
+def with_pipeline():
+    import torch
+    import torch.distributed as dist
+
+    from carme_runtime.collectives.mailboxes import Mailboxes
+    from carme_runtime.torch import pipeline
+
+    def wait_for_the_others():
+        ours.step(inputs, inputs, loss=torch.nn.functional.mse_loss)
+
+    dist.init_process_group("carme")
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+    inputs = torch.ones(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ours, _ = pipeline(model, optimizer, example=inputs, stages=2, micro_batches=3, cut_points=["2"])
+    wait_for_the_others()
+    if dist.get_rank() == 1:
+        puts, put = iter(range(100)), Mailboxes.put
+
+        def late(*arguments):
+            if next(puts) == 1:  # of a gradient: the second micro-batch's
+                come_late()
+            put(*arguments)
+
+        setattr(Mailboxes, "put", late)  # noqa: B010
+    wait_for_the_others()
+    ours.close()
     dist.destroy_process_group()
 
 
@@ -182,6 +212,7 @@ faces = {
     "parallelize": with_parallelize,
     "horovod": with_horovod,
     "keras": with_keras,
+    "pipeline": with_pipeline,
     "keras-graph": with_keras,
 }
 faces.get(face, with_gaspi)()

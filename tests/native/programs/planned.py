@@ -16,7 +16,8 @@ inputs, targets = torch.randn(12, 4), torch.randint(0, 3, (12,))
 if "--alone" in sys.argv:
     functional.cross_entropy(model(inputs), targets).backward()
 else:
-    ours, optimizer = pipeline(model, optimizer, example=inputs, micro_batches=2)
+    stages = 2 if "--stages" in sys.argv else None
+    ours, optimizer = pipeline(model, optimizer, example=inputs, micro_batches=2, stages=stages)
     print(f"replica {ours.replica} of {ours.replicas}", flush=True)
     ours.step(inputs, targets, loss=functional.cross_entropy)
 optimizer.step()

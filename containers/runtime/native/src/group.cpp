@@ -488,7 +488,7 @@ void Group::fail_lost(int rank) {
             crowded_, Deadline::after_ms(Links::longest_farewell_ns / 1'000'000 + 100),
             [&] { return context_->is_lost(rank); }, [] {});
     for (Area* a : areas_)
-        if (a->broken.load(std::memory_order_acquire) && a->reason[0]) throw_if_broken();
+        if (explains(*a, rank)) throw_if_broken();
     break_up(rank);
     throw Failure(Trouble::peer_lost, "Rank " + std::to_string(rank) + " was lost during " + doing_ + ".",
                   "Form a new group without it, or start the run again.");

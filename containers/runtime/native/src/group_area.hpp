@@ -40,6 +40,13 @@ struct Area {
     alignas(4096) char results[depth][chunk_size];
 };
 
+// Whether a member has noted more than that `lost` is gone: that members disagree, or who was lost before it, which may
+// be why it left.
+inline bool explains(const Area& area, int lost) {
+    const uint32_t broken = area.broken.load(std::memory_order_acquire);
+    return broken && (area.reason[0] || int(broken) - 1 != lost);
+}
+
 constexpr uint64_t area_stride = 8 << 20;
 static_assert(sizeof(Area) <= area_stride);
 constexpr uint64_t areas_offset = 4 << 20;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 
 #include "checks.hpp"
 #include "group.hpp"
+#include "group_area.hpp"
 #include "queued_links.hpp"
 #include "tcp_links.hpp"
 #include "zeros.hpp"
@@ -441,6 +443,37 @@ void other_links() {
     as_ranks({0, 1}, leaving, QueuedLinks::among(2));
 }
 
+// Of what members have noted, an earlier loss counts before the one that is seen now.
+void noted_culprits() {
+    auto area = std::make_unique<Area>();
+    CHECK(!explains(*area, 1));
+    area->broken = 2 + 1;
+    CHECK(explains(*area, 1) && !explains(*area, 2));
+    area->reason[0] = 'x';  // members disagree, and one of them has left since
+    CHECK(explains(*area, 1) && explains(*area, 2));
+}
+
+// One leaves because another one was lost: that other one is named by all.
+void first_culprit() {
+    for (auto& nodes : std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2, 2}})
+        as_ranks(nodes, [](std::shared_ptr<Context> context) {
+            const int culprit = context->size() - 1;
+            Group group(context, everyone(*context), Deadline::after_ms(60'000));
+            std::vector<float> data(5000);
+            if (context->rank() == culprit) return context->close();
+            if (context->rank() == 0)  // meets the others' ends, and what they said before, at a time
+                while (!context->is_lost(1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            std::string said;
+            try {
+                group.execute(allreduce_of(data));
+            } catch (const Failure& failure) {
+                said = failure.what();
+            }
+            CHECK(said.find("ank " + std::to_string(culprit) + " was lost") != std::string::npos);
+            if (context->rank()) context->close();
+        }, QueuedLinks::among(nodes.size()));
+}
+
 // Messages that come long before somebody wants them: memory grows with them.
 void early_letters() {
     as_ranks({0, 1}, [](std::shared_ptr<Context> context) {
@@ -600,6 +633,8 @@ int main() {
     letters();
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0, 1}, {0, 1, 2}}) letters_of_anybody(nodes);
     letters_of_anybody({0, 1, 2}, QueuedLinks::among(3));
+    noted_culprits();
+    first_culprit();
     early_letters();
     garbage();
     links_tests();

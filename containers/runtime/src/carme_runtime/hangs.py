@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from carme_runtime import collectives
+from carme_runtime import activity, collectives
 from carme_runtime.collectives import Group, Pending
 from carme_runtime.collectives.errors import GaspiError, InvalidCall
 
@@ -27,6 +27,7 @@ _PAUSES_TO_ANSWER = 2
 _ANSWER_SECONDS = 3.0
 _DEEPEST = 30  # lines of a stack that are shown
 # The innermost Python frame of a thread that waits for other ranks is in one of these,
+_MESSAGES = str(Path(collectives.__file__).parent / "mailboxes.py")
 _ONE_SIDED = str(Path(__file__).parent / "gaspi" / "process.py")
 _WAITING_IN = (str(Path(collectives.__file__).parent) + os.sep, _ONE_SIDED)
 # but where GPI-2 carries the data: that waits in Python.
@@ -137,6 +138,8 @@ class Watch:
             how = "waits" if waits else "runs"
             lines = traceback.format_stack(frame)[-_DEEPEST:]
             name = "" if thread == main else ", in a further thread"
+            place = activity.of_thread(thread)
+            name += f" in {place}" if place else ""
             parts.append((thread != main, f"{how}{name}:\n{''.join(lines)}".rstrip()))
         return "\n".join(text for _, text in sorted(parts))
 
@@ -249,5 +252,7 @@ def _outside_gpi2(frame: FrameType) -> FrameType:
 
 def _named(frame: FrameType) -> str:
     """What waits, for people."""
+    if frame.f_code.co_filename == _MESSAGES:
+        return "A stage of a pipeline"
     one_sided = frame.f_code.co_filename == _ONE_SIDED
     return f"A call of {frame.f_code.co_name}" if one_sided else "A collective"

@@ -1,10 +1,11 @@
 """Where a rank's time goes: `carme-run --profile`, and `carme_runtime.progress`.
 
 Each rank writes a file for chrome://tracing or ui.perfetto.dev into the folder that CARME_PROFILE names, with
-sums that `table` shows side by side. Three things are seen: collectives of `carme_runtime` from their begin
-until somebody saw that they were over, the main thread's waiting for them, and its waiting for torch's
-DataLoader. What is left of the main thread's time is called computing. Where other threads wait for
-collectives, the main thread is taken to wait as long as it does not run.
+sums that `table` shows side by side. These are seen: collectives of `carme_runtime` from their begin until
+somebody saw that they were over, the main thread's waiting for them and for messages of pipelines, its
+waiting for torch's DataLoader, and the passes of pipelines. What is left of the main thread's time is called
+computing. Where other threads wait for collectives, the main thread is taken to wait as long as it does not
+run.
 """
 
 import atexit
@@ -13,13 +14,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 PROFILE = "CARME_PROFILE"
 MOST_EVENTS = 200_000  # of one rank; what comes later is summed up only
-WAITING, LOADING, COLLECTIVE = "waiting", "loader", "collective"
+WAITING, LOADING, COLLECTIVE, PIPELINE = "waiting", "loader", "collective", "pipeline"
 
 
 class Recorder:
@@ -35,7 +37,8 @@ class Recorder:
         self._main = threading.main_thread().ident
         self._begin = time.perf_counter()
         self._events: list[tuple[str, str, float, float, int, int]] = []
-        self._sums = {WAITING: 0.0, LOADING: 0.0, COLLECTIVE: 0.0}
+        self._sums = {WAITING: 0.0, LOADING: 0.0, COLLECTIVE: 0.0, PIPELINE: 0.0}
+        self._stage: dict[str, float] = {}  # of the pipeline, and how its steps went
         self._calls = self._bytes = 0
         self._clock = time.pthread_getcpuclockid(self._main or threading.get_ident())
         self._waited_until = 0.0
@@ -54,6 +57,20 @@ class Recorder:
             self._bytes += size
         if self._folder and len(self._events) < MOST_EVENTS:
             self._events.append((kind, name, begin, end, thread, size))
+
+    def add_step(self, stage: int, seconds: float, waited: float, idle: float) -> None:
+        """A step of a pipeline is over on this rank.
+
+        Args:
+            stage: This rank's.
+            seconds: How long it took.
+            waited: For other stages meanwhile.
+            idle: The part of the time that even stages would wait with this schedule.
+        """
+        own = self._stage
+        own["stage"], own["idle"] = stage, idle
+        own["steps"] = own.get("steps", 0) + seconds
+        own["waited"] = own.get("waited", 0) + waited
 
     def mark(self) -> tuple[float, float]:
         """Now, and how long the main thread has computed so far."""
@@ -90,6 +107,7 @@ class Recorder:
             "collective": self._sums[COLLECTIVE],
             "calls": self._calls,
             "bytes": self._bytes,
+            "pipeline": self._stage,
         }
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": self._rank, "args": {"name": f"rank {self._rank}"}}
@@ -113,6 +131,17 @@ class Recorder:
 
 
 recorder: Recorder | None = None
+
+
+@contextmanager
+def pipeline_step(stage: int, idle: float) -> Iterator[None]:
+    """See how long a step of a pipeline takes, and waits; see `Recorder.add_step`."""
+    if recorder is None:
+        yield
+        return
+    began, waited = time.perf_counter(), recorder.waits()[0]
+    yield
+    recorder.add_step(stage, time.perf_counter() - began, recorder.waits()[0] - waited, idle)
 
 
 def begin() -> None:
@@ -182,7 +211,24 @@ def table(folder: Path, ranks: int) -> str:
         )
         megabytes = sums["bytes"] / 1e6
         lines.append(f"{rank:>5} {sums['seconds']:>9.2f} {parts} {sums['calls']:>12} {megabytes:>10.1f}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_stages(folder, ranks)])
+
+
+def _stages(folder: Path, ranks: int) -> list[str]:
+    """How long the stages of pipelines waited for each other."""
+    lines = []
+    for rank in range(ranks):
+        try:
+            own = json.loads(file_of(folder, rank).read_text())["carme"]["pipeline"]
+        except (OSError, ValueError, KeyError):
+            continue
+        if own:
+            measured = 100 * own["waited"] / max(own["steps"], 1e-9)
+            lines.append(
+                f"Rank {rank}, stage {own['stage']}: idle for {measured:.1f} % of its steps "
+                f"(even stages: {100 * own['idle']:.1f} %)."
+            )
+    return lines
 
 
 begin()

@@ -71,16 +71,6 @@ def watch_for_plan() -> None:
         atexit.register(_note_missing_plan)
 
 
-def refuse_for_keras() -> None:
-    """End a Keras script that cannot do what `carme-run` was asked for."""
-    if _needs_pipeline():
-        error = CarmeRuntimeError(
-            "Keras models are not cut into stages: each rank has all layers, and its share of each batch.",
-            "Leave --plan and --strategy out.",
-        )
-        refuse_plan(error, int(os.environ.get("RANK", "0")))
-
-
 def _needs_pipeline() -> bool:
     return plans_only() or os.environ.get(STRATEGY) in (PIPELINE, HYBRID)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 
+from carme_runtime import activity, profile
 from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.collectives.group import Group
 
@@ -150,15 +151,26 @@ class Mailboxes:
     def _wait(self, notification: int, other: int) -> None:
         """Wait for a notification from `other`, and clear it."""
         number, context = self._numbers[self._me], self._context
-        began = time.monotonic()
+        began, started = time.monotonic(), time.perf_counter()
         while context.notify_waitsome(number, notification, 1, _LOOK_MS) < 0:
             states = context.state_vector()
             lost = [rank for rank in self._group.ranks if states[rank]]
             if lost and context.notify_waitsome(number, notification, 1, 0) < 0:
                 raise PeerLost(
-                    f"Rank {lost[0]} ended while rank {self._me} waited for a message from rank {other}.",
+                    f"Rank {lost[0]} ended while rank {self._me} waited for a message from rank {other}"
+                    f"{_activity()}.",
                     "See the output of that rank.",
                 )
             if 0 <= self._timeout <= 1000 * (time.monotonic() - began):
-                raise Timeout(f"No message came from rank {other} in time.", "See what that rank does.")
+                raise Timeout(
+                    f"No message came from rank {other} in time{_activity()}.", "See what that rank does."
+                )
         context.notify_reset(number, notification)
+        if profile.recorder:
+            profile.recorder.add(profile.WAITING, f"message from rank {other}", started)
+
+
+def _activity() -> str:
+    """In which stage and micro-batch, where this thread is in one."""
+    where = activity.of_thread()
+    return f" ({where})" if where else ""

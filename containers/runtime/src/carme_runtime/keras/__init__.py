@@ -11,7 +11,7 @@ Tarantella, so that `import carme_runtime.keras as tnt` runs scripts that were w
 
 import sys
 
-from carme_runtime.keras import callbacks, data, models, start
+from carme_runtime.keras import callbacks, data, layers, models, start
 from carme_runtime.keras.collectives import Allreduce, Barrier, Group, ReductionOp
 from carme_runtime.keras.model import Model, ParallelStrategy, Sequential
 from carme_runtime.keras.optimizer import Optimizer
@@ -42,5 +42,6 @@ __all__ = [
     "get_size",
     "init",
     "is_master_rank",
+    "layers",
     "models",
 ]

@@ -26,6 +26,20 @@ WRITERS = tuple(
     )
     if hasattr(keras.callbacks, name)
 )
+# What these do has nothing to do with weights.
+BLIND = tuple(
+    getattr(keras.callbacks, name)
+    for name in (
+        "CSVLogger",
+        "EarlyStopping",
+        "History",
+        "LearningRateScheduler",
+        "ProgbarLogger",
+        "ReduceLROnPlateau",
+        "RemoteMonitor",
+        "TerminateOnNaN",
+    )
+)
 _TENSORBOARD_EVERYWHERE = "TNT_TENSORBOARD_ON_ALL_DEVICES"
 _STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}  # Keras' names
 
@@ -162,6 +176,10 @@ class Trained(Protocol):
 
     def begin(self) -> None: ...
 
+    def expose(self) -> None: ...
+
+    def resume(self) -> None: ...
+
     def settle(self) -> None: ...
 
     def forget_local_logs(self, prefix: str) -> None: ...
@@ -176,6 +194,14 @@ class First(keras.callbacks.Callback):
         super().__init__()
         self._trained = trained
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Show the whole model."""
+        self._trained.expose()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Show the whole model."""
+        self._trained.expose()
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count anew."""
         self._trained.forget_local_logs("")
@@ -188,6 +214,7 @@ class First(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save the model that all ranks have."""
         self._trained.settle()
+        self._trained.expose()
 
 
 class Last(keras.callbacks.Callback):
@@ -212,9 +239,15 @@ class Last(keras.callbacks.Callback):
         epochs = world().exchange(self.model._initial_epoch)
         self.model._initial_epoch = epochs[0]
         self._trained.begin()
+        self._trained.resume()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Callbacks may have restored the best weights."""
+        self._trained.resume()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stop together."""
+        self._trained.resume()
         self._agree_to_stop("train")
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -263,6 +296,28 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
     plain = [one.keras_callback if one.aggregate_logs else one for one in running]
     told = [Told()] if progress.active() else []
     return [First(trained), *plain, *told, last], any(not one.aggregate_logs for one in wrapped)
+
+
+def look_at_weights(callbacks: Any, here: World) -> bool:
+    """Whether any of these, on any rank, may look at the model's weights at the end of an epoch.
+
+    Raises:
+        InvalidCall: One saves after so many batches, where a rank has some of the layers only.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    flat = [
+        one.keras_callback if isinstance(one, Callback) else one
+        for one in keras.tree.flatten(callbacks or [])
+    ]
+    for one in flat:
+        if isinstance(getattr(one, "save_freq", "epoch"), int):
+            raise InvalidCall(
+                f"{type(one).__name__} has save_freq={one.save_freq}, and the model is in stages then.",
+                "Use save_freq='epoch'.",
+            )
+    looks = any(not isinstance(one, BLIND) or getattr(one, "restore_best_weights", False) for one in flat)
+    return bool(here.table([looks]).any())
 
 
 def _own_folder(tensorboard: Any, rank: int) -> None:

@@ -100,8 +100,8 @@ class Shares(DataAdapter):
         self.history: list[Share] | None = None  # of an epoch, where somebody wants it
         self._divided: tuple[_ShareSampler, Any] | None = None
         stated = source.batch_size
-        if training and distribute and stated is not None and stated < world.size:
-            raise too_small(stated, world.size)
+        if training and distribute and stated is not None and stated < world.parts:
+            raise too_small(stated, world.parts)
         if largest is not None and stated not in (None, largest):
             raise _other_size(stated, largest)
         self._training = training and distribute and stated is None
@@ -121,7 +121,7 @@ class Shares(DataAdapter):
     def __iter__(self) -> Iterator[Any]:
         # The loader's iterator is made now, as Keras would: making it draws random numbers, and where it has
         # worker processes, it draws the indices of its first batches.
-        _same_randomness(self._world)
+        same_randomness(self._world)
         return self._epoch(self._batches())
 
     @property
@@ -143,7 +143,7 @@ class Shares(DataAdapter):
         self._source.on_epoch_end()
 
     def _epoch(self, batches: Iterator[tuple[Any, Share]]) -> Iterator[Any]:
-        _same_randomness(self._world)  # what ran since the iterator was made may have drawn some here alone
+        same_randomness(self._world)  # what ran since the iterator was made may have drawn some here alone
         if self.history is not None:
             self.history.clear()
         step = 0
@@ -166,7 +166,8 @@ class Shares(DataAdapter):
                 return
             batch, part = found
             if not self._distribute:
-                part = Share(int(table[: self._world.rank, 2].sum()), part.samples, int(table[:, 2].sum()))
+                counts = table[:: self._world.stages, 2]
+                part = Share(int(counts[: self._world.part].sum()), part.samples, int(counts.sum()))
             if self.history is not None:
                 self.history.append(part)
             self._on_share(part)
@@ -206,18 +207,19 @@ class Shares(DataAdapter):
             )
         if self._largest is not None and totals[0] > self._largest:
             raise _other_size(int(totals[0]), self._largest)
-        if self._training and step == 0 and totals[0] < self._world.size:
-            raise too_small(int(totals[0]), self._world.size)
+        if self._training and step == 0 and totals[0] < self._world.parts:
+            raise too_small(int(totals[0]), self._world.parts)
 
     def _batches(self) -> Iterator[tuple[Any, Share]]:
         """Shares of batches with what they are."""
-        rank, size = (self._world.rank, self._world.size) if self._distribute else (0, 1)
+        rank, size = (self._world.part, self._world.parts) if self._distribute else (0, 1)
+        marked = self._distribute and self._world.size > 1
         if _backend() == "tensorflow":
             if isinstance(self._source, _adapters.TFDatasetAdapter):
                 loader = self._source.get_tf_dataset()
             else:
                 loader = self._source.get_numpy_iterator()
-            return (_cut(batch, rank, size) for batch in iter(loader))
+            return (_cut(batch, rank, size, marked) for batch in iter(loader))
         loader = self._source.get_torch_dataloader()
         if size > 1 and _by_index(loader):
             if self._divided is None or not loader.persistent_workers:
@@ -231,11 +233,11 @@ class Shares(DataAdapter):
             sampler, divided = self._divided
             shares = iter(divided)
             return ((batch, sampler.drawn.popleft()) for batch in shares)
-        return (_cut(batch, rank, size) for batch in iter(loader))
+        return (_cut(batch, rank, size, marked) for batch in iter(loader))
 
 
-def _cut(batch: Any, rank: int, size: int) -> tuple[Any, Share]:
-    part = share(length(batch), rank, size, _mark(_first(batch)[0]) if size > 1 else 0)
+def _cut(batch: Any, rank: int, size: int, marked: bool) -> tuple[Any, Share]:
+    part = share(length(batch), rank, size, _mark(_first(batch)[0]) if marked else 0)
     return (batch if size == 1 else rows(batch, part)), part
 
 
@@ -474,7 +476,7 @@ def _other_size(found: int, expected: int) -> InvalidCall:
     )
 
 
-def _same_randomness(world: World) -> None:
+def same_randomness(world: World) -> None:
     """Let all ranks shuffle alike: rank 0's state of the random generators is given to all."""
     if world.size == 1:
         return

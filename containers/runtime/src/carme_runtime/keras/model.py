@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from carme_runtime import strategies
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras import callbacks as callbacks_module
 from carme_runtime.keras import state as state_module
@@ -24,13 +23,18 @@ from carme_runtime.keras.data import (
 from carme_runtime.keras.graph import steps
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.optimizer import loop
+from carme_runtime.keras.parallel import OF_PIPELINES, steps_of
 from carme_runtime.keras.world import world
 
 _OWN = ("_model", "_world", "_steps")
 
 
 class ParallelStrategy(enum.Flag):
-    """How ranks share the work on a model: each has all of it and some samples (DATA), and nothing else."""
+    """How ranks share the work on a model.
+
+    DATA: each has all of it, and some samples. PIPELINING: each has some layers, and sees all samples. ALL:
+    either, or several pipelines of some samples each, by what is measured and where there are SplitLayers.
+    """
 
     NONE = enum.auto()
     DATA = enum.auto()
@@ -47,22 +51,28 @@ class Model:
     are those over all ranks. In place of a model, the arguments of `keras.Model` will do.
 
     Args:
-        parallel_strategy: DATA, or ALL, which has DATA in it. The last argument may be this one.
+        parallel_strategy: The last argument may be this one. `carme-run --strategy` counts before it.
+        stages, micro_batches, schedule, memory, batch_norm: See `carme_runtime.torch.pipeline`.
+        num_pipeline_stages: Tarantella's name of `micro_batches`.
+
+    Raises:
+        InvalidCall: A pipeline was asked for, and the model or the backend cannot be one.
     """
 
     def __init__(
-        self, *arguments: Any, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA, **keywords: Any
+        self,
+        *arguments: Any,
+        parallel_strategy: ParallelStrategy = ParallelStrategy.DATA,
+        stages: int | None = None,
+        micro_batches: int | None = None,
+        schedule: str | None = None,
+        memory: str | int | None = None,
+        batch_norm: str | None = None,
+        num_pipeline_stages: int | None = None,
+        **keywords: Any,
     ) -> None:
         if arguments and isinstance(arguments[-1], ParallelStrategy):
             arguments, parallel_strategy = arguments[:-1], arguments[-1]
-        if ParallelStrategy.DATA not in parallel_strategy:
-            raise InvalidCall(
-                f"carme_runtime.keras does not train with {parallel_strategy}: it does not cut Keras "
-                "models into stages.",
-                "Leave parallel_strategy out: each rank has the whole model, and its share of each batch. If "
-                "the model does not fit on a rank, write it in PyTorch for carme_runtime.torch.pipeline.",
-            )
-        strategies.refuse_for_keras()
         first = arguments[0] if arguments else None
         if isinstance(first, Model):
             model = first.keras_model
@@ -77,8 +87,12 @@ class Model:
             )
         set_own = super().__setattr__
         set_own("_model", model)
-        set_own("_world", world())
-        set_own("_steps", steps(model, self._world))
+        options = {"stages": stages, "micro_batches": micro_batches or num_pipeline_stages}
+        options |= {"schedule": schedule, "memory": memory, "batch_norm": batch_norm}
+        allowed = ParallelStrategy.DATA in parallel_strategy, ParallelStrategy.PIPELINING in parallel_strategy
+        found_world, found_steps = steps_of(model, world(), *allowed, options)
+        set_own("_world", found_world)
+        set_own("_steps", found_steps)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         if cls.__module__ != __name__:
@@ -106,12 +120,34 @@ class Model:
 
         Where a loop of the script's own begins to train the model, all ranks get rank 0's variables first.
         """
+        pipe = self._pipeline
+        if pipe is not None and pipe.pipe:
+            return pipe.call(arguments[0], keywords.get("training"))
         if self._world.size > 1 and not self._steps.in_loop and loop().trains(keywords.get("training")):
+            if pipe is not None:
+                return pipe.call(arguments[0], True)
             self._steps.enter_loop(arguments, keywords)
         return self._model(*arguments, **keywords)
 
     def __repr__(self) -> str:
         return f"<Model {self._model.name} on {self._world.size} ranks>"
+
+    @property
+    def _pipeline(self) -> Any:
+        """The steps of a model that is cut into stages; None: each rank has all of it."""
+        return self._steps if hasattr(self._steps, "pipe") else None
+
+    def plan(self) -> Any:
+        """How the model is cut into stages, after the first batch; None: each rank has all of it."""
+        found = self._pipeline
+        return found.pipe.plan() if found is not None and found.pipe else None
+
+    def _decide(self, samples: int | None) -> None:
+        """Choose between stages and the whole model on each rank, where that was left open."""
+        found = self._pipeline
+        if found is not None and not found.decide(samples):
+            super().__setattr__("_world", world())
+            super().__setattr__("_steps", steps(self._model, self._world))
 
     # -- as in Keras
 
@@ -123,7 +159,7 @@ class Model:
                 "Leave jit_compile out.",
             )
         self._model.compile(*arguments, **keywords)
-        self._steps.restart()
+        self._steps.recompiled()
 
     def fit(
         self,
@@ -204,6 +240,7 @@ class Model:
             validation_freq=validation_freq,
             optimizer=type(self._model.optimizer).__name__,
         )
+        self._decide(shares[0].batch_size if shares[0] else None)
         running = self._callbacks(callbacks)
         self._steps.restart()
         self._steps.build(shares[0])
@@ -239,6 +276,7 @@ class Model:
         shares = self._data_of_call(
             "evaluate", x, y, sample_weight, batch_size, tnt_micro_batch_size, steps, tnt_distribute_dataset
         )
+        self._decide(shares.batch_size)
         self._steps.build(shares)
         return self._model.evaluate(
             shares,
@@ -266,6 +304,7 @@ class Model:
         shares = self._data_of_call(
             "predict", x, None, None, batch_size, tnt_micro_batch_size, steps, tnt_distribute_dataset
         )
+        self._decide(shares.batch_size)
         shares.history = []
         own = self._model.predict(
             shares, verbose=self._verbose(verbose), steps=steps, callbacks=self._callbacks(callbacks)
@@ -306,7 +345,8 @@ class Model:
     def take_state(self) -> dict[str, Any]:
         """Weights, optimizer variables and random seeds, for `carme_runtime.checkpoint`; on all ranks."""
         self._steps.settle()
-        return state_module.take(self._model)
+        with self._steps.whole(everywhere=True):
+            return state_module.take(self._model)
 
     def give_state(self, state: dict[str, Any]) -> None:
         """Go on from what `take_state` took, on any number of ranks.
@@ -314,7 +354,8 @@ class Model:
         Raises:
             InvalidCall: It was taken from another model, or with another optimizer.
         """
-        state_module.give(self._model, state)
+        with self._steps.whole(everywhere=True, changes=True):
+            state_module.give(self._model, state)
         self._steps.restart()
 
     def summary(self, *arguments: Any, **keywords: Any) -> None:
@@ -329,9 +370,25 @@ class Model:
         kind = keras.Model if "input_layers" in config or "layers" not in config else keras.Sequential
         return Model(kind.from_config(config, **keywords))
 
+    def get_weights(self) -> list[Any]:
+        """All weights, on all ranks, which call this together; see `keras.Model.get_weights`."""
+        with self._steps.whole(everywhere=True):
+            return [np.array(weight) for weight in self._model.get_weights()]
+
+    def set_weights(self, weights: Any) -> None:
+        """Give the model these weights, on all ranks; see `keras.Model.set_weights`."""
+        with self._steps.whole(everywhere=True, changes=True):
+            self._model.set_weights(weights)
+
+    def load_weights(self, *arguments: Any, **keywords: Any) -> None:
+        """Load weights from a file that all ranks can read; see `keras.Model.load_weights`."""
+        with self._steps.whole(everywhere=True, changes=True):
+            self._model.load_weights(*arguments, **keywords)
+
     def _write(self, write: Callable[[], None], everywhere: bool) -> None:
         self._steps.settle()
-        self._world.write(write, everywhere)
+        with self._steps.whole(everywhere):
+            self._world.write(write, everywhere)
 
     # -- ranks
 
@@ -348,7 +405,7 @@ class Model:
         distribute: bool = True,
         training: bool = False,
     ) -> Shares:
-        size = self._world.size if distribute else 1
+        size = self._world.parts if distribute else 1
         for name, value in (("batch_size", batch_size), ("tnt_micro_batch_size", micro)):
             if value is not None and value < 1:
                 raise InvalidCall(f"{name} is {value}.", "Give at least 1.")
@@ -366,7 +423,7 @@ class Model:
         if whole is not None:
             x = batched(x, whole)
         source = adapt(x, y, sample_weight, asked, steps, shuffle, class_weight)
-        return Shares(source, self._world, self._steps.take, distribute, whole, training)
+        return Shares(source, self._world, lambda part: self._steps.take(part), distribute, whole, training)
 
     def _data_of_call(
         self,
@@ -393,6 +450,8 @@ class Model:
     def _callbacks(self, callbacks: Any) -> list[Any]:
         running, wants_local_logs = callbacks_module.prepare(callbacks, self._steps, self._world)
         self._steps.keep_local_logs(wants_local_logs)
+        if self._pipeline is not None:
+            self._pipeline.shows_weights = callbacks_module.look_at_weights(callbacks, self._world)
         return running
 
     def _verbose(self, verbose: Any) -> Any:
@@ -412,7 +471,8 @@ class Model:
         data = (x, y, sample_weight)
         total = length(data)
         self._world.agree({"call": "train_on_batch" if training else "test_on_batch", "batch": total})
-        part = share(total, self._world.rank, self._world.size)
+        self._decide(total)
+        part = share(total, self._world.part, self._world.parts)
         self._steps.take(part)
         x, y, sample_weight = rows(data, part)
         self._steps.build((x, y, sample_weight))
@@ -422,13 +482,16 @@ class Model:
 
     def _in_order(self, own: np.ndarray, history: list[Share]) -> np.ndarray:
         """The outputs of all ranks in the order of the samples."""
-        size = self._world.size
+        size, first = self._world.parts, self._world.rank % self._world.stages == 0
         lengths = [max(part.samples, 1) for part in history]
         kept = [
             piece[: part.samples]
             for piece, part in zip(np.split(own, np.cumsum(lengths)[:-1]), history, strict=True)
         ]
-        everyone = self._world.concatenate(np.concatenate(kept), "predictions")
+        whole = np.concatenate(kept)
+        # All ranks of a pipeline have the same.
+        everyone = self._world.concatenate(whole if first else whole[:0], "predictions")
+        everyone = everyone[:: self._world.stages]
         begins = [0] * size
         pieces = []
         for part in history:
@@ -448,7 +511,8 @@ class Sequential(Model):
         parallel_strategy: ParallelStrategy = ParallelStrategy.DATA,
         **keywords: Any,
     ) -> None:
-        super().__init__(keras.Sequential(layers, **keywords), parallel_strategy=parallel_strategy)
+        own = {name: keywords.pop(name) for name in OF_PIPELINES if name in keywords}
+        super().__init__(keras.Sequential(layers, **keywords), parallel_strategy=parallel_strategy, **own)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **keywords: Any) -> Model:

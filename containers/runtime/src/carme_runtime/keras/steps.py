@@ -1,6 +1,7 @@
 """What a rank does with its share of a batch, so that losses and metrics are those of the whole batch."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -43,6 +44,7 @@ class Steps:
         self._train = MethodType(type(model).train_step, model)
         self._test = MethodType(type(model).test_step, model)
         model.train_step, model.test_step = self._train_step, self._test_step
+        model.predict_step = MethodType(type(model).predict_step, model)
 
     def take(self, share: Share) -> None:
         """The next step is over this share."""
@@ -96,6 +98,20 @@ class Steps:
             return
         mean = self._world.add(flat_values(moving), "moving averages") / self._world.size
         assign_values(moving, mean)
+
+    def expose(self) -> None:
+        """Callbacks look at the model now; each rank has all of it anyway."""
+
+    def resume(self) -> None:
+        """Callbacks have looked."""
+
+    def recompiled(self) -> None:
+        """The model was compiled."""
+        self.restart()
+
+    def whole(self, everywhere: bool = False, changes: bool = False) -> AbstractContextManager[None]:
+        """The model is whole here, on rank 0 or everywhere, and may change; each rank has all anyway."""
+        return nullcontext()
 
     def keep_local_logs(self, wanted: bool) -> None:
         """Whether a callback wants this rank's own logs."""

@@ -34,6 +34,21 @@ class World:
         self._group, self._limit = group, limit
         self.rank = group.index if group else 0
         self.size = group.size if group else 1
+        self.stages = 1  # that many ranks, which follow each other, share the layers of a model
+
+    @property
+    def parts(self) -> int:
+        """Into how many shares a batch is divided: ranks, or pipelines of several of them."""
+        return self.size // self.stages
+
+    @property
+    def part(self) -> int:
+        """The number of this rank's share."""
+        return self.rank // self.stages
+
+    def for_stages(self) -> "World":
+        """The same ranks, for a model that is cut into stages."""
+        return World(self._group, self._limit)
 
     @property
     def is_master(self) -> bool:

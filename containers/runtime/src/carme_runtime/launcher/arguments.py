@@ -170,11 +170,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--strategy",
         choices=strategies.STRATEGIES,
-        help="how the ranks of a script that calls pipeline() share its model (default: auto, what is "
-        "predicted to be fastest and fits into memory)",
+        help="how the ranks of a script that calls pipeline(), or of a Keras script, share its model "
+        "(default: what the script says, else auto: what is predicted to be fastest and fits into memory)",
     )
     parser.add_argument(
-        "--plan", action="store_true", help="print the plan of a script that calls pipeline(); train nothing"
+        "--plan",
+        action="store_true",
+        help="print the plan of a script that calls pipeline(), or of a Keras script; train nothing",
     )
     scaling.add_options(parser)
     parser.add_argument(

@@ -38,6 +38,7 @@ class Request:
         state_factor: See `Plan`.
         batch_norm: See `Plan`.
         strategy: See `carme_runtime.strategies`.
+        whole: Whether `samples` are those of all replicas together.
     """
 
     ranks: int
@@ -50,6 +51,7 @@ class Request:
     state_factor: float = 2.0
     batch_norm: str = ""
     strategy: str = AUTO
+    whole: bool = False
 
 
 def plan(graph: Graph, request: Request) -> Plan:
@@ -57,7 +59,12 @@ def plan(graph: Graph, request: Request) -> Plan:
     _check(graph, request)
     best: Plan | None = None
     failure: PlanError | None = None
+    whole = request
     for stages in _stages(graph, request):
+        if whole.whole:
+            replicas = request.ranks // stages
+            request = replace(whole, samples=-(-whole.samples // replicas), whole=False)
+            _check(graph, request)
         for micro_batches in _micro_batches(request, stages):
             name = request.schedule or "1f1b"
             try:
@@ -65,18 +72,18 @@ def plan(graph: Graph, request: Request) -> Plan:
             except PlanError as error:
                 failure = failure or error
                 continue
-            if best is None or _rate(found, request) > _rate(best, request):
+            if best is None or _rate(found) > _rate(best):
                 best = found
     if best is None:
         raise failure or PlanError("There is no plan.", "Ask for fewer stages.")
     return best
 
 
-def _rate(found: Plan, request: Request) -> float:
+def _rate(found: Plan) -> float:
     """Samples per millisecond of all ranks, with the sum of gradients over replicas."""
     gradients = max(s.parameter_bytes for s in found.stages) if found.replicas > 1 else 0
     reduced = found.graph.links.milliseconds(2 * gradients) if gradients else 0.0
-    return request.samples * found.replicas / (found.step_ms + reduced)
+    return found.samples * found.replicas / (found.step_ms + reduced)
 
 
 def _check(graph: Graph, request: Request) -> None:
@@ -88,7 +95,7 @@ def _check(graph: Graph, request: Request) -> None:
             f"{request.ranks} ranks do not divide into pipelines of {stages} stages.",
             f"Use stages={nearest}, or start another number of ranks.",
         )
-    if micro is not None and (micro < 1 or samples % micro):
+    if micro is not None and not request.whole and (micro < 1 or samples % micro):
         fitting = [n for n in range(1, samples + 1) if samples % n == 0]
         nearest = min(fitting, key=lambda n: (abs(n - micro), n))
         raise PlanError(

@@ -715,17 +715,31 @@ class _CoreGroup:
         has the memory any more, also as somebody's gradient, or what a reduction under way still needs.
         """
         self._sweep()
-        if not self._free:
+        number = self._allocated(count)
+        if number is None:
             return torch.zeros(count, dtype=torch.uint8)
-        number = self._free.pop()
-        try:
-            self._context.segment_alloc(number, count)
-        except BaseException:
-            self._free.append(number)
-            raise
         memory = self._context.segment_array(number)
         weakref.finalize(memory, _give_back, self._context, number, self._free).atexit = False
         return torch.from_numpy(memory)[:count]
+
+    def _allocated(self, count: int) -> int | None:
+        """The number of a new segment; None: all are in use."""
+        in_use = []
+        try:
+            while self._free:
+                number = self._free.pop()
+                try:
+                    self._context.segment_alloc(number, count)
+                except InvalidCall:  # a pipeline's messages have it
+                    in_use.append(number)
+                except BaseException:
+                    self._free.append(number)
+                    raise
+                else:
+                    return number
+        finally:
+            self._free[:0] = in_use
+        return None
 
     def _sweep(self) -> None:
         """Look for models that nobody has any more, each time that twice as many segments are in use.

@@ -12,11 +12,13 @@ import numpy
 import torch
 from torch.utils._pytree import tree_map
 
+from carme_runtime import profile
+from carme_runtime.activity import doing
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import Box, Mailboxes
 from carme_runtime.pipeline import KINDS, Plan, Schedule, make, simulate
-from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, Action
+from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from carme_runtime.pipeline.simulation import Channel
 from carme_runtime.torch import messages
 from carme_runtime.torch.calls import Called
@@ -32,6 +34,12 @@ from carme_runtime.torch.pieces import (
 from carme_runtime.torch.tracing import Traced
 
 Loss = Callable[[Any, Any], torch.Tensor]
+_NAMES = {
+    FORWARD: "forward pass",
+    BACKWARD: "backward pass",
+    INPUTS: "gradients of inputs",
+    WEIGHTS: "gradients of weights",
+}
 Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
@@ -87,7 +95,9 @@ class Passes:
         self._evaluating: dict[int, Piece] = {}
         operators = traced.graph.operators
         self._own_operators = {operators[at].name for p in self._pieces for at in made.pieces.span(p)}
-        self._dropouts = [node for node in traced.nodes if is_dropout(node)]
+        dropouts = [node for node in traced.nodes if is_dropout(node)]
+        # A single process may run them in another order than the stages.
+        self._dropouts = sorted(dropouts, key=lambda node: node.meta.get("order", 0))
         self._own_masks = {n for p in self._pieces.values() for kind, n in p.arguments if kind == "mask"}
         self._remote = set(made.remote(made.pieces.channels))
         self._boxes = Mailboxes(run.context, group, self._described(), run.timeout) if group else None
@@ -113,17 +123,22 @@ class Passes:
             self._boxes.close()
             self._boxes = None
 
-    def run(self, batch: tuple[torch.Tensor, ...], targets: Any, loss: Loss) -> float:
-        """Do all passes of a step; this rank's part of the mean loss. Raises InvalidCall, PeerLost."""
+    def run(
+        self, batch: tuple[torch.Tensor, ...], targets: Any, loss: Loss, counted: int | None = None
+    ) -> float:
+        """Do all passes of a step; this rank's part of the mean loss. Raises InvalidCall, PeerLost.
+
+        With `counted=0` the batch does not count: its replica only takes part.
+        """
         self._check_whole()
         self._check(batch)
         self._check_size(batch)
-        counts = self._counts(len(batch[0]))
+        counts = self._counts(len(batch[0]) if counted is None else counted)
         self._failed = True  # until all is well
         schedule = self._schedule(len(batch[0]))
         prepared = self._prepared(batch, targets, loss, counts, schedule.micro_batches)
         self._tensors, self._value, self._held = self._traced.named_tensors(), 0.0, {}
-        with torch.enable_grad():
+        with torch.enable_grad(), profile.pipeline_step(self._stage, schedule.bubble):
             for action in schedule.actions[self._stage]:
                 self._do(action, prepared)
         self._end()
@@ -155,7 +170,8 @@ class Passes:
         # In this order a rank waits only for what comes before in it: no number of slots is too small.
         for micro in range(micro_batches):
             for piece in sorted(self._pieces):
-                self._forward(piece, micro, prepared)
+                with doing(self._stage, _NAMES[FORWARD], micro):
+                    self._forward(piece, micro, prepared)
                 if piece == self._plan.pieces.count - 1:
                     outputs.append([part.detach() for part in self._held[piece, micro].outputs])
                 if not torch.is_grad_enabled():
@@ -181,7 +197,8 @@ class Passes:
                         self._held[piece, micro].gradients = [
                             None if part is None else part * called.share for part in parts
                         ]
-                    self._backward(piece, micro)
+                    with doing(self._stage, _NAMES[BACKWARD], micro):
+                        self._backward(piece, micro)
                     with torch.no_grad():
                         for call in self._held[piece, micro].later:
                             call()
@@ -318,9 +335,11 @@ class Passes:
             at += size
         masks: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
         if not evaluating:
-            masks = self._masks(sum(counts), sum(counts[:replica]), offsets, sizes)
+            before = sum(counts[:replica]) if counts[replica] else 0
+            masks = self._masks(sum(counts), before, offsets, sizes)
         pieces = self._evaluating if evaluating else self._pieces
-        return _Batch(parts, [size / sum(counts) for size in sizes], masks, loss, pieces)
+        shares = [size / sum(counts) if evaluating or counts[replica] else 0.0 for size in sizes]
+        return _Batch(parts, shares, masks, loss, pieces)
 
     def _schedule(self, samples: int) -> Schedule:
         """The plan's, or for the last, smaller batch one with fewer micro-batches."""
@@ -352,7 +371,8 @@ class Passes:
             shape = list(value.shape)
             shape[dims[0]] = total * per_sample
             keep = 1 - float(node.args[1])  # pyright: ignore
-            drawn = torch.empty(shape, dtype=getattr(torch, value.dtype)).bernoulli_(keep)
+            draw = node.meta.get("draw", _draw)
+            drawn = draw(shape, keep, getattr(torch, value.dtype))
             if node.name not in self._own_masks:
                 continue
             drawn.div_(keep if keep else 1.0)
@@ -363,18 +383,19 @@ class Passes:
     # Passes
 
     def _do(self, action: Action, batch: _Batch) -> None:
-        if action.kind == FORWARD:
-            self._forward(action.piece, action.micro, batch)
-        elif action.kind in (BACKWARD, INPUTS):
-            self._backward(action.piece, action.micro)
-            if action.kind == BACKWARD:
+        with doing(self._stage, _NAMES[action.kind], action.micro):
+            if action.kind == FORWARD:
+                self._forward(action.piece, action.micro, batch)
+            elif action.kind in (BACKWARD, INPUTS):
+                self._backward(action.piece, action.micro)
+                if action.kind == BACKWARD:
+                    self._finish(action.piece, action.micro)
+            else:
+                held = self._held[action.piece, action.micro]
+                with torch.no_grad():
+                    for call in held.later:
+                        call()
                 self._finish(action.piece, action.micro)
-        else:
-            held = self._held[action.piece, action.micro]
-            with torch.no_grad():
-                for call in held.later:
-                    call()
-            self._finish(action.piece, action.micro)
 
     def _forward(self, piece: int, micro: int, batch: _Batch) -> None:
         held = _Held({}, {}, [])
@@ -479,6 +500,10 @@ class Passes:
         name = (channel, back)
         memory, number = self._boxes.take(name)
         return messages.unpack(memory, count), partial(self._boxes.give_up, name, number)
+
+
+def _draw(shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype).bernoulli_(keep)
 
 
 def _nothing() -> None:

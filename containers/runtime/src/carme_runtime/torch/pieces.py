@@ -216,7 +216,10 @@ def opaque_batch_norms(traced: Traced) -> bool:
     """Whether there are such layers within what was not traced."""
     modules = [traced.root.get_submodule(str(n.target)) for n in traced.nodes if n.op == "call_module"]
     return any(
-        isinstance(inner, nn.modules.batchnorm._BatchNorm) and inner.training
+        inner.training
+        and (
+            isinstance(inner, nn.modules.batchnorm._BatchNorm) or getattr(inner, "normalises_batches", False)
+        )
         for module in modules
         for inner in module.modules()
     )
@@ -227,9 +230,7 @@ def other_random(traced: Traced) -> str:
     for node in traced.nodes:
         if node.op == "call_module":
             inner = traced.root.get_submodule(str(node.target))
-            if any(
-                isinstance(m, nn.modules.dropout._DropoutNd) and m.p and m.training for m in inner.modules()
-            ):
+            if any(m.training and _draws_random(m) for m in inner.modules()):
                 return node.name
         name = str(node.target).removeprefix("aten.").split(".")[0]
         if node.op == "call_function" and name.startswith(_RANDOM) and not is_dropout(node):
@@ -239,6 +240,12 @@ def other_random(traced: Traced) -> str:
             if not quiet:
                 return node.name
     return ""
+
+
+def _draws_random(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return bool(module.p)
+    return bool(getattr(module, "draws_random", False))
 
 
 def update_running_statistics(traced: Traced, statistics: Statistics, own: set[str]) -> None:

@@ -30,6 +30,8 @@ from carme_runtime.torch.tracing import Traced, capture, example_tensors
 from carme_runtime.torch.whole_state import named_groups, whole_optimizer_state
 
 _STEPS_KEPT = 50
+# How names of BatchNorm's statistics end, in PyTorch and in Keras.
+_RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
 
 
 def pipeline(
@@ -46,6 +48,7 @@ def pipeline(
     cut_points: Sequence[str] = (),
     whole_layers: Sequence[str] = (),
     graph: Graph | None = None,
+    whole_batch: bool = False,
 ) -> tuple["Pipeline", torch.optim.Optimizer]:
     """Train `model` as a pipeline over all ranks of the run.
 
@@ -70,6 +73,7 @@ def pipeline(
         cut_points: Names of layers with which stages begin, instead of what is measured to be best.
         whole_layers: Names of layers that are not traced into.
         graph: Of this model, measured before (see `trace`): nothing is measured then.
+        whole_batch: Whether the example is a batch of all replicas together.
 
     Raises:
         InvalidCall: An argument that cannot be, or a model that cannot be traced.
@@ -78,7 +82,8 @@ def pipeline(
     """
     strategies.follow()
     run = Run()
-    request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=tuple(cut_points))
+    points = tuple(cut_points)
+    request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
     try:
         asked = _Asked(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
         traced, made = _planned(model, optimizer, example_tensors(example), asked, run)
@@ -330,6 +335,7 @@ class Pipeline:
         targets: Any = None,
         *,
         loss: Callable[[Any, Any], torch.Tensor],
+        counted: int | None = None,
     ) -> torch.Tensor:
         """Forward and backward passes of a batch: gradients are added to those of the parameters.
 
@@ -338,6 +344,7 @@ class Pipeline:
                 replica. At most as many samples as in the example.
             targets: Tensors with as many samples, or lists or dictionaries of such.
             loss: From what the model returns and the targets to the mean over their samples.
+            counted: 0 where this replica has no samples left and only takes part, with any one sample.
 
         Returns:
             The mean loss over the samples of all replicas, on all ranks.
@@ -351,12 +358,26 @@ class Pipeline:
         began = time.perf_counter()
         batch = example_tensors(inputs)
         with self._adding():
-            value = self._passes.run(batch, targets, loss)
+            value = self._passes.run(batch, targets, loss, counted)
         total = torch.tensor([value], dtype=torch.float64)
         if self._run.everyone:
             self._run.everyone.allreduce(total, timeout=self._run.timeout)
         self._took = [*self._took[1 - _STEPS_KEPT :], (time.perf_counter() - began) * 1000]
         return total[0].to(torch.float32)
+
+    @property
+    def ends_here(self) -> bool:
+        """Whether this rank's stage is the one that computes the loss."""
+        return self._plan.schedule.holders[-1] == self._stage
+
+    def owners(self, name: str) -> list[int]:
+        """The stages that hold a parameter, by its name in the whole model; ranks of the first replica."""
+        return self._owners[name]
+
+    @property
+    def stage(self) -> int:
+        """The number of this rank's stage."""
+        return self._stage
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients of the model so that their norm is at most this; the norm before."""
@@ -487,8 +508,7 @@ class Pipeline:
         buffers = [
             self._tensors[name]
             for name in self._described
-            if name.rpartition(".")[2] in ("running_mean", "running_var")
-            and self._stage in self._owners[name]
+            if name.endswith(_RUNNING) and self._stage in self._owners[name]
         ]
         if buffers:
             flat = torch.cat([buffer.reshape(-1).double() for buffer in buffers])

@@ -47,6 +47,14 @@ class Traced:
         return {**self.constants, **dict(self.model.named_buffers()), **dict(self.model.named_parameters())}
 
 
+class SelfTraced(nn.Module):
+    """A model that makes its graph itself."""
+
+    def traced(self) -> Traced:
+        """The graph, in training or evaluation as the model is. Raises InvalidCall."""
+        raise NotImplementedError
+
+
 def trace(
     model: nn.Module,
     example: torch.Tensor | Sequence[torch.Tensor],
@@ -102,6 +110,8 @@ def resized(tensors: Sequence[torch.Tensor], samples: int) -> tuple[torch.Tensor
 
 def capture(model: nn.Module, example: tuple[torch.Tensor, ...], whole_layers: Sequence[str] = ()) -> Traced:
     """Trace a model without measuring it. Raises InvalidCall."""
+    if isinstance(model, SelfTraced):
+        return model.traced()
     unknown = [name for name in whole_layers if name not in dict(model.named_modules())]
     if unknown:
         known = ", ".join(name for name, _ in model.named_children())
@@ -158,7 +168,7 @@ def _exported(model: nn.Module, program: Any) -> Traced:
         for placeholder, name in tensors.items()
         if name not in known
     }
-    return _traced(model, program.graph_module, program.graph, tensors, constants, "torch.export")
+    return graph_of_nodes(model, program.graph_module, program.graph, tensors, constants, "torch.export")
 
 
 def _first_name(model: nn.Module, name: str) -> str:
@@ -194,10 +204,10 @@ def _by_layers(model: nn.Module, layers: Sequence[str], why: str) -> Traced:
     if not any(node.op == "call_module" for node in graph.nodes):
         raise InvalidCall(f"{why} It has no layers between which it can be cut.", "Give it layers.")
     log.warning("%s It is cut between its layers only.", why)
-    return _traced(model, model, graph, {}, {}, "modules")
+    return graph_of_nodes(model, model, graph, {}, {}, "modules")
 
 
-def _traced(
+def graph_of_nodes(
     model: nn.Module,
     root: nn.Module,
     graph: fx.Graph,
@@ -205,6 +215,7 @@ def _traced(
     constants: dict[str, torch.Tensor],
     source: str,
 ) -> Traced:
+    """Our graph of what a framework has recorded; see `Traced`. `source` says who did. Raises InvalidCall."""
     nodes = list(graph.nodes)
     inputs = [n.name for n in nodes if n.op == "placeholder" and n.name not in tensors]
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}

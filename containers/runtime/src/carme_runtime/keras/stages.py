@@ -1,0 +1,440 @@
+"""Keras models in stages: what replaces the steps of a model that is trained as a pipeline."""
+
+# torch need not be installed where this is checked.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from carme_runtime import strategies
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras.data import Share, length, same_randomness
+from carme_runtime.keras.library import keras
+from carme_runtime.keras.optimizer import as_they_are, reducing
+from carme_runtime.keras.slots import Slots
+from carme_runtime.keras.steps import Steps, assign_values, flat_values
+from carme_runtime.keras.tracing import KerasGraph
+from carme_runtime.keras.world import MASTER, World
+from carme_runtime.torch.pipelines import Pipeline, pipeline
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """How a model is to be cut; None: chosen. See `carme_runtime.torch.pipeline`."""
+
+    strategy: str = strategies.AUTO
+    stages: int | None = None
+    micro_batches: int | None = None
+    schedule: str | None = None
+    memory: str | int | None = None
+    batch_norm: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether anything but the strategy was asked for."""
+        return self != Wanted(self.strategy)
+
+
+class PipelineSteps(Steps):
+    """Steps of a model of which each rank holds a stage.
+
+    The pipeline is made with the first batch, of the weights that rank 0 has then. From there on a rank's
+    variables of other stages, and what the optimizer keeps for them, have no memory; `whole` gives them back
+    for a while.
+
+    Args:
+        model: The Keras model.
+        world: The ranks, of which this object sets how many are a pipeline.
+        wanted: How to cut it.
+    """
+
+    def __init__(self, model: Any, world: World, wanted: Wanted) -> None:
+        super().__init__(model, world)
+        self._wanted = wanted
+        self._graph = KerasGraph(model)
+        self._check_compute_loss()
+        self._pipe: Pipeline | None = None
+        self._slots: Slots | None = None
+        self._flags: list[bool] = []
+        self.shows_weights = False
+        self._exposed = False
+        self._part = 1.0  # of a micro-batch in the whole batch
+        self.stages = self._known_stages()
+        world.stages = self.stages or 1
+        model.predict_step = self._predict_step
+
+    def _check_compute_loss(self) -> None:
+        kind, usual = type(self._model), keras.Model
+        for name in ("compute_loss", "train_step", "test_step", "predict_step"):
+            if getattr(kind, name) is not getattr(usual, name):
+                raise InvalidCall(
+                    f"The model has a {name} of its own, which a pipeline does not call.",
+                    "Give the loss to compile(), or train with ParallelStrategy.DATA.",
+                )
+
+    def _known_stages(self) -> int | None:
+        """The number of stages where it does not depend on what is measured. Raises InvalidCall."""
+        size, marked, wanted = self._world.size, self._graph.stages, self._wanted
+        if marked > 1:
+            whole = marked == size or wanted.strategy != strategies.PIPELINE
+            if size % marked or not whole or wanted.strategy == strategies.DATA:
+                raise InvalidCall(
+                    f"SplitLayers cut the model into {marked} stages, which the strategy {wanted.strategy} "
+                    f"cannot put on {size} ranks.",
+                    f"Start {marked} ranks, or a multiple of that with ParallelStrategy.ALL.",
+                )
+            return marked
+        if wanted.stages is not None:
+            return wanted.stages if size % max(wanted.stages, 1) == 0 else None
+        return size if wanted.strategy == strategies.PIPELINE else None
+
+    # -- the pipeline
+
+    def decide(self, samples: int | None) -> bool:
+        """Choose the stages for batches of so many samples over all ranks. False: each has the whole model.
+
+        All ranks call it together.
+        """
+        if self._pipe is None and (self.stages is None or strategies.plans_only()):
+            shapes = [(t.shape, t.dtype) for t in self._graph._of[1].inputs]
+            if samples is None or any(None in shape[1:] for shape, _ in shapes):
+                raise InvalidCall(
+                    "How many samples a batch has, or how long they are, is not known before training.",
+                    "State batch_size and the shapes in keras.Input, or how many `stages` there are.",
+                )
+            example = [
+                keras.ops.zeros((samples, *shape[1:]), keras.backend.standardize_dtype(dtype))
+                for shape, dtype in shapes
+            ]
+            self._make(tuple(example), whole_batch=True)
+            assert self._pipe
+            self.stages = self._pipe.plan().schedule.ranks
+        if self.stages == 1 and self._pipe:
+            self.leave()
+        return self.stages != 1
+
+    def _pipeline(self, inputs: tuple[torch.Tensor, ...], training: bool = False) -> Pipeline:
+        """The pipeline, made again where a batch is larger than those before."""
+        if self._pipe and training:
+            counts = self._world.table([len(inputs[0])])[:, 0]
+            if counts.max() > self._pipe.plan().samples:
+                self.leave()
+        if self._pipe is None:
+            self._make(inputs, whole_batch=False)
+        assert self._pipe
+        return self._pipe
+
+    def _make(self, example: tuple[torch.Tensor, ...], whole_batch: bool) -> None:
+        wanted, model = self._wanted, self._model
+        self._graph = KerasGraph(model)
+        self._graph.train()
+        marked = self._graph.stages > 1
+        same_randomness(self._world)
+        with torch.enable_grad():  # also where the first batch is for prediction
+            self._pipe, _ = pipeline(
+                self._graph,
+                _placeholder(getattr(model, "optimizer", None), self._graph),
+                example=example,
+                stages=self.stages or wanted.stages,
+                micro_batches=wanted.micro_batches,
+                schedule=wanted.schedule,
+                memory=wanted.memory,
+                strategy=strategies.AUTO if marked else wanted.strategy,
+                batch_norm=wanted.batch_norm,
+                cut_points=self._graph.cut_points,
+                whole_batch=whole_batch,
+            )
+        self._world.stages = self._pipe.plan().schedule.ranks
+        self._flags = [v.trainable for v in model.variables]
+        known = {id(v) for v in self._graph.variables.values()}
+        for v in model.variables:
+            if id(v) not in known:
+                self._world.broadcast(_bytes_of(v.value), MASTER, "a variable")
+        self._slots = None
+
+    @property
+    def pipe(self) -> Pipeline | None:
+        """The pipeline, where it is made."""
+        return self._pipe
+
+    def leave(self) -> None:
+        """Let all ranks have the whole model again. All ranks call it together."""
+        if self._pipe:
+            if not self._exposed:
+                self._gather(everywhere=True)
+            self._pipe.close()
+        self._pipe, self._slots, self._exposed = None, None, False
+
+    def recompiled(self) -> None:
+        """The model was compiled: other variables may be trained, by another optimizer."""
+        self.leave()
+        self.restart()
+
+    # -- the whole model for a while
+
+    @contextlib.contextmanager
+    def whole(self, everywhere: bool = False, changes: bool = False) -> Iterator[None]:
+        """Rank 0, or every rank, has all variables here. `changes`: rank 0's values count afterwards."""
+        if self._pipe is None or self._exposed:
+            yield
+            return
+        self._gather(everywhere)
+        try:
+            yield
+        finally:
+            if changes:
+                self._distribute()
+            self._release()
+
+    def expose(self) -> None:
+        """Callbacks look at the model now, where there are any that do so."""
+        if self._pipe and self.shows_weights and not self._exposed:
+            self._gather(everywhere=True)
+            self._exposed = True
+
+    def resume(self) -> None:
+        """Callbacks have looked; what rank 0's have set holds for all."""
+        if self._exposed:
+            self._exposed = False
+            self._distribute()
+            self._release()
+
+    def _parts(self) -> Iterator[tuple[Any, list[int]]]:
+        """Variables of model and optimizer, with the stages that hold them."""
+        assert self._pipe
+        owners = {id(v): self._pipe.owners(name) for name, v in self._graph.variables.items()}
+        for v in self._graph.variables.values():
+            yield v, owners[id(v)]
+        for slot, reference in self._slots.pairs if self._slots else ():
+            if id(reference) in owners:
+                yield slot, owners[id(reference)]
+
+    def _gather(self, everywhere: bool) -> None:
+        assert self._pipe
+        keeps = everywhere or self._world.is_master
+        for v, owners in self._parts():
+            holds = self._pipe.stage in owners
+            content = v.value.detach() if holds else torch.empty(tuple(v.shape), dtype=v.value.dtype)
+            content = content.contiguous()
+            if content.numel():
+                self._world.broadcast(_bytes_of(content), owners[0], "a variable")
+            if keeps and not holds:
+                v.value.data = content
+
+    def _distribute(self) -> None:
+        assert self._pipe
+        for v, owners in self._parts():
+            has = tuple(v.value.shape) == tuple(v.shape)
+            content = v.value.detach() if has else torch.empty(tuple(v.shape), dtype=v.value.dtype)
+            content = content.contiguous()
+            if content.numel():
+                self._world.broadcast(_bytes_of(content), MASTER, "a variable")
+            if self._pipe.stage in owners:
+                v.value.data.copy_(content)
+
+    def _release(self) -> None:
+        assert self._pipe
+        for v, owners in self._parts():
+            if self._pipe.stage not in owners:
+                v.value.data = torch.empty(0, dtype=v.value.dtype)
+
+    # -- steps
+
+    def begin(self) -> None:
+        """The pipeline is made with the first batch, and gives all ranks the same weights."""
+        self._begun = True
+
+    def settle(self) -> None:
+        """Replicas have equal moving averages after every step."""
+
+    def call(self, inputs: Any, training: Any) -> Any:
+        """What the model makes of inputs that all ranks of a pipeline give, in evaluation."""
+        if training:
+            raise InvalidCall(
+                "A loop of the script's own cannot train a Keras model in stages.",
+                "Use fit() or train_on_batch(), or write the model in PyTorch for "
+                "carme_runtime.torch.pipeline.",
+            )
+        return self._evaluated(inputs)
+
+    def _train_step(self, data: Any) -> dict[str, Any]:
+        return self._counted(self._train_batch, data, training=True)
+
+    def _test_step(self, data: Any) -> dict[str, Any]:
+        return self._counted(self._test_batch, data, training=False)
+
+    def _predict_step(self, data: Any) -> Any:
+        return self._evaluated(keras.utils.unpack_x_y_sample_weight(data)[0])
+
+    def _counted(self, step: Callable[[Any], Any], data: Any, training: bool) -> dict[str, Any]:
+        """Do a step; metrics are counted where the last stage is."""
+        share = self.share or self._undivided(data)
+        self.share, self._running = None, share
+        model = self._model
+        self._prepare(data, training)
+        before = flat_values(model.metrics_variables)
+        model.reset_metrics()
+        step(data)
+        variables = model.metrics_variables
+        own = flat_values(variables)
+        if not self._counts:
+            own[:] = 0
+        if self.wants_local_logs:
+            self._keep_local_logs(own, training)
+        assign_values(variables, before + self._world.add(own.copy(), "metrics"))
+        return dict(model.get_metrics_result())
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this rank's metrics are those of its replica's share."""
+        return bool(self._pipe and self._pipe.ends_here and self._running.samples)
+
+    def _undivided(self, data: Any) -> Share:
+        lengths = self._world.table([length(data)])[:: self._world.stages, 0]
+        return Share(int(lengths[: self._world.part].sum()), length(data), int(lengths.sum()))
+
+    def _prepare(self, data: Any, training: bool) -> None:
+        """Make the pipeline, and what Keras makes with the first values, which not all ranks see."""
+        self._pipeline(self._graph.inputs_of(keras.utils.unpack_x_y_sample_weight(data)[0]), training)
+        self._prepare_optimizer()
+        parts = (self._model._compile_metrics, self._model._compile_loss)
+        if any(part is not None and not part.built for part in parts):
+            self._model._symbolic_build(data_batch=data)
+
+    def _train_batch(self, data: Any) -> None:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        inputs = self._graph.inputs_of(x)
+        assert self._pipe
+        pipe = self._pipe.train()
+        self._share_losses()
+        penalty, added = self._penalty()
+
+        def loss(outputs: Any, target: Any) -> torch.Tensor:
+            targets, weighted = target
+            return self._loss(self._graph.outputs_of(outputs), targets, weighted, added)
+
+        y, weights = keras.tree.map_structure(_tensor, (y, weights))
+        for parameter in pipe.parameters():
+            parameter.grad = None
+        counted = None if self._running.samples else 0
+        pipe.step(inputs, (y, weights), loss=loss, counted=counted)
+        if penalty is not None:
+            penalty.backward()
+        self._apply(pipe)
+
+    def _loss(self, y_pred: Any, y: Any, weights: Any, added: float) -> torch.Tensor:
+        """The loss of a micro-batch, which is counted with its metrics."""
+        model = self._model
+        samples = length(y_pred)
+        self._part = samples / self._running.total
+        value = model._compile_loss(y, y_pred, weights)
+        with torch.no_grad():
+            model._loss_tracker.update_state(value.detach() + added, sample_weight=samples)
+            model.compute_metrics(None, y, keras.tree.map_structure(_detached, y_pred), sample_weight=weights)
+        return value
+
+    def _test_batch(self, data: Any) -> None:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self._evaluated(x)
+        self._share_losses()
+        _, added = self._penalty()
+        with torch.no_grad():
+            self._loss(y_pred, y, weights, added)
+
+    def _evaluated(self, x: Any) -> Any:
+        inputs = self._graph.inputs_of(x)
+        pipe = self._pipeline(inputs).eval()
+        with torch.no_grad():
+            outputs = pipe(*inputs)
+        pipe.train()
+        return self._graph.outputs_of(outputs)
+
+    def _factor(self, kind: int, weight: Any, value: Any) -> Any:
+        """See `GlobalLoss`; micro-batches count by their samples."""
+        return 1 / self._part if self._running.samples else 0.0
+
+    def _share_losses(self) -> None:
+        super()._share_losses()
+        for entry in getattr(self._model._compile_loss, "_flat_losses", None) or ():
+            reduction = getattr(entry.loss, "reduction", "")
+            if reduction not in ("sum", "sum_over_batch_size", "mean"):
+                raise InvalidCall(
+                    f"A loss has reduction={reduction!r}, which depends on the whole batch.",
+                    "Use 'sum_over_batch_size', or train with ParallelStrategy.DATA.",
+                )
+
+    def _penalty(self) -> tuple[Any, float]:
+        """What regularizers add for this rank's variables, for their gradients, and for all variables."""
+        assert self._pipe
+        if not any(v.regularizer is not None for v in self._model.trainable_variables):
+            return None, 0.0
+        own, counted = [], 0.0
+        for name, v in self._graph.variables.items():
+            owners = self._pipe.owners(name)
+            if v.trainable and v.regularizer is not None and self._pipe.stage in owners:
+                own.append(v.regularizer(v.value))
+                first = owners[0] == self._pipe.stage and self._pipe.replica == 0
+                counted += float(own[-1].detach()) if first else 0.0
+        whole = float(self._world.add(np.array([counted]), "regularizers")[0])
+        return sum(own) if own else None, whole
+
+    # -- the optimizer
+
+    def _prepare_optimizer(self) -> None:
+        """Let the optimizer keep nothing for other stages."""
+        optimizer = getattr(self._model, "optimizer", None)
+        if optimizer is None or (self._slots and self._slots.optimizer is optimizer):
+            return
+        trained = self._model.trainable_variables
+        self._slots = Slots(optimizer, trained, self._world)
+        self._distribute_slots()
+        self._release()
+
+    def _distribute_slots(self) -> None:
+        assert self._slots
+        for v in self._slots.optimizer.variables:
+            content = v.value.detach().contiguous()
+            if content.numel():
+                self._world.broadcast(_bytes_of(content), MASTER, "a variable of the optimizer")
+            v.value.data.copy_(content)
+
+    def _apply(self, pipe: Pipeline) -> None:
+        optimizer = self._model.optimizer
+        named = self._graph.variables
+        own = [named[name] for name, p in pipe.named_parameters() if p.requires_grad and p.grad is not None]
+        if optimizer.global_clipnorm:
+            norm = pipe.gradient_norm([v.value.grad for v in own])
+            scale = min(1.0, optimizer.global_clipnorm / max(float(norm), 1e-30))
+            for v in own:
+                v.value.grad.mul_(scale)
+        with torch.no_grad(), reducing(as_they_are):
+            if own:
+                optimizer.apply([v.value.grad for v in own], own)
+            else:
+                optimizer._iterations.assign_add(1)
+
+
+def _tensor(value: Any) -> Any:
+    """What micro-batches can be cut of."""
+    return value if value is None else keras.ops.convert_to_tensor(value)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def _placeholder(optimizer: Any, graph: KerasGraph) -> torch.optim.Optimizer:
+    """A PyTorch optimizer that keeps as much for a parameter as Keras' does; it never steps."""
+    parameters = [p for p in graph.parameters() if p.is_floating_point()]
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return torch.optim.SGD(parameters, 0.1, momentum=optimizer.momentum)
+    return torch.optim.Adam(parameters)

@@ -1,0 +1,152 @@
+"""What scripts do around a Keras model in stages; arguments: which of it, and a folder all ranks see."""
+
+# pyright: reportMissingImports=false, reportArgumentType=false
+
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import carme_runtime.keras as tnt
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.errors import CarmeRuntimeError
+
+torch.set_num_threads(1)
+kind, folder = sys.argv[1], Path(sys.argv[2])
+rank, size = tnt.get_rank(), tnt.get_size()
+PIPELINING, ALL = tnt.ParallelStrategy.PIPELINING, tnt.ParallelStrategy.ALL
+numbers = np.random.default_rng(5)
+x = numbers.normal(size=(40, 6)).astype("float32")
+y = x[:, :2].copy()
+
+
+def network(*more):
+    keras.utils.set_random_seed(5)
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.Input((6,)), dense(8, "tanh"), dense(8, "tanh"), *more, dense(2)])
+
+
+def compiled(model=None, strategy=PIPELINING, **options):
+    ours = tnt.Model(model or network(), parallel_strategy=strategy, **options)
+    ours.compile(keras.optimizers.Adam(0.05), "mse")
+    return ours
+
+
+def close(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, 1e-4, 1e-6)
+
+
+def train(model, **more):
+    return model.fit(x, y, 10, shuffle=False, verbose=0, **more)
+
+
+def files():
+    """Training goes on from a file as if nothing had happened, in another layout too."""
+    expected = network()
+    expected.compile(keras.optimizers.Adam(0.05), "mse")
+    train(expected, epochs=4)
+    ours = compiled(stages=size)
+    train(ours, epochs=2)
+    held = sum(v.value.numel() for v in ours.keras_model.variables)
+    assert held < ours.count_params(), "a stage holds all layers"
+    slots = sum(v.value.numel() for v in ours.optimizer.variables)
+    assert slots < 2 * ours.count_params()
+    ours.save(folder / "model.keras")
+    ours.save_weights(folder / "only.weights.h5")
+    loaded = tnt.Model(keras.models.load_model(folder / "model.keras"), parallel_strategy=ALL, stages=size)
+    train(loaded, epochs=2)
+    close(loaded.get_weights(), expected.get_weights())
+    train(ours, epochs=2)
+    close(ours.get_weights(), expected.get_weights())
+    ours.load_weights(folder / "only.weights.h5")
+    plain = tnt.models.load_model(folder / "model.keras")  # each rank has all of it
+    close(ours.get_weights(), plain.get_weights())
+    close(ours.predict(x, verbose=0), plain.predict(x, verbose=0))
+    ours.set_weights(expected.get_weights())
+    close([ours.predict(x, verbose=0)], [expected.predict(x, verbose=0)])
+    # Layers are frozen, and batches become larger.
+    for model in (ours.keras_model, expected):
+        model.layers[0].trainable = False
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    ours.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    for model in (ours, expected):
+        for batch in (5, 10, 20):
+            model.train_on_batch(x[:batch], y[:batch])
+    close(ours.get_weights(), expected.get_weights())
+
+
+def callbacks():
+    """They see the whole model at the end of an epoch, and what they set holds."""
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append([np.array(w) for w in self.model.get_weights()])
+
+    best = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True, baseline=None)
+    ours = compiled()
+    saved = keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras")
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 if epoch < 3 else 5.0)
+    history = train(ours, epochs=9, callbacks=[Look(), saved, rates, best]).history["loss"]
+    chosen = int(np.argmin(history))
+    assert len(history) < 9
+    close(ours.get_weights(), seen[chosen])
+    close(keras.models.load_model(folder / f"{chosen + 1}.keras").get_weights(), seen[chosen])
+    with pytest.raises(InvalidCall, match="Use save_freq='epoch'"):
+        train(ours, callbacks=[keras.callbacks.ModelCheckpoint(folder / "x.keras", save_freq=3)])
+    ours = compiled()
+    train(ours, epochs=2, callbacks=[tnt.callbacks.Checkpoints(folder / "checkpoints")])
+    other = compiled(strategy=tnt.ParallelStrategy.DATA)
+    train(other, epochs=3, callbacks=[tnt.callbacks.Checkpoints(folder / "checkpoints")])
+    train(ours, epochs=1)
+    close(ours.get_weights(), other.get_weights())
+
+
+def refused(sentence, call):
+    with pytest.raises(CarmeRuntimeError) as caught:
+        call()
+    assert sentence in str(caught.value) and caught.value.remedy, str(caught.value)
+
+
+def mistakes():
+    """What cannot be gets a sentence, and the nearest that can."""
+    layers = keras.layers
+    marked = network(tnt.layers.SplitLayer(name="a"), layers.Dense(4), tnt.layers.SplitLayer(name="b"))
+    refused("SplitLayers cut the model into 3 stages", lambda: compiled(marked))
+    inputs = keras.Input((6,))
+    hidden = layers.Dense(4)(inputs)
+    around = layers.Add()([tnt.layers.SplitLayer(name="bypassed")(hidden), hidden])
+    refused(
+        "The SplitLayer bypassed does not end a stage",
+        lambda: compiled(keras.Model(inputs, layers.Dense(2)(around))),
+    )
+
+    class Subclassed(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    refused("it is no functional or sequential model", lambda: compiled(Subclassed()))
+    unbuilt = keras.Sequential([layers.Dense(2)])
+    refused("does not begin with keras.Input. Use ParallelStrategy.DATA", lambda: compiled(unbuilt))
+    refused("activity regularizer", lambda: compiled(network(layers.Dense(4, activity_regularizer="l2"))))
+    refused("Use micro_batches=", lambda: train(compiled(micro_batches=4)))
+    refused("no schedule 'fast'", lambda: train(compiled(schedule="fast")))
+    refused("A stage needs", lambda: train(compiled(memory="0.1K")))
+    refused("too few for", lambda: train(compiled(keras.Sequential([keras.Input((6,)), layers.Dense(2)]))))
+    averaging = compiled()
+    averaging.compile(keras.optimizers.SGD(use_ema=True), "mse")
+    refused("use_ema=True", lambda: train(averaging))
+    summing = compiled()
+    summing.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    refused("which depends on the whole batch", lambda: train(summing))
+    ours = compiled()
+    train(ours)
+    refused("cannot train a Keras model in stages", lambda: ours(x, training=True))
+    assert ours(x).shape == (40, 2)
+
+
+{"files": files, "callbacks": callbacks, "mistakes": mistakes}[kind]()

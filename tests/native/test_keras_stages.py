@@ -1,0 +1,45 @@
+"""Keras models in stages train as Keras alone does on the whole batch."""
+
+import pytest
+
+SECONDS = 480
+pytestmark = pytest.mark.timeout(SECONDS + 60)
+
+
+@pytest.fixture(autouse=True)
+def on_torch(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+
+
+def run(launcher, program, nodes, *arguments):
+    ranks = launcher.start(program, nodes, *arguments)
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("two_inputs_marked", ["micro_batches=4"]),
+        ("two_inputs", ["schedule=zbv", "micro_batches=3"]),
+        ("images", ["batch_norm=exact"]),
+        ("words", ["micro_batches=2"]),
+    ],
+)
+def test_two_stages_train_as_keras_alone_does(launcher, model, options):
+    ranks = run(launcher, "keras_stages", [0, 1], model, "PIPELINING", *options)
+    assert "2 stages x 1 replicas" in ranks.outputs[0]
+
+
+def test_replicas_of_two_stages_train_as_keras_alone_does(launcher):
+    ranks = run(launcher, "keras_stages", [0, 0, 0, 0], "two_inputs_marked", "ALL", "num_pipeline_stages=2")
+    assert "2 stages x 2 replicas, 2 micro-batches" in ranks.outputs[0]
+
+
+def test_strategy_may_be_left_open(launcher):
+    run(launcher, "keras_stages", [0, 0], "skips", "ALL")
+
+
+@pytest.mark.parametrize("what", ["files", "callbacks", "mistakes"])
+def test_scripts(launcher, tmp_path, what):
+    run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))
