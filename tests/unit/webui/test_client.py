@@ -16,7 +16,7 @@ import carme
 from carme.cli import main
 from carme.client import JobFailed, Login, Unreachable
 from carme.errors import BrokerUnavailable, ConfigError, Denied, InvalidRequest, NotFound
-from carme.jobs import JobState
+from carme.jobs import JobState, contents
 from carme_webui.accounts.models import User
 from carme_webui.api.models import SCOPES, Token
 from carme_webui.jobs.models import Job
@@ -49,7 +49,7 @@ def run(broker: FakeBroker, tmp_path: Path) -> Callable[..., int]:
         request, folder = broker.wanted[job_id], tmp_path / f"{job_id}-{task}"
         (folder / "files").mkdir(parents=True)
         for name, text in request.files.items():
-            (folder / "files" / name).write_text(text)
+            (folder / "files" / name).write_bytes(contents.to_bytes(text))
         environment = {"CARME_JOB_FOLDER": str(folder), "PATH": "/usr/bin:/bin", **more}
         if task is not None:
             environment["SLURM_ARRAY_TASK_ID"] = str(task)
@@ -286,6 +286,28 @@ def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client
     with pytest.raises(InvalidRequest) as caught:
         client.array(["true"], "5-1")
     assert caught.value.field == "array"
+
+
+def test_a_script_of_this_computer_keeps_bytes_that_are_no_utf_8(
+    client: carme.Client, broker: FakeBroker, run: Any, tmp_path: Path
+) -> None:
+    script, data = tmp_path / "old.sh", b"#!/bin/sh\n#SBATCH --time=7 --caf\xe9\nprintf 'caf\xe9'\n"
+    script.write_bytes(data)
+    job = client.submit(script)
+    run(job.id)
+    assert broker.logs[job.id] == b"caf\xe9"
+    assert broker.wanted[job.id].minutes == 7
+    again = job.resubmit()
+    assert contents.to_bytes(broker.wanted[again.id].files["script"]) == data
+    script.write_bytes("echo hello".encode("utf-16"))
+    with pytest.raises(InvalidRequest, match="text in UTF-16"):
+        client.submit(script)
+    for wrong in ({"base64": "*"}, {"base64": 1}, {}, 7):
+        with pytest.raises(InvalidRequest, match="base64") as caught:
+            client.connection.ask("POST", "jobs", {"script": wrong})
+        assert caught.value.field == "script"
+    with pytest.raises(InvalidRequest, match=r"no UTF-8: 'caf\\xe9'"):
+        client.submit(["cat", "caf\udce9"])
 
 
 def test_a_script_of_this_computer_is_sent_along(client: carme.Client, run: Any, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from carme.client.connection import Connection
 from carme.client.pages import items
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import JobState, arrays
+from carme.jobs.contents import from_bytes, wire
 from carme.jobs.scripts import check_text, name_of
 from carme.wording import nearest
 
@@ -420,7 +421,7 @@ class Jobs:
     def _what(self, what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
         """The part of a request that says what runs."""
         if isinstance(what, str | Path):
-            return {"script": _script(Path(what)), "arguments": [str(one) for one in arguments]}
+            return {"script": wire(_script(Path(what))), "arguments": [str(one) for one in arguments]}
         if isinstance(what, list):
             return {"command": [*what, *map(str, arguments)]}
         if callable(what) and calls is not None:
@@ -486,10 +487,10 @@ class Jobs:
 
 def _script(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = from_bytes(path.read_bytes())
+    except OSError as error:
         raise InvalidRequest(
-            f"The script {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            f"The script {str(path)!r} cannot be read: {error.strerror}.",
             "Name a script of this computer; a command is a list of words.",
             field="script",
         ) from None

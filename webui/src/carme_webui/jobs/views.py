@@ -19,7 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
-from carme.jobs import Cluster, stage_text
+from carme.jobs import Cluster, contents, stage_text
 from carme.jobs.scripts import sent_script
 from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
@@ -146,7 +146,7 @@ def recipe(request: HttpRequest, job_id: int) -> HttpResponse:
     else:
         context["recipe"] = known
         sent = sent_script(known.request.command, known.request.files)
-        context["script"] = sent[0] if sent else ""
+        context["script"] = contents.shown(sent[0]) if sent else ""
         context["words"] = [] if sent else known.request.command
         context["staged"] = stage_text(known.request.stage)
         for name in ("workdir", "results"):
@@ -332,7 +332,9 @@ def _begin(request: HttpRequest) -> dict[str, Any]:
         return {}
     values = request_.model_dump(exclude={"command", "files", "environment", "kind", "image_file"})
     sent = sent_script(request_.command, request_.files)
-    return values | {"script": sent[0] if sent else "", "stage": stage_text(request_.stage)}
+    script = sent[0] if sent else ""
+    values |= {"script": contents.shown(script), "script_encoding": contents.encoding_of(script)}
+    return values | {"stage": stage_text(request_.stage)}
 
 
 def _form_page(
