@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 from playwright.sync_api import Locator, Page, expect
 
@@ -29,10 +30,12 @@ def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_en
 ) -> None:
     demo.run("head", "tee", FILE, user="user1", data="first line\n")
     log_in(page, demo)
-    start(page, "A few minutes", gpus_per_node=0, minutes=4)
+    start(page, "An hour", gpus_per_node=0, minutes=60)
     expect(page.locator(".status .state")).to_have_text("Ready")
     lab = page.get_by_role("link", name="Open JupyterLab").get_attribute("href") or ""
     name = lab.split("/")[4]
+    # By this browser's clock most of the hour has passed: what warns is the share of the time that is left.
+    page.clock.set_system_time(datetime.now(UTC) + timedelta(minutes=56))
     page.goto(f"/jupyter/user/user1/{name}/lab/tree/unsaved.txt")
 
     # Less than five minutes: said at once, and always in sight. How many depends on how busy the machine is.

@@ -8,6 +8,7 @@ An account's name is the same everywhere: Unix, Slurm, portal, JupyterHub. So it
 | directories, by SSSD | also `anna.maria`, `x@lab.org`, capitals; backslashes only where SSSD is told so |
 | Slurm | all of that but commas, quotation marks and spaces; it makes names small unless it is told not to |
 | JupyterHub | no `/`, no space at either end, nothing percent-encoded |
+| the reverse proxy (role reverse_proxy) | at most eight `+`, which JupyterHub quotes in addresses |
 """
 
 import re

@@ -12,6 +12,7 @@ from carme.sessions import SessionState
 __all__ = [
     "Account",
     "App",
+    "ArrayOut",
     "BookingOut",
     "ChangeOut",
     "EntryOut",
@@ -103,7 +104,8 @@ class JobOut(BaseModel):
     """A job. Memory is in MiB; GPUs, processors and memory are over all nodes.
 
     `array_id` is the number of the array that it belongs to, `task` which one of it. Those that
-    wait are one job together, and `tasks` names them, like `5-9%2`.
+    wait are one job together, and `tasks` names them, like `5-9%2`. An array asked for by its number
+    stands for all of its tasks: the state is that of the whole.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -132,6 +134,23 @@ class JobOut(BaseModel):
     array_id: int | None = None
     task: int | None = None
     tasks: str = ""
+
+
+class ArrayOut(BaseModel):
+    """How far the tasks of an array are.
+
+    `state` and `sentence` are those of the whole ("1 of 6 tasks failed."), `active` says whether a task
+    waits or runs. `states` names the tasks in each of Slurm's states, like {"COMPLETED": "0-3,5",
+    "FAILED": "4"}; `failed` those that failed, empty if none did.
+    """
+
+    id: int
+    state: JobState
+    active: bool
+    sentence: str
+    tasks: int
+    states: dict[JobState, str]
+    failed: str
 
 
 class Submitted(BaseModel):

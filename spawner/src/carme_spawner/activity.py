@@ -7,6 +7,7 @@ from pydantic import Field
 
 from carme.errors import CarmeError
 from carme.jobs.requests import MAXIMUM_MINUTES
+from carme.sessions import Session, Step, warned_at
 from carme_spawner.ready import Moment
 from carme_spawner.reports import Report, ReportHandler
 
@@ -35,11 +36,14 @@ class ActivityHandler(ReportHandler):
         spawner = self.own_spawner()
         spawner.report_activity(self.report(Activity))
         policy, session = spawner.policy(), spawner.known_session()
-        stops = spawner.idle.stops
+        stops = datetime.fromtimestamp(spawner.idle.stops, UTC) if spawner.idle.stops else None
+        ends = session.ends if session else None
         self.write(
             {
-                "ends": session.ends.isoformat() if session and session.ends else None,
-                "stops_idle": datetime.fromtimestamp(stops, UTC).isoformat() if stops else None,
+                "ends": ends.isoformat() if ends else None,
+                "warned": _warned(session, ends),
+                "stops_idle": stops.isoformat() if stops else None,
+                "warned_idle": [moment.isoformat() for moment in warned_at(stops, None)] if stops else [],
                 "idle_minutes": policy.idle_minutes,
                 "extend": policy.extend,
             }
@@ -58,4 +62,14 @@ class ExtendHandler(ReportHandler):
             self.set_status(400)
             self.write({"message": str(error)})
             return
-        self.write({"ends": extension.ends.isoformat(), "minutes_limit": extension.minutes_limit})
+        ends, session = extension.ends, spawner.known_session()
+        given = {"ends": ends.isoformat(), "minutes_limit": extension.minutes_limit}
+        self.write(given | {"warned": _warned(session, ends)})
+
+
+def _warned(session: Session | None, ends: datetime | None) -> list[str]:
+    """When the session's pages warn of an end."""
+    if ends is None:
+        return []
+    start = session.at(Step.ALLOCATED) if session else None
+    return [moment.isoformat() for moment in warned_at(ends, ends - start if start else None)]

@@ -22,7 +22,7 @@ from carme.broker.audit import REFUSALS_A_MINUTE
 from carme.broker.service import log_part
 from carme.config import Settings
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
-from carme.jobs import Job, JobRequest, JobState
+from carme.jobs import Job, JobRequest, JobState, contents
 from carme.jobs.scripts import sent, sent_script
 from carme.slurm import UnixAccount
 
@@ -569,6 +569,20 @@ async def test_a_batch_job_is_submitted_again_with_its_secrets_which_nobody_is_t
         await site.client.resubmit(again.id)
     with pytest.raises(NotFound):
         await site.client.recipe(999)
+
+
+async def test_a_script_that_is_no_utf_8_reaches_the_job_as_it_is(site: Any, request_: JobRequest) -> None:
+    data = b"#!/bin/sh\nprintf 'caf\xe9'\n"
+    command, files = sent(contents.from_bytes(data))
+    job_id = await site.client.submit(request_.model_copy(update={"command": command, "files": files}))
+    again = await site.client.resubmit(job_id)
+    for number in (job_id, again):
+        folder = site.home / ".local/share/carme/jobs" / (await site.client.job(number)).key
+        assert (folder / "files/script").read_bytes() == data
+    recipe = await site.client.recipe(again)
+    assert contents.to_bytes(recipe.request.files["script"]) == data
+    (site.home / "old.sh").write_bytes(data)
+    assert contents.to_bytes((await site.client.script("old.sh")).text) == data
 
 
 async def test_what_an_owner_wrote_into_a_request_is_checked_anew(site: Any, request_: JobRequest) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from carme.jobs import Cluster, Job, JobState, Node, Partition
-from carme.jobs.shortage import running_on, shortage
+from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
+from carme.jobs.shortage import kept_nodes, running_on, shortage
 from carme.jobs.times import moment_text
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -29,10 +29,19 @@ def waiting(**values: Any) -> Job:
     return Job.model_validate(known | {"gpus": 4, "cpus": 4, "memory_mb": 400} | values)
 
 
-def missing(job: Job, nodes: list[Node], *others: Job) -> str:
+def of(nodes: list[Node]) -> Cluster:
     names = [one.name for one in nodes]
-    cluster = Cluster(taken=NOW, nodes=nodes, partitions=[Partition(name="gpu", node_names=names)])
-    return shortage(job, cluster, running_on([*others, job]), NOW)
+    return Cluster(taken=NOW, nodes=nodes, partitions=[Partition(name="gpu", node_names=names)])
+
+
+def missing(job: Job, nodes: list[Node], *others: Job, kept: tuple[Reservation, ...] = ()) -> str:
+    return shortage(job, of(nodes), running_on([*others, job]), NOW, kept)
+
+
+def reservation(name: str, begins: int, ends: int, *nodes: str, **values: Any) -> Reservation:
+    """One of so many minutes from now."""
+    start, end = (NOW + timedelta(minutes=minutes) for minutes in (begins, ends))
+    return Reservation(name=name, start=start, end=end, node_names=list(nodes), **values)
 
 
 def at(minutes: int) -> str:
@@ -93,3 +102,50 @@ def test_nodes_that_take_no_jobs() -> None:
     assert missing(waiting(), [node("n1", available=False)]) == "down or drained: n1"
     gone = node("n1", available=False)
     assert missing(waiting(), [gone, busy("n2", 1)], running(1, node_list="n2")).startswith("1 GPU must")
+
+
+def test_a_reservation_keeps_nodes_that_are_free() -> None:
+    now, later = reservation("maint", -5, 90, "n1", "n2"), reservation("carme-b", 30, 200, "n1")
+    said = missing(waiting(), [node("n1"), node("n2")], kept=(now,))
+    assert said == (
+        "4 GPUs, 4 processors and 400 MiB of memory must become free on n1, kept for the "
+        f"reservation maint until {at(90)} at the latest"
+    )
+    said = missing(waiting(minutes_limit=60), [node("n1")], kept=(later,))
+    assert said.endswith(f", kept for the reservation carme-b from {at(30)} on until {at(200)} at the latest")
+    # It ends before the booking begins, runs in it itself, or there is another node.
+    assert missing(waiting(minutes_limit=20), [node("n1")], kept=(later,)) == ""
+    assert missing(waiting(reservation="maint"), [node("n1"), node("n3")], kept=(now,)) == ""
+    assert missing(waiting(), [node("n1"), node("n3")], kept=(now,)) == ""
+
+
+def test_a_job_of_a_reservation_waits_for_its_nodes_alone() -> None:
+    own = reservation("carme-a", -5, 90, "n2")
+    said = missing(
+        waiting(reservation="carme-a"), [node("n1"), busy("n2", 2)], running(1, node_list="n2"), kept=(own,)
+    )
+    assert said.startswith("2 GPUs must become free on n2, in use by 1 job of others")
+
+
+def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
+    some = reservation("carme-a", -5, 90, "n1", gpus=2, cpus=2)
+    outside = running(1, gpus=1, minutes_limit=30)
+    inside = running(2, gpus=2, user="eve", reservation="carme-a", minutes_limit=80)
+    assert missing(waiting(gpus=1, cpus=1), [busy("n1", 3)], outside, inside, kept=(some,)) == ""
+    said = missing(waiting(gpus=2, cpus=2), [busy("n1", 1)], outside, kept=(some,))
+    assert said == (
+        f"1 GPU must become free on n1, in use by 1 job of others and kept for the reservation carme-a "
+        f"until {at(30)} at the latest"
+    )
+
+
+def test_which_nodes_reservations_keep() -> None:
+    cluster = of([node("n1"), node("n2"), node("n3")])
+    kept = [reservation("maint", -5, 90, "n1", "n2", "x9"), reservation("carme-b", 30, 200, "n3")]
+    assert kept_nodes(waiting(), cluster, kept, NOW) == (
+        f"kept for the reservation maint until {at(90)}: n1 and n2"
+    )
+    assert kept_nodes(waiting(reservation="maint"), cluster, kept, NOW) == (
+        f"kept for the reservation carme-b from {at(30)} on until {at(200)}: n3"
+    )
+    assert kept_nodes(waiting(reservation="maint", minutes_limit=20), cluster, kept, NOW) == ""

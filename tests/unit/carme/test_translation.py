@@ -136,9 +136,27 @@ def test_what_is_missing_for_a_job() -> None:
         "1 GPU and 4 processors must become free on n1 and n2, in use by 1 job of others",
         "3000 MiB of memory must become free on n1",
         "down or drained: n1, n2",
+        "4 GPUs must become free on n1, kept for the reservation maint until 14:53 at the latest",
+        "4 GPUs must become free on n1, kept for the reservation maint from 13:00 on until 14:53 "
+        "at the latest",
+        "4 GPUs must become free on n1, kept for the reservations carme-b and maint until 14:53 "
+        "at the latest",
+        "4 GPUs must become free on n1, in use by your job 7 and kept for the reservation maint from "
+        "13:00 on until 14:53 at the latest",
+        "4 GPUs must become free on n1, in use by your job 7 and 2 jobs of others and kept for the "
+        "reservations carme-b and maint until 14:53 at the latest",
     ):
         said = translated(waiting_for("Resources", detail), "de")
-        assert not {"must", "use", "jobs", "next", "down", "memory"} & set(said.split()), said
+        assert not {"must", "use", "jobs", "next", "down", "memory", "kept", "on", "and"} & set(
+            said.split()
+        ), said
+    for detail in (
+        "kept for the reservation maint until 14:53: n1 and n2",
+        "kept for the reservation carme-b from 13:00 on until 14:53: n1 and n2 and down or drained: n3, n4",
+    ):
+        said = translated(waiting_for("ReqNodeNotAvail, UnavailableNodes:n1", detail), "de")
+        assert not {"kept", "on", "until", "from", "reserved", "down", "and"} & set(said.split()), said
+        assert "14:53" in said
     for by_slurm, left in ((True, 90), (False, None)):
         for session in (True, False):
             said = translated(suspended(session, by_slurm, left), "de")

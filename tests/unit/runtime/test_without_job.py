@@ -51,6 +51,32 @@ def test_ranks_on_a_host_without_loopback_are_not_started(tmp_path: Path) -> Non
             assert errors.rstrip().endswith("ip link set lo up.")
 
 
+#: What PyTorch calls when it is imported: in torchrun, and in its ranks.
+IMPORTED = "from carme_runtime.autoload import register_backend; register_backend(); print('on')"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "ends"),
+    [
+        (["torchrun", "--nproc-per-node=2"], {}, True),
+        (["torchrun", "--nnodes=2", "--rdzv-endpoint=n1:29500"], {}, False),
+        (["train.py"], {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, True),
+        (["train.py"], {"WORLD_SIZE": "2", "MASTER_ADDR": "n1"}, False),
+        (["train.py"], {}, False),
+    ],
+)
+def test_torchrun_ends_at_once_on_a_host_without_loopback(
+    words: list[str], environment: dict[str, str], ends: bool, tmp_path: Path
+) -> None:
+    apart = ["unshare", "--net"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--net"]
+    command = [*apart, sys.executable, "-c", IMPORTED, *words]
+    run = Process(command, clean_environment() | environment, tmp_path)
+    code, out, errors = run.wait()
+    run.close()
+    assert (code, out) == ((1, "") if ends else (0, "on\n")), errors
+    assert ("is down, by which ranks on one host meet. Turn on" in errors) is ends
+
+
 def test_a_failure_is_that_of_the_run(local: Launch, script: Script) -> None:
     code, _, errors = local(script("raise SystemExit(4)")).wait()
     assert (code, errors.count("carme-run: Rank 0 on")) == (4, 1)

@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from carme.errors import InvalidRequest
 from carme.jobs import JobState
-from carme.sessions import Ending, ServerStatus, SessionState, Step
+from carme.sessions import Ending, Mark, ServerStatus, SessionState, Step
 from carme_spawner import caretaker, spawner
 from carme_spawner.spawner import CarmeSpawner
 from patience import HANG
@@ -61,7 +61,23 @@ async def test_the_broker_hears_of_each_step(running: Site) -> None:
 async def test_a_server_is_told_when_it_ends(running: Site) -> None:
     with_policy(running, idle_minutes=30, extend=False)
     answer = (await running.report(100, "activity", json=activity())).json()
-    assert answer == {"ends": None, "stops_idle": None, "idle_minutes": 30, "extend": False}
+    unknown = {"ends": None, "warned": [], "stops_idle": None, "warned_idle": []}
+    assert answer == unknown | {"idle_minutes": 30, "extend": False}
+
+
+@pytest.mark.parametrize(("minutes", "left"), [(4, [1, 0.4]), (40, [10, 4]), (600, [15, 5])])
+async def test_a_session_is_warned_of_its_end_by_the_share_of_its_time(
+    running: Site, minutes: int, left: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    ends = start + timedelta(minutes=minutes)
+    session = running.broker.session(100)
+    marks = [Mark(step=Step.ALLOCATED, at=start)]
+    known = session.model_copy(update={"ends": ends, "marks": marks})
+    monkeypatch.setattr(own(running), "known_session", lambda: known)
+    answer = (await running.report(100, "activity", json=activity())).json()
+    warned = [ends - datetime.fromisoformat(moment) for moment in answer["warned"]]
+    assert warned == [timedelta(minutes=minutes) for minutes in left]
 
 
 WRONG: list[dict[str, Any]] = [

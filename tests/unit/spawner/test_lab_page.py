@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
@@ -32,6 +34,7 @@ class Front:
     Attributes:
         told: What the portal says of the session; None: it does not answer.
         asked: How often each path was asked for.
+        status: What the session says of its time instead of its server.
         held: A part of a path; requests with it wait until `go_on` is set, as over a slow network.
     """
 
@@ -39,6 +42,7 @@ class Front:
     token: str
     client: aiohttp.ClientSession
     told: dict[str, object] | None = None
+    status: dict[str, object] | None = None
     asked: Counter[str] = field(default_factory=Counter)
     held: str = "nothing is held"
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,6 +52,8 @@ class Front:
         self.asked[request.path] += 1
         if self.held in f"{request.method} {request.path}":
             await self.go_on.wait()
+        if self.status and request.path == f"{BASE}carme/status":
+            return web.json_response(self.status)
         if request.path.startswith("/sessions/s1/"):
             return web.json_response(self.told) if self.told else web.Response(status=502)
         if not request.path.startswith(BASE) or BASE not in self.site.routes:
@@ -205,3 +211,20 @@ async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(
     await expect(dialog).to_contain_text("You stopped this session.")
     await expect(dialog).to_contain_text("All documents are saved.")
     assert file.read_text() == "first line\nnever saved by hand"
+
+
+async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, page: Page) -> None:
+    now = datetime.now(UTC)
+
+    def moment(minutes: float) -> str:
+        return (now + timedelta(minutes=minutes)).isoformat()
+
+    time = {"ends": moment(4), "stops_idle": None, "extend": True, "warned_idle": []}
+    front.status = time | {"warned": [moment(3), moment(3.6)]}
+    left, toast = page.locator("#carme-session-time button"), page.get_by_text("This session ends in")
+    await page.goto(f"{front.url}{BASE}lab")
+    await expect(left).to_have_text(re.compile(r"^[34] min left$"))
+    assert await toast.count() == 0, "four minutes of four are no end"
+    front.status = time | {"warned": [moment(-0.1), moment(3.6)]}
+    await page.goto(f"{front.url}{BASE}lab?reset")
+    await expect(toast.first).to_be_visible()

@@ -135,7 +135,7 @@ async def test_more_time_is_asked_of_the_hub(server: Site) -> None:
     token = server.token(100)
     status, body = await server.visit("/carme/extend", token, post={"minutes": 30})
     assert status == 200
-    assert set(json.loads(body)) == {"ends", "minutes_limit"}
+    assert set(json.loads(body)) == {"ends", "minutes_limit", "warned"}
     server.broker.refuse = NO_GPU
     status, body = await server.visit("/carme/extend", token, post={"minutes": 30})
     assert (status, json.loads(body)) == (400, {"message": str(NO_GPU)})
@@ -303,7 +303,7 @@ async def test_a_server_gives_up_if_the_hub_stays_away(site: Site, hub: Hub) -> 
 
 
 async def test_the_hubs_refusal_of_more_time_is_its_sentence(site: Site, hub: Hub) -> None:
-    assert set(await hub.tell("extend", {"minutes": 5})) == {"ends", "minutes_limit"}
+    assert set(await hub.tell("extend", {"minutes": 5})) == {"ends", "minutes_limit", "warned"}
     with pytest.raises(Refused, match="minutes"):
         await hub.tell("extend", {"minutes": -5})
 

@@ -16,7 +16,7 @@ import carme
 from carme.cli import main
 from carme.client import JobFailed, Login, Unreachable
 from carme.errors import BrokerUnavailable, ConfigError, Denied, InvalidRequest, NotFound
-from carme.jobs import JobState
+from carme.jobs import JobState, contents
 from carme_webui.accounts.models import User
 from carme_webui.api.models import SCOPES, Token
 from carme_webui.jobs.models import Job
@@ -49,7 +49,7 @@ def run(broker: FakeBroker, tmp_path: Path) -> Callable[..., int]:
         request, folder = broker.wanted[job_id], tmp_path / f"{job_id}-{task}"
         (folder / "files").mkdir(parents=True)
         for name, text in request.files.items():
-            (folder / "files" / name).write_text(text)
+            (folder / "files" / name).write_bytes(contents.to_bytes(text))
         environment = {"CARME_JOB_FOLDER": str(folder), "PATH": "/usr/bin:/bin", **more}
         if task is not None:
             environment["SLURM_ARRAY_TASK_ID"] = str(task)
@@ -231,6 +231,46 @@ def test_results_of_a_map_with_a_task_that_was_cancelled_while_it_waited(
         tasks.results()
 
 
+def test_an_array_says_which_of_its_tasks_failed(client: carme.Client, broker: FakeBroker) -> None:
+    tasks = client.array(["true"], "0-5%2")
+    assert tasks.id is not None
+    waiting = broker.queue.pop(tasks.id)
+    Job.store([waiting])
+    assert (tasks.progress().sentence, tasks.progress().failed) == ("6 tasks: 6 waiting", "")
+    assert tasks.progress().active and not tasks.failed()
+    states = ["COMPLETED", "FAILED", "COMPLETED", "TIMEOUT", "COMPLETED", "COMPLETED"]
+    for number, state in enumerate(states):
+        # Slurm gives the last task to start the array's own number: the state of that one is not the whole's.
+        which = tasks.id if number == 5 else 1000 + number
+        ended = {"state": JobState(state), "exit_code": 0 if state == "COMPLETED" else 3, "ended": NOW}
+        row = waiting.model_copy(update={"id": which, "task": number, "tasks": "", "started": NOW, **ended})
+        Job.store([broker.put(row)])
+    progress = tasks.progress()
+    assert (progress.sentence, progress.state) == ("2 of 6 tasks failed.", JobState.FAILED)
+    assert progress.states == {"COMPLETED": "0,2,4-5", "FAILED": "1", "TIMEOUT": "3"} and not progress.active
+    assert [job.name for job in tasks.failed()] == [f"{tasks.id}_1", f"{tasks.id}_3"]
+    whole = client.jobs.get(tasks.id).info()
+    assert (whole.state, whole.explanation) == (JobState.FAILED, "2 of 6 tasks failed.")
+    assert (whole.task, whole.tasks, whole.exit_code, whole.active) == (None, "0-5", None, False)
+    assert client.jobs.get(tasks.id, 5).state is JobState.COMPLETED
+    found = client.jobs.get_array(tasks.id)
+    assert [job.task for job in found] == [0, 1, 2, 3, 4, 5] and found.done()
+    again = found.resubmit_failed()
+    assert [job.task for job in again] == [1, 3] and broker.wanted[again.id or 0].array == "1,3%2"
+
+
+def test_a_job_that_is_no_array_has_no_tasks(client: carme.Client, broker: FakeBroker) -> None:
+    job = client.submit(["true"])
+    Job.store([broker.queue[job.id]])
+    with pytest.raises(NotFound, match=f"Job {job.id} is no array"):
+        client.jobs.get_array(job.id)
+    tasks = client.array(["true"], "0-1")
+    assert tasks.id is not None
+    Job.store([broker.queue[tasks.id]])
+    with pytest.raises(InvalidRequest, match="No task of this array failed"):
+        tasks.resubmit_failed()
+
+
 def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client, broker: FakeBroker) -> None:
     tasks = client.array(["sleep", "60"], "0-4:2%2", minutes=5)
     assert [job.name for job in tasks] == [f"{tasks.id}_{number}" for number in (0, 2, 4)]
@@ -246,6 +286,28 @@ def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client
     with pytest.raises(InvalidRequest) as caught:
         client.array(["true"], "5-1")
     assert caught.value.field == "array"
+
+
+def test_a_script_of_this_computer_keeps_bytes_that_are_no_utf_8(
+    client: carme.Client, broker: FakeBroker, run: Any, tmp_path: Path
+) -> None:
+    script, data = tmp_path / "old.sh", b"#!/bin/sh\n#SBATCH --time=7 --caf\xe9\nprintf 'caf\xe9'\n"
+    script.write_bytes(data)
+    job = client.submit(script)
+    run(job.id)
+    assert broker.logs[job.id] == b"caf\xe9"
+    assert broker.wanted[job.id].minutes == 7
+    again = job.resubmit()
+    assert contents.to_bytes(broker.wanted[again.id].files["script"]) == data
+    script.write_bytes("echo hello".encode("utf-16"))
+    with pytest.raises(InvalidRequest, match="text in UTF-16"):
+        client.submit(script)
+    for wrong in ({"base64": "*"}, {"base64": 1}, {}, 7):
+        with pytest.raises(InvalidRequest, match="base64") as caught:
+            client.connection.ask("POST", "jobs", {"script": wrong})
+        assert caught.value.field == "script"
+    with pytest.raises(InvalidRequest, match=r"no UTF-8: 'caf\\xe9'"):
+        client.submit(["cat", "caf\udce9"])
 
 
 def test_a_script_of_this_computer_is_sent_along(client: carme.Client, run: Any, tmp_path: Path) -> None:

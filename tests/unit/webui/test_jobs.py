@@ -5,13 +5,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from bs4 import BeautifulSoup
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from carme.broker.protocol import JobFacts
 from carme.errors import SlurmError
-from carme.jobs import JobRequest, SessionOptions
+from carme.jobs import JobRequest, SessionOptions, contents
+from carme.jobs.scripts import sent
 from carme.jobs.templates import TEMPLATES
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.accounts.models import User
@@ -513,6 +515,33 @@ def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: Fake
     assert len(broker.wanted) == 2 and again.status_code == 302
     browser.send(f"/jobs/{number}/cancel/", f"/jobs/{number}/cancel/")
     assert [request.job_id for request in broker.asked_for("cancel")] == [number]
+
+
+LATIN_1 = b"#!/usr/bin/env python3\n# -*- coding: latin-1 -*-\nprint('caf\xe9 \x80')\n"
+
+
+def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_more(
+    browser: Browser, broker: FakeBroker
+) -> None:
+    command, files = sent(contents.from_bytes(LATIN_1))
+    broker.wanted[50] = JobRequest(
+        kind="batch", name="old", command=command, files=files, minutes=5, partition="gpu"
+    )
+    Job.store([broker.put(make_job(50, kind="batch", name="old"))])
+    assert "café" in text(browser.get("/jobs/50/recipe/"))
+    browser.send("/jobs/50/", "/jobs/50/resubmit/")
+    assert contents.to_bytes(broker.wanted[max(broker.wanted)].files["script"]) == LATIN_1
+    form = BeautifulSoup(browser.get("/jobs/submit/?job=50").content, "html.parser")
+    area, hidden = form.select_one("textarea[name=script]"), form.select_one("[name=script_encoding]")
+    assert area and hidden and "stay as they are" in form.get_text(" ", strip=True)
+    # As a browser sends it: the first line end behind the tag is none, the others are those of Windows.
+    script = area.get_text().removeprefix("\n").replace("\n", "\r\n")
+    fields = FIELDS | {"script_encoding": str(hidden["value"])}
+    browser.send("/jobs/submit/?job=50", "/jobs/submit/", script=script + "print('ü')\r\n", **fields)
+    kept = contents.to_bytes(broker.wanted[max(broker.wanted)].files["script"])
+    assert kept == LATIN_1 + b"print('\xfc')\n"
+    refused = browser.send("/jobs/submit/?job=50", "/jobs/submit/", script=script + "€", **fields)
+    assert refused.status_code == 422 and "letters that Latin-1, its encoding, does not have" in text(refused)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK, Tasks
+from carme.jobs.contents import Content
 from carme.jobs.requests import Word
 from carme.jobs.stages import Stages
 from carme.projects import Grant, ProjectAccount
@@ -106,7 +107,7 @@ class Script(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     path: str
-    text: str
+    text: Content
 
 
 class Recipe(BaseModel):

@@ -60,6 +60,7 @@ from carme.jobs import (
     scripts,
     share,
 )
+from carme.jobs.contents import from_bytes
 from carme.jobs.nodes import expand
 from carme.launch import facts
 from carme.launch.job import TASKS
@@ -699,7 +700,7 @@ class Broker:
                 "Name a script; a program is started by a command.",
                 field="script_path",
             )
-        return Script(path=str(path), text=found.data.decode(errors="replace"))
+        return Script(path=str(path), text=from_bytes(found.data))
 
     async def _note(self, peer: Peer, request: protocol.Note) -> None:
         if not peer.trusted:

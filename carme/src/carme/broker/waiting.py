@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation
 from carme.jobs.explanations import BY_SLURM
 from carme.jobs.limits import Limits, limit_detail
-from carme.jobs.shortage import running_on, shortage
+from carme.jobs.shortage import kept_nodes, running_on, shortage
 from carme.slurm import Slurm
 
 AGAIN_SECONDS = 30.0
@@ -53,7 +53,8 @@ class Waiting:
             if self._due("limits", bool(limited), not limited <= self._users):
                 self._limits = await self._slurm.limits(sorted(limited)[:USERS_AT_ONCE])
                 self._users = limited
-            if self._due("reservations", bool(booked), not booked <= self._booked):
+            kept = any(job.reason in _SHORT or job.reason.startswith(_NODES) for job in waiting)
+            if self._due("reservations", bool(booked) or kept, not booked <= self._booked):
                 self._reservations = await self._slurm.reservations()
                 self._booked = booked
         except CarmeError:
@@ -76,7 +77,9 @@ class Waiting:
         ids, now = {job.id for job in short}, time.monotonic()
         if ids != self._short_of or now >= self._short_due:
             # Large sites have many nodes: others are answered meanwhile.
-            self._short = await asyncio.to_thread(_shortages, short, jobs, cluster) if short else {}
+            self._short = (
+                await asyncio.to_thread(_shortages, short, jobs, cluster, self._reservations) if short else {}
+            )
             self._short_of, self._short_due = ids, now + SHORT_SECONDS
         return self._short
 
@@ -110,20 +113,26 @@ class Waiting:
             }
             gone = [node.name for node in cluster.nodes if node.name in members and not node.available]
             more = f" and {len(gone) - NODES_SHOWN} more" if len(gone) > NODES_SHOWN else ""
-            return ", ".join(gone[:NODES_SHOWN]) + more
+            away = ", ".join(gone[:NODES_SHOWN]) + more
+            if kept := kept_nodes(job, cluster, self._reservations, datetime.now(UTC)):
+                return kept + (f" and down or drained: {away}" if away else "")
+            return away
         return ""
 
 
-def _shortages(short: Iterable[Job], jobs: Iterable[Job], cluster: Cluster) -> dict[int, str]:
+def _shortages(
+    short: Iterable[Job], jobs: Iterable[Job], cluster: Cluster, reservations: Sequence[Reservation]
+) -> dict[int, str]:
     """What is missing for jobs that wait for nodes, by job."""
     running, now = running_on(jobs), datetime.now(UTC)
     found: dict[int, str] = {}
     known: dict[tuple[object, ...], str] = {}
     for job in sorted(short, key=lambda job: (-(job.priority or 0), job.id)):
         asked = (job.user, job.partition, job.nodes, job.gpus, job.gpu_type, job.cpus, job.memory_mb)
+        asked = (*asked, job.minutes_limit, job.reservation)
         if asked not in known:
             if len(known) == SHORT_AT_ONCE:
                 continue
-            known[asked] = shortage(job, cluster, running, now)
+            known[asked] = shortage(job, cluster, running, now, reservations)
         found[job.id] = known[asked]
     return found

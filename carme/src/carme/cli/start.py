@@ -14,6 +14,7 @@ from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
 from carme.images.own import is_own
 from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_words
+from carme.jobs.contents import from_bytes
 from carme.jobs.directives import directives
 from carme.jobs.scripts import MAXIMUM_BYTES, check_start, interpreter, name_of
 from carme.jobs.templates import TEMPLATES
@@ -97,7 +98,7 @@ def _read_script(options: argparse.Namespace) -> None:
     if given and given[0] != "--" and Path(given[0]).is_file():
         try:
             with Path(given[0]).open("rb") as file:
-                text = file.read(MAXIMUM_BYTES).decode(errors="replace")
+                text = from_bytes(file.read(MAXIMUM_BYTES))
         except OSError:
             text = ""  # what uses it says so
         asked, ignored = directives(text.removeprefix("\ufeff"))

@@ -154,7 +154,11 @@ class Connection:
                 `NotFound`, `SlurmError`, `BrokerUnavailable`; `Unreachable` when it does not answer.
         """
         given = {name: value for name, value in query.items() if value is not None}
-        answer = self._answer(self._client.build_request(method, path, json=body, params=given or None))
+        try:
+            request = self._client.build_request(method, path, json=body, params=given or None)
+        except UnicodeEncodeError as error:
+            raise _no_text(error) from None
+        answer = self._answer(request)
         return answer.json() if answer.content else None
 
     def send(self, path: str, data: bytes, query: str) -> Any:
@@ -199,6 +203,16 @@ class Connection:
                 f"The portal at {self.url} does not answer: {error or type(error).__name__}.",
                 "Check the address and your network, then try again.",
             ) from None
+
+
+def _no_text(error: UnicodeEncodeError) -> InvalidRequest:
+    """What to say of a text that JSON cannot hold, shown as people know its bytes."""
+    text = error.object
+    whole = text[text.rfind('"', 0, error.start) + 1 : text.find('"', error.end)]
+    named = whole.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return InvalidRequest(
+        f"A part of the request is no UTF-8: '{named[:80]}'.", "Rename it, or have a script of yours name it."
+    )
 
 
 def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | None:

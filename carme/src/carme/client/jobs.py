@@ -26,8 +26,9 @@ from carme import api
 from carme.broker.protocol import JobFacts
 from carme.client.connection import Connection
 from carme.client.pages import items
-from carme.errors import CarmeError, InvalidRequest
+from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import JobState, arrays
+from carme.jobs.contents import from_bytes, wire
 from carme.jobs.scripts import check_text, name_of
 from carme.wording import nearest
 
@@ -220,7 +221,7 @@ class Array(list[Job]):
     def __init__(
         self, connection: Connection, id: int | None, tasks: Iterable[int], returns: bool = False
     ) -> None:
-        self._connection, self.id = connection, id
+        self._connection, self.id, self._returns = connection, id, returns
         self._tasks: dict[int, Job] = {}
         if id is not None:
             self._tasks = {task: Job(connection, id, returns=returns, task=task) for task in tasks}
@@ -228,6 +229,31 @@ class Array(list[Job]):
 
     def __repr__(self) -> str:
         return f"<Array {self.id} of {len(self)} tasks>"
+
+    def progress(self) -> api.ArrayOut:
+        """How far its tasks are, in one sentence and by state: "1 of 6 tasks failed." and which.
+
+        Raises:
+            NotFound: It has no tasks, or the portal does not know them yet.
+        """
+        if self.id is None:
+            raise NotFound("This array has no tasks.", "Give 'map' at least one item.")
+        return api.ArrayOut.model_validate(self._connection.ask("GET", f"jobs/{self.id}/array"))
+
+    def failed(self) -> Sequence[Job]:
+        """The tasks that have failed so far, each with its `logs`."""
+        numbers = _numbers(self.progress().failed) if self.id is not None else []
+        return [self._tasks[number] for number in numbers if number in self._tasks]
+
+    def resubmit_failed(self) -> Array:
+        """Those tasks once more that failed, as an array of their own, with the numbers that they have.
+
+        Raises:
+            InvalidRequest: None failed.
+        """
+        numbers = _numbers(self.progress().failed)
+        new = self._connection.ask("POST", f"jobs/{self.id}/resubmit", failed=True)
+        return Array(self._connection, new["id"], numbers, returns=self._returns)
 
     def infos(self) -> Sequence[api.JobOut]:
         """What is known of its tasks now; those that wait may be one job together, with `tasks`."""
@@ -273,6 +299,10 @@ class Array(list[Job]):
         """End them all."""
         if self.id is not None:
             self._connection.ask("DELETE", f"jobs/{self.id}")
+
+
+def _numbers(tasks: str) -> list[int]:
+    return list(arrays.numbers(tasks)) if tasks else []
 
 
 class Asked(TypedDict, total=False):
@@ -391,7 +421,7 @@ class Jobs:
     def _what(self, what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
         """The part of a request that says what runs."""
         if isinstance(what, str | Path):
-            return {"script": _script(Path(what)), "arguments": [str(one) for one in arguments]}
+            return {"script": wire(_script(Path(what))), "arguments": [str(one) for one in arguments]}
         if isinstance(what, list):
             return {"command": [*what, *map(str, arguments)]}
         if callable(what) and calls is not None:
@@ -420,6 +450,13 @@ class Jobs:
         job = Job(self._connection, job_id, task=task)
         job.info()
         return job
+
+    def get_array(self, array_id: int) -> Array:
+        """An array of mine with all of its tasks. Raises NotFound."""
+        array = Array(self._connection, array_id, ())
+        states = array.progress().states.values()
+        tasks = sorted(number for numbers in states for number in arrays.numbers(numbers))
+        return Array(self._connection, array_id, tasks)
 
     def list(
         self,
@@ -450,10 +487,10 @@ class Jobs:
 
 def _script(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = from_bytes(path.read_bytes())
+    except OSError as error:
         raise InvalidRequest(
-            f"The script {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            f"The script {str(path)!r} cannot be read: {error.strerror}.",
             "Name a script of this computer; a command is a list of words.",
             field="script",
         ) from None

@@ -58,7 +58,9 @@ def directives(text: str) -> Directives:
                 "Correct it, or take it out and give the option to carme submit.",
                 field="script",
             ) from None
-        ignored += [word.partition("=")[0] for word in others if word.startswith("-")]
+        # What is no UTF-8 can be named on no page.
+        words = [word.encode(errors="replace").decode() for word in others if word.startswith("-")]
+        ignored += [word.partition("=")[0] for word in words]
     asked = _combined(found)
     ignored = [word for word in dict.fromkeys(ignored) if word not in _NEEDLESS]
     for name, what in (("memory", "--mem=0"), ("time", "--time without a limit")):

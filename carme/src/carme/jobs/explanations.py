@@ -119,6 +119,9 @@ _RESOURCES = {
     "BB": "burst buffer space",
 }
 
+#: How a detail begins to name a reservation that keeps nodes from the job.
+KEPT = "kept for the reservation"
+
 #: The detail of a suspended job in a partition in which Slurm itself suspends jobs.
 BY_SLURM = "slurm"
 
@@ -140,7 +143,7 @@ def waiting_for(reason: str, detail: str = "") -> str:
         return f"The job waits; Slurm says {reason!r}, ask an administrator what that means."
     if word == "Resources" and detail:
         return f"The job is next in line and waits ({detail}); wait, or ask for less to start sooner."
-    if match := _UNAVAILABLE.search(reason):
+    if (match := _UNAVAILABLE.search(reason)) and KEPT not in detail:
         detail = match[1]
     # What is known belongs to the cause, which ends where the next step begins.
     cause, mark, step = sentence.partition("; ")

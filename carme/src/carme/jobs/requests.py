@@ -10,6 +10,7 @@ from carme.accounts import is_account_name
 from carme.errors import InvalidRequest
 from carme.images.own import ImageFile, is_own
 from carme.jobs.arrays import Tasks
+from carme.jobs.contents import Content
 from carme.jobs.stages import ResultsPath, Stages, check_path, check_text
 from carme.wording import nearest, place, problem
 
@@ -66,7 +67,6 @@ def _files(files: dict[str, str]) -> dict[str, str]:
             raise ValueError(
                 f"has a file {name[:64]!r}; names are letters, digits, dots, underscores, hyphens"
             )
-        check_text(files[name])
     return files
 
 
@@ -121,7 +121,8 @@ class JobRequest(_Asked):
     """What a user asks for.
 
     `environment` and `files` may hold secrets: they never leave the job's private folder. `files` (name to
-    content) lie in `files/` of that folder, which the job finds by `CARME_JOB_FOLDER`.
+    content) lie in `files/` of that folder, which the job finds by `CARME_JOB_FOLDER`, byte
+    for byte.
 
     `image` is one of the site's, or a user's own one; then `image_file` says where that lies.
     `reservation` is the name of the booking to run in. Memory is in MiB (2**20 bytes), as in Slurm.
@@ -140,7 +141,7 @@ class JobRequest(_Asked):
     image_file: ImageFile | None = None
     command: list[Argument] = Field(min_length=1)
     environment: Annotated[dict[str, str], AfterValidator(_environment)] = {}
-    files: Annotated[dict[str, str], AfterValidator(_files)] = {}
+    files: Annotated[dict[str, Content], AfterValidator(_files)] = {}
     partition: Word | None = None
     account: Word | None = None
     nodes: int = Field(default=1, ge=1, le=100_000)

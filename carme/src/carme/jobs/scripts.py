@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from carme.errors import InvalidRequest
+from carme.jobs.contents import to_bytes
 
 __all__ = ["MAXIMUM_BYTES", "SCRIPT", "check_start", "interpreter", "name_of", "sent", "sent_script"]
 
 MAXIMUM_BYTES = 256 * 1024
 BOM = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 #: The file of a request that holds a script which travels with it.
 SCRIPT = "script"
 #: Arguments: what runs the script, its one argument or nothing, and the script's arguments. The text is
@@ -36,7 +38,7 @@ def check_start(name: str, start: bytes) -> None:
         InvalidRequest: Which says how to put it right.
     """
     quoted = shlex.quote(name)
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if start.startswith(UTF_16):
         raise InvalidRequest(
             f"The script {name!r} is text in UTF-16, which nothing can run.",
             f"Save it as UTF-8, or use: iconv -f UTF-16 -t UTF-8 {quoted} > NEW",
@@ -70,7 +72,7 @@ def sent(text: str, arguments: Sequence[str] = ()) -> tuple[list[str], dict[str,
     """Command and files of a request whose script travels with it.
 
     Args:
-        text: The script.
+        text: The script (`carme.jobs.contents`); its bytes stay as they are, but for line ends of Windows.
         arguments: Its arguments.
 
     Raises:
@@ -78,7 +80,7 @@ def sent(text: str, arguments: Sequence[str] = ()) -> tuple[list[str], dict[str,
     """
     check_text(text)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    program, *argument = interpreter(text[:256].encode())
+    program, *argument = interpreter(to_bytes(text[:256]))
     return ["/bin/sh", "-c", _RUN, "sh", program, *(argument or [""]), *arguments], {SCRIPT: text}
 
 
@@ -93,11 +95,16 @@ def check_text(text: str) -> None:
     """See that this can be a script. Raises InvalidRequest."""
     if not text.strip():
         raise InvalidRequest("The script is empty.", "Write at least one command.", field="script")
-    if (size := len(text.encode())) > MAXIMUM_BYTES:
+    data = to_bytes(text)
+    if (size := len(data)) > MAXIMUM_BYTES:
         raise InvalidRequest(
             f"The script has {size} bytes; at most {MAXIMUM_BYTES} are allowed.",
             "Put data into a file of your home, and have the script read it.",
             field="script",
+        )
+    if data.startswith(UTF_16):
+        raise InvalidRequest(
+            "The script is text in UTF-16, which nothing can run.", "Save it as UTF-8.", field="script"
         )
     if "\0" in text:
         raise InvalidRequest(

@@ -4,16 +4,17 @@ Owners see their own jobs by number; of others' they see how many there are.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from carme.jobs.cluster import Cluster, Node
+from carme.jobs.cluster import Cluster, Node, Reservation
+from carme.jobs.explanations import KEPT
 from carme.jobs.nodes import expand
 from carme.jobs.status import Job
 from carme.jobs.times import moment_text
 from carme.wording import listing, number
 
-__all__ = ["Held", "running_on", "shortage"]
+__all__ = ["Held", "kept_nodes", "running_on", "shortage"]
 
 NAMED = 4  # nodes, and jobs, in one sentence
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -23,13 +24,17 @@ _Amounts = tuple[int, int, int]  # GPUs, processors, MiB
 
 
 class Held(NamedTuple):
-    """What a job holds of one node, and until when."""
+    """What a job, or a reservation, holds of one node, and until when."""
 
     job_id: int
     user: str
     gpu_type: str | None
     amounts: _Amounts
     ends: datetime
+    #: The name of the reservation that it is, or in which the job runs.
+    reservation: str = ""
+    #: When a reservation begins, if it has not yet.
+    begins: datetime | None = None
 
 
 class _Wait(NamedTuple):
@@ -46,7 +51,8 @@ def running_on(jobs: Iterable[Job]) -> dict[str, list[Held]]:
     found: dict[str, list[Held]] = {}
     for job in jobs:
         if job.is_active and not job.is_pending:
-            held = Held(job.id, job.user, job.gpu_type, _each(job), job.ends or _NEVER)
+            ends, reservation = job.ends or _NEVER, job.reservation or ""
+            held = Held(job.id, job.user, job.gpu_type, _each(job), ends, reservation)
             for name in expand(job.node_list):
                 found.setdefault(name, []).append(held)
     for there in found.values():
@@ -54,17 +60,33 @@ def running_on(jobs: Iterable[Job]) -> dict[str, list[Held]]:
     return found
 
 
-def shortage(job: Job, cluster: Cluster, running: Mapping[str, list[Held]], now: datetime) -> str:
+def shortage(
+    job: Job,
+    cluster: Cluster,
+    running: Mapping[str, list[Held]],
+    now: datetime,
+    reservations: Sequence[Reservation] = (),
+) -> str:
     """What must become free before a waiting job can start; empty where that is not known.
 
     It is told of those nodes that can take the job first, as far as time limits tell.
 
     Args:
         running: What jobs hold, see `running_on`.
+        reservations: Those of the cluster, which keep nodes from jobs that do not name them.
     """
     needed, kind = _each(job), job.gpu_type
     able = [node for node in cluster.members(job.partition) if _has(_size(node, kind), needed)]
-    waits = [_wait(node, kind, needed, running.get(node.name, ())) for node in able if node.available]
+    own = next((one for one in reservations if one.name == job.reservation), None)
+    if own is not None:
+        able = [node for node in able if node.name in own.node_names]
+    others = _in_the_way(job, reservations, now)
+    waits = []
+    for node in able:
+        if node.available:
+            there = running.get(node.name, ())
+            kept = [_kept(one, node, there, now) for one in others if node.name in one.node_names]
+            waits.append(_wait(node, kind, needed, there, kept))
     count = max(1, job.nodes)
     if len(waits) < count:
         gone = [node.name for node in able if not node.available]
@@ -74,27 +96,81 @@ def shortage(job: Job, cluster: Cluster, running: Mapping[str, list[Held]], now:
     if not short:
         return ""
     lacks = [sum(amounts) for amounts in zip(*(wait.lacks for wait in short), strict=True)]
-    holders = {one.job_id: one.user for wait in short for one in wait.holders}
+    held = [one for wait in short for one in wait.holders]
+    holders = {one.job_id: one.user for one in held if one.job_id}
+    kept_for = {one.reservation: one.begins for one in held if not one.job_id}
     until = max(wait.until for wait in short)
     what = f"{_amounts(lacks)} must become free on {_some([wait.node for wait in short])}"
-    if holders:
-        what += f", in use by {_holders(job.user, holders)}"
+    if held:
+        why = [f"in use by {_holders(job.user, holders)}"] if holders else []
+        what += f", {' and '.join([*why, *_reservations(kept_for, now)])}"
         if until < _NEVER:
             what += f" until {moment_text(until, now)} at the latest"
     return what
+
+
+def kept_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservation], now: datetime) -> str:
+    """Which nodes of a job's partition a reservation keeps from it, the first of several, and until when.
+
+    Empty if none does.
+    """
+    names = {node.name for node in cluster.members(job.partition)}
+    for one in sorted(_in_the_way(job, reservations, now), key=lambda one: one.start):
+        if nodes := [name for name in one.node_names if name in names]:
+            begins = one.start if one.start > now else None
+            (kept,) = _reservations({one.name: begins}, now)
+            return f"{kept} until {moment_text(one.end, now)}: {_some(nodes)}"
+    return ""
+
+
+def _in_the_way(job: Job, reservations: Iterable[Reservation], now: datetime) -> list[Reservation]:
+    """The reservations that a job does not run in, and that begin before it would end."""
+    ends = now + timedelta(minutes=job.minutes_limit) if job.minutes_limit else _NEVER
+    return [one for one in reservations if one.name != job.reservation and one.end > now and one.start < ends]
+
+
+def _kept(reservation: Reservation, node: Node, there: Iterable[Held], now: datetime) -> Held:
+    """What a reservation keeps of a node beside what its own jobs use there."""
+    whole = node.cpus, node.memory_mb
+    gpus = sum(node.gpus.values())
+    count = max(1, len(reservation.node_names))
+    # One of GPUs keeps these alone; Slurm says the processors, which are then all of the node's or a share.
+    some = -(-reservation.gpus // count) if reservation.gpus else gpus
+    cpus = min(whole[0], -(-reservation.cpus // count)) if reservation.cpus else whole[0]
+    memory = whole[1] if (some, cpus) == (gpus, whole[0]) else 0
+    inside = [one.amounts for one in there if one.reservation == reservation.name]
+    used = [sum(amounts) for amounts in zip((0, 0, 0), *inside, strict=True)]
+    amounts = max(0, some - used[0]), max(0, cpus - used[1]), max(0, memory - used[2])
+    begins = reservation.start if reservation.start > now else None
+    return Held(0, "", None, amounts, reservation.end, reservation.name, begins)
+
+
+def _reservations(kept_for: Mapping[str, datetime | None], now: datetime) -> list[str]:
+    """For which reservations nodes are kept, as at most one part of a sentence."""
+    if len(kept_for) > 1:
+        return [f"{KEPT}s {_some(sorted(kept_for))}"]
+    return [
+        f"{KEPT} {name}" + (f" from {moment_text(begins, now)} on" if begins else "")
+        for name, begins in kept_for.items()
+    ]
 
 
 def _has(amounts: _Amounts, needed: _Amounts) -> bool:
     return amounts[0] >= needed[0] and amounts[1] >= needed[1] and amounts[2] >= needed[2]
 
 
-def _wait(node: Node, kind: str | None, needed: _Amounts, there: Iterable[Held]) -> _Wait:
+def _wait(
+    node: Node, kind: str | None, needed: _Amounts, there: Iterable[Held], kept: Iterable[Held] = ()
+) -> _Wait:
     gpus, cpus, memory_mb = _size(node, kind)
     gpus -= node.gpus_used.get(kind, 0) if kind else sum(node.gpus_used.values())
     free = (gpus, cpus - node.cpus_used, memory_mb - node.memory_used_mb)
-    lacks = tuple(max(0, needs - has) for needs, has in zip(needed, free, strict=True))
+    for one in kept:
+        gpus, cpus, memory_mb = one.amounts
+        free = (free[0] - gpus, free[1] - cpus, free[2] - memory_mb)
+    lacks = tuple(max(0, needs - max(0, has)) for needs, has in zip(needed, free, strict=True))
     holders, until = [], _ALWAYS
-    for held in there:
+    for held in sorted([*there, *kept], key=lambda held: held.ends):
         gpus, cpus, memory_mb = held.amounts
         if kind and held.gpu_type and held.gpu_type != kind:
             gpus = 0

@@ -28,8 +28,8 @@ def main() -> int:
             os.mkdir(part, mode=0o700)  # noqa: PTH102
         for name, text in files.items():
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with os.fdopen(os.open(f"{folder}/{name}", flags, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(os.open(f"{folder}/{name}", flags, 0o600), "wb") as file:
+                file.write(text.encode("utf-8", "surrogateescape"))
     except OSError as error:
         print(f"{error.filename or folder}: {error.strerror}", file=sys.stderr)
         _remove(folder, files)

@@ -11,6 +11,7 @@ from carme.sessions.states import (
     Step,
     may_follow,
 )
+from carme.sessions.warnings import level_of, warned_at
 
 __all__ = [
     "ENDINGS",
@@ -26,5 +27,7 @@ __all__ = [
     "SessionNote",
     "SessionState",
     "Step",
+    "level_of",
     "may_follow",
+    "warned_at",
 ]

@@ -12,7 +12,7 @@ _PLACE = re.compile(r"\\{(\d)\\}")
 _DETAIL = re.compile(r"(?P<cause>[^;]*?) \((?P<detail>.*)\)(?P<rest>; [^;]*|\.)", re.DOTALL)
 _QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)  # names
 _LONGEST = 1000  # letters; what is longer holds somebody's log
-_DEPTH = 3  # templates whose values are made of templates
+_DEPTH = 4  # templates whose values are made of templates
 
 
 def look_up(text: str, code: str) -> str:
@@ -26,15 +26,16 @@ def _said(text: str, code: str, depth: int) -> str:
         return found
     if not depth or len(text) > _LONGEST or _QUOTED.fullmatch(text):
         return text
-    for pattern, template in _patterns(code):
-        if match := pattern.fullmatch(text):
-            values = [_said(value, code, depth - 1) for value in match.groups()]
-            return template.format(*values)
+    # Before the templates, as words of the detail alone may look like one.
     if match := _DETAIL.fullmatch(text):
         plain = match["cause"] + match["rest"]
         if (found := _said(plain, code, 0)) != plain:
             cause, mark, step = found.partition("; ")
             return f"{cause.rstrip('.')} ({_said(match['detail'], code, depth - 1)}){mark or '.'}{step}"
+    for pattern, template in _patterns(code):
+        if match := pattern.fullmatch(text):
+            values = [_said(value, code, depth - 1) for value in match.groups()]
+            return template.format(*values)
     return text
 
 

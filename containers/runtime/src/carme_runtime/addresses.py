@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import socket
 import struct
+from collections.abc import Mapping
 
 GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 TURN_LOOPBACK_ON = "Turn on this host's loopback interface: ip link set lo up."
@@ -22,6 +23,16 @@ def loopback_works() -> bool:
         except OSError:
             return False
     return True
+
+
+def loopback_is_down(host: str) -> str:
+    """What happened to ranks that meet at an address of this host alone, as a sentence."""
+    return f"The loopback interface of {host} is down, by which ranks on one host meet."
+
+
+def meets_here(environment: Mapping[str, str]) -> bool:
+    """Whether a rank meets others at an address of this host alone."""
+    return environment.get("WORLD_SIZE", "1") != "1" and is_loopback(environment.get("MASTER_ADDR", ""))
 
 
 def interface_of(address: str) -> str:

@@ -64,7 +64,7 @@ class TimeLeft:
         """Ask for more time; the hub's answer. Raises Refused, Unanswered."""
         answer = await self._hub.tell("extend", {"minutes": minutes})
         if self.status is not None:
-            self.status = {**self.status, "ends": answer["ends"]}
+            self.status |= {"ends": answer["ends"], "warned": answer["warned"]}
         return answer
 
     async def until_saved(self, pages: int) -> None:

@@ -6,9 +6,19 @@ from typing import Annotated, Any, Literal
 from django.db.models import Model, QuerySet
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from carme.api import App, BookingOut, ImageBuild, JobOut, Overview, ProjectOut, SessionOut, SupplyOut
+from carme.api import (
+    App,
+    ArrayOut,
+    BookingOut,
+    ImageBuild,
+    JobOut,
+    Overview,
+    ProjectOut,
+    SessionOut,
+    SupplyOut,
+)
 from carme.bookings import YEARS, BookingState, Wish
-from carme.jobs import Cluster, SessionOptions
+from carme.jobs import Cluster, JobState, SessionOptions, arrays
 from carme.sessions import SessionState
 from carme.translation import translated
 from carme_webui.accounts.models import User
@@ -16,6 +26,7 @@ from carme_webui.bookings.data import stages_of
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import Supply
 from carme_webui.images.models import OwnImage
+from carme_webui.jobs.arrays import FAILURES, progress_of, states_of
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.submissions import Staged
 from carme_webui.projects.models import Project
@@ -37,6 +48,7 @@ __all__ = [
     "SessionStart",
     "Text",
     "Words",
+    "array_out",
     "booking_out",
     "image_out",
     "job_out",
@@ -201,8 +213,39 @@ def session_out(row: "sessions.Session", apps: list[App] | None = None) -> Sessi
 
 
 def job_out(row: Job) -> JobOut:
-    """What is sent of a job."""
-    return JobOut.model_validate(row).model_copy(update={"explanation": translated(row.explanation)})
+    """What is sent of a job, or of a whole array for the row that has its `progress`."""
+    sent = JobOut.model_validate(row)
+    progress = row.progress
+    if progress is None:
+        return sent.model_copy(update={"explanation": translated(row.explanation)})
+    why = progress.waits if progress.state is JobState.PENDING else ""
+    whole = {"state": progress.state, "active": not progress.is_over}
+    whole |= {"explanation": translated(why) or progress.sentence, "started": progress.started}
+    whole |= {"ended": progress.ended if progress.is_over else None}
+    # These are those of one task.
+    return sent.model_copy(
+        update=whole | {"exit_code": None, "signal": None, "task": None, "tasks": _all_tasks(row)}
+    )
+
+
+def _all_tasks(row: Job) -> str:
+    states = states_of(row).values()
+    return arrays.listed(number for tasks in states for number in arrays.numbers(tasks))
+
+
+def array_out(row: Job) -> ArrayOut:
+    """What is sent of the tasks of an array."""
+    progress, states = progress_of(row), states_of(row)
+    failed = (arrays.numbers(tasks) for state, tasks in states.items() if state in FAILURES)
+    return ArrayOut(
+        id=row.id,
+        state=progress.state,
+        active=not progress.is_over,
+        sentence=progress.sentence,
+        tasks=progress.counts.total(),
+        states=states,
+        failed=arrays.listed(number for numbers in failed for number in numbers),
+    )
 
 
 def booking_out(row: Booking, reader: User | None = None) -> BookingOut:

@@ -45,6 +45,7 @@ from carme_webui.images import desk as image_desk
 from carme_webui.images.catalogue import images_of
 from carme_webui.images.models import OwnImage
 from carme_webui.jobs import submissions
+from carme_webui.jobs.arrays import resubmit_failed, tell_progress
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.search import FILTERS, Search, own_jobs
 from carme_webui.jobs.submissions import JobSubmission
@@ -277,7 +278,7 @@ def keep_input(
 
 @jobs.get("/{job_id}", response=answers(wire.JobOut, *GONE))
 def show_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
-    """One of my jobs, or a task of an array; as long as that waits, what it waits together with."""
+    """One of my jobs, a whole array, or a task of one; as long as that waits, what it waits together with."""
     user = asker(request)
     row = Job.of_array(user.username, job_id, task)
     if row is None:
@@ -287,7 +288,20 @@ def show_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task)
             return schemas.job_out(Job.of(known))  # the row with its number is another task's
         Job.store([known])
         row = _my_job(user, known.id)
+    if task is None:
+        tell_progress([row])
     return schemas.job_out(row)
+
+
+@jobs.get("/{job_id}/array", response=answers(wire.ArrayOut, *GONE))
+def show_array(request: HttpRequest, job_id: int = JobId) -> Any:
+    """How far the tasks of an array are: how many failed, and which are in which state."""
+    row = _my_job(asker(request), job_id)
+    if not row.is_array:
+        raise NotFound(
+            _("Job %d is no array.") % job_id, _("See its state with: jobs/%d") % job_id, code="no-array"
+        )
+    return schemas.array_out(row)
 
 
 @jobs.delete("/{job_id}", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
@@ -362,10 +376,18 @@ def extend_job(
 
 
 @jobs.post("/{job_id}/resubmit", response=answers(wire.Submitted, *REFUSED, status=HTTPStatus.CREATED))
-def resubmit_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task) -> Any:
-    """Submit a batch job, an array, or a task of one once more as it was."""
+def resubmit_job(
+    request: HttpRequest,
+    job_id: int = JobId,
+    task: int | None = Task,
+    failed: bool = QueryValue(False, description="only the tasks of the array that failed"),
+) -> Any:
+    """Submit a batch job, an array, a task of one, or those that failed once more as they were."""
     user = require(request, "jobs")
-    new = broker().resubmit(job_id, user=user.username, task=task)
+    if failed:
+        new = resubmit_failed(_my_job(user, job_id), broker())
+    else:
+        new = broker().resubmit(job_id, user=user.username, task=task)
     news.tell([user.username])
     return Status(HTTPStatus.CREATED, {"id": new})
 

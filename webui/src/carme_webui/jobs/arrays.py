@@ -1,6 +1,6 @@
 """What pages show of arrays: how far all of their tasks are, and the tasks one by one."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,10 +11,25 @@ from django.db.models import Count, Max, Min
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from carme.broker import BrokerClient
+from carme.errors import InvalidRequest
 from carme.jobs import JobState, Phase, arrays
 from carme_webui.jobs.models import Job
 
-__all__ = ["MOST_CELLS", "PER_PAGE", "Cell", "Progress", "cells", "failed_tasks", "tasks_of", "tell_progress"]
+__all__ = [
+    "FAILURES",
+    "MOST_CELLS",
+    "PER_PAGE",
+    "Cell",
+    "Progress",
+    "cells",
+    "failed_tasks",
+    "progress_of",
+    "resubmit_failed",
+    "states_of",
+    "tasks_of",
+    "tell_progress",
+]
 
 PER_PAGE = 100
 #: A grid of more tasks is no help.
@@ -172,6 +187,41 @@ def failed_tasks(array: Job) -> list[Job]:
     """The tasks of an array that failed, in their order."""
     rows = Job.objects.filter(user=array.user, array_id=array.array_id, state__in=FAILURES)
     return list(rows.exclude(task=None).order_by("task"))
+
+
+def progress_of(array: Job) -> Progress:
+    """How far all tasks of an array are."""
+    tell_progress([array])
+    return array.progress or Progress()
+
+
+def states_of(array: Job) -> dict[JobState, str]:
+    """Which tasks are in each of Slurm's states, as expressions like `0-3,5`."""
+    found: defaultdict[JobState, list[int]] = defaultdict(list)
+    rows = Job.objects.filter(user=array.user, array_id=array.array_id).order_by()
+    for state, task, waiting in rows.values_list("state", "task", "tasks"):
+        found[JobState(state)] += [task] if task is not None else _waiting(waiting)
+    return {state: arrays.listed(numbers) for state, numbers in found.items() if numbers}
+
+
+def _waiting(tasks: str) -> list[int]:
+    try:
+        return list(arrays.numbers(tasks))
+    except ValueError:
+        return []  # Slurm shortens long lists, which then say less
+
+
+def resubmit_failed(array: Job, broker: BrokerClient) -> int:
+    """Submit those tasks of an array once more that failed; the new job's number.
+
+    Raises:
+        InvalidRequest: None failed.
+        CarmeError: The broker or Slurm refuses.
+    """
+    tasks = arrays.listed(row.task for row in failed_tasks(array) if row.task is not None)
+    if not tasks:
+        raise InvalidRequest(_("No task of this array failed."), _("Submit all of it once more instead."))
+    return broker.resubmit(array.id, user=array.user, tasks=tasks)
 
 
 def tasks_of(array: Job, page: str | None) -> "Page[Job]":

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from carme.bookings import YEARS
 from carme.errors import CarmeError, InvalidRequest
 from carme.images import ImageCatalogue
-from carme.jobs import Cluster, refusal, split_stages
+from carme.jobs import Cluster, contents, refusal, split_stages
 from carme.jobs.scripts import MAXIMUM_BYTES
 from carme_webui.bookings.models import Booking, site_zone
 from carme_webui.jobs.search import FILTERS, KINDS, Search
@@ -42,6 +42,8 @@ class SubmitForm(forms.Form):
         required=False,
         strip=False,
     )
+    # Of a job that is submitted once more the script may be no UTF-8: how its bytes are shown here.
+    script_encoding = forms.CharField(widget=forms.HiddenInput, max_length=16, required=False)
     script_path = forms.CharField(label=_("Or a script in your home"), max_length=4096, required=False)
     arguments = forms.CharField(label=_("Script arguments"), max_length=4096, required=False)
     name = forms.CharField(label=_("Name"), max_length=64, required=False)
@@ -86,6 +88,11 @@ class SubmitForm(forms.Form):
             "Its first line may name what runs it, like #!/usr/bin/env python3. Its #SBATCH lines count "
             "where you leave this form as it begins."
         )
+        if self["script_encoding"].value() == contents.PAGE_ENCODING:
+            self.fields["script"].help_text = _(
+                "This script is no UTF-8. It is shown as Latin-1, and all bytes that you do not change stay "
+                "as they are."
+            )
         self.fields["array"].help_text = _(
             "One job for each, like 0-99, or 0-99%4 for four at a time; its number is in SLURM_ARRAY_TASK_ID."
         )
@@ -132,6 +139,18 @@ class SubmitForm(forms.Form):
             for name, value in cleaned.items()
             if value not in (None, "") and self._begin.get(name) != value
         }
+        if values.pop("script_encoding", "") == contents.PAGE_ENCODING and "script" in values:
+            try:
+                values["script"] = contents.typed(values["script"])
+            except ValueError:
+                self.add_error(
+                    "script",
+                    _(
+                        "The script has letters that Latin-1, its encoding, does not have. Take them out, or "
+                        "begin a new job."
+                    ),
+                )
+                return cleaned
         if values.get("script_path") and not values.get("script", "").strip():
             values.pop("script", None)
         try:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from carme.broker import BrokerClient
 from carme.errors import InvalidRequest
 from carme.jobs import MAXIMUM_MINUTES, JobRequest, StartEstimate, parse_minutes, parse_stages
+from carme.jobs.contents import Content, to_bytes
 from carme.jobs.directives import directives
 from carme.jobs.scripts import check_start, check_text, interpreter, name_of, sent
 from carme.jobs.stages import Stage
@@ -52,14 +53,17 @@ class JobSubmission(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    script: str | None = Field(default=None, description="the script's text, 256 KiB at most")
+    script: Content | None = Field(
+        default=None,
+        description="the script, 256 KiB at most: its text, or {'base64': ...} if it is no UTF-8",
+    )
     script_path: Text | None = Field(default=None, description="a script in my home, or an absolute path")
     command: list[Text] | None = Field(default=None, description="program and arguments")
     arguments: list[Text] = Field(default=[], max_length=1000)
     name: str | None = None
     image: str | None = Field(default=None, description="none: directly on the node")
     environment: dict[str, str] = {}
-    files: dict[str, str] = Field(default={}, description="lie in $CARME_JOB_FOLDER/files")
+    files: dict[str, Content] = Field(default={}, description="lie in $CARME_JOB_FOLDER/files")
     partition: str | None = None
     account: str | None = None
     nodes: int = 1
@@ -131,8 +135,8 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> Wanted
     elif asked.script_path is not None:
         found = broker.script(asked.script_path, user=user.username)
         check_text(found.text)
-        check_start(asked.script_path, found.text[:4096].encode())
-        command = [*interpreter(found.text[:256].encode()), found.path, *asked.arguments]
+        check_start(asked.script_path, to_bytes(found.text[:4096]))
+        command = [*interpreter(to_bytes(found.text[:256])), found.path, *asked.arguments]
         name = name_of(found.path)
         asked, ignored = _with_directives(asked, found.text)
     else:

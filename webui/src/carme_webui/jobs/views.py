@@ -19,7 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
-from carme.jobs import Cluster, arrays, stage_text
+from carme.jobs import Cluster, contents, stage_text
 from carme.jobs.scripts import sent_script
 from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
@@ -29,7 +29,7 @@ from carme_webui.cluster import BROKER_TIMEOUT, broker, picture, usable
 from carme_webui.files.places import Place, shown
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
-from carme_webui.jobs.arrays import cells, failed_tasks, tasks_of, tell_progress
+from carme_webui.jobs.arrays import cells, failed_tasks, resubmit_failed, tasks_of, tell_progress
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, silence
@@ -147,7 +147,7 @@ def recipe(request: HttpRequest, job_id: int) -> HttpResponse:
     else:
         context["recipe"] = known
         sent = sent_script(known.request.command, known.request.files)
-        context["script"] = sent[0] if sent else ""
+        context["script"] = contents.shown(sent[0]) if sent else ""
         context["words"] = [] if sent else known.request.command
         context["staged"] = stage_text(known.request.stage)
         for name in ("workdir", "results"):
@@ -245,14 +245,11 @@ def extend(request: HttpRequest, job_id: int) -> HttpResponse:
 def resubmit(request: HttpRequest, job_id: int) -> HttpResponse:
     """Submit a batch job once more as it was; of an array all tasks, one, or those that failed."""
     found = _mine(request, job_id)
-    tasks = None
-    if "failed" in request.POST:
-        tasks = arrays.listed(row.task for row in failed_tasks(found) if row.task is not None)
-        if not tasks:
-            messages.error(request, _("No task of this array failed."))
-            return redirect(found)
     try:
-        new = broker().resubmit(found.id, user=found.user, task=_task(request), tasks=tasks)
+        if "failed" in request.POST:
+            new = resubmit_failed(found, broker())
+        else:
+            new = broker().resubmit(found.id, user=found.user, task=_task(request))
     except CarmeError as error:
         messages.error(request, str(error))
         return redirect(found)
@@ -336,7 +333,9 @@ def _begin(request: HttpRequest) -> dict[str, Any]:
         return {}
     values = request_.model_dump(exclude={"command", "files", "environment", "kind", "image_file"})
     sent = sent_script(request_.command, request_.files)
-    return values | {"script": sent[0] if sent else "", "stage": stage_text(request_.stage)}
+    script = sent[0] if sent else ""
+    values |= {"script": contents.shown(script), "script_encoding": contents.encoding_of(script)}
+    return values | {"stage": stage_text(request_.stage)}
 
 
 def _form_page(

@@ -7,14 +7,10 @@ from django.utils.translation import gettext as _
 
 from carme.errors import InvalidRequest
 from carme.jobs import minutes_text
-from carme.sessions import Session, SessionState, Step
+from carme.sessions import Session, SessionState, Step, level_of
 
 __all__ = ["Remaining", "asked_minutes", "check_extension", "extensions", "remaining"]
 
-# The owner is warned when so many minutes are left, and so small a share of the time: what lasts five minutes
-# is not near its end when it begins. The last ones are urgent.
-WARNING, WARNING_SHARE = timedelta(minutes=15), 0.25
-URGENT, URGENT_SHARE = timedelta(minutes=5), 0.1
 # Minutes that pages offer to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
 DIGITS = 9
@@ -49,10 +45,7 @@ class Remaining:
     @property
     def level(self) -> str:
         """How near the end is: empty, `near` or `urgent`."""
-        whole = self.whole or timedelta(days=1)
-        if self.left <= min(URGENT, whole * URGENT_SHARE):
-            return "urgent"
-        return "near" if self.left <= min(WARNING, whole * WARNING_SHARE) else ""
+        return level_of(self.left, self.whole)
 
     @property
     def percent(self) -> int:

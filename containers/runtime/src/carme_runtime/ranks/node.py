@@ -49,7 +49,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from carme_runtime.addresses import TURN_LOOPBACK_ON, interface_of, is_loopback, loopback_works
+from carme_runtime.addresses import (
+    TURN_LOOPBACK_ON,
+    interface_of,
+    loopback_is_down,
+    loopback_works,
+    meets_here,
+)
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.ranks import leftovers
 from carme_runtime.ranks.cores import in_order
@@ -216,11 +222,6 @@ def _devices(environment: Mapping[str, str], some: list[int] | None) -> dict[str
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[some[0] : some[1]])}
 
 
-def _meets_here(environment: Mapping[str, str]) -> bool:
-    """Whether a rank meets others at an address of this host alone."""
-    return environment.get("WORLD_SIZE", "1") != "1" and is_loopback(environment.get("MASTER_ADDR", ""))
-
-
 @contextlib.contextmanager
 def _pinned(some: list[int] | None, memory: bool) -> Iterator[None]:
     """This thread, and so what it starts, runs on some of the node's cores; with `memory` near them."""
@@ -271,11 +272,8 @@ class _Run:
         if not Path(cwd).is_dir():
             self._refuse(f"The folder {cwd} does not exist on {self._host}.")
             return
-        if any(_meets_here(rank["environment"]) for rank in request["ranks"]) and not loopback_works():
-            self._refuse(
-                f"The loopback interface of {self._host} is down, by which ranks on one host meet.",
-                TURN_LOOPBACK_ON,
-            )
+        if any(meets_here(rank["environment"]) for rank in request["ranks"]) and not loopback_works():
+            self._refuse(loopback_is_down(self._host), TURN_LOOPBACK_ON)
             return
         base = dict(request["environment"])
         for name, value in self._node_environment.items():

@@ -6,7 +6,6 @@
 (() => {
   'use strict';
 
-  const WARN_MINUTES = [15, 5];
   const ASK_MS = 30000;
   const EXTEND_MINUTES = 60;
   const EVENT = 'https://schema.carme/session';
@@ -235,16 +234,16 @@
       return Promise.allSettled(changedDocuments(app).map(context => context.save()));
     }
 
-    function warn(kind, end, sentence, actions) {
-      const left = minutesUntil(end);
-      const passed = WARN_MINUTES.filter(minutes => left <= minutes);
-      const key = `${kind} ${end.getTime()} ${Math.min(...passed)}`;
-      if (!passed.length || warned.has(key)) {
+    /** Warn of an end at each of the `moments` that the hub names, once. */
+    function warn(kind, end, moments, sentence, actions) {
+      const passed = (moments || []).filter(moment => new Date(moment) <= Date.now()).length;
+      const key = `${kind} ${end.getTime()} ${passed}`;
+      if (!passed || warned.has(key)) {
         return;
       }
       warned.add(key);
       save();
-      Notification.warning(sentence(words(Math.max(1, left))), { autoClose: false, actions });
+      Notification.warning(sentence(words(Math.max(1, minutesUntil(end)))), { autoClose: false, actions });
     }
 
     let wordsInstead = null;
@@ -270,11 +269,13 @@
       if (ends) {
         button.textContent = `${words(minutesUntil(ends))} left`;
         button.setAttribute('aria-label', `${button.textContent} in this session, which ends at ${clock(ends)}`);
-        warn('end', ends, left => `This session ends in ${left}, at ${clock(ends)}. All documents are saved now.`, more);
+        const sentence = left => `This session ends in ${left}, at ${clock(ends)}. All documents are saved now.`;
+        warn('end', ends, status.warned, sentence, more);
       }
       if (idle && (!ends || idle < ends)) {
         const keep = 'Run something to keep it. All documents are saved now.';
-        warn('idle', idle, left => `Nothing runs in this session; it is stopped in ${left}, at ${clock(idle)}. ${keep}`, []);
+        const sentence = left => `Nothing runs in this session; it is stopped in ${left}, at ${clock(idle)}. ${keep}`;
+        warn('idle', idle, status.warned_idle, sentence, []);
       }
     }
 
