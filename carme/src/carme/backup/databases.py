@@ -68,7 +68,13 @@ def _environment(address: str) -> dict[str, str]:
     return {name: value for name, value in known.items() if value}
 
 
-def _run(arguments: list[str], address: str, account: str, **pipes: BinaryIO) -> None:
+def _run(
+    arguments: list[str],
+    address: str,
+    account: str,
+    stdin: BinaryIO | None = None,
+    stdout: BinaryIO | None = None,
+) -> None:
     """Run a program of PostgreSQL as the account that owns the database, where we are root."""
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"} | _environment(address)
     who: dict[str, Any] = {}
@@ -78,7 +84,14 @@ def _run(arguments: list[str], address: str, account: str, **pipes: BinaryIO) ->
         who = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
     try:
         done = subprocess.run(
-            arguments, env=environment, stderr=subprocess.PIPE, check=False, cwd="/", **who, **pipes
+            arguments,
+            env=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            check=False,
+            cwd="/",
+            **who,
         )
     except OSError as error:
         raise CarmeError(
