@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from carme.bookings import BookingState
-from carme.jobs import Cluster, JobState, SessionOptions, Stage
+from carme.jobs import Association, Cluster, JobState, SessionOptions, Stage
 from carme.sessions import SessionState
 
 __all__ = [
@@ -308,8 +308,9 @@ class ImageBuild(BaseModel):
 class ProjectOut(BaseModel):
     """A project of mine: who is in it, what it may use and has used. A limit that is null is none.
 
-    `account` is what sessions and jobs name when it pays; `gpu_hours_used` is what its jobs have used, and
-    `gpu_hours_booked` what its bookings to come will cost.
+    `account` is what sessions and jobs name when it pays; `refused_partitions` are those in which Slurm
+    starts no jobs of it; `gpu_hours_used` is what its jobs have used, and `gpu_hours_booked` what its
+    bookings to come will cost.
     """
 
     name: str
@@ -320,6 +321,7 @@ class ProjectOut(BaseModel):
     members: list[str]
     invited: list[str] = []
     closed: datetime | None = None
+    refused_partitions: list[str] = []
     partitions: list[str]
     gpu_types: dict[str, int]
     gpus: int | None
@@ -467,12 +469,17 @@ class PolicyOut(BaseModel):
 
 
 class Account(BaseModel):
-    """Whose token this is, and what it allows. `accounts` are Slurm's that your jobs have used."""
+    """Whose token this is, and what it allows.
+
+    `accounts` are Slurm's that your jobs have used; `associations` are those that may pay for new ones, with
+    the partitions and the qualities of service for which they may.
+    """
 
     user: str
     email: str
     manager: bool
     accounts: list[str]
     default_account: str | None
+    associations: list[Association] = []
     scopes: list[str]
     token_expires: datetime

@@ -2,9 +2,10 @@
 seven names.
 
 The folder beside it, `state`, holds what it knows: `jobs.json` (records by field), `accounting.json`,
-`accounts.json` (who may use which account, and its limits), `nodes`, `partitions`, `reservations`, `licenses`
-and `limits` if there are any, `private` if users may see no job but their own, with the partitions that are
-hidden, and, to make a program fail, `fail-NAME` with what it writes to standard error.
+`accounts.json` (who may use which account, and its limits), `nodes`, `partitions`, `reservations`,
+`licenses`, `associations` (of users), `config` and `limits` if there are any, `private` if users may see no
+job but their own, with the partitions that are hidden, and, to make a program fail, `fail-NAME` with what it
+writes to standard error.
 Every call is written to `calls.jsonl`.
 """
 
@@ -79,6 +80,11 @@ elif name == "sacctmgr" and "runawayjobs" in sys.argv:
     (state / "accounting.json").write_text(json.dumps(accounts))
 elif name == "sacctmgr" and "withcoordinator" in sys.argv:
     print("carme|\nphysics|ada,eva\nlab|eva\nroot|root")
+elif name == "sacctmgr" and "withassoc" in sys.argv:
+    known = state / "associations"
+    (whose,) = [word.removeprefix("name=") for word in sys.argv if word.startswith("name=")]
+    lines = known.read_text().splitlines() if known.exists() else []
+    print("".join(f"{line}\n" for line in lines if line.startswith(f"{whose}|")), end="")
 elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
     # As 24.11 answers.
     known = state / "accounts.json"
@@ -183,6 +189,9 @@ elif name == "scontrol" and sys.argv[1] == "update":
 elif name == "scontrol" and (asked := {"reservation", "assoc_mgr", "licenses"} & set(sys.argv)):
     known = state / {"reservation": "reservations", "assoc_mgr": "limits"}.get(word := asked.pop(), word)
     sys.stdout.write(known.read_text() if known.exists() else "No reservations in the system\n")
+elif name == "scontrol" and "config" in sys.argv:
+    known = state / "config"
+    sys.stdout.write(known.read_text() if known.exists() else "AccountingStorageEnforce = none\n")
 elif name == "scontrol" and "job" in sys.argv:
     print(json.dumps(jobs))
 elif name == "scontrol":

@@ -663,7 +663,7 @@ def test_parts_of_a_log_join_to_the_whole() -> None:
     [
         (b"\n", "The broker does not know this method|not valid"),
         (b"{}\n", "does not know this method"),
-        (b'{"method": "fly"}\n', "It knows: accounts_led, bring, cancel"),
+        (b'{"method": "fly"}\n', "It knows: access, accounts_led, bring, cancel"),
         (b'{"method": 3}\n', "does not know this method"),
         (b'{"method": "job"}\n', "'job_id' is missing"),
         (b'{"method": "job", "job_id": 0}\n', "'job_id' must be at least 1, not 0"),

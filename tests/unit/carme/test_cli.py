@@ -127,7 +127,7 @@ async def test_sbatch_lines_are_read_and_the_command_line_wins(
     script = folder / "theirs.sh"
     script.write_text(
         "#!/bin/bash\n#SBATCH --job-name=my/run -t 1:30:00 --nodes=2-4  # a comment\n\n##SBATCH --gpus=9\n"
-        "#SBATCH --gres=gpu:a100:2 --mem=8G\n#SBATCH --output out-%j.txt --qos=high\n"
+        "#SBATCH --gres=gpu:a100:2 --mem=8G\n#SBATCH --output out-%j.txt --qos=high --mail-type=END\n"
         "echo hi\n#SBATCH --partition=nowhere\n"
     )
     assert await carme("submit", str(script), "--time", "10m", "--nodes", "1") == 0
@@ -135,8 +135,9 @@ async def test_sbatch_lines_are_read_and_the_command_line_wins(
     request = json.loads((folder_of_job / "request.json").read_text())
     asked = ("name", "minutes", "nodes", "gpus_per_node", "gpu_type", "memory_mb_per_node", "partition")
     assert [request[name] for name in asked] == ["my-run", 10, 1, 2, "a100", 8192, None]
+    assert request["qos"] == "high"
     error = capsys.readouterr().err
-    assert "asks by #SBATCH for what carme submit does not have, which is ignored: --output, --qos." in error
+    assert "for what carme submit does not have, which is ignored: --output, --mail-type." in error
     script.write_text("#SBATCH --nodes=many\n")
     assert await carme("submit", str(script)) == 1
     assert "Line 1 of the script, '#SBATCH --nodes=many', cannot be understood" in capsys.readouterr().err

@@ -194,13 +194,15 @@ def test_cluster() -> None:
 
 
 def test_whose_jobs_a_partition_takes() -> None:
-    assert Partition(name="all").takes((), ()) and Partition(name="all").takes(("users",), ("carme",))
-    limited = Partition(name="p", groups=["staff"], accounts=["vision"])
-    assert limited.takes(("users", "staff"), ("carme", "vision"))
-    assert not limited.takes(("users",), ("vision",)) and not limited.takes(("staff",), ("carme",))
-    assert limited.takes(("staff",), ())  # who pays is not known
-    refusing = Partition(name="p", refused_accounts=["guests"])
-    assert refusing.takes((), ("guests", "carme")) and not refusing.takes((), ("guests",))
+    """A list of those it takes makes that of those it does not take void, as in Slurm."""
+    every = Partition(name="all")
+    assert not every.refuses_account("carme") and not every.refuses_qos("normal") and not every.is_limited
+    limited = Partition(name="p", accounts=["vision"], qos=["long"], refused_accounts=["vision"])
+    assert limited.refuses_account("carme") and not limited.refuses_account("vision") and limited.is_limited
+    assert limited.refuses_qos("normal") and not limited.refuses_qos("long")
+    refusing = Partition(name="p", refused_accounts=["guests"], refused_qos=["low"])
+    assert refusing.refuses_account("guests") and not refusing.refuses_account("carme")
+    assert refusing.refuses_qos("low") and not refusing.refuses_qos("normal")
 
 
 @pytest.mark.parametrize(

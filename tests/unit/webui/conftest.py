@@ -148,6 +148,7 @@ def _own_errands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _fresh_cache(_own_errands: None, db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests' broker changes between two questions.
     monkeypatch.setattr(picture, "seconds", 0.0)
+    monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 0.0)
     # So do the tests themselves, to the database, without telling anybody.
     monkeypatch.setattr(Kept, "seconds", 0.0)
     translation.deactivate()  # a page of an earlier test may have been German

@@ -18,6 +18,7 @@ from carme.files import program
 from carme.images import ImageCatalogue
 from carme.jobs import (
     NEVER_BEGUN,
+    Access,
     Cluster,
     Job,
     JobRequest,
@@ -77,7 +78,8 @@ class FakeBroker:
     """`queue`: what Slurm has; `archive`: what only accounting has; `told`: sessions; `asked`: all requests.
 
     `refusal` is how it answers who asks for more time, a reservation, a start or a job; `kept`: what is
-    reserved; `leads`: accounts that users lead; `starts`: when a request would begin, at once without it;
+    reserved; `accesses`: what Slurm lets users use; `leads`: accounts that users lead; `starts`: when a
+    request would begin, at once without it;
     `wanted`: what jobs were submitted with; `results`: what they left; `facts`: where they began;
     `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
     """
@@ -102,6 +104,7 @@ class FakeBroker:
         self.results: dict[int, bytes] = {}
         self.facts: dict[int, protocol.JobFacts] = {}
         self.scripts: dict[tuple[str, str], str] = {}
+        self.accesses: dict[str, Access] = {}
         self.leads: dict[str, list[str]] = {}
         self.granted: dict[str, ProjectAccount] = {}
         self.changes: list[int | str] = []
@@ -281,6 +284,8 @@ class FakeBroker:
                     offset=offset + len(part),
                     size=len(self.logs[job_id]),
                 )
+            case protocol.GetAccess(user=user):
+                return self.accesses.get(user or "", Access(user=user or ""))
             case protocol.GetAccountsLed(user=user):
                 return self.leads.get(user or "", [])
             case protocol.GetReport(job_id=job_id, user=user):

@@ -1,5 +1,6 @@
 """The start form before Start is pressed: when it would begin, presets, and addresses that fill it in."""
 
+import html as html_module
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,9 +11,11 @@ from django.utils import timezone
 
 from carme.config.settings import HardwareSettings
 from carme.errors import SlurmError
-from carme.jobs import Forecast, GpuForecast, JobRequest, Node, Partition
+from carme.jobs import Access, Association, Forecast, GpuForecast, JobRequest, Node, Partition
+from carme.jobs.limits import Limits
 from carme_webui.accounts.models import User
 from carme_webui.cluster import Supply
+from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions import choices, supply_plan
 from carme_webui.sessions.models import Preset, Session
 
@@ -24,6 +27,14 @@ FORM: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def project(alice: User) -> Project:
+    """A project of Alice's."""
+    found = Project.objects.create(name="speech", title="Speech")
+    Membership.objects.create(project=found, user=alice)
+    return found
+
+
 def prospect(browser: Browser, **values: Any) -> str:
     answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
     assert answer.status_code == 200
@@ -31,7 +42,7 @@ def prospect(browser: Browser, **values: Any) -> str:
 
 
 def test_partitions_that_take_none_of_my_jobs_are_not_offered(
-    browser: Browser, broker: FakeBroker, settings: Any, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, broker: FakeBroker, settings: Any
 ) -> None:
     slurm = settings.SITE.slurm.model_copy(update={"default_account": "carme"})
     settings.SITE = settings.SITE.model_copy(update={"slurm": slurm})
@@ -45,13 +56,16 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
                 Partition(name="staff", groups=["staff"], node_names=["h100"]),
                 Partition(name="speech", accounts=["carme-speech"], node_names=["l40"]),
                 Partition(name="secret", hidden=True, node_names=["l40"]),
+                Partition(name="ours", hidden=True, groups=["staff"], node_names=["a100"]),
             ],
         }
     )
+    broker.accesses["alice"] = Access(user="alice", groups=["users"])
     for page in ("/", "/jobs/submit/"):
         html = browser.get(page).content.decode()
         assert (
             'value="a100"' in html
+            and 'value="ours"' not in html
             and 'value="long"' in html
             and 'value="staff"' not in html
             and 'value="speech"' not in html
@@ -60,9 +74,55 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
         assert 'value="h100"' not in html and 'value="l40"' not in html
     answer = browser.send("/", "/sessions/start/", name="s0123abcd", **(FORM | {"partition": "staff"}))
     assert answer.status_code == 422 and "There is no partition" in answer.content.decode()
-    monkeypatch.setattr("carme_webui.cluster._groups", lambda user: {"staff"} if user == "alice" else set())
+    broker.accesses["alice"] = Access(user="alice", groups=["staff", "users"])
     html = browser.get("/").content.decode()
     assert 'value="staff"' in html and 'value="h100"' in html and 'value="speech"' not in html
+    assert 'value="ours"' in html and 'value="secret"' not in html
+
+
+def test_the_accounts_and_qualities_that_slurm_knows_are_offered_and_sent(
+    browser: Browser, broker: FakeBroker, project: Project
+) -> None:
+    """Beside the projects; what AllowAccounts, AllowQos and limits exclude is refused with the reason."""
+    broker.cluster = broker.cluster.model_copy(
+        update={
+            "partitions": [
+                Partition(name="gpu", default=True, node_names=["n1", "n2"], qos=["long", "normal"]),
+                Partition(name="vision", accounts=["vision"], node_names=["n1"]),
+                Partition(name="root", accounts=["root"], node_names=["n1"]),
+            ]
+        }
+    )
+    broker.accesses["alice"] = Access(
+        user="alice",
+        enforced=["associations", "limits", "qos"],
+        limits=[Limits(qos="long", minutes=90)],
+        associations=[
+            Association(account="physics", qos=["normal", "long", "low"], default=True),
+            Association(account="vision", qos=["normal"]),
+            Association(account=project.account, qos=["normal"]),
+        ],
+    )
+    for page in ("/", "/jobs/submit/"):
+        html = browser.get(page).content.decode()
+        assert 'value="vision">vision' in html and f'value="{project.account}">{project.title}' in html
+        assert 'value="physics"' not in html  # what pays anyway
+        assert 'value="long"' in html and 'value="low"' in html and 'value="root"' not in html
+
+    def refused(**values: Any) -> str:
+        answer = browser.send("/", "/sessions/start/", name="s0123abcd", **(FORM | values))
+        assert answer.status_code == 422
+        return html_module.unescape(answer.content.decode())
+
+    assert "does not take jobs of the account 'physics'" in refused(partition="vision", nodes=1)
+    said = refused(qos="low")
+    assert "quality of service 'low'" in said and "Choose one of these qualities of service: " in said
+    assert "allows quality of service long at most 1 hour 30 minutes for one job" in refused(qos="long")
+    assert not Session.objects.exists()
+    wanted = FORM | {"qos": "long", "account": "physics", "minutes": 60}
+    assert browser.send("/", "/sessions/start/", name="s0123abcd", **wanted).status_code == 302
+    options = Session.objects.get().asked_for
+    assert (options.account, options.qos) == ("physics", "long")
 
 
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:

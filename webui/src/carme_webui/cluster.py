@@ -1,12 +1,8 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
-import grp
-import os
-import pwd
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +12,22 @@ from carme.broker import BrokerClient
 from carme.broker.protocol import Failure
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, partition_of
+from carme.jobs import Access, Cluster, Forecast, Job, JobRequest, Reservation, partition_of, usable
+from carme.jobs.access import partition_refusal
 from carme.jobs.nodes import expand
 from carme_webui.kept import of_same
 
-__all__ = ["Picture", "Supply", "broker", "entry_points", "fitted", "images", "picture", "supplies", "usable"]
+__all__ = [
+    "Picture",
+    "Supply",
+    "access_of",
+    "broker",
+    "entry_points",
+    "fitted",
+    "images",
+    "picture",
+    "supplies",
+]
 
 
 @dataclass(frozen=True)
@@ -118,36 +125,28 @@ picture = Picture()
 """The picture of this process."""
 
 
-def usable(cluster: Cluster, user: str, accounts: Collection[str]) -> Cluster:
-    """The cluster as far as somebody may use it: the partitions that take the user's jobs, and their nodes.
+#: Seconds for which a process shows what somebody may use as it was; the broker itself asks once a minute.
+ACCESS_SECONDS = 10.0
+#: Users that are remembered.
+MOST_USERS = 1024
+_accesses: dict[str, tuple[float, Access]] = {}
+
+
+def access_of(user: str, *, anew: bool = False) -> Access:
+    """What Slurm lets somebody use, as it was a moment ago; empty while nobody answers.
 
     Args:
-        accounts: Those that may pay for the user's jobs; empty: that is not known.
+        anew: Ask, whatever is remembered.
     """
-    limited = [
-        one for one in cluster.partitions if one.groups or one.accounts or one.refused_accounts or one.hidden
-    ]
-    if not limited:
-        return cluster
-    groups = _groups(user) if any(one.groups for one in limited) else set()
-    partitions = [one for one in cluster.partitions if not one.hidden and one.takes(groups, accounts)]
-    if len(partitions) == len(cluster.partitions):
-        return cluster
-    names = {name for one in partitions for name in one.node_names}
-    nodes = [node for node in cluster.nodes if node.name in names]
-    return cluster.model_copy(update={"partitions": partitions, "nodes": nodes})
-
-
-def _groups(user: str) -> set[str]:
-    """The names of a user's Unix groups, on this host."""
-    try:
-        numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
-    except KeyError:
-        return set()
-    found = set()
-    for number in numbers:
-        with suppress(KeyError):
-            found.add(grp.getgrgid(number).gr_name)
+    until, found = _accesses.get(user, (0.0, Access(user=user)))
+    if anew or time.monotonic() >= until:
+        try:
+            found = broker().access(user=user)
+        except CarmeError:
+            found = Access(user=user)
+        if len(_accesses) >= MOST_USERS:
+            _accesses.clear()
+        _accesses[user] = time.monotonic() + ACCESS_SECONDS, found
     return found
 
 
@@ -180,8 +179,8 @@ def supplies(cluster: Cluster) -> list[Supply]:
     ]
 
 
-def fitted(request: JobRequest, cluster: Cluster, cpus: int, memory_mb: int) -> JobRequest:
-    """A job that the portal itself has somebody run, with no more than nodes and partition have.
+def fitted(request: JobRequest, cluster: Cluster, user: str, cpus: int, memory_mb: int) -> JobRequest:
+    """A job that the portal itself has somebody run, where Slurm takes it, with no more than nodes have.
 
     Args:
         cpus: Processors that it is to have.
@@ -190,6 +189,7 @@ def fitted(request: JobRequest, cluster: Cluster, cpus: int, memory_mb: int) -> 
     Raises:
         InvalidRequest: There is no partition for it.
     """
+    request = _placed(request, cluster, access_of(user))
     partition = partition_of(request, cluster, settings.SITE)
     nodes = [node for node in cluster.nodes if node.name in set(partition.node_names)]
     return request.model_copy(
@@ -199,3 +199,18 @@ def fitted(request: JobRequest, cluster: Cluster, cpus: int, memory_mb: int) -> 
             "minutes": min(filter(None, [request.minutes, partition.max_minutes])),
         }
     )
+
+
+def _placed(request: JobRequest, cluster: Cluster, access: Access) -> JobRequest:
+    """The job in the first partition that takes it, with the first of the user's accounts if need be."""
+    account = request.account or settings.SITE.slurm.default_account
+    first = partition_of(request, cluster, settings.SITE)
+    mine = [one for one in usable(cluster, access).partitions if one.state == "UP" and one.node_names]
+    payers: list[str | None] = [account, *([] if request.account else access.accounts)]
+    for payer in payers:
+        for partition in [first, *mine]:
+            if partition_refusal(partition, access, payer, request.qos) is None:
+                if partition == first and payer == account:
+                    return request
+                return request.model_copy(update={"partition": partition.name, "account": payer})
+    return request  # the broker says why not

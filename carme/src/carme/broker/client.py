@@ -15,7 +15,7 @@ from carme.broker import protocol
 from carme.broker.protocol import EventBatch, JobFacts, LogPart, Overview, Recipe, Script, StartEstimate
 from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
-from carme.jobs import Cluster, Forecast, Job, JobRequest, Reservation, Stage, refusal
+from carme.jobs import Access, Cluster, Forecast, Job, JobRequest, Reservation, Stage, refusal
 from carme.projects import Grant, ProjectAccount
 from carme.reports import JobWarning, Report
 from carme.sessions import Extension, Session, SessionNote
@@ -237,6 +237,10 @@ class BrokerClient:
         """For services: what the policy about alerts did last to each job of all users."""
         return self._ask(protocol.GetWarnings)
 
+    def access(self, user: str | None = None) -> Access:
+        """What Slurm lets somebody use: accounts, qualities of service, partitions, limits, and groups."""
+        return self._ask(protocol.GetAccess, user=user)
+
     def accounts_led(self, user: str | None = None) -> list[str]:
         """The accounts whose coordinator somebody is in Slurm."""
         return self._ask(protocol.GetAccountsLed, user=user)
@@ -441,6 +445,10 @@ class AsyncBrokerClient:
     async def warnings(self) -> list[JobWarning]:
         """For services: what the policy about alerts did last to each job of all users."""
         return await self._ask(protocol.GetWarnings)
+
+    async def access(self, user: str | None = None) -> Access:
+        """What Slurm lets somebody use: accounts, qualities of service, partitions, limits, and groups."""
+        return await self._ask(protocol.GetAccess, user=user)
 
     async def accounts_led(self, user: str | None = None) -> list[str]:
         """The accounts whose coordinator somebody is in Slurm."""

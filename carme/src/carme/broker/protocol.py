@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 from carme.bookings import Hold, Window
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
-from carme.jobs import MAXIMUM_MINUTES, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
+from carme.jobs import MAXIMUM_MINUTES, Access, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK, Tasks
 from carme.jobs.contents import Content
 from carme.jobs.requests import Word
@@ -30,6 +30,7 @@ __all__ = [
     "EventBatch",
     "Extend",
     "Failure",
+    "GetAccess",
     "GetCluster",
     "GetEvents",
     "GetFacts",
@@ -356,6 +357,12 @@ class OpenFiles(_Asked):
     user: str = Field(min_length=1, max_length=256)
 
 
+class GetAccess(_Asked):
+    method: Literal["access"] = "access"
+    user: User = None
+    result = TypeAdapter(Access)
+
+
 class GetAccountsLed(_Asked):
     method: Literal["accounts_led"] = "accounts_led"
     user: User = None
@@ -413,6 +420,7 @@ Request = (
     | Resubmit
     | GetCluster
     | GetForecast
+    | GetAccess
     | GetAccountsLed
     | GetOverview
     | GetReport

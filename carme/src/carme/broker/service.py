@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from carme.broker import protocol
 from carme.broker.access import Peer, acting_for, owner_of_job, require_person
+from carme.broker.accesses import Accesses
 from carme.broker.audit import AuditLog
 from carme.broker.bookings import Bookings
 from carme.broker.enrolment import enrol
@@ -116,6 +117,7 @@ class Broker:
         self._extensions = Extensions(settings, slurm, self._book.records.known)
         self._bookings = Bookings(settings, slurm)
         self._projects = Projects(slurm)
+        self._accesses = Accesses(slurm)
         self._reports = Reports(settings, slurm, self._watch, self._feed)
         self._told_forecast: Forecast | None = None
         self._python = python
@@ -285,6 +287,8 @@ class Broker:
                 return await self._maintain(peer, request)
             case protocol.Release():
                 return await self._release(peer, request)
+            case protocol.GetAccess():
+                return await self._accesses.of(await owner_of_job(peer, request.user, self._settings))
             case protocol.GetAccountsLed():
                 return await self._accounts_led(peer, request.user)
             case protocol.GetProjects():
@@ -318,6 +322,8 @@ class Broker:
             "image": request.image,
             "image_file": request.image_file and request.image_file.model_dump(),
             "partition": request.partition,
+            "account": request.account,
+            "qos": request.qos,
             "nodes": request.nodes,
             "gpus_per_node": request.gpus_per_node,
             "gpu_type": request.gpu_type,
@@ -330,7 +336,7 @@ class Broker:
         owner = await owner_of_job(peer, user, self._settings)
         order = None
         try:
-            order = self._order(request)
+            order = await self._order(request, owner)
             if request.stage:
                 order = await self._with_data(order, owner)
             async with self._programs.take(owner.uid):
@@ -366,7 +372,7 @@ class Broker:
                 minutes=request.minutes,
                 stage=request.stage,
             )
-            order = self._order(asked)
+            order = await self._order(asked, owner)
             order = ahead(order, request.node_names, owner, await self._watch.look_at_nodes())
             if order is None:
                 return None
@@ -450,13 +456,13 @@ class Broker:
 
     async def _test(self, peer: Peer, request: JobRequest, user: str | None) -> StartEstimate:
         owner = await owner_of_job(peer, user, self._settings)
-        order = self._order(request)
+        order = await self._order(request, owner)
         async with self._programs.take(owner.uid):
             return await self._slurm.estimate(order, owner)
 
-    def _order(self, request: JobRequest) -> Order:
+    async def _order(self, request: JobRequest, owner: UnixAccount) -> Order:
         cluster = self._watch.cluster()
-        check(request, cluster, self._images, self._settings)
+        check(request, cluster, self._images, self._settings, await self._accesses.of(owner))
         check_stages(request, self._settings)
         staging = self._settings.staging
         part = share(request, cluster, self._settings)
@@ -809,6 +815,7 @@ class Broker:
             for user in grant.members:
                 require_person(await asyncio.to_thread(UnixAccount.named, user), self._settings)
             kept = await self._projects.grant(grant, self._watch.cluster())
+            self._accesses.forget()
         except CarmeError as error:
             self._audit.record(peer, "grant", request.user, error.code, message=error.message, **what)
             raise
@@ -844,6 +851,7 @@ class Broker:
             account = await asyncio.to_thread(UnixAccount.named, request.name)
             require_person(account, self._settings)
             done = await enrol(account, self._slurm, self._settings)
+            self._accesses.forget()
         except CarmeError as error:
             about = {"name": request.name, "message": error.message}
             self._audit.record(peer, "enrol", request.user, error.code, **about)

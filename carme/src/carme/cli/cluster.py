@@ -1,18 +1,24 @@
-"""`carme status`: what the cluster has and what is free."""
+"""`carme status`: what the cluster has and what is free; `carme accounts`: what of it pays for my jobs."""
 
 import argparse
 
 from carme.broker import BrokerClient
 from carme.cli import portal
-from carme.cli.output import add_json, age, print_json, print_table
-from carme.jobs import Cluster, minutes_text
+from carme.cli.output import add_json, age, listed, print_json, print_table
+from carme.errors import CarmeError
+from carme.jobs import Association, Cluster, minutes_text, usable
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command."""
+    """Add the commands."""
     parser = commands.add_parser("status", help="show partitions and nodes, and what is free")
     add_json(parser)
     parser.set_defaults(run=_status)
+    accounts = commands.add_parser(
+        "accounts", help="show the accounts of Slurm that may pay for your jobs, where, and with which QOS"
+    )
+    add_json(accounts)
+    accounts.set_defaults(run=_accounts)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -20,12 +26,46 @@ def _status(options: argparse.Namespace) -> int:
         with portal.client() as site:
             cluster: Cluster = site.cluster()
     else:
-        cluster = BrokerClient().cluster()
+        cluster = _without_hidden(BrokerClient())
     if options.json:
         print_json(cluster)
         return 0
     _print(cluster)
     return 0
+
+
+def _without_hidden(broker: BrokerClient) -> Cluster:
+    """The cluster, with those of the hidden partitions alone that take jobs of who asks."""
+    cluster = broker.cluster()
+    if not any(one.hidden for one in cluster.partitions):
+        return cluster
+    try:
+        own = {one.name for one in usable(cluster, broker.access()).partitions}
+    except CarmeError:
+        own = set[str]()  # a service or root, who have no jobs
+    shown = [one for one in cluster.partitions if not one.hidden or one.name in own]
+    return cluster.model_copy(update={"partitions": shown})
+
+
+def _accounts(options: argparse.Namespace) -> int:
+    if portal.is_remote():
+        with portal.client() as site:
+            found = site.profile().associations
+    else:
+        found = BrokerClient().access().associations
+
+    def row(one: Association) -> list[object]:
+        qos = [name + ("*" if name == one.default_qos else "") for name in one.qos]
+        state = "no new jobs" if one.stopped else ""
+        return [one.account + ("*" if one.default else ""), one.partition or "all", ", ".join(qos), state]
+
+    return listed(
+        options,
+        found,
+        ["ACCOUNT", "PARTITION", "QOS", "STATE"],
+        row,
+        "Slurm's database names no account of yours. Need one? Ask your administrators.",
+    )
 
 
 def _print(cluster: Cluster) -> None:
@@ -34,12 +74,11 @@ def _print(cluster: Cluster) -> None:
         [
             [
                 partition.name + ("*" if partition.default else ""),
-                partition.state.lower(),
+                partition.state.lower() + (" (hidden)" if partition.hidden else ""),
                 len(partition.node_names),
                 "no limit" if partition.max_minutes is None else minutes_text(partition.max_minutes),
             ]
             for partition in cluster.partitions
-            if not partition.hidden
         ],
     )
     print()

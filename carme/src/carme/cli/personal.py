@@ -10,6 +10,7 @@ from carme.cli.output import add_json, listed, moment, plain, print_json, print_
 from carme.cli.portal import add_share, add_size, client
 from carme.errors import NotFound
 from carme.jobs import parse_minutes
+from carme.wording import listing
 
 if TYPE_CHECKING:
     from carme.api import InvitationOut, ProjectOut
@@ -315,6 +316,12 @@ def _tell(options: argparse.Namespace, found: ProjectOut) -> int:
         return 0
     state = f", closed since {moment(found.closed)}" if found.closed else ""
     print(f"{found.name}: {plain(found.title)} (account {found.account}{state})")
+    if found.refused_partitions:
+        print(
+            f"These partitions do not take jobs of the account {found.account}: "
+            f"{listing(found.refused_partitions)}. An administrator of Slurm can add it to their "
+            "AllowAccounts."
+        )
     print(f"Managers: {', '.join(found.managers)}. Members: {', '.join(found.members)}.")
     if found.invited:
         print(f"Invited: {', '.join(found.invited)}.")

@@ -25,7 +25,8 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_share(start)
     start.add_argument("--title", default="", help="a title")
     start.add_argument("--reservation", metavar="NAME", help="booking to run in")
-    start.add_argument("--account", help="Slurm's account that pays; see 'carme projects show'")
+    start.add_argument("--account", help="Slurm's account that pays; see 'carme accounts'")
+    start.add_argument("--qos", help="Slurm's quality of service (default: the account's)")
     start.add_argument(
         "--stage",
         action="append",
@@ -53,6 +54,7 @@ def _start(options: argparse.Namespace) -> int:
             reservation=options.reservation,
             title=options.title,
             account=options.account,
+            qos=options.qos,
             stage=options.stage,
             results=options.results,
         )

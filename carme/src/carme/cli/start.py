@@ -59,8 +59,9 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument("--time", help="how long it may run: 90 (minutes), 2h, 1:30:00 (default: the site's)")
     parser.add_argument("--partition", help="partition (default: the site's)")
     paying = parser.add_mutually_exclusive_group()
-    paying.add_argument("--account", help="account that pays (default: yours)")
+    paying.add_argument("--account", help="account that pays (default: yours); see 'carme accounts'")
     paying.add_argument("--project", metavar="NAME", help="project of yours that pays")
+    parser.add_argument("--qos", help="quality of service (default: the account's)")
     parser.add_argument("--reservation", metavar="NAME", help="booking to run in (default: none)")
     parser.add_argument(
         "--stage",
@@ -137,6 +138,7 @@ def _submit(options: argparse.Namespace) -> int:
             "command": command,
             "partition": options.partition,
             "account": account_of(options.project) if options.project else options.account,
+            "qos": options.qos,
             "nodes": options.nodes,
             "gpus_per_node": options.gpus,
             "gpu_type": options.gpu_type,
@@ -277,6 +279,7 @@ def _through_portal(
             name=options.name,
             partition=options.partition,
             account=account_of(options.project) if options.project else options.account,
+            qos=options.qos,
             reservation=options.reservation,
             workdir=workdir,
             stage=stage,

@@ -315,6 +315,7 @@ class Asked(TypedDict, total=False):
         image: What it runs in; by default directly on the node. A function needs the same version of Python
             (3.x) there as here.
         account: The account that pays; a project's is `carme-NAME`.
+        qos: Slurm's quality of service; by default that of the account.
         reservation: The name of the booking to run in.
         stage: What is to be near before it begins: the site's datasets, or absolute paths of the cluster,
             each with `local:` (default), `scratch:` or `ram:` in front; see `CARME_DATA`.
@@ -332,6 +333,7 @@ class Asked(TypedDict, total=False):
     name: str | None
     partition: str | None
     account: str | None
+    qos: str | None
     reservation: str | None
     workdir: str | None
     environment: dict[str, str]

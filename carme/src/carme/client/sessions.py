@@ -91,6 +91,7 @@ class Sessions:
         title: str = "",
         app: str = "lab",
         account: str | None = None,
+        qos: str | None = None,
         stage: Sequence[str] = (),
         results: str | None = None,
     ) -> Session:
@@ -105,6 +106,7 @@ class Sessions:
             reservation: The name of the booking to run in.
             app: What to open in it.
             account: Slurm's account that pays; a project's is its `account`.
+            qos: Slurm's quality of service; None: that of the account.
             stage: What is brought to its nodes before it begins: datasets, or absolute paths of the cluster,
                 with `local:` (default), `scratch:` or `ram:` in front.
             results: The folder of the cluster to which what it leaves in `CARME_RESULTS` is copied.
@@ -115,7 +117,7 @@ class Sessions:
         asked = {"image": image, "minutes": minutes, "gpus_per_node": gpus, "nodes": nodes, "title": title}
         asked |= {"gpu_type": gpu_type, "partition": partition, "reservation": reservation, "app": app}
         asked |= {"cpus_per_node": cpus, "memory_mb_per_node": memory_mb}
-        asked |= {"account": account, "stage": list(stage), "results": results}
+        asked |= {"account": account, "qos": qos, "stage": list(stage), "results": results}
         return self._made(self._connection.ask("POST", "sessions", asked))
 
     def get(self, name: str) -> Session:

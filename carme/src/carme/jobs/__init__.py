@@ -1,7 +1,8 @@
 """Jobs: what a user may ask for, what Slurm knows, and the words for it."""
 
 from carme.jobs import arrays
-from carme.jobs.checks import Share, check, partition_of, share
+from carme.jobs.access import Access, Association, usable
+from carme.jobs.checks import Share, check, check_access, partition_of, share
 from carme.jobs.cluster import Cluster, Licence, Node, Partition, Reservation
 from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, NEVER_BEGUN, ending_of, last_lines
 from carme.jobs.explanations import waiting_for
@@ -19,6 +20,8 @@ __all__ = [
     "NEVER_BEGUN",
     "TARGETS",
     "TRANSITIONS",
+    "Access",
+    "Association",
     "Cluster",
     "Forecast",
     "GpuForecast",
@@ -36,6 +39,7 @@ __all__ = [
     "StartEstimate",
     "arrays",
     "check",
+    "check_access",
     "ending_of",
     "forecast",
     "last_lines",
@@ -48,5 +52,6 @@ __all__ = [
     "split_stages",
     "stage_text",
     "stage_words",
+    "usable",
     "waiting_for",
 ]

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme.images import ImageCatalogue
+from carme.jobs.access import Access, check_limits, partition_refusal
 from carme.jobs.cluster import Cluster, Node, Partition
 from carme.jobs.requests import JobRequest, SessionOptions
 from carme.jobs.times import minutes_text
@@ -23,9 +24,16 @@ class Share(NamedTuple):
 
 
 def check(
-    request: JobRequest | SessionOptions, cluster: Cluster, images: ImageCatalogue, settings: Settings
+    request: JobRequest | SessionOptions,
+    cluster: Cluster,
+    images: ImageCatalogue,
+    settings: Settings,
+    access: Access | None = None,
 ) -> None:
     """Refuse what can never start; what merely has to wait passes.
+
+    Args:
+        access: What Slurm lets the user use; None: that is not known.
 
     Raises:
         InvalidRequest: With the field, what is allowed, and what to ask for.
@@ -37,7 +45,7 @@ def check(
     if _is_session(request) and request.minutes > limit:
         raise _too_long("A session", limit, request.minutes)
     partition = partition_of(request, cluster, settings)
-    _check_account(request, partition, cluster, settings)
+    check_access(request, partition, cluster, settings, access)
     if partition.max_minutes is not None and request.minutes > partition.max_minutes:
         raise _too_long(f"A job in partition {partition.name!r}", partition.max_minutes, request.minutes)
     nodes = _nodes(partition, cluster)
@@ -52,21 +60,25 @@ def check(
     _check_size(request, partition, _fitting(request, nodes))
 
 
-def _check_account(
-    request: JobRequest | SessionOptions, partition: Partition, cluster: Cluster, settings: Settings
+def check_access(
+    request: JobRequest | SessionOptions,
+    partition: Partition,
+    cluster: Cluster,
+    settings: Settings,
+    access: Access | None,
 ) -> None:
-    """Slurm would take such a job, and let it wait for ever."""
+    """Refuse what Slurm would take, and let wait for ever: not this account, group or quality of service.
+
+    Raises:
+        InvalidRequest: With the field, and what the partition takes.
+    """
     account = request.account or settings.slurm.default_account
-    if account is None or partition.takes(partition.groups, [account]):
-        return
-    others = [one.name for one in cluster.partitions if not one.hidden and one.takes(one.groups, [account])]
-    raise InvalidRequest(
-        f"The partition {partition.name!r} does not take jobs of the account {account!r}.",
-        f"Choose another account, or one of these partitions: {listing(others)}."
-        if others
-        else "Choose another account.",
-        field="partition",
-    )
+    # Of who is not known, what the request itself names can be checked all the same.
+    known = access or Access(user="")
+    refused = partition_refusal(partition, known, account, request.qos, cluster.partitions)
+    if refused is not None:
+        raise refused
+    check_limits(request, partition, known, account)
 
 
 def share(request: JobRequest, cluster: Cluster, settings: Settings) -> Share:

@@ -1,6 +1,5 @@
 """One look at the whole cluster."""
 
-from collections.abc import Collection
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +12,8 @@ class _Seen(BaseModel):
 class Partition(_Seen):
     """A queue of the cluster; `max_minutes` is None without a limit.
 
-    `groups`, `accounts`: whose jobs it takes, of Unix groups and of accounts; empty: everybody's.
+    `groups`, `accounts`, `qos`: whose jobs it takes, of Unix groups, of accounts, and with which quality of
+    service; empty: everybody's. `refused_accounts`, `refused_qos`: whose it does not take.
     `hidden`: Slurm shows it only to who asks for all of them.
     `suspends`: Slurm itself suspends jobs in it in favour of others.
     """
@@ -26,19 +26,23 @@ class Partition(_Seen):
     groups: list[str] = []
     accounts: list[str] = []
     refused_accounts: list[str] = []
+    qos: list[str] = []
+    refused_qos: list[str] = []
     hidden: bool = False
     suspends: bool = False
 
-    def takes(self, groups: Collection[str], accounts: Collection[str]) -> bool:
-        """Whether it takes jobs of who is in these groups, and may have them paid by one of these accounts.
+    @property
+    def is_limited(self) -> bool:
+        """Whether it names whose jobs it takes."""
+        return bool(self.groups or self.accounts or self.qos)
 
-        Args:
-            accounts: Empty: they are not known, and not asked for.
-        """
-        if self.groups and not set(self.groups) & set(groups):
-            return False
-        able = set(accounts) - set(self.refused_accounts)
-        return not accounts or bool(able & set(self.accounts) if self.accounts else able)
+    def refuses_account(self, account: str) -> bool:
+        """Whether it takes no jobs of an account. Slurm does not look at refusals where it has a list."""
+        return account not in self.accounts if self.accounts else account in self.refused_accounts
+
+    def refuses_qos(self, qos: str) -> bool:
+        """Whether it takes no jobs with a quality of service."""
+        return qos not in self.qos if self.qos else qos in self.refused_qos
 
 
 class Node(_Seen):

@@ -13,7 +13,7 @@ __all__ = ["Directives", "directives"]
 
 _MEMORY = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 #: By the names of `carme submit`'s options; what is combined from several is added below.
-_SAME = ("name", "partition", "account", "reservation", "array", "workdir", "gpu_type")
+_SAME = ("name", "partition", "account", "qos", "reservation", "array", "workdir", "gpu_type")
 #: They ask for what is so anyway.
 _NEEDLESS = ("--export", "--get-user-env", "--no-requeue", "--parsable", "--quiet", "-Q", "--verbose", "-v")
 
@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         (("-J", "--job-name"), "name", _name),
         (("-p", "--partition"), "partition", str),
         (("-A", "--account"), "account", str),
+        (("-q", "--qos"), "qos", str),
         (("--reservation",), "reservation", str),
         (("-a", "--array"), "array", str),
         (("-D", "--chdir"), "workdir", str),

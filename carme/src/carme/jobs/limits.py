@@ -8,7 +8,7 @@ from carme.jobs.status import Job
 from carme.jobs.times import minutes_text
 from carme.wording import number
 
-__all__ = ["Limits", "limit_detail", "longest_minutes"]
+__all__ = ["Limits", "limit_detail", "limits_of", "longest_minutes"]
 
 _UNITS = {"gres/gpu": "GPU", "cpu": "processor", "node": "node"}
 _KINDS = {"GRES": "gres/", "Cpu": "cpu", "CPU": "cpu", "Mem": "mem", "Node": "node"}
@@ -76,14 +76,21 @@ def longest_minutes(job: Job, limits: Iterable[Limits]) -> tuple[int, str] | Non
 def _chain(job: Job, holder: str, limits: list[Limits]) -> Iterable[Limits]:
     """Whose limits hold for a job: its quality of service, or its owner, account and the accounts above."""
     if holder == "QOS":
-        yield from (one for one in limits if one.qos and one.qos == job.qos)
-        return
-    yield from (one for one in limits if one.account == job.account and one.user == job.user)
+        return limits_of("", "", job.qos, limits)
+    return limits_of(job.user, job.account, "", limits)
+
+
+def limits_of(user: str, account: str, qos: str, limits: Iterable[Limits]) -> Iterable[Limits]:
+    """The limits for a user's jobs in an account, the one that counts first: those of the quality of service,
+    of the user, of the account, and of the accounts above it."""
+    limits = list(limits)
+    yield from (one for one in limits if one.qos and one.qos == qos)
+    yield from (one for one in limits if one.user and (one.account, one.user) == (account, user))
     accounts = {one.account: one for one in limits if one.account and not one.user}
-    account = accounts.pop(job.account, None)
-    while account:
-        yield account
-        account = accounts.pop(account.parent, None)
+    found = accounts.pop(account, None)
+    while found:
+        yield found
+        found = accounts.pop(found.parent, None)
 
 
 def _amount(most: int, name: str) -> str:

@@ -131,6 +131,8 @@ class JobRequest(_Asked):
     What `stage` names is there, in the folder that `CARME_DATA` names, before the command runs. What the job
     leaves in the folder that `CARME_RESULTS` names is copied to `results` when it has ended, however it did.
 
+    `account` pays, with the quality of service `qos`; None leaves them to the site and to Slurm.
+
     `array` makes it an array: one job for each of these tasks, alike but for `SLURM_ARRAY_TASK_ID`; what a
     task leaves goes to a folder of its number in `results`.
     """
@@ -144,6 +146,7 @@ class JobRequest(_Asked):
     files: Annotated[dict[str, Content], AfterValidator(_files)] = {}
     partition: Word | None = None
     account: Word | None = None
+    qos: Word | None = None
     nodes: int = Field(default=1, ge=1, le=100_000)
     gpus_per_node: int = Field(default=0, ge=0, le=1024)
     gpu_type: Word | None = None
@@ -177,7 +180,8 @@ def _check_file(image: str | None, file: ImageFile | None) -> None:
 class SessionOptions(_Asked):
     """What the start form and JupyterHub's `user_options` hold; `app` is the image's entry point to open.
 
-    `account` pays: a project's, or None for the site's default one. `image_file` is filled in by the portal
+    `account` pays: a project's, one of the user's own in Slurm, or None for the site's default one; `qos` is
+    Slurm's quality of service, or None for that of the account. `image_file` is filled in by the portal
     when a session in a user's own image is started. Processors and memory (MiB) that are not named follow
     from the share of the node's GPUs.
     """
@@ -192,6 +196,7 @@ class SessionOptions(_Asked):
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     partition: Word | None = None
     account: Word | None = None
+    qos: Word | None = None
     reservation: Word | None = None
     title: str = Field(default="", max_length=80)
     app: Word = "lab"
@@ -222,6 +227,7 @@ class SessionOptions(_Asked):
             files=dict(files or {}),
             partition=self.partition,
             account=self.account,
+            qos=self.qos,
             nodes=self.nodes,
             gpus_per_node=self.gpus_per_node,
             gpu_type=self.gpu_type,

@@ -1,5 +1,7 @@
 """Unix accounts, and what it takes to run a command as one of them."""
 
+import contextlib
+import grp
 import os
 import pwd
 from dataclasses import dataclass
@@ -58,6 +60,14 @@ class UnixAccount:
         if conf := os.environ.get("SLURM_CONF"):
             values["SLURM_CONF"] = conf
         return values
+
+    def groups(self) -> list[str]:
+        """The names of its Unix groups."""
+        found = set[str]()
+        for number in os.getgrouplist(self.name, self.gid):
+            with contextlib.suppress(KeyError):
+                found.add(grp.getgrgid(number).gr_name)
+        return sorted(found)
 
     def identity(self) -> dict[str, Any]:
         """Arguments of `subprocess` that make a child this account; none when we are it already."""

@@ -26,6 +26,7 @@ from carme.jobs import (
     StartEstimate,
     submission,
 )
+from carme.jobs.access import Association
 from carme.jobs.certificate import make_certificate
 from carme.jobs.limits import Limits
 from carme.projects.models import ORGANISATION, ProjectAccount
@@ -194,6 +195,16 @@ class SlurmCommands:
     async def has_association(self, user: str) -> bool:
         where = [f"user={user}", f"cluster={self._cluster}"]
         return bool((await _ask(*_MANAGE, "show", "association", "where", *where, "format=account")).strip())
+
+    async def associations(self, user: str) -> list[Association]:
+        where = [f"name={user}", f"cluster={self._cluster}"]
+        form = f"format={','.join(parsing.USER_FIELDS)}"
+        return parsing.associations(
+            await _ask(*_MANAGE, "show", "user", "withassoc", "where", *where, form), user
+        )
+
+    async def enforcement(self) -> list[str]:
+        return parsing.enforcement(await _ask("scontrol", "show", "config"))
 
     async def project_accounts(self) -> dict[str, ProjectAccount]:
         accounts = await _ask(*_MANAGE, "show", "account", "format=account,organization")
@@ -389,6 +400,8 @@ def _arguments(order: Order) -> list[str]:
         arguments.append(f"--array={request.array}")
     if order.account:
         arguments.append(f"--account={order.account}")
+    if request.qos:
+        arguments.append(f"--qos={request.qos}")
     if request.reservation:
         arguments.append(f"--reservation={request.reservation}")
     if request.gpus_per_node:
@@ -431,6 +444,7 @@ def _order_of(job: Job) -> Order:
             gpus_per_node=job.gpus // nodes,
             gpu_type=job.gpu_type,
             minutes=job.minutes_limit or 1,
+            qos=job.qos or None,
             reservation=job.reservation or None,
         ),
         partition=job.partition,

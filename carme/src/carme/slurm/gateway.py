@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from carme.bookings.models import Hold, Window
 from carme.jobs import Cluster, Job, JobRequest, Licence, Reservation, Share, StartEstimate
+from carme.jobs.access import Association
 from carme.jobs.limits import Limits
 from carme.jobs.states import Canceller
 from carme.projects.models import ProjectAccount
@@ -132,6 +133,14 @@ class Slurm(Protocol):
 
     async def has_association(self, user: str) -> bool:
         """Whether a user may run jobs in any account."""
+        ...
+
+    async def associations(self, user: str) -> list[Association]:
+        """The accounts, qualities of service and partitions that the database lets a user use."""
+        ...
+
+    async def enforcement(self) -> list[str]:
+        """What of the accounting the controller enforces: `associations`, `limits`, `qos` and others."""
         ...
 
     async def project_accounts(self) -> dict[str, ProjectAccount]:

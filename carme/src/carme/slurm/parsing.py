@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from carme.jobs import Cluster, Job, JobState, Licence, Node, Partition, Phase, Reservation, arrays
+from carme.jobs.access import Association
 from carme.jobs.limits import Limits
 from carme.jobs.nodes import expand
 from carme.jobs.states import Canceller
@@ -289,6 +290,8 @@ def cluster(nodes: str, partitions: str) -> Cluster:
                 groups=_allowed(line, "AllowGroups"),
                 accounts=_allowed(line, "AllowAccounts"),
                 refused_accounts=_allowed(line, "DenyAccounts"),
+                qos=_allowed(line, "AllowQos"),
+                refused_qos=_allowed(line, "DenyQos"),
                 hidden=_value(line, "Hidden") == "YES",
                 suspends=bool({"SUSPEND", "GANG"} & set(_value(line, "PreemptMode").split(","))),
             )
@@ -414,6 +417,38 @@ def project_accounts(associations: str, use: str) -> dict[str, ProjectAccount]:
                 gpu_hours=past.get("gres/gpu", 0) / 60,
             )
     return {name: ProjectAccount(**entry) for name, entry in found.items()}
+
+
+USER_FIELDS = ("user", "defaultaccount", "account", "partition", "qos", "defaultqos", "maxsubmitjobs")
+
+
+def associations(output: str, user: str) -> list[Association]:
+    """`sacctmgr show user withassoc` with USER_FIELDS: those of a user."""
+    found = []
+    for line in output.splitlines():
+        if len(values := line.split("|")) != len(USER_FIELDS):
+            continue
+        row = dict(zip(USER_FIELDS, values, strict=True))
+        if row["user"] != user or not row["account"]:
+            continue
+        found.append(
+            Association(
+                account=row["account"],
+                partition=row["partition"],
+                qos=[name for name in row["qos"].split(",") if name],
+                default_qos=row["defaultqos"],
+                default=row["account"] == row["defaultaccount"],
+                stopped=row["maxsubmitjobs"] == "0",
+            )
+        )
+    return found
+
+
+def enforcement(output: str) -> list[str]:
+    """What of the accounting Slurm enforces, in `scontrol show config`."""
+    match = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", output, re.MULTILINE)
+    words = match[1].split(",") if match else []
+    return [word for word in words if word not in ("none", "(null)")]
 
 
 def _whole(text: str) -> dict[str, int]:

@@ -22,7 +22,7 @@ from carme_webui.images.catalogue import images_of
 from carme_webui.profile.kinds import Kind, choices_of, choose
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import read_all
-from carme_webui.projects.models import Project
+from carme_webui.projects.models import Project, access_for
 from carme_webui.sessions import actions
 from carme_webui.sessions.models import Preset
 
@@ -70,7 +70,9 @@ def save_preset(request: HttpRequest, asked: PresetWish) -> Any:
     options = SessionOptions.read(asked.options.model_dump())
     usable = Booking.usable(user, timezone.now())
     mine = list(Project.of(user))
-    actions.check_options(options, broker().cluster(), images_of(user), settings.SITE, usable, mine)
+    actions.check_options(
+        options, broker().cluster(), images_of(user), settings.SITE, usable, mine, access_for(user)
+    )
     return Status(HTTPStatus.CREATED, _preset(actions.save_preset(user, asked.name, options)))
 
 

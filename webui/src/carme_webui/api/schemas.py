@@ -30,6 +30,7 @@ from carme_webui.jobs.arrays import FAILURES, progress_of, states_of
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.submissions import Staged
 from carme_webui.projects.models import Project
+from carme_webui.projects.rules import refused_partitions
 from carme_webui.sessions import models as sessions
 
 __all__ = [
@@ -280,6 +281,7 @@ def project_out(row: Project, reader: User) -> ProjectOut:
         members=[one.user.username for one in people],
         invited=[one.user.username for one in row.invitations.all()],
         closed=row.closed,
+        refused_partitions=refused_partitions(row),
         gpus_now=row.use.gpus,
         nodes_now=row.use.nodes,
         jobs_now=row.use.jobs,

@@ -36,7 +36,7 @@ from carme_webui.api.answers import ERRORS, GONE, REFUSED, answers
 from carme_webui.api.problems import CONTENT_TYPE, of_error, problem
 from carme_webui.api.schemas import Paging, page_of
 from carme_webui.bookings import desk
-from carme_webui.bookings.forms import kinds
+from carme_webui.bookings.forms import kinds_for
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, images, picture, supplies
 from carme_webui.files.desk import numbers_of
@@ -50,7 +50,7 @@ from carme_webui.jobs.models import Job
 from carme_webui.jobs.search import FILTERS, Search, own_jobs
 from carme_webui.jobs.submissions import JobSubmission
 from carme_webui.news import news
-from carme_webui.projects.models import Project
+from carme_webui.projects.models import Project, access_for, usable_by
 from carme_webui.sessions import actions
 from carme_webui.sessions.models import NAME_PATTERN as SESSION_NAME
 from carme_webui.sessions.models import Session, new_name
@@ -112,6 +112,7 @@ def profile(request: HttpRequest) -> wire.Account:
         manager=token.owner.is_staff,
         accounts=list(used.distinct()),
         default_account=settings.SITE.slurm.default_account,
+        associations=access_for(token.owner).associations,
         scopes=token.scopes,
         token_expires=token.expires,
     )
@@ -119,9 +120,12 @@ def profile(request: HttpRequest) -> wire.Account:
 
 @general.get("/cluster", response=answers(wire.Overview))
 def cluster(request: HttpRequest) -> wire.Overview:
-    """Partitions, nodes, and the GPUs that are free now."""
+    """Partitions, nodes, and the GPUs that are free now; of hidden partitions those limited to me."""
     found = picture.cluster()
-    return schemas.overview_of(found, supplies(found))
+    own = usable_by(asker(request), found) or found
+    names = {one.name for one in own.partitions}
+    shown = [one for one in found.partitions if not one.hidden or one.name in names]
+    return schemas.overview_of(found.model_copy(update={"partitions": shown}), supplies(found))
 
 
 _OF_IMAGE = {"name", "title", "description", "digest"}
@@ -188,7 +192,8 @@ def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
     options = SessionOptions.read(values)
     usable = Booking.usable(user, timezone.now())
     projects = list(Project.of(user))
-    actions.check_options(options, broker().cluster(), images_of(user), settings.SITE, usable, projects)
+    access, seen = access_for(user), broker().cluster()
+    actions.check_options(options, seen, images_of(user), settings.SITE, usable, projects, access)
     check_room(user)
     found, created = actions.start(user, options, asked.name or new_name())
     return Status(HTTPStatus.CREATED if created else HTTPStatus.OK, _session(found))
@@ -446,8 +451,8 @@ def usable_bookings(request: HttpRequest) -> Any:
 
 @bookings.get("/kinds", response=answers(list[wire.NodeKind]))
 def booking_kinds(request: HttpRequest) -> Any:
-    """Which nodes can be booked."""
-    return [wire.NodeKind.model_validate(kind) for kind in kinds(picture.cluster(), settings.SITE)]
+    """Which nodes I can book."""
+    return [wire.NodeKind.model_validate(kind) for kind in kinds_for(asker(request), picture.cluster())]
 
 
 @bookings.get("/slots", response=answers(list[wire.Slot]))

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -31,12 +32,13 @@ from carme.config import BookingSettings, Settings
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError
 from carme.images import ImageCatalogue
 from carme.jobs import Cluster, Job, Reservation, SessionOptions, Stage
+from carme.jobs.access import partition_refusal
 from carme.wording import listing
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance
 from carme_webui.bookings import notes
 from carme_webui.bookings.models import Booking, Calendar, site_zone
-from carme_webui.projects.models import Project, projects_of
+from carme_webui.projects.models import Project, access_for, projects_of, usable_by
 
 __all__ = [
     "accept", "approve", "book", "change", "claims", "decline", "delete", "deny", "free_starts", "keep",
@@ -88,6 +90,7 @@ def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booki
     project = _project(wish, owner)
     policy = _rules(site, wish.partition, project)
     cluster, jobs, reservations = _look(broker)
+    _check_access(wish, owner, project, cluster)
     now = timezone.now()
     with transaction.atomic():
         Calendar.lock()
@@ -122,6 +125,7 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
     policy = _rules(site, wish.partition, booking.project)
     _check_users(wish, booking.owner)
     cluster, jobs, reservations = _look(broker)
+    _check_access(wish, booking.owner, booking.project, cluster)
     now = timezone.now()
     with transaction.atomic():
         Calendar.lock()
@@ -361,6 +365,26 @@ def free_starts(
 
 def _look(broker: BrokerClient) -> tuple[Cluster, list[Job], list[Reservation]]:
     return broker.cluster(), broker.jobs(), broker.reservations()
+
+
+def _check_access(wish: Wish, owner: User, project: Project | None, cluster: Cluster) -> None:
+    """See that Slurm takes jobs of whom the booking is for in its partition.
+
+    Raises:
+        InvalidRequest: With the partitions that do.
+    """
+    partition = next((one for one in cluster.partitions if one.name == wish.partition), None)
+    if partition is None:
+        return  # the board says so
+    access = access_for(owner)
+    if project is None:
+        known = usable_by(owner, cluster)
+        if known is not None and partition in known.partitions:
+            return
+    account = project.account if project else settings.SITE.slurm.default_account
+    refusal = partition_refusal(partition, access, account, None, cluster.partitions)
+    if refusal is not None:
+        raise refusal
 
 
 def _standing(

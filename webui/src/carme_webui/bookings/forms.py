@@ -15,12 +15,13 @@ from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Cluster, minutes_text, parse_minutes
 from carme.jobs.requests import refusal
+from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking, site_zone
 from carme_webui.kept import of_same
-from carme_webui.projects.models import Project
+from carme_webui.projects.models import Project, usable_by
 from carme_webui.titles import TitleField
 
-__all__ = ["BookingForm", "Kind", "kinds", "moment_of", "next_start"]
+__all__ = ["BookingForm", "Kind", "kinds", "kinds_for", "moment_of", "next_start"]
 
 
 class Kind(NamedTuple):
@@ -57,6 +58,13 @@ def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
                 key = (partition.name, kind, count)
                 counts[key] = counts.get(key, 0) + (1 if count else 0)
     return [Kind(*key, number) for key, number in sorted(counts.items()) if number]
+
+
+def kinds_for(user: User, cluster: Cluster | None) -> list[Kind]:
+    """What a user can book: nodes of partitions that take the user's jobs."""
+    own = usable_by(user, cluster)
+    names = {one.name for one in own.partitions} if own else set[str]()
+    return [kind for kind in kinds(cluster, settings.SITE) if kind.partition in names]
 
 
 class BookingForm(forms.Form):

@@ -23,7 +23,7 @@ from carme.jobs import Cluster, Job, Reservation, parse_stages, stage_text
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings import data, desk
-from carme_webui.bookings.forms import BookingForm, Kind, kinds, moment_of, next_start
+from carme_webui.bookings.forms import BookingForm, Kind, kinds, kinds_for, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.models import Booking, site_zone, span_words
 from carme_webui.bookings.table import VIEWS, Shown, table_of
@@ -91,7 +91,7 @@ def new(request: HttpRequest) -> HttpResponse:
     """The form, and the booking that comes of it."""
     user = signed_in(request)
     cluster, _running, _reservations, banner = _look()
-    offered = kinds(cluster, settings.SITE)
+    offered = kinds_for(user, cluster)
     if request.method != "POST":
         form = BookingForm(
             offered=offered,
@@ -151,7 +151,7 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
     if found.is_over:
         return redirect(found)
     cluster, _running, _reservations, banner = _look()
-    offered = kinds(cluster, settings.SITE)
+    offered = kinds_for(found.owner, cluster)
     if request.method != "POST":
         return _form_page(request, BookingForm(offered=offered, booking=found), banner, found)
     form = BookingForm(_with_slot(request), offered=offered, booking=found)

@@ -58,7 +58,7 @@ def suggested(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", last).strip(".-")[:64]
 
 
-def request_of(form: DatasetForm, cluster: Cluster) -> JobRequest:
+def request_of(form: DatasetForm, cluster: Cluster, user: str) -> JobRequest:
     """The job of the user's that reads all files and enters them. Raises InvalidRequest."""
     given = form.cleaned_data
     program = str(Path(sysconfig.get_path("scripts")) / "carme")
@@ -69,4 +69,4 @@ def request_of(form: DatasetForm, cluster: Cluster) -> JobRequest:
         command=[program, "datasets", "add", *words, "--", given["name"], given["path"]],
         minutes=min(settings.SITE.staging.minutes, settings.SITE.sessions.maximum_minutes),
     )
-    return fitted(request, cluster, CPUS, MEMORY_MB)
+    return fitted(request, cluster, user, CPUS, MEMORY_MB)

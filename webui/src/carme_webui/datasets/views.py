@@ -47,7 +47,7 @@ def add(request: HttpRequest) -> HttpResponse:
     if form.is_valid():
         try:
             site = broker()
-            job_id = submissions.submit(request_of(form, site.cluster()), user, site)
+            job_id = submissions.submit(request_of(form, site.cluster(), user.username), user, site)
         except CarmeError as error:
             form.add_error(None, str(error))
         else:

@@ -92,7 +92,7 @@ def build(user: User, wish: ImageWish, catalogue: ImageCatalogue, broker: Broker
         file=file,
         shared=project is not None,
     )
-    request = _request(wish.name, recipe, broker.cluster(), project)
+    request = _request(wish.name, recipe, broker.cluster(), project, user.username)
     if OwnImage.objects.filter(owner=user).count() >= MOST:
         raise InvalidRequest(_("You have %s images already.") % MOST, _("Delete one first."))
     try:
@@ -227,7 +227,9 @@ def _members(project: Project | None) -> list[str]:
     return list(project.memberships.values_list("user__username", flat=True)) if project else []
 
 
-def _request(name: str, recipe: ImageRecipe, cluster: Cluster, project: Project | None) -> JobRequest:
+def _request(
+    name: str, recipe: ImageRecipe, cluster: Cluster, project: Project | None, user: str
+) -> JobRequest:
     """The job that builds: without GPUs, on one node, and with no more than its nodes have."""
     site = settings.SITE
     request = JobRequest(
@@ -238,7 +240,7 @@ def _request(name: str, recipe: ImageRecipe, cluster: Cluster, project: Project 
         minutes=site.images.build_minutes,
         account=project.account if project else None,
     )
-    return fitted(request, cluster, site.images.build_cpus, site.images.build_memory_mb)
+    return fitted(request, cluster, user, site.images.build_cpus, site.images.build_memory_mb)
 
 
 def settle_all(broker: BrokerClient) -> None:

@@ -33,6 +33,8 @@ class SubmitForm(forms.Form):
         cluster: The broker's snapshot; None while the broker is down.
         catalogue: The site's images.
         bookings: Those that may be used.
+        accounts: Accounts that can be chosen, with titles; without any, one can be written.
+        qualities: Qualities of service that can be chosen.
     """
 
     script = forms.CharField(
@@ -56,6 +58,7 @@ class SubmitForm(forms.Form):
     memory_mb_per_node = forms.IntegerField(label=_("Memory per node (MiB)"), min_value=1, required=False)
     minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
     account = forms.CharField(label=_("Account"), max_length=64, required=False)
+    qos = forms.CharField(label=_("Quality of service"), widget=forms.Select, required=False)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
     array = forms.CharField(label=_("Array tasks"), max_length=1000, required=False)
     workdir = forms.CharField(label=_("Folder"), max_length=4096, required=False)
@@ -69,6 +72,8 @@ class SubmitForm(forms.Form):
         cluster: Cluster | None,
         catalogue: ImageCatalogue,
         bookings: list[Booking],
+        accounts: list[tuple[str, str]] | None = None,
+        qualities: list[str] | None = None,
         initial: dict[str, Any] | None = None,
     ) -> None:
         minutes = settings.SITE.sessions.default_minutes
@@ -83,6 +88,12 @@ class SubmitForm(forms.Form):
         )
         self._choices("gpu_type", _("Any type"), kinds)
         self._choices("reservation", _("None"), {row.name: f"{row.heading}: {row.span}" for row in bookings})
+        if accounts:
+            self.fields["account"].widget = forms.Select()
+            self._choices("account", _("None"), dict(accounts))
+        self._choices("qos", _("That of the account"), qualities or [])
+        if not qualities:
+            del self.fields["qos"]
         self.fields["script_path"].help_text = _("A path from your home, like train.sh, or a whole path.")
         self.fields["script"].help_text = _(
             "Its first line may name what runs it, like #!/usr/bin/env python3. Its #SBATCH lines count "

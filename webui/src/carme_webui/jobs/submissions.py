@@ -66,6 +66,7 @@ class JobSubmission(BaseModel):
     files: dict[str, Content] = Field(default={}, description="lie in $CARME_JOB_FOLDER/files")
     partition: str | None = None
     account: str | None = None
+    qos: str | None = Field(default=None, description="none: that of the account")
     nodes: int = 1
     gpus_per_node: int = 0
     gpu_type: str | None = None

@@ -25,7 +25,7 @@ from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import BROKER_TIMEOUT, broker, picture, usable
+from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
 from carme_webui.files.places import Place, shown
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
@@ -37,7 +37,7 @@ from carme_webui.jobs.patterns import PATTERNS
 from carme_webui.jobs.search import FILTERS, own_jobs
 from carme_webui.jobs.timeline import timeline
 from carme_webui.news import news
-from carme_webui.projects.models import accounts_of
+from carme_webui.projects.models import access_for, payers, usable_by
 from carme_webui.sessions.clock import asked_minutes, extensions
 from carme_webui.sessions.models import Session
 
@@ -312,8 +312,15 @@ def _look() -> tuple[Cluster | None, str]:
 
 def _form(user: User, cluster: Cluster | None, data: Any = None, initial: Any = None) -> SubmitForm:
     bookings = Booking.usable(user, timezone.now())
-    cluster = cluster and usable(cluster, user.username, accounts_of(user))
-    return SubmitForm(data, cluster=cluster, catalogue=images_of(user), bookings=bookings, initial=initial)
+    return SubmitForm(
+        data,
+        cluster=usable_by(user, cluster),
+        catalogue=images_of(user),
+        bookings=bookings,
+        accounts=payers(user),
+        qualities=access_for(user).qos,
+        initial=initial,
+    )
 
 
 def _begin(request: HttpRequest) -> dict[str, Any]:

@@ -10,12 +10,16 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from carme.bookings import BookingState
-from carme.jobs import minutes_text
+from carme.jobs import Access, Cluster, minutes_text, usable
 from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
+from carme_webui.cluster import access_of
 from carme_webui.statements import Given, Statement
 
-__all__ = ["Invitation", "Membership", "Project", "accounts_of", "own_projects", "projects_of"]
+__all__ = [
+    *("Invitation", "Membership", "Project", "access_for", "accounts_of", "own_projects", "payers"),
+    *("projects_of", "usable_by"),
+]
 
 
 class Project(models.Model):
@@ -120,6 +124,13 @@ class Project(models.Model):
             ),
         ]
 
+    def refused_by(self, cluster: Cluster) -> list[str]:
+        """Those of its partitions, or of all that show, that take no jobs of its account."""
+        asked = [one for one in cluster.partitions if one.name in self.partitions]
+        if not self.partitions:
+            asked = [one for one in cluster.partitions if not one.hidden]
+        return [one.name for one in asked if one.refuses_account(self.account)]
+
     @property
     def rules(self) -> list[tuple[str, str]]:
         """Its other limits in words."""
@@ -144,9 +155,31 @@ def own_projects(user: User) -> list[Project]:
 
 
 def accounts_of(user: User) -> list[str]:
-    """The Slurm accounts that may pay for a user's jobs; none if the site names no default account."""
+    """The site's default account and those of the user's projects; none if the site names no default one."""
     default = settings.SITE.slurm.default_account
     return [default, *(project.account for project in own_projects(user))] if default else []
+
+
+def access_for(user: User) -> Access:
+    """What Slurm lets a user use; it knows of the user's projects, even of one that was joined just now."""
+    access = access_of(user.username)
+    known = {one.account for one in access.associations}
+    joined = {project.account for project in own_projects(user) if project.kept}
+    return access_of(user.username, anew=True) if known and joined - known else access
+
+
+def usable_by(user: User, cluster: Cluster | None) -> Cluster | None:
+    """The cluster as far as Slurm lets a user use it."""
+    return cluster and usable(cluster, access_for(user), accounts_of(user))
+
+
+def payers(user: User) -> list[tuple[str, str]]:
+    """The accounts that a user can choose, with their titles: of projects, and others that Slurm knows."""
+    projects = {project.account: project.title for project in own_projects(user)}
+    access = access_for(user)
+    default = settings.SITE.slurm.default_account or access.default_account
+    others = [one for one in access.accounts if one not in projects and one != default]
+    return [*projects.items(), *((name, name) for name in others)]
 
 
 _projects = Statement(lambda: Project.of(Given("user", models.BigIntegerField())))

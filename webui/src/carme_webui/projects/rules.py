@@ -1,11 +1,14 @@
 """What a project's limits forbid a session or a job, said before Slurm lets it wait for ever."""
 
-from carme.errors import InvalidRequest
+from django.utils.translation import gettext as _
+
+from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import JobRequest, SessionOptions, minutes_text
 from carme.wording import listing, number
+from carme_webui.cluster import picture
 from carme_webui.projects.models import Project
 
-__all__ = ["check_project"]
+__all__ = ["check_project", "refused_partitions", "refused_words"]
 
 
 def check_project(request: SessionOptions | JobRequest, project: Project, partition: str) -> None:
@@ -62,3 +65,22 @@ def check_project(request: SessionOptions | JobRequest, project: Project, partit
             f"The project {name!r} has used up its {number(project.gpu_hours, 'GPU-hour')}",
             "Ask an administrator for more",
         )
+
+
+def refused_partitions(project: Project) -> list[str]:
+    """The partitions that the project may use and in which Slurm lets no job of its account start."""
+    try:
+        return [] if project.closed else project.refused_by(picture.cluster())
+    except CarmeError:
+        return []
+
+
+def refused_words(project: Project) -> str:
+    """A sentence about them; empty without any."""
+    names = refused_partitions(project)
+    if not names:
+        return ""
+    return _(
+        "These partitions do not take jobs of the account %(account)s: %(names)s. An administrator of Slurm "
+        "can add it to their AllowAccounts."
+    ) % {"account": project.account, "names": listing(names)}

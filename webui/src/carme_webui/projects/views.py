@@ -20,6 +20,7 @@ from carme_webui.pages import wanted_words
 from carme_webui.projects import desk
 from carme_webui.projects.forms import LimitsForm, NewProjectForm
 from carme_webui.projects.models import Invitation, Membership, Project
+from carme_webui.projects.rules import refused_words
 
 __all__ = ["answer", "limits", "member", "new", "project", "project_list", "state", "withdraw"]
 
@@ -86,6 +87,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
         "manager": user.is_staff or any(one.user == user and one.manager for one in members),
         "invitations": found.invitations.select_related("user", "by"),
         "bookings": found.bookings.exclude(state=BookingState.ENDED).select_related("owner"),
+        "refused": refused_words(found),
         "failure": failure,
         "invited": invited,
     }

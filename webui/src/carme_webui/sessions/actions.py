@@ -12,7 +12,7 @@ from carme.broker import BrokerClient
 from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme.images import ImageCatalogue
-from carme.jobs import Cluster, SessionOptions, check, minutes_text, partition_of
+from carme.jobs import Access, Cluster, SessionOptions, check, minutes_text, partition_of
 from carme.projects import ACCOUNT_PATTERN
 from carme.sessions import Extension, SessionState
 from carme.wording import listing, number
@@ -39,18 +39,20 @@ def check_options(
     site: Settings,
     bookings: Sequence[Booking],
     projects: Sequence[Project],
+    access: Access | None = None,
 ) -> None:
     """See that these options can be had.
 
     Args:
         bookings: Those that the owner may use.
         projects: Those that the owner is in; other accounts are Slurm's to allow.
+        access: What Slurm lets the owner use; None: that is not known.
 
     Raises:
         InvalidRequest: With the field, and what can be had.
         CarmeError: The image cannot be read.
     """
-    check(options, cluster, catalogue, site)
+    check(options, cluster, catalogue, site, access)
     apps = entry_points(catalogue.get(options.image))
     if options.app not in apps:
         raise InvalidRequest(

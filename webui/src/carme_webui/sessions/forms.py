@@ -17,7 +17,7 @@ from carme.config import Settings
 from carme.datasets import Datasets
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Cluster, SessionOptions, minutes_text, parse_stages, stage_text
+from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stages, stage_text
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.projects.models import Project
@@ -32,7 +32,10 @@ __all__ = ["StartForm"]
 MOST_SHOWN = 256
 _shown: dict[Hashable, SafeString] = {}
 
-_MAY_BE_EMPTY = ("gpu_type", "partition", "account", "reservation")
+#: Fewer qualities of service than this leave no choice.
+MOST_NEEDLESS = 2
+
+_MAY_BE_EMPTY = ("gpu_type", "partition", "account", "qos", "reservation")
 
 #: The numbers that a card stands for.
 NUMBERS = ("gpu_type", "gpus_per_node", "nodes")
@@ -43,7 +46,7 @@ MORE = ("title", "app", "partition", "account", "reservation", "stage", "results
 #: What an address may fill in.
 FILLED_IN = frozenset(
     {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes"}
-    | {"account", "reservation", "stage", "results", *EXPERT}
+    | {"account", "qos", "reservation", "stage", "results", *EXPERT}
 )
 
 
@@ -56,6 +59,8 @@ class StartForm(forms.Form):
         site: The site's configuration.
         options: Earlier options to begin with.
         projects: Those that the owner is in.
+        accounts: Accounts that the owner can choose, with titles; by default those of the projects.
+        access: What Slurm lets the owner use; None: that is not known.
         bookings: Those that the owner may use.
         booking: The name of the one to begin with.
         asked: Values of fields to begin with, as the query of an address has them.
@@ -77,6 +82,7 @@ class StartForm(forms.Form):
     cpus_per_node = forms.IntegerField(label=_("Processors per node"), min_value=1, required=False)
     memory_mb_per_node = forms.IntegerField(label=_("Memory per node (MiB)"), min_value=1, required=False)
     account = forms.CharField(label=_("Project"), widget=forms.Select, required=False)
+    qos = forms.CharField(label=_("Quality of service"), widget=forms.Select, required=False)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
     stage = forms.CharField(
         label=_("Data"),
@@ -103,6 +109,8 @@ class StartForm(forms.Form):
         site: Settings,
         options: SessionOptions | None = None,
         projects: Sequence[Project] = (),
+        accounts: Sequence[tuple[str, str]] | None = None,
+        access: Access | None = None,
         bookings: Sequence[Booking] = (),
         booking: str = "",
         asked: Mapping[str, str] | None = None,
@@ -120,6 +128,8 @@ class StartForm(forms.Form):
         if options is not None:
             initial |= options.model_dump() | {"stage": stage_text(options.stage)}
         self._projects = {row.account: row for row in projects}
+        self._accounts = list(accounts or [(row.account, row.title) for row in projects])
+        self._access = access
         self._bookings = {row.name: row for row in bookings}
         if row := self._bookings.get(booking):
             initial |= {
@@ -186,10 +196,15 @@ class StartForm(forms.Form):
         default = self._site.slurm.default_partition
         if len(partitions) < 2 and all(one.default or one.name == default for one in partitions):
             del self.fields["partition"]
-        accounts = [(account, row.title) for account, row in self._projects.items()]
-        self._choices("account", [("", _("None")), *accounts])
-        if not accounts:
+        self._choices("account", [("", _("None")), *self._accounts])
+        if any(account not in self._projects for account, _title in self._accounts):
+            self.fields["account"].label = _("Account")
+        if not self._accounts:
             del self.fields["account"]
+        qualities = self._access.qos if self._access else []
+        self._choices("qos", [("", _("That of the account")), *((name, name) for name in qualities)])
+        if len(qualities) < MOST_NEEDLESS:
+            del self.fields["qos"]
         offers = [(row.name, f"{row.heading}: {row.span}") for row in self._bookings.values()]
         self._choices("reservation", [("", _("None")), *offers])
         if not offers:
@@ -285,7 +300,7 @@ class StartForm(forms.Form):
             wanted["results"] = cleaned.get("results") or None
             options = SessionOptions.read(wanted)
             rows, projects = list(self._bookings.values()), list(self._projects.values())
-            check_options(options, self._cluster, self._catalogue, self._site, rows, projects)
+            check_options(options, self._cluster, self._catalogue, self._site, rows, projects, self._access)
         except CarmeError as error:
             field = error.field if error.field in self.fields else None
             if error.field == "partition" and field is None and "reservation" in self.fields:

@@ -23,7 +23,7 @@ from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import latest_news
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, picture, supplies, usable
+from carme_webui.cluster import broker, entry_points, picture, supplies
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
@@ -33,7 +33,7 @@ from carme_webui.jobs.models import Mirror, silence
 from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
 from carme_webui.metrics.busy import has_metrics
 from carme_webui.news import news
-from carme_webui.projects.models import accounts_of, own_projects
+from carme_webui.projects.models import access_for, own_projects, payers, usable_by
 from carme_webui.sessions import actions
 from carme_webui.sessions.clock import Remaining, asked_minutes, extensions, remaining
 from carme_webui.sessions.forms import StartForm
@@ -323,11 +323,13 @@ def _form(
     user = signed_in(request)
     return StartForm(
         data,
-        cluster=cluster and usable(cluster, user.username, accounts_of(user)),
+        cluster=usable_by(user, cluster),
         catalogue=images_of(user),
         site=settings.SITE,
         options=options,
         projects=own_projects(user),
+        accounts=payers(user),
+        access=access_for(user),
         bookings=Booking.usable(user, timezone.now()),
         booking=request.GET.get("booking", ""),
         asked=request.GET.dict(),

@@ -100,6 +100,8 @@ def cluster(answer: Mapping[str, list[Record]]) -> Cluster:
                 groups=_named(row["groups"]),
                 accounts=_named(row["accounts"]),
                 refused_accounts=_named(row["refused_accounts"]),
+                qos=_named(row.get("qos")),
+                refused_qos=_named(row.get("refused_qos")),
                 suspends=bool({"SUSPEND", "GANG"} & set((row["preempt_mode"] or "").split(","))),
             )
             for row in answer["partitions"]

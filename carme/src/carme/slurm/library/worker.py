@@ -91,6 +91,8 @@ def _partition(partition: Any) -> dict[str, Any]:
         "groups": partition.allowed_groups,
         "accounts": partition.allowed_accounts,
         "refused_accounts": partition.denied_accounts,
+        "qos": partition.allowed_qos,
+        "refused_qos": partition.denied_qos,
         "preempt_mode": partition.preempt_mode,
     }
 

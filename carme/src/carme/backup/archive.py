@@ -1,0 +1,267 @@
+"""Making, checking and restoring a backup: an encrypted, compressed tar archive with names of owners.
+
+Numbers of system accounts differ between hosts, so only names count. A backup is read as a whole, and every
+account is looked for, before a restore writes the first file.
+"""
+
+import contextlib
+import grp
+import io
+import json
+import os
+import pwd
+import shutil
+import socket
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from carme import __version__
+from carme.backup.contents import contents
+from carme.backup.databases import copy_sqlite, dump_postgresql, load_postgresql, sound
+from carme.backup.sealing import Opened, Sealed, read_key
+from carme.config import load
+from carme.errors import CarmeError
+
+__all__ = ["Made", "check", "create", "restore"]
+
+ABOUT = "about.json"  # the first member
+FILES = "files"
+DATABASES = "databases"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a backup is: `postgresql` has the account that owns each database of a server."""
+
+    version: str
+    host: str
+    time: str
+    config: str
+    sqlite: list[str]
+    postgresql: dict[str, str]
+
+
+def create(target: Path, key: Path, config: Path, also: list[Path], images: bool = False) -> int:
+    """Make a backup while the site runs; the number of files in it. Raises CarmeError."""
+    secret, settings = read_key(key), load(config)
+    what = contents(settings, config, also, images)
+    owners = {"hub": settings.hub.state_directory, "portal": settings.portal.state_directory}
+    about = Made(
+        version=__version__,
+        host=socket.gethostname(),
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=str(config),
+        sqlite=[str(path) for path in what.sqlite],
+        postgresql={name: owners[name].owner() for name in what.postgresql},
+    )
+    draft = target.with_name(f"{target.name}.part")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file, tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            sealed = Sealed(file, secret)
+            with tarfile.open(fileobj=cast(BinaryIO, sealed), mode="w|gz") as archive:
+                _put_text(archive, ABOUT, json.dumps(asdict(about)))
+                for path in what.sqlite:
+                    copy = Path(scratch, "copy.sqlite")
+                    copy_sqlite(path, copy)
+                    _put(archive, path, copy)
+                    copy.unlink()
+                for name, address in what.postgresql.items():
+                    copy = Path(scratch, f"{name}.dump")
+                    dump_postgresql(address, copy, about.postgresql[name])
+                    archive.add(copy, f"{DATABASES}/{name}.dump", recursive=False)
+                for path in what.files:
+                    with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                        _put(archive, path)
+            sealed.close()
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return len(what.files) + len(what.sqlite)
+
+
+def _put(archive: tarfile.TarFile, path: Path, copy: Path | None = None) -> None:
+    """Add a file under its own name; with `copy`, what is in that one."""
+    member = archive.gettarinfo(str(path), f"{FILES}{path}")
+    if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+        return
+    if not member.isfile() and not member.islnk():
+        archive.addfile(member)
+        return
+    member.type, member.linkname = tarfile.REGTYPE, ""
+    source = copy or path
+    with source.open("rb") as file:
+        # As much as there is now: a log may grow meanwhile.
+        member.size = os.fstat(file.fileno()).st_size
+        archive.addfile(member, file)
+
+
+def _put_text(archive: tarfile.TarFile, name: str, text: str) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(text.encode())
+    archive.addfile(member, io.BytesIO(text.encode()))
+
+
+@contextlib.contextmanager
+def _opened(backup: Path, key: Path) -> Iterator[tuple[Made, tarfile.TarFile]]:
+    secret = read_key(key)
+    try:
+        with backup.open("rb") as file:
+            opened = Opened(file, secret)
+            with tarfile.open(fileobj=cast(BinaryIO, opened), mode="r|gz") as archive:
+                first = archive.next()
+                if first is None or first.name != ABOUT:
+                    raise CarmeError("The backup does not say what it is.", "Use another backup.")
+                text = archive.extractfile(first)
+                assert text is not None
+                yield Made(**json.load(text)), archive
+            if opened.read():  # to its marked end, so that nothing is missing
+                raise CarmeError("The backup holds more than its archive.", "Use another backup.")
+    except OSError as error:
+        raise CarmeError(f"{error.filename or backup} failed: {error.strerror}.", "See its disk.") from None
+    except tarfile.TarError as error:
+        raise CarmeError(f"The backup cannot be read: {error}.", "Use another backup.") from None
+
+
+def check(backup: Path, key: Path) -> tuple[Made, list[str], list[str]]:
+    """Read a backup as a whole.
+
+    Returns:
+        What it is, the paths in it, and the accounts and groups of owners that this host does not have.
+
+    Raises:
+        CarmeError: The key is another one, or something is missing or broken.
+    """
+    paths, accounts, groups = list[str](), set[str](), set[str]()
+    with _opened(backup, key) as (about, archive), tempfile.TemporaryDirectory() as scratch:
+        for member in archive:
+            _require_safe(member)
+            if not member.name.startswith(f"{FILES}/"):
+                continue
+            path = member.name.removeprefix(FILES)
+            paths.append(path)
+            accounts.add(member.uname)
+            groups.add(member.gname)
+            if path in about.sqlite:
+                copy = Path(scratch, "copy.sqlite")
+                _write(archive, member, copy)
+                if not sound(copy):
+                    raise CarmeError(f"The database {path} in the backup is broken.", "Use another backup.")
+                copy.unlink()
+    missing = [f"account {name}" for name in sorted(accounts) if name and not _is_known(pwd.getpwnam, name)]
+    missing += [f"group {name}" for name in sorted(groups) if name and not _is_known(grp.getgrnam, name)]
+    return about, paths, missing
+
+
+def _is_known(look: Any, name: str) -> bool:
+    try:
+        look(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _require_safe(member: tarfile.TarInfo) -> None:
+    parts = Path(member.name).parts
+    if (
+        member.name.startswith("/")
+        or ".." in parts
+        or not (member.isfile() or member.isdir() or member.issym())
+    ):
+        raise CarmeError(f"The backup names {member.name!r}, which none of ours does.", "Use another backup.")
+
+
+def restore(backup: Path, key: Path, into: Path | None = None) -> int:
+    """Put back what is in a backup, with its owners by name; the number of files.
+
+    What is there and not in the backup stays. The site's services must be stopped.
+
+    Args:
+        into: A folder below which all is written instead, to look at it; databases of a server are left out
+            and owners stay ours.
+
+    Raises:
+        CarmeError: It cannot be opened, is broken, or an owner has no account here; then nothing is written.
+    """
+    about, _paths, missing = check(backup, key)
+    if missing and into is None:
+        raise CarmeError(
+            f"This host lacks owners of files: {', '.join(missing)}. Nothing was written.",
+            "Run site.yml for this host first, which makes the accounts, and stop carme's units.",
+            code="accounts",
+        )
+    count, folders = 0, list[tuple[Path, tarfile.TarInfo]]()
+    with _opened(backup, key) as (_about, archive), tempfile.TemporaryDirectory() as scratch:
+        for member in archive:
+            _require_safe(member)
+            if member.name.startswith(f"{DATABASES}/"):
+                if into is None:
+                    _load_database(archive, member, about, Path(scratch))
+                continue
+            if not member.name.startswith(f"{FILES}/"):
+                continue
+            path = Path(member.name.removeprefix(FILES))
+            place = path if into is None else into / path.relative_to("/")
+            _place(archive, member, place, owned=into is None)
+            if member.isdir():
+                folders.append((place, member))
+            elif str(path) in about.sqlite:
+                for end in ("-wal", "-shm", "-journal"):
+                    Path(f"{place}{end}").unlink(missing_ok=True)
+            count += 1
+        for place, member in reversed(folders):  # after what is in them was written
+            place.chmod(member.mode)
+    return count
+
+
+def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path, owned: bool) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if member.isdir():
+        place.mkdir(exist_ok=True)
+        _own(place, member, owned)
+        return
+    draft = place.with_name(f"{place.name}.restored")
+    draft.unlink(missing_ok=True)
+    if member.issym():
+        draft.symlink_to(member.linkname)
+        _own(draft, member, owned)
+    else:
+        _write(archive, member, draft)
+        _own(draft, member, owned)
+        draft.chmod(stat.S_IMODE(member.mode))
+        os.utime(draft, (member.mtime, member.mtime))
+    draft.replace(place)
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+    source = archive.extractfile(member)
+    assert source is not None
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        shutil.copyfileobj(source, file)
+
+
+def _own(path: Path, member: tarfile.TarInfo, owned: bool) -> None:
+    if owned and os.geteuid() == 0:
+        uid = pwd.getpwnam(member.uname).pw_uid if member.uname else member.uid
+        gid = grp.getgrnam(member.gname).gr_gid if member.gname else member.gid
+        os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def _load_database(archive: tarfile.TarFile, member: tarfile.TarInfo, about: Made, scratch: Path) -> None:
+    """Into the server that the restored configuration names."""
+    name = Path(member.name).stem
+    settings = load(about.config)
+    address = {"hub": settings.hub.database, "portal": settings.portal.database}[name]
+    copy = scratch / f"{name}.dump"
+    _write(archive, member, copy)
+    load_postgresql(address, copy, about.postgresql[name])

@@ -1,0 +1,70 @@
+"""What belongs to a backup of a head, by the site's configuration."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from carme.config import Settings
+
+__all__ = ["Contents", "contents"]
+
+#: What SQLite keeps beside a database in use; a copy of the database holds it.
+BESIDE_DATABASE = ("-wal", "-shm", "-journal")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is copied.
+
+    Attributes:
+        files: Files, links and folders, each folder before what is in it.
+        sqlite: Databases of SQLite, which are copied as of one moment.
+        postgresql: Addresses of databases on a server, by what they are called in the backup.
+    """
+
+    files: list[Path]
+    sqlite: list[Path]
+    postgresql: dict[str, str]
+
+
+def contents(settings: Settings, config: Path, also: list[Path], images: bool) -> Contents:
+    """What belongs to a site's backup and is there.
+
+    Args:
+        config: The site's configuration file; all of its folder belongs to it.
+        also: Further files and folders.
+        images: The files of images, too, not their manifests alone.
+    """
+    databases = {"hub": settings.hub.database, "portal": settings.portal.database}
+    sqlite = {
+        Path(address.removeprefix("sqlite:///"))
+        for address in databases.values()
+        if address.startswith("sqlite:///")
+    }
+    sqlite = {path for path in sqlite if path.exists()}
+    skipped = sqlite | {Path(f"{path}{end}") for path in sqlite for end in BESIDE_DATABASE}
+    roots = [
+        *(config.parent, settings.secrets.directory, settings.broker.state_directory),
+        *(settings.hub.state_directory, settings.portal.state_directory, settings.staging.datasets),
+        *(settings.monitoring.certificates, settings.monitoring.portal_certificates),
+        *also,
+    ]
+    log = settings.broker.audit_log
+    # It is rotated; the older ones lie beside it.
+    records = sorted(log.parent.glob(f"{log.name}*")) if log.parent.is_dir() else []
+    folder = settings.images.directory
+    pictures = sorted(path for path in folder.glob("*") if images or path.suffix == ".json")
+    found = [*(one for root in roots for one in _below(root)), *records, *pictures]
+    files = [path for path in dict.fromkeys(found) if path not in skipped]
+    servers = {name: one for name, one in databases.items() if one.startswith("postgresql:")}
+    return Contents(files, sorted(sqlite), servers)
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """A file or link, or a folder with all that is in it; sockets and the like are not kept."""
+    if path.is_symlink() or path.is_file():
+        yield path
+    elif path.is_dir():
+        yield path
+        for one in sorted(path.iterdir()):
+            yield from _below(one)

@@ -1,0 +1,105 @@
+"""Copies of databases that are in use."""
+
+import contextlib
+import os
+import pwd
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from carme.errors import CarmeError
+
+__all__ = ["copy_sqlite", "dump_postgresql", "load_postgresql", "sound"]
+
+
+def copy_sqlite(database: Path, copy: Path) -> None:
+    """Copy a database of SQLite as of one moment, whatever is written meanwhile. Raises CarmeError."""
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.Error as error:
+        raise CarmeError(
+            f"The database {database} cannot be copied: {error}.",
+            "See that it is whole and that its disk has room.",
+        ) from None
+
+
+def sound(database: Path) -> bool:
+    """Whether a copy of a database of SQLite is whole."""
+    try:
+        with contextlib.closing(sqlite3.connect(database)) as opened:
+            return opened.execute("PRAGMA quick_check").fetchone() == ("ok",)
+    except sqlite3.Error:
+        return False
+
+
+def dump_postgresql(address: str, copy: Path, account: str) -> None:
+    """Copy a database of a server as of one moment. Raises CarmeError."""
+    # Through pipes, as the account may not get to where the copy is.
+    with copy.open("wb") as file:
+        _run(["pg_dump", "--format=custom", "--no-password"], address, account, stdout=file)
+
+
+def load_postgresql(address: str, copy: Path, account: str) -> None:
+    """Make a database of a server what it was in the copy. Raises CarmeError."""
+    options = ["--clean", "--if-exists", "--no-owner", "--single-transaction", "--no-password"]
+    database = _environment(address)["PGDATABASE"]
+    with copy.open("rb") as file:
+        _run(["pg_restore", *options, f"--dbname={database}"], address, account, stdin=file)
+
+
+def _environment(address: str) -> dict[str, str]:
+    """How the server is reached. Not as arguments: others see those."""
+    parts = urlsplit(address)
+    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    known = {
+        "PGHOST": parts.hostname or query.get("host"),
+        "PGPORT": str(parts.port) if parts.port else query.get("port"),
+        "PGUSER": unquote(parts.username) if parts.username else None,
+        "PGPASSWORD": unquote(parts.password) if parts.password else None,
+        "PGDATABASE": unquote(parts.path.strip("/")),
+        "PGSSLMODE": query.get("sslmode"),
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def _run(
+    arguments: list[str],
+    address: str,
+    account: str,
+    stdin: BinaryIO | None = None,
+    stdout: BinaryIO | None = None,
+) -> None:
+    """Run a program of PostgreSQL as the account that owns the database, where we are root."""
+    environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"} | _environment(address)
+    who: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        owner = pwd.getpwnam(account)
+        environment["HOME"] = owner.pw_dir
+        who = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
+    try:
+        done = subprocess.run(
+            arguments,
+            env=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            check=False,
+            cwd="/",
+            **who,
+        )
+    except OSError as error:
+        raise CarmeError(
+            f"{arguments[0]} cannot be run: {error.strerror}.", "Install PostgreSQL's client programs."
+        ) from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip()[:500]
+        raise CarmeError(
+            f"{arguments[0]} failed: {reason or 'it gave no reason'}.",
+            "See that the server runs and takes this account.",
+        )

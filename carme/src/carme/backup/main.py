@@ -1,0 +1,118 @@
+"""`carme-backup create|check|restore|key`, as root on the head."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from carme import __version__
+from carme.backup.archive import Made, check, create, restore
+from carme.backup.sealing import make_key
+from carme.config import DEFAULT_PATH
+from carme.errors import CarmeError
+from carme.wording import number
+
+__all__ = ["main"]
+
+UNITS = ("carme-broker", "carme-hub", "carme-portal", "carme-worker", "carme-beat")
+STARTED = ("carme-broker", "carme-proxy", "carme-hub", "carme-portal", "carme-worker", "carme-beat")
+
+_EPILOG = """\
+examples:
+  carme-backup key /root/carme-backup.key
+  carme-backup create --key /root/carme-backup.key /backup/carme-monday
+  carme-backup check --key /root/carme-backup.key /backup/carme-monday
+  systemctl stop 'carme-*' && carme-backup restore --key /root/carme-backup.key /backup/carme-monday
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except CarmeError as error:
+        print(f"carme-backup: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"carme-backup: {error.filename}: {error.strerror}.", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="carme-backup",
+        description="Back up what the head of a site holds, encrypted, while the site runs; and put it back.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"carme-backup {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    make = commands.add_parser("key", help="make a key; keep a copy of it elsewhere")
+    make.add_argument("file", metavar="FILE", type=Path)
+    make.set_defaults(run=_key)
+    new = commands.add_parser("create", help="make a backup")
+    new.add_argument("--config", type=Path, default=DEFAULT_PATH, help=f"default: {DEFAULT_PATH}")
+    new.add_argument("--also", type=Path, action="append", default=[], metavar="PATH", help="another one")
+    new.add_argument("--images", action="store_true", help="the images, too, not their manifests alone")
+    new.set_defaults(run=_create)
+    look = commands.add_parser("check", help="read a backup as a whole, and say what it holds")
+    look.add_argument("--list", action="store_true", help="name each file in it")
+    look.set_defaults(run=_check)
+    back = commands.add_parser("restore", help="put back what a backup holds")
+    back.add_argument("--into", type=Path, metavar="FOLDER", help="write it below a folder, to look at it")
+    back.set_defaults(run=_restore)
+    for one in (new, look, back):
+        one.add_argument("--key", type=Path, required=True, metavar="FILE", help="the file with the key")
+        one.add_argument("file", metavar="FILE", type=Path, help="the backup")
+    return parser
+
+
+def _key(options: argparse.Namespace) -> int:
+    make_key(options.file)
+    print(f"The key is {options.file}. Keep a copy elsewhere: without it no backup can be opened.")
+    return 0
+
+
+def _create(options: argparse.Namespace) -> int:
+    config: Path = options.config
+    count = create(options.file, options.key, config, options.also, options.images)
+    print(f"{options.file} holds {number(count, 'file')}. See that it can be read: carme-backup check")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    about, paths, missing = check(options.file, options.key)
+    if options.list:
+        print("\n".join(paths))
+    print(f"{_about(about)} It is whole, with {number(len(paths), 'file')}.")
+    if missing:
+        print(f"This host lacks owners of files: {', '.join(missing)}. Run site.yml before a restore.")
+    return 0
+
+
+def _restore(options: argparse.Namespace) -> int:
+    if options.into is None:
+        _require_stopped()
+    count = restore(options.file, options.key, options.into)
+    if options.into is None:
+        print(f"{number(count, 'file')} restored. Start the site with: systemctl start {' '.join(STARTED)}")
+    else:
+        print(f"{number(count, 'file')} written below {options.into}.")
+    return 0
+
+
+def _require_stopped() -> None:
+    """What runs would write its own state over what is restored."""
+    try:
+        done = subprocess.run(["systemctl", "is-active", *UNITS], capture_output=True, text=True, check=False)
+    except OSError:
+        return  # no systemd, no services
+    running = [unit for unit, state in zip(UNITS, done.stdout.split(), strict=False) if state == "active"]
+    if running:
+        raise CarmeError(
+            f"These services run: {', '.join(running)}. Nothing was written.", "Use: systemctl stop 'carme-*'"
+        )
+
+
+def _about(about: Made) -> str:
+    return f"Backup of {about.host}, made by Carme {about.version} at {about.time}."

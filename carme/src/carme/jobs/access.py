@@ -1,0 +1,266 @@
+"""What Slurm lets a user use: associations of its database, Unix groups and limits. Pure functions.
+
+By default Slurm takes a job that its partition may never start, and lets it wait for ever. So what can be
+known is checked before a job is submitted, and forms offer only what passes the same check.
+"""
+
+from collections.abc import Collection, Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from carme.errors import InvalidRequest
+from carme.jobs.cluster import Cluster, Partition
+from carme.jobs.limits import Limits, limits_of
+from carme.jobs.requests import JobRequest, SessionOptions
+from carme.jobs.times import minutes_text
+from carme.wording import listing, number
+
+__all__ = ["Access", "Association", "check_limits", "partition_refusal", "usable"]
+
+#: What jobs have where nothing else is named, unless the association has one quality alone.
+ORDINARY_QOS = "normal"
+
+
+class Association(BaseModel):
+    """That a user may run jobs in an account.
+
+    Attributes:
+        partition: The one in which they may; empty: all.
+        qos, default_qos: The qualities of service that jobs may have, and have when they name none.
+        default: Whether it is the user's default account.
+        stopped: Whether Slurm takes no new jobs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    account: str
+    partition: str = ""
+    qos: list[str] = []
+    default_qos: str = ""
+    default: bool = False
+    stopped: bool = False
+
+
+class Access(BaseModel):
+    """What is known of a user.
+
+    Attributes:
+        groups: Names of the user's Unix groups; empty: not known.
+        associations: Empty: there is no accounting, or it does not answer.
+        enforced: What of the accounting Slurm enforces (`AccountingStorageEnforce`).
+        limits: Those of the user, of the accounts above, and of qualities of service.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    user: str
+    groups: list[str] = []
+    associations: list[Association] = []
+    enforced: list[str] = []
+    limits: list[Limits] = []
+
+    @property
+    def accounts(self) -> list[str]:
+        """The accounts that may pay for new jobs, the default one first."""
+        able = [one for one in self.associations if not one.stopped]
+        return list(dict.fromkeys(one.account for one in sorted(able, key=lambda one: not one.default)))
+
+    @property
+    def default_account(self) -> str | None:
+        """The account that pays for jobs that name none."""
+        return next((one.account for one in self.associations if one.default), None)
+
+    @property
+    def qos(self) -> list[str]:
+        """All qualities of service that the user may name."""
+        return sorted({name for one in self.associations for name in one.qos})
+
+    def association(self, account: str | None, partition: str) -> Association | None:
+        """The association that counts for an account in a partition; one for this partition comes first."""
+        found = [
+            one for one in self.associations if one.account == account and one.partition in ("", partition)
+        ]
+        return max(found, key=lambda one: bool(one.partition), default=None)
+
+    def quality(self, account: str | None, partition: str, asked: str | None) -> str:
+        """The quality of service that a job gets; empty: not known."""
+        association = self.association(account, partition)
+        if asked or association is None:
+            return asked or ""
+        if association.default_qos or not association.qos:
+            return association.default_qos
+        return association.qos[0] if len(association.qos) == 1 else ORDINARY_QOS
+
+
+def usable(cluster: Cluster, access: Access, accounts: Collection[str] = ()) -> Cluster:
+    """The cluster as far as somebody may use it: the partitions that take the user's jobs, and their nodes.
+
+    Slurm hides a partition from all that do not ask for it. Here it shows to those whom it is limited to.
+
+    Args:
+        accounts: Others that may pay besides those of the associations, as of projects just joined.
+    """
+    partitions = [one for one in cluster.partitions if _is_usable(one, access, accounts)]
+    if len(partitions) == len(cluster.partitions):
+        return cluster
+    names = {name for one in partitions for name in one.node_names}
+    nodes = [node for node in cluster.nodes if node.name in names]
+    return cluster.model_copy(update={"partitions": partitions, "nodes": nodes})
+
+
+def _is_usable(partition: Partition, access: Access, accounts: Collection[str]) -> bool:
+    if partition.hidden and not partition.is_limited:
+        return False
+    choices: set[tuple[str | None, str | None]] = {(account, None) for account in accounts}
+    for one in access.associations:
+        if not one.stopped and one.partition in ("", partition.name):
+            choices |= {(one.account, None), *((one.account, qos) for qos in one.qos)}
+    if not choices and access.associations and access.enforced:
+        return False
+    if not choices:
+        # Of a hidden partition it must be known that it is this user's.
+        return not partition.hidden and partition_refusal(partition, access, None, None) is None
+    return any(partition_refusal(partition, access, *choice) is None for choice in choices)
+
+
+def partition_refusal(
+    partition: Partition,
+    access: Access,
+    account: str | None,
+    qos: str | None,
+    others: Iterable[Partition] = (),
+) -> InvalidRequest | None:
+    """Why a partition takes no job of a user with this account and quality of service; None: it does.
+
+    Args:
+        account: The one that pays; None: the user's default one.
+        qos: The one that is asked for; None: what follows from the account.
+        others: Partitions to advise instead, where one of them takes the job.
+    """
+    account = account or access.default_account
+    refusal = (
+        _group_refusal(partition, access)
+        or _account_refusal(partition, access, account)
+        or _qos_refusal(partition, access, account, qos)
+    )
+    if refusal is None:
+        return None
+    sentence, remedy, field = refusal
+    better = [
+        one.name
+        for one in others
+        if one != partition and not one.hidden and partition_refusal(one, access, account, qos) is None
+    ]
+    if better and field == "partition":
+        remedy = f"{remedy}, or one of these partitions: {listing(better)}"
+    return InvalidRequest(f"{sentence}.", f"{remedy}.", field=field)
+
+
+_Refusal = tuple[str, str, str]  # what is wrong, what to do, and the field
+
+
+def _group_refusal(partition: Partition, access: Access) -> _Refusal | None:
+    if not partition.groups or not access.groups or set(partition.groups) & set(access.groups):
+        return None
+    return (
+        f"The partition {partition.name!r} takes jobs of these Unix groups only: "
+        f"{listing(partition.groups)}; you are in none of them",
+        "Choose another partition",
+        "partition",
+    )
+
+
+def _account_refusal(partition: Partition, access: Access, account: str | None) -> _Refusal | None:
+    if account is None:
+        return None
+    if partition.refuses_account(account):
+        return (
+            f"The partition {partition.name!r} does not take jobs of the account {account!r}",
+            "Choose another account",
+            "partition",
+        )
+    if not access.associations or not access.enforced:
+        return None
+    own = [one for one in access.associations if one.account == account]
+    if not own:
+        return (
+            f"You may not use the account {account!r}; yours are: {listing(access.accounts)}",
+            "Choose one of these, or ask an administrator",
+            "account",
+        )
+    association = access.association(account, partition.name)
+    if association is None:
+        return (
+            f"You may use the account {account!r} in {listing([one.partition for one in own])} only, not in "
+            f"{partition.name!r}",
+            "Choose another account",
+            "partition",
+        )
+    if association.stopped:
+        return (
+            f"Slurm takes no new jobs of yours in the account {account!r}",
+            "Choose another account, or ask an administrator",
+            "account",
+        )
+    return None
+
+
+def _qos_refusal(
+    partition: Partition, access: Access, account: str | None, asked: str | None
+) -> _Refusal | None:
+    association = access.association(account, partition.name)
+    own = association.qos if association else []
+    if asked and own and asked not in own and access.enforced:
+        return (
+            f"You may not use the quality of service {asked!r} with the account {account!r}; "
+            f"yours are: {listing(own)}",
+            "Choose one of these",
+            "qos",
+        )
+    name = access.quality(account, partition.name, asked)
+    if not name or not partition.refuses_qos(name):
+        return None
+    able = [one for one in own if not partition.refuses_qos(one)]
+    sentence = f"The partition {partition.name!r} does not take jobs of the quality of service {name!r}"
+    if able:
+        return sentence, f"Choose one of these qualities of service: {listing(able)}", "qos"
+    return sentence, "Choose another account", "partition"
+
+
+def check_limits(
+    request: JobRequest | SessionOptions, partition: Partition, access: Access, account: str | None
+) -> None:
+    """Refuse what is more than a limit of the accounting ever lets start.
+
+    Raises:
+        InvalidRequest: With the field, the limit, and whose it is.
+    """
+    if "limits" not in access.enforced:
+        return
+    account = account or access.default_account or ""
+    qos = access.quality(account, partition.name, request.qos)
+    gpus = request.nodes * request.gpus_per_node
+    asked = {"node": ("nodes", "node", request.nodes), "gres/gpu": ("gpus_per_node", "GPU", gpus)}
+    if request.gpu_type:
+        asked[f"gres/gpu:{request.gpu_type}"] = ("gpus_per_node", f"{request.gpu_type} GPU", gpus)
+    # The first holder that sets a limit is the one whose limit counts.
+    known: set[str] = set()
+    for one in limits_of(access.user, account, qos, access.limits):
+        if one.minutes is not None and "minutes" not in known:
+            known.add("minutes")
+            if request.minutes > one.minutes:
+                raise _too_much(one, f"{minutes_text(one.minutes)} for one job", "minutes")
+        most = {name: count for name, (count, _used) in one.resources.items()} | one.each
+        for name, (field, unit, count) in asked.items():
+            if name in most and name not in known:
+                known.add(name)
+                if count > most[name]:
+                    raise _too_much(one, number(most[name], unit), field)
+
+
+def _too_much(limits: Limits, most: str, field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Slurm's accounting allows {limits.holder} at most {most}.",
+        "Ask for less, or choose another account or quality of service.",
+        field=field,
+    )

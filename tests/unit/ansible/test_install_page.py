@@ -1,0 +1,118 @@
+"""The worked examples of docs/admins/install.md: what they name is there, and each makes a whole site."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import carme.config
+
+from .conftest import ANSIBLE, Playbook
+
+PAGE = (ANSIBLE.parent / "docs/admins/install.md").read_text()
+BLOCK = re.compile(r"`inventories/([\w-]+)/([\w./]+)`[^\n]*\n\n```yaml\n(.*?)```", re.DOTALL)
+#: An example's inventory, by its name: file to text.
+FILES: dict[str, dict[str, str]] = {}
+for _name, _file, _text in BLOCK.findall(PAGE):
+    FILES.setdefault(_name, {})[_file] = _text
+COMMANDS = re.findall(r"^ansible-playbook .*", PAGE, re.MULTILINE)
+#: Ansible's own, and those of hosts that the role slurm_common asks for.
+KNOWN = {"ansible_user", "ansible_become", "slurm_node_cpus", "slurm_node_memory_mb"}
+PLAYS: list[dict[str, Any]] = yaml.safe_load((ANSIBLE / "site.yml").read_text())
+
+
+def defaults() -> set[str]:
+    files = ANSIBLE.glob("roles/*/defaults/main.yml")
+    return {name for file in files for name in yaml.safe_load(file.read_text()) or {}}
+
+
+def variables(hosts: dict[str, Any]) -> set[str]:
+    """All that are set in an inventory."""
+    found = set[str]()
+    for group in hosts.values():
+        found |= set(group.get("vars", {}))
+        found |= {name for one in group.get("hosts", {}).values() for name in one or {}}
+    return found
+
+
+def tags(node: Any) -> set[str]:
+    if isinstance(node, list):
+        return {tag for one in node for tag in tags(one)}
+    if not isinstance(node, dict):
+        return set()
+    own = node.get("tags", [])
+    return {*([own] if isinstance(own, str) else own), *tags(node.get("roles", []))}
+
+
+def test_both_examples_are_there() -> None:
+    assert {name: set(files) for name, files in FILES.items()} == {
+        "own-slurm": {"hosts.yml", "group_vars/all.yml"},
+        "new": {"hosts.yml", "group_vars/all.yml"},
+    }
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_group_and_variable_exists(name: str) -> None:
+    hosts = yaml.safe_load(FILES[name]["hosts.yml"])
+    groups = {group for play in PLAYS for group in play["hosts"].split(":")} | {"postgresql", "monitoring"}
+    assert set(hosts) - {"all"} <= groups and {"head", "compute"} <= set(hosts)
+    assert len(hosts["head"]["hosts"]) == 1
+    assert any(group.startswith("slurm_") for group in hosts) == (name == "new")
+    used = variables(hosts) | set(yaml.safe_load(FILES[name]["group_vars/all.yml"]))
+    assert used <= defaults() | KNOWN
+
+
+def test_every_command_names_what_is_there_and_looking_comes_first() -> None:
+    assert COMMANDS
+    known = tags(PLAYS) | {"images"}
+    for command in COMMANDS:
+        words = command.split()
+        assert words[1] == "-i" and words[2].removeprefix("inventories/") in FILES, command
+        assert (ANSIBLE / words[3]).exists(), command
+        for option, value in itertools.pairwise(words):
+            if option in ("--tags", "--skip-tags"):
+                assert set(value.split(",")) <= known, command
+            if option == "-e":
+                assert value.partition("=")[0] in defaults(), command
+    for name in FILES:
+        own = [command for command in COMMANDS if f"inventories/{name} " in command]
+        assert "site.yml --tags precheck" in own[0] and "validate.yml" in own[-1]
+
+
+#: The checks of the role carme, and the site's configuration.
+PLAY = """
+- hosts: head
+  connection: local
+  gather_facts: false
+  vars:
+    ansible_become: false
+  roles:
+    - carme
+  tasks:
+    - ansible.builtin.copy:
+        dest: "{{ output }}/carme.toml"
+        content: "{{ lookup('template', roles ~ '/base/templates/carme.toml.j2') }}"
+      vars:
+        ansible_facts: {os_family: Debian}
+"""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_example_makes_a_whole_site(name: str, playbook: Playbook, tmp_path: Path) -> None:
+    inventory = tmp_path / name
+    for file, text in FILES[name].items():
+        (inventory / file).parent.mkdir(parents=True, exist_ok=True)
+        (inventory / file).write_text(text)
+    play = tmp_path / "play.yml"
+    play.write_text(PLAY)
+    places = ["-e", f"output={tmp_path}", "-e", f"roles={ANSIBLE / 'roles'}"]
+    done = playbook("-i", inventory, *places, play)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = carme.config.load(tmp_path / "carme.toml")
+    values = yaml.safe_load(FILES[name]["group_vars/all.yml"])
+    assert (site.site.url, site.slurm.cluster) == (values["carme_site_url"], values["carme_cluster"])
+    # Where the site runs its own Slurm each user's own account pays.
+    assert site.slurm.default_account == (None if name == "own-slurm" else "carme")

@@ -1,0 +1,162 @@
+"""Carme can be taken away: all that the roles make is named, and what they changed gets back what it held."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+
+ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
+ROLES = ANSIBLE / "roles"
+TABLE: dict[str, Any] = yaml.safe_load((ROLES / "removal/vars/main.yml").read_text())
+#: They make what hosts share, which stays: mounts, BeeGFS, users of the site.
+SHARED = {"storage", "beegfs", "users", "removal"}
+#: Named by the site, or only while a role runs.
+OTHERS = ("/etc/apt/sources.list.d/", "/etc/apt/preferences.d/", "/var/log/carme/validation.json")
+
+
+def variables() -> dict[str, Any]:
+    """The layout of an installed site, as the role carme has it."""
+    known = {"ansible_facts": {"os_family": "Debian"}}
+    for role in ("carme", "job_hooks", "images", "prometheus", "portal", "removal"):
+        for kind in ("defaults", "vars"):
+            file = ROLES / role / kind / "main.yml"
+            known |= yaml.safe_load(file.read_text()) or {} if file.exists() else {}
+    return known
+
+
+VARIABLES = variables()
+
+
+def rendered(text: str, **more: Any) -> str:
+    """A path with what is known of the layout; what is not stays as it is."""
+    environment = jinja2.Environment(undefined=jinja2.DebugUndefined)
+    environment.filters |= {"basename": lambda text: text.rsplit("/")[-1], "dirname": str}
+    for _round in range(4):
+        if "{{" not in text:
+            break
+        try:
+            text = environment.from_string(text).render(VARIABLES | more)
+        except jinja2.TemplateError:
+            break
+    return text
+
+
+def tasks(role: Path) -> Iterator[dict[str, Any]]:
+    """The tasks of a role, those of blocks too."""
+
+    def flat(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for task in found:
+            yield from flat(task["block"]) if "block" in task else [task]
+
+    for file in sorted(role.glob("tasks/*.yml")):
+        yield from flat(yaml.safe_load(file.read_text()) or [])
+
+
+def made(role: Path) -> Iterator[str]:
+    """The paths of files, folders and links that a role's tasks make."""
+    for task in tasks(role):
+        loop = task.get("loop")
+        items = loop if isinstance(loop, list) else VARIABLES.get(str(loop).strip("{} "), [None])
+        for module, values in task.items():
+            if module in ("ansible.builtin.template", "ansible.builtin.copy"):
+                paths = [values["dest"]]
+            elif module == "ansible.builtin.file" and values.get("state") in ("directory", "link"):
+                paths = [values["path"]]
+            elif module == "ansible.builtin.shell":
+                paths = re.findall(r">(/(?:etc|usr)/\S+)", values["cmd"])
+            else:
+                continue
+            for item in items if isinstance(items, list) else [None]:
+                for path in paths:
+                    yield rendered(path, **({} if item is None else {"item": item}))
+
+
+def is_below(path: str, folders: list[str]) -> bool:
+    return any(path == one or path.startswith(f"{one}/") for one in folders)
+
+
+def named() -> list[str]:
+    """What the table says goes, is put back, or stays."""
+    kept = [name for names in TABLE["removal_kept"].values() for name in names if name.startswith("/")]
+    changed = [one["path"] for one in TABLE["removal_changed_files"]]
+    data = [rendered(path) for path in TABLE["removal_data_paths"]]
+    units = [*TABLE["removal_units"], *TABLE["removal_unit_templates"]]
+    return [*TABLE["removal_paths"], *data, *changed, *kept, *(f"/etc/systemd/system/{one}" for one in units)]
+
+
+@pytest.mark.parametrize(
+    "role", sorted(path for path in ROLES.iterdir() if path.name not in SHARED), ids=lambda role: role.name
+)
+def test_every_file_that_a_role_makes_is_named(role: Path) -> None:
+    missing = [
+        path
+        for path in made(role)
+        if path.startswith("/") and not is_below(path.rstrip("/"), named()) and not path.startswith(OTHERS)
+    ]
+    assert missing == []
+
+
+def test_the_scan_finds_what_roles_make() -> None:
+    """Else the test above would find nothing to complain about."""
+    found = {path for role in ROLES.iterdir() if role.name not in SHARED for path in made(role)}
+    assert {
+        "/etc/systemd/system/carme-broker.service",
+        "/etc/systemd/system/carme-worker.service",
+        "/usr/libexec/carme/prolog",
+        "/usr/local/bin/carme",
+        "/etc/profile.d/carme.sh",
+        "/usr/lib/sysusers.d/carme.conf",
+    } <= found
+
+
+def test_every_unit_account_and_folder_is_named() -> None:
+    templates = {file.name.removesuffix(".j2") for file in ROLES.glob("*/templates/carme-*.*.j2")}
+    units = {name for name in templates if name.endswith((".service", ".timer"))}
+    units |= {f"{unit['name']}.service" for unit in VARIABLES["portal_units"]}
+    assert units == {*TABLE["removal_units"], *TABLE["removal_unit_templates"]}
+    accounts = (ROLES / "base/templates/sysusers.conf.j2").read_text()
+    removed = {rendered(name) for name in (*TABLE["removal_accounts"], *TABLE["removal_groups"])}
+    assert {rendered(name) for name in re.findall(r"^[ug] (\{\{.*?\}\})", accounts, re.MULTILINE)} == removed
+    folders = (ROLES / "base/templates/tmpfiles.conf.j2").read_text()
+    paths = [rendered(path) for path in re.findall(r"^[df] (\{\{.*?\}\}\S*|\S+) ", folders, re.MULTILINE)]
+    assert paths and [path for path in paths if not is_below(path, named())] == []
+
+
+@pytest.mark.parametrize("family", ["Debian", "RedHat"])
+def test_every_package_goes_or_stays_for_a_reason(family: str) -> None:
+    components = yaml.safe_load((ROLES / f"base/vars/{family}.yml").read_text())["base_packages_by_component"]
+    wanted = {name for names in components.values() for name in names}
+    gone = set(TABLE["removal_package_names"][family])
+    kept = {name for names in TABLE["removal_kept"].values() for name in names}
+    assert wanted <= gone | kept and not gone & kept
+    # Jobs go on.
+    slurm = [names for component, names in components.items() if component.startswith(("slurm", "munge"))]
+    assert not gone & {name for names in slurm for name in names}
+
+
+def restore(*paths: Path) -> list[str]:
+    script = ROLES / "removal/files/restore_files.py"
+    done = subprocess.run([sys.executable, script, *paths], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)["restored"]
+
+
+def test_the_oldest_backup_comes_back(tmp_path: Path) -> None:
+    changed, other = tmp_path / "nginx.conf", tmp_path / "redis.conf"
+    changed.write_text("ours, changed twice")
+    Path(f"{changed}.4711.2026-11-02@10:00:00~").write_text("ours")
+    Path(f"{changed}.99.2026-11-01@10:00:00~").write_text("the site's")
+    Path(f"{changed}.99.2026-11-01@10:00:00~").chmod(0o640)
+    (tmp_path / "nginx.conf.old~").write_text("an editor's")
+    other.write_text("never changed")
+    assert restore(changed, other, tmp_path / "missing") == [str(changed)]
+    assert changed.read_text() == "the site's" and changed.stat().st_mode & 0o777 == 0o640
+    assert other.read_text() == "never changed"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nginx.conf", "nginx.conf.old~", "redis.conf"]
+    assert restore(changed, other) == []

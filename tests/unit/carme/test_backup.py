@@ -1,0 +1,275 @@
+"""Backup and restore of a site in a temporary folder: databases in use, owners by name, and a sealed file."""
+
+import contextlib
+import json
+import os
+import pwd
+import sqlite3
+import stat
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.backup import archive, check, create, databases, make_key, restore
+from carme.backup.main import main
+from carme.backup.sealing import PIECE, Opened, Sealed
+from carme.errors import CarmeError
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    make_key(tmp_path / "key")
+    return tmp_path / "key"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site's folder with all that a head holds; its configuration is `etc/carme.toml`."""
+    root = tmp_path / "site"
+    files = {
+        "etc/secrets/portal-secret-key": "secret",
+        "etc/tls/hub.pem": "certificate",
+        "etc/monitoring/broker/tls.pem": "reader",
+        "broker/sessions.json": '{"sessions": []}',
+        "hub/jupyterhub-proxy.pid": "7",
+        "portal/calendar.key": "feed",
+        "log/audit.jsonl": "{}\n",
+        "log/audit.jsonl.1": "{}\n",
+        "images/torch.json": "{}",
+        "images/torch.sif": "large",
+        "datasets/imagenet.json": "{}",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "etc/secrets").chmod(0o750)
+    (root / "etc/secrets/portal-secret-key").chmod(0o440)
+    (root / "etc/current").symlink_to("tls/hub.pem")
+    os.mkfifo(root / "broker/pipe")
+    (root / "etc/carme.toml").write_text(
+        f"""
+[site]
+url = "https://carme.example.org"
+[slurm]
+cluster = "test"
+[broker]
+audit_log = "{root}/log/audit.jsonl"
+state_directory = "{root}/broker"
+[images]
+directory = "{root}/images"
+[staging]
+datasets = "{root}/datasets"
+[hub]
+database = "sqlite:///{root}/hub/hub.sqlite"
+state_directory = "{root}/hub"
+[portal]
+database = "sqlite:///{root}/portal/portal.sqlite3"
+state_directory = "{root}/portal"
+[monitoring]
+certificates = "{root}/etc/monitoring/broker"
+portal_certificates = "{root}/etc/monitoring/portal"
+[secrets]
+directory = "{root}/etc/secrets"
+"""
+    )
+    return root
+
+
+def use(database: Path) -> sqlite3.Connection:
+    """A database with rows that are in its journal alone, as of a running service."""
+    opened = sqlite3.connect(database)
+    opened.execute("PRAGMA journal_mode=WAL")
+    opened.execute("PRAGMA wal_autocheckpoint=0")
+    opened.execute("CREATE TABLE bookings (name TEXT)")
+    opened.execute("INSERT INTO bookings VALUES ('mine')")
+    opened.commit()
+    return opened
+
+
+def rows(database: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(database)) as opened:
+        return [name for (name,) in opened.execute("SELECT name FROM bookings")]
+
+
+def made(site: Path, key: Path, **more: Any) -> Path:
+    backup = site.parent / "backup"
+    create(backup, key, site / "etc/carme.toml", more.pop("also", []), **more)
+    return backup
+
+
+def test_all_comes_back_with_what_a_service_was_writing(site: Path, key: Path) -> None:
+    services = [use(site / "portal/portal.sqlite3"), use(site / "hub/hub.sqlite")]
+    backup = made(site, key)
+    for opened in services:
+        opened.close()
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    assert b"secret" not in backup.read_bytes() and b"mine" not in backup.read_bytes()
+    (site / "etc/secrets/portal-secret-key").unlink()
+    (site / "broker/sessions.json").write_text("lost")
+    (site / "portal/portal.sqlite3").unlink()
+    (site / "portal/portal.sqlite3-wal").write_bytes(b"of another database")
+    (site / "etc/current").unlink()
+    (site / "log/added").write_text("stays")
+    restore(backup, key)
+    assert (site / "etc/secrets/portal-secret-key").read_text() == "secret"
+    assert stat.S_IMODE((site / "etc/secrets/portal-secret-key").stat().st_mode) == 0o440
+    assert stat.S_IMODE((site / "etc/secrets").stat().st_mode) == 0o750
+    assert (site / "broker/sessions.json").read_text() == '{"sessions": []}'
+    assert rows(site / "portal/portal.sqlite3") == rows(site / "hub/hub.sqlite") == ["mine"]
+    assert (site / "etc/current").readlink() == Path("tls/hub.pem")
+    assert (site / "log/added").read_text() == "stays"
+
+
+def test_what_belongs_to_it(site: Path, key: Path) -> None:
+    extra = site.parent / "prometheus/data"
+    extra.parent.mkdir()
+    extra.write_text("series")
+    use(site / "portal/portal.sqlite3").close()
+    about, paths, missing = check(made(site, key, also=[extra.parent]), key)
+    names = {path.removeprefix(f"{site}/") for path in paths}
+    assert {"etc/carme.toml", "etc/tls/hub.pem", "etc/monitoring/broker/tls.pem"} <= names
+    assert {"log/audit.jsonl", "log/audit.jsonl.1"} <= names
+    assert {"broker/sessions.json", "datasets/imagenet.json", "images/torch.json", str(extra)} <= names
+    assert not {"images/torch.sif", "broker/pipe", "portal/portal.sqlite3-wal"} & names
+    assert len(paths) == len(set(paths)) and not missing
+    assert about.sqlite == [f"{site}/portal/portal.sqlite3"] and about.config == f"{site}/etc/carme.toml"
+    _about, paths, _missing = check(made(site, key, images=True), key)
+    assert f"{site}/images/torch.sif" in paths
+
+
+def test_it_can_be_looked_at_below_a_folder(site: Path, key: Path, tmp_path: Path) -> None:
+    backup = made(site, key)
+    (site / "broker/sessions.json").write_text("newer")
+    restore(backup, key, tmp_path / "look")
+    assert (tmp_path / f"look{site}/broker/sessions.json").read_text() == '{"sessions": []}'
+    assert (site / "broker/sessions.json").read_text() == "newer"
+
+
+def renamed(backup: Path, key: Path, uname: str) -> None:
+    """Make the owner of all of a backup's files an account of this name with another number."""
+    secret = key.read_bytes().strip()
+    with backup.open("rb") as file:
+        plain = Opened(file, secret).read()
+    old, new = backup.with_name("old.tar"), backup.with_name("new.tar")
+    old.write_bytes(plain)
+    with tarfile.open(old) as source, tarfile.open(new, "w:gz") as target:
+        for member in source:
+            if member.name.startswith("files/"):
+                member.uname, member.uid = uname, 77
+            target.addfile(member, source.extractfile(member) if member.isfile() else None)
+    with backup.open("wb") as file:
+        sealed = Sealed(file, secret)
+        sealed.write(new.read_bytes())
+        sealed.close()
+
+
+def test_owners_are_those_of_the_name_whatever_their_number(
+    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = made(site, key)
+    renamed(backup, key, "carme-portal")
+    (site / "broker/sessions.json").write_text("newer")
+    about, _paths, missing = check(backup, key)
+    assert missing == ["account carme-portal"] and about.host
+    with pytest.raises(CarmeError, match="lacks owners of files: account carme-portal"):
+        restore(backup, key)
+    assert (site / "broker/sessions.json").read_text() == "newer"
+    known = pwd.getpwnam
+    account = pwd.struct_passwd(("carme-portal", "x", 4711, 4711, "", "/", "/bin/false"))
+
+    def named(name: str) -> pwd.struct_passwd:
+        return account if name == "carme-portal" else known(name)
+
+    monkeypatch.setattr(archive.pwd, "getpwnam", named)
+    monkeypatch.setattr(archive.os, "geteuid", lambda: 0)
+    owners: dict[str, int] = {}
+    monkeypatch.setattr(archive.os, "chown", lambda path, uid, gid, **_more: owners.update({str(path): uid}))
+    restore(backup, key)
+    assert set(owners.values()) == {4711} and f"{site}/broker/sessions.json.restored" in owners
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "moved", "another key", "none"])
+def test_what_was_changed_or_cut_off_is_noticed(site: Path, key: Path, tmp_path: Path, damage: str) -> None:
+    (site / "broker/large").write_bytes(os.urandom(3 * PIECE))
+    backup = made(site, key)
+    data = bytearray(backup.read_bytes())
+    if damage == "cut":
+        del data[31 + 4 + PIECE + 16 :]
+    elif damage == "changed":
+        data[PIECE] ^= 1
+    elif damage == "moved":
+        size = 4 + PIECE + 16
+        data[31 : 31 + 2 * size] = data[31 + size : 31 + 2 * size] + data[31 : 31 + size]
+    elif damage == "another key":
+        key = tmp_path / "other"
+        make_key(key)
+    else:
+        data[:3] = b"tar"
+    backup.write_bytes(data)
+    before = (site / "etc/carme.toml").read_text()
+    (site / "etc/carme.toml").write_text(before + "# newer\n")
+    with pytest.raises(CarmeError, match="no backup of Carme" if damage == "none" else "cannot be opened"):
+        restore(backup, key)
+    assert (site / "etc/carme.toml").read_text().endswith("# newer\n")
+
+
+def test_a_server_is_dumped_and_loaded_as_its_account_without_secrets_in_arguments(
+    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = site / "etc/carme.toml"
+    address = "postgresql://portal:pa%20ss@db.example.org:5433/carme"
+    config.write_text(config.read_text().replace(f"sqlite:///{site}/portal/portal.sqlite3", address))
+    ran: list[tuple[list[str], dict[str, str]]] = []
+
+    def run(arguments: list[str], *, env: dict[str, str], **pipes: Any) -> Any:
+        ran.append((arguments, env))
+        if arguments[0] == "pg_dump":
+            pipes["stdout"].write(b"dump")
+        else:
+            assert pipes["stdin"].read() == b"dump"
+        return subprocess.CompletedProcess(arguments, 0, stderr=b"")
+
+    monkeypatch.setattr(databases.subprocess, "run", run)
+    backup = made(site, key)
+    restore(backup, key)
+    assert [arguments[0] for arguments, _env in ran] == ["pg_dump", "pg_restore"]
+    for arguments, env in ran:
+        assert not any("pa ss" in word or "pa%20ss" in word for word in arguments)
+        assert (env["PGHOST"], env["PGPORT"], env["PGUSER"]) == ("db.example.org", "5433", "portal")
+        assert (env["PGPASSWORD"], env["PGDATABASE"]) == ("pa ss", "carme")
+    ran.clear()
+    restore(backup, key, site.parent / "look")
+    assert not ran
+
+
+def test_the_command(
+    site: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "systemctl").write_text("#!/bin/sh\ncat $0.states\n")
+    (programs / "systemctl").chmod(0o755)
+    (programs / "systemctl.states").write_text("active\ninactive\nactive\n")
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    backup, config = str(tmp_path / "b"), str(site / "etc/carme.toml")
+    assert main(["key", str(key)]) == 1
+    assert "cannot be made: File exists" in capsys.readouterr().err
+    assert main(["create", "--key", str(key), "--config", config, backup]) == 0
+    assert main(["check", "--key", str(key), "--list", backup]) == 0
+    printed = capsys.readouterr().out
+    assert config in printed and "It is whole, with" in printed
+    assert main(["restore", "--key", str(key), backup]) == 1
+    assert "These services run: carme-broker, carme-portal. Nothing was written." in capsys.readouterr().err
+    (programs / "systemctl.states").write_text("inactive\ninactive\ninactive\n")
+    assert main(["restore", "--key", str(key), backup]) == 0
+    assert "systemctl start carme-broker" in capsys.readouterr().out
+    key.chmod(0o644)
+    assert main(["check", "--key", str(key), backup]) == 1
+    assert "Others can read the key" in capsys.readouterr().err
+    key.chmod(0o600)
+    key.write_text("short")
+    assert main(["check", "--key", str(key), backup]) == 1
+    assert json.dumps("short") not in capsys.readouterr().err

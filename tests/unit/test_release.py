@@ -1,0 +1,104 @@
+"""A release is what is committed, of one version that the changelog names."""
+
+import hashlib
+import runpy
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.cli.main import main as carme
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASE: dict[str, Any] = runpy.run_path(str(ROOT / "release"), run_name="release")
+
+
+def git(root: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", root, *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What a release reads of the tree, committed."""
+    root = tmp_path / "tree"
+    for name in (*(f"{part}/pyproject.toml" for part in RELEASE["PARTS"]), *RELEASE["MODULES"]):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    (root / "docs").mkdir()
+    (root / "docs/page.md").write_text("# A page\n")
+    version = RELEASE["version_of"](ROOT)
+    (root / "CHANGELOG.md").write_text(f"# Changelog\n\n## {version} (2026-11-25)\n")
+    subprocess.run(["git", "init", "-q", root], check=True)
+    git(root, "add", ".")
+    git(root, "commit", "-q", "-m", "a")
+    return root
+
+
+def run(root: Path, *arguments: str) -> int:
+    return RELEASE["main"]([*arguments], root)
+
+
+def test_all_parts_and_the_command_have_one_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        carme(["--version"])
+    assert capsys.readouterr().out == f"carme {RELEASE['version_of'](ROOT)}\n"
+
+
+def test_the_source_tree_has_the_documentation_and_a_checksum(tree: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert run(tree, "--source-only", str(folder)) == 0
+    version = RELEASE["version_of"](ROOT)
+    archive = folder / f"carme-{version}.tar.gz"
+    with tarfile.open(archive) as opened:
+        assert {f"carme-{version}/docs/page.md", f"carme-{version}/carme/pyproject.toml"} <= set(
+            opened.getnames()
+        )
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert (folder / "SHA256SUMS").read_text() == f"{digest}  {archive.name}\n"
+
+
+def test_wheels_of_all_parts_are_built(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    real = subprocess.run
+
+    def note(arguments: list[Any], **more: Any) -> Any:
+        if "wheel" not in arguments:
+            return real(arguments, **more)
+        ran.append([str(word) for word in arguments])
+        return subprocess.CompletedProcess(arguments, 0)
+
+    monkeypatch.setattr(subprocess, "run", note)
+    assert run(tree, "--wheels-only", str(tmp_path / "out")) == 0
+    assert [word for word in ran[0] if word.startswith(str(tree))] == [
+        str(tree / one) for one in RELEASE["PARTS"]
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["version", "changelog", "uncommitted", "not empty"])
+def test_what_would_be_no_release_is_refused(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    folder = tmp_path / "out"
+    if wrong == "version":
+        file = tree / "webui/pyproject.toml"
+        before = RELEASE["version_of"](ROOT)
+        file.write_text(file.read_text().replace(f'"{before}"', '"9.9"', 1))
+    elif wrong == "changelog":
+        (tree / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n")
+    elif wrong == "uncommitted":
+        (tree / "new").write_text("")
+    else:
+        folder.mkdir()
+        (folder / "old.whl").write_text("")
+    assert run(tree, "--source-only", str(folder)) == 1
+    words = {
+        "version": "different versions: carme ",
+        "changelog": "has no section '## ",
+        "uncommitted": "Not committed: new",
+        "not empty": "is not empty",
+    }
+    assert words[wrong] in capsys.readouterr().err
