@@ -198,7 +198,7 @@ async def test_the_command_line_shows_accounts_and_hidden_partitions(
 
 
 def test_the_refusals_have_german_sentences(settings: Settings) -> None:
-    for values in (
+    refused: tuple[dict[str, Any], ...] = (
         {"partition": "wheel"},
         {"account": "root"},
         {"partition": "cpu", "account": "root"},
@@ -206,7 +206,8 @@ def test_the_refusals_have_german_sentences(settings: Settings) -> None:
         {"partition": "staff", "account": "teaching"},
         {"partition": "cpu", "qos": "low"},
         {"account": "vision", "qos": "long"},
-    ):
+    )
+    for values in refused:
         error = refusal(settings, **values)
         for sentence in (error.message, error.remedy):
             assert look_up(sentence, "de") != sentence, sentence

@@ -64,7 +64,12 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
             ["limit of 2048 MiB", "last saw 60 MiB"],
         ),
         ({"state": JobState.PREEMPTED}, True, Ending.PREEMPTED, ["higher priority", "start it again"]),
-        ({"state": JobState.CANCELLED, "cancelled_by": "owner"}, True, Ending.STOPPED, ["You stopped this session."]),
+        (
+            {"state": JobState.CANCELLED, "cancelled_by": "owner"},
+            True,
+            Ending.STOPPED,
+            ["You stopped this session."],
+        ),
         (
             {"state": JobState.CANCELLED, "cancelled_by": "other"},
             True,

@@ -219,7 +219,7 @@ async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, pag
     def moment(minutes: float) -> str:
         return (now + timedelta(minutes=minutes)).isoformat()
 
-    time = {"ends": moment(4), "stops_idle": None, "extend": True, "warned_idle": []}
+    time: dict[str, object] = {"ends": moment(4), "stops_idle": None, "extend": True, "warned_idle": []}
     front.status = time | {"warned": [moment(3), moment(3.6)]}
     left, toast = page.locator("#carme-session-time button"), page.get_by_text("This session ends in")
     await page.goto(f"{front.url}{BASE}lab")
