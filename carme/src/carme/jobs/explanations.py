@@ -28,7 +28,7 @@ PENDING_REASONS: dict[str, str] = {
     "Licenses": "The job waits for a licence to become free; it starts when another job gives one back.",
     "Prolog": "The nodes are being prepared for the job; this takes a moment.",
     "Reservation": (
-        "The job waits for its booking; it starts when the booking begins. To start now, choose no booking."
+        "The job waits for its booking and starts when the booking begins; to start now, choose no booking."
     ),
     "ReservationDeleted": (
         f"The reservation of the job was deleted; {_NEVER} start it without the reservation."
