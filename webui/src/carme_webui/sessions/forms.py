@@ -42,7 +42,7 @@ NUMBERS = ("gpu_type", "gpus_per_node", "nodes")
 #: What follows from the GPUs unless it is requested.
 EXPERT = ("cpus_per_node", "memory_mb_per_node")
 #: What few need.
-MORE = ("title", "app", "partition", "account", "reservation", "stage", "results", *EXPERT)
+MORE = ("title", "app", "partition", "account", "qos", "reservation", "stage", "results", *EXPERT)
 #: What an address may fill in.
 FILLED_IN = frozenset(
     {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes"}
