@@ -21,7 +21,7 @@ def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Call
     page.get_by_label("Title").fill("Digits on four GPUs")
     page.get_by_label("Image").select_option("torch")
     page.get_by_label("GPUs per node").fill("2")
-    page.get_by_label("Nodes").fill("2")
+    page.get_by_label("Nodes", exact=True).fill("2")
     page.get_by_label("Time in minutes").fill("20")
     keep("3-start-form")
     page.get_by_role("button", name="Start", exact=True).click()
