@@ -31,7 +31,12 @@ HEAD_SERVICES = (
 _CONFIGURE = """
 before=$(sha256sum /etc/carme-demo/node.json 2>/dev/null || true)
 tar -x -C /
-[ "$before" = "$(sha256sum /etc/carme-demo/node.json)" ] || systemctl restart carme-demo-node.service
+if [ "$before" = "$(sha256sum /etc/carme-demo/node.json)" ]; then
+  # A stop of the demo that was killed leaves the host running and this service inactive.
+  systemctl start carme-demo-node.service
+else
+  systemctl restart carme-demo-node.service
+fi
 """
 _BOOT_STATE = "echo $(systemctl is-system-running; systemctl is-active ssh.service)"
 _MAKE_KEY = """
