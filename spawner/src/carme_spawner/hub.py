@@ -20,10 +20,10 @@ from tornado.web import RequestHandler
 
 from carme.config import load
 from carme.errors import CarmeError
-from carme_spawner.caretaker import Caretaker
 from carme_spawner.certificates import exclusively, renew, signer
 from carme_spawner.hub_config import hub_config
 from carme_spawner.names import ServerResolver
+from carme_spawner.orphan_cleanup import OrphanCleanup
 from carme_spawner.spawner import CarmeSpawner, refusal
 from carme_spawner.watcher import JobWatcher
 
@@ -65,8 +65,8 @@ class CarmeHub(JupyterHub):
             listening.listen(BACKLOG)
         settings = self.config.CarmeSpawner.settings
         watcher = JobWatcher.shared(str(settings.broker.socket), self.log)
-        self.caretaker = Caretaker(self.users, watcher)
-        self.caretaking = asyncio.create_task(self.caretaker.watch())
+        self.orphan_cleanup = OrphanCleanup(self.users, watcher)
+        self.cleaning_up = asyncio.create_task(self.orphan_cleanup.watch())
 
     async def shutdown_cancel_tasks(self, sig: signal.Signals | None = None) -> None:
         """Answer what has been asked, then end.
@@ -117,7 +117,7 @@ class CarmeHub(JupyterHub):
         return len(found)
 
     async def take_up(self, user: User, spawner: CarmeSpawner) -> None:
-        """A server that ran when an earlier hub process ended; that it answers is the caretaker's matter."""
+        """A server that ran when an earlier hub process ended; the cleanup checks that it answers."""
         try:
             if await spawner.poll() is None:
                 spawner.add_poll_callback(self.stopped(user, spawner))

@@ -304,7 +304,7 @@ class Site:
         self.hub.metrics_collector.stop()
         for callback in self.hub._periodic_callbacks.values():
             callback.stop()
-        doomed: list[asyncio.Task[Any]] = [self.hub.caretaking]
+        doomed: list[asyncio.Task[Any]] = [self.hub.cleaning_up]
         for user in self.hub.users.values():
             for spawner in user.spawners.values():
                 spawner.stop_polling()

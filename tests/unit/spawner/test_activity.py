@@ -11,7 +11,7 @@ import pytest
 from carme.errors import InvalidRequest
 from carme.jobs import JobState
 from carme.sessions import Ending, Mark, ServerStatus, SessionState, Step
-from carme_spawner import caretaker, spawner
+from carme_spawner import orphan_cleanup, spawner
 from carme_spawner.spawner import CarmeSpawner
 from patience import HANG
 
@@ -214,17 +214,17 @@ async def test_a_report_says_that_a_server_is_there_again(running: Site) -> None
 
 async def test_only_silent_servers_are_looked_for(running: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert running.hub
-    assert list(running.hub.caretaker.silent()) == []
-    monkeypatch.setattr(caretaker, "SILENCE", -1.0)
-    assert list(running.hub.caretaker.silent()) == [own(running)]
+    assert list(running.hub.orphan_cleanup.silent()) == []
+    monkeypatch.setattr(orphan_cleanup, "SILENCE", -1.0)
+    assert list(running.hub.orphan_cleanup.silent()) == [own(running)]
 
 
 async def test_a_suspended_server_is_not_looked_for_until_it_goes_on(
     running: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert running.hub
-    monkeypatch.setattr(caretaker, "SILENCE", -1.0)
-    silent = running.hub.caretaker.silent
+    monkeypatch.setattr(orphan_cleanup, "SILENCE", -1.0)
+    silent = running.hub.orphan_cleanup.silent
     await running.broker.change(100, state=JobState.SUSPENDED)
     assert running.broker.session(100).state is SessionState.SUSPENDED
     await eventually(lambda: not list(silent()), "nobody looks for it")
@@ -238,7 +238,7 @@ async def test_a_restarting_hub_keeps_servers_that_do_not_answer(
     running: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spawner, "ANSWER", 0.2)
-    monkeypatch.setattr(caretaker, "SILENCE", -1.0)
+    monkeypatch.setattr(orphan_cleanup, "SILENCE", -1.0)
     await running.down()
     (running.broker.folder(100) / "frozen").touch()
     await running.up()
@@ -262,11 +262,11 @@ async def test_a_job_that_ends_while_its_server_waits_to_be_looked_for_ends_no_w
     assert running.hub
     await running.start("s2")
     await eventually(lambda: running.is_ready("s2"), "the second server is ready")
-    monkeypatch.setattr(caretaker, "SILENCE", -1.0)
+    monkeypatch.setattr(orphan_cleanup, "SILENCE", -1.0)
     monkeypatch.setattr(spawner, "ANSWER", HANG)
     for job_id in (100, 101):
         (running.broker.folder(job_id) / "frozen").touch()
-    care = running.hub.caretaker
+    care = running.hub.orphan_cleanup
     monkeypatch.setattr(care, "_places", asyncio.Semaphore(1))
     round_ = asyncio.create_task(care.round())
     await eventually(care._places.locked, "one of the two is looked for, and the other waits")
@@ -279,14 +279,14 @@ async def test_a_job_that_ends_while_its_server_waits_to_be_looked_for_ends_no_w
 
 async def test_a_round_that_fails_is_not_the_last(running: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert running.hub
-    care, rounds = running.hub.caretaker, []
+    care, rounds = running.hub.orphan_cleanup, []
 
     async def fail() -> None:
         rounds.append(1)
         raise RuntimeError
 
     monkeypatch.setattr(care, "round", fail)
-    monkeypatch.setattr(caretaker, "ROUND", 0.01)
+    monkeypatch.setattr(orphan_cleanup, "ROUND", 0.01)
     watching = asyncio.create_task(care.watch())
     await eventually(lambda: len(rounds) > 1, "another round")
     watching.cancel()

@@ -9,7 +9,7 @@ import pytest
 
 from carme.jobs import JobState
 from carme.sessions import Ending, SessionState
-from carme_spawner import caretaker
+from carme_spawner import orphan_cleanup
 from carme_spawner.watcher import JobWatcher
 from patience import HANG
 
@@ -131,9 +131,9 @@ async def test_a_job_that_appears_after_the_hub_looked_for_it_gets_no_key_and_en
     assert (await site.api("GET", "user", token=site.token(100))).status_code == 403
     # Nor does it go on for nobody.
     assert site.hub
-    await eventually(site.hub.caretaker.strays, "the hub notices it")
-    monkeypatch.setattr(caretaker, "STRAY", 0.0)
-    await site.hub.caretaker.round()
+    await eventually(site.hub.orphan_cleanup.strays, "the hub notices it")
+    monkeypatch.setattr(orphan_cleanup, "STRAY", 0.0)
+    await site.hub.orphan_cleanup.round()
     await eventually(lambda: site.broker.cancelled == [100], "it is cancelled")
 
 
@@ -248,7 +248,7 @@ async def test_a_session_that_the_hub_knows_is_no_stray(site: Site) -> None:
     await eventually(site.is_ready, "the server is ready")
     for _ in range(2):
         assert site.hub
-        assert site.hub.caretaker.strays() == []
+        assert site.hub.orphan_cleanup.strays() == []
         await site.down()
         await site.up()
 

@@ -18,7 +18,7 @@ from carme_webui.accounts.models import User
 from carme_webui.administration.models import Deed
 from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.models import Notice
-from carme_webui.projects import desk
+from carme_webui.projects import services
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions.models import Session
 
@@ -51,7 +51,7 @@ def test_admins_do(root: Browser, alice: User, broker: FakeBroker, page: str) ->
 def test_a_change_is_on_record_with_who_when_before_and_after(
     root: Browser, admin: User, alice: User, broker: FakeBroker
 ) -> None:
-    desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    services.create(admin, "vision", "Computer vision", alice, site_broker())
     page = "/projects/at/vision/limits/"
     root.send(page, page, title="Computer vision", gpus=3)
     root.send(page, page, title="Computer vision", gpus=5)
@@ -216,7 +216,7 @@ def test_a_message_about_a_job_begins_with_its_number(root: Browser, alice: User
 
 
 def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, broker: FakeBroker) -> None:
-    project = desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    project = services.create(admin, "vision", "Computer vision", alice, site_broker())
     page = "/admin/users/new/"
     answer = root.send(page, page, name="carol", email="carol@carme.example", project=project.pk)
     shown = text(answer)
@@ -277,7 +277,7 @@ def look(root: Browser) -> None:
 def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     root: Browser, browser: Browser, admin: User, alice: User, broker: FakeBroker
 ) -> None:
-    desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    services.create(admin, "vision", "Computer vision", alice, site_broker())
     look(root)
     page = text(root.get("/projects/"))
     assert "My projects" in page and "You are viewing as alice (read-only)." in page
@@ -314,7 +314,7 @@ def test_the_secret_address_of_the_calendar_is_not_shown(
 def test_nothing_can_be_changed_meanwhile(
     root: Browser, admin: User, alice: User, broker: FakeBroker
 ) -> None:
-    desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    services.create(admin, "vision", "Computer vision", alice, site_broker())
     token = root.token("/projects/at/vision/")
     look(root)
     for page in ("/projects/at/vision/", "/sessions/start/", "/profile/read/", "/projects/at/vision/state/"):
@@ -358,7 +358,7 @@ def test_no_page_asks_more_with_more_rows(
 def test_the_command_takes_in_and_says_what_it_did(
     admin: User, alice: User, broker: FakeBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    services.create(admin, "vision", "Computer vision", alice, site_broker())
     call_command("take_in", "carol", "--project", "vision", "--json")
     told = json.loads(capsys.readouterr().out)
     assert User.objects.get(username="carol").check_password(told["password"])

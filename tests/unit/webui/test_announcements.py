@@ -12,9 +12,9 @@ from django.utils import timezone
 from carme.bookings import BookingState
 from carme.errors import BrokerUnavailable, InvalidRequest, SlurmError
 from carme_webui.accounts.models import User
-from carme_webui.announcements import desk
+from carme_webui.announcements import services
 from carme_webui.announcements.models import Maintenance, News
-from carme_webui.bookings import desk as bookings
+from carme_webui.bookings import services as bookings
 from carme_webui.bookings.models import Booking, site_zone
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
@@ -116,7 +116,7 @@ def test_bookings_in_its_time_move_or_are_told_and_later_ones_are_refused(
 ) -> None:
     first = make(alice, 60, 180, node_names=["n1"])
     row = planned(90, 240)
-    desk.plan(row, admin, ["n1"], site_broker())
+    services.plan(row, admin, ["n1"], site_broker())
     reconcile(site_broker())
     first.refresh_from_db()
     assert first.node_names == ["n2"] and not first.problem
@@ -129,11 +129,11 @@ def test_bookings_in_its_time_move_or_are_told_and_later_ones_are_refused(
     second.refresh_from_db()
     assert "is to be maintained then" in second.problem
     for _round in range(3):
-        desk.agree(site_broker())
+        services.agree(site_broker())
         reconcile(site_broker())
     mine = list(Notice.objects.filter(user=bob).values_list("kind", flat=True))
     assert sorted(mine) == [Kind.BOOKING_PROBLEM, Kind.MAINTENANCE], "each once"
-    desk.call_off(row, admin, site_broker())
+    services.call_off(row, admin, site_broker())
     reconcile(site_broker())
     second.refresh_from_db()
     assert not second.problem
@@ -153,9 +153,9 @@ def test_nobody_books_over_a_maintenance_that_slurm_does_not_know_yet(
 
 def test_two_maintenances_of_the_same_nodes_and_time(admin: User, broker: FakeBroker) -> None:
     rows = [planned(60, 180), planned(120, 240)]
-    assert desk.agree(site_broker())
+    assert services.agree(site_broker())
     assert set(broker.kept) == {row.name for row in rows}
-    desk.call_off(rows[0], admin, site_broker())
+    services.call_off(rows[0], admin, site_broker())
     assert set(broker.kept) == {rows[1].name}
 
 
@@ -166,7 +166,7 @@ def test_owners_of_jobs_that_run_into_it_are_told_once(alice: User, bob: User, b
     broker.put(make_job(9, user="bob", state="PENDING"))
     planned(60, 180)
     for _round in range(2):
-        desk.agree(site_broker())
+        services.agree(site_broker())
     [notice] = Notice.objects.all()
     assert notice.user == alice and "a job of yours may still run then" in notice.text
 
@@ -174,27 +174,27 @@ def test_owners_of_jobs_that_run_into_it_are_told_once(alice: User, bob: User, b
 def test_rows_and_reservations_agree_after_any_outage(admin: User, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm is away.", code="slurm-away")
     row = planned()
-    desk.plan(row, admin, ["n1"], site_broker())
+    services.plan(row, admin, ["n1"], site_broker())
     assert row.kept is None and row.problem == "Slurm is away."
     broker.refusal = None
-    desk.agree(site_broker())
+    services.agree(site_broker())
     row.refresh_from_db()
     assert row.kept and not row.problem
     # Somebody deleted it in Slurm, and somebody else changed it there.
     broker.kept.clear()
-    desk.agree(site_broker())
+    services.agree(site_broker())
     broker.kept[row.name] = broker.kept[row.name].model_copy(update={"end": row.end + timedelta(hours=9)})
-    desk.agree(site_broker())
+    services.agree(site_broker())
     assert broker.kept[row.name].end == row.end
     # It is over, or was called off while the broker was away.
     Maintenance.objects.update(called_off=timezone.now())
-    desk.agree(site_broker())
+    services.agree(site_broker())
     assert not broker.kept
 
 
 def test_without_a_broker_nothing_is_done(db: None) -> None:
     planned()
-    assert not desk.agree(site_broker())
+    assert not services.agree(site_broker())
     with pytest.raises(BrokerUnavailable):
         site_broker().reservations()
 
@@ -204,7 +204,7 @@ def test_what_slurm_refuses_stays_what_it_was(admin: User, broker: FakeBroker) -
     now = timezone.now().replace(microsecond=0)
     row = Maintenance(title="x", start=now, end=now + timedelta(hours=1))
     with pytest.raises(InvalidRequest):
-        desk.plan(row, admin, [], site_broker())
+        services.plan(row, admin, [], site_broker())
     assert not Maintenance.objects.exists()
 
 

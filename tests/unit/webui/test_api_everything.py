@@ -21,7 +21,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import tell
-from carme_webui.projects import desk
+from carme_webui.projects import services
 from carme_webui.projects.models import Invitation, Project
 from carme_webui.sessions.actions import MOST_PRESETS
 from carme_webui.sessions.models import Preset
@@ -52,7 +52,7 @@ def root(admin: User) -> Program:
 @pytest.fixture
 def vision(admin: User, alice: User, broker: FakeBroker) -> Project:
     """A project that alice manages."""
-    return desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    return services.create(admin, "vision", "Computer vision", alice, site_broker())
 
 
 def at(address: str, path: Path, **query: Any) -> str:
@@ -249,7 +249,7 @@ def test_nobody_else_touches_a_project(vision: Project, alice: User, bob: User, 
     problem(member.ask("post", "projects/vision/invitations", {"user": "bob"}), 403)
     problem(member.ask("delete", "projects/vision/members/alice"), 403)
     problem(member.ask("patch", "projects/vision", {"gpus": 99}), 404)
-    invitation = desk.invite(alice, vision, "bob")
+    invitation = services.invite(alice, vision, "bob")
     problem(member.ask("post", f"invitations/{invitation.pk}", {"accept": True}), 404)
     vision.refresh_from_db()
     assert vision.gpus is None and vision.closed is None and Invitation.objects.count() == 1

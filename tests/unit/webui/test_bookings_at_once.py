@@ -10,7 +10,7 @@ from django.utils import timezone
 from carme.bookings import Wish
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
-from carme_webui.bookings import desk
+from carme_webui.bookings import services
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker as site_broker
 
@@ -30,7 +30,7 @@ def test_no_node_is_booked_twice_by_those_who_come_at_the_same_moment(broker: Fa
     def book(user: User) -> None:
         together.wait()
         try:
-            desk.book(user, wish, settings.SITE, site_broker())
+            services.book(user, wish, settings.SITE, site_broker())
         except InvalidRequest as error:
             refused.append(error.message)
         finally:

@@ -18,7 +18,7 @@ from django.utils import timezone
 from carme.bookings import BookingState, Cause
 from carme.reports import Advice, JobWarning
 from carme_webui.accounts.models import User
-from carme_webui.bookings import desk
+from carme_webui.bookings import services
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
@@ -28,7 +28,7 @@ from carme_webui.profile.kinds import ABOUT, Kind
 from carme_webui.profile.mails import AGAIN, send_due
 from carme_webui.profile.models import Mailing, Notice
 from carme_webui.profile.notices import tell, unread
-from carme_webui.projects import desk as projects
+from carme_webui.projects import services as projects
 from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
 from carme_webui.sessions.tasks import warn_of_ends
@@ -334,9 +334,9 @@ def test_a_booking_is_decided_begins_and_is_given_back(
 ) -> None:
     admin = User.objects.create(username="root1", is_staff=True)
     asked = make(alice, state=BookingState.REQUESTED)
-    desk.approve(asked, site_broker())
+    services.approve(asked, site_broker())
     refused = make(alice, state=BookingState.REQUESTED, node_names=["n2"])
-    desk.deny(refused)
+    services.deny(refused)
     words = told(alice, Kind.BOOKING_DECIDED)
     assert len(words) == 2 and "is refused" in words[0] and "is approved" in words[1]
     now = timezone.now()

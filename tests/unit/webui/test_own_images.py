@@ -12,9 +12,9 @@ from carme.images.building import RECIPE
 from carme.jobs import JobState
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
-from carme_webui.images.desk import settle_all
 from carme_webui.images.models import OwnImage
-from carme_webui.projects import desk as project_desk
+from carme_webui.images.services import settle_all
+from carme_webui.projects import services as project_services
 from carme_webui.projects.models import Membership, Project
 
 from .conftest import PASSWORD, Browser, Program, program_of, text
@@ -30,7 +30,7 @@ PAGE = "/images/at/mine@alice/"
 def vision(alice: User, broker: FakeBroker) -> Project:
     """A project that alice manages."""
     admin = User.objects.create_user("root1", password=PASSWORD, is_staff=True)
-    return project_desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    return project_services.create(admin, "vision", "Computer vision", alice, site_broker())
 
 
 def end(broker: FakeBroker, row: OwnImage, state: str = "COMPLETED", **result: Any) -> None:

@@ -10,7 +10,7 @@ from carme.bookings import Wish
 from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
-from carme_webui.bookings import desk
+from carme_webui.bookings import services
 from carme_webui.bookings.ics import secret_of
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
@@ -89,19 +89,19 @@ def test_each_rule_holds_for_its_partition_or_project_alone(
     site = settings.SITE
     if rule in ("at_a_time", "gpu_hours"):  # 4 GPU-hours that count
         with_rule(settings, "projects", "none", rule)
-        desk.book(alice, in_three_days(60, ruled or "", 9), settings.SITE, site_broker())
+        services.book(alice, in_three_days(60, ruled or "", 9), settings.SITE, site_broker())
     if ruled is not None:
         owner = bob if ruled else alice  # a project's rules count what its members have booked
         said = RULES[rule][1]
         if said:
             with pytest.raises(InvalidRequest, match=said) as caught:
-                desk.book(owner, in_three_days(120, ruled), site, site_broker())
+                services.book(owner, in_three_days(120, ruled), site, site_broker())
             if ruled and rule in ("at_a_time", "gpu_hours", "share_percent"):
                 assert "project 'vision'" in str(caught.value)
         else:
-            assert desk.book(owner, in_three_days(120, ruled), site, site_broker()).state == "requested"
+            assert services.book(owner, in_three_days(120, ruled), site, site_broker()).state == "requested"
     if free is not None:
-        assert desk.book(bob, in_three_days(120, free, 12), site, site_broker()).state == "approved"
+        assert services.book(bob, in_three_days(120, free, 12), site, site_broker()).state == "approved"
 
 
 def test_a_project_has_at_most_its_share_at_a_time(
@@ -113,11 +113,12 @@ def test_a_project_has_at_most_its_share_at_a_time(
     settings.SITE.projects["vision"] = settings.SITE.projects["vision"].model_copy(
         update={"bookings": settings.SITE.project_bookings("vision").model_copy(update={"share_percent": 50})}
     )
-    made = desk.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
+    made = services.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
     with pytest.raises(InvalidRequest, match=r"At most 4 GPUs .* project 'vision'.* 0 more"):
-        desk.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
-    assert desk.book(alice, in_three_days(120), settings.SITE, site_broker()).node_names != made.node_names
-    desk.change(made, in_three_days(180, "vision"), settings.SITE, site_broker())
+        services.book(alice, in_three_days(120, "vision"), settings.SITE, site_broker())
+    own = services.book(alice, in_three_days(120), settings.SITE, site_broker())
+    assert own.node_names != made.node_names
+    services.change(made, in_three_days(180, "vision"), settings.SITE, site_broker())
     assert made.minutes == 180, "its own share counts once"
 
 
@@ -268,11 +269,11 @@ def test_it_is_handed_over_within_the_project_only(
 ) -> None:
     row = make(alice, project=vision)
     stranger = User.objects.create(username="carol")
-    desk.offer(row, "carol")
+    services.offer(row, "carol")
     with pytest.raises(InvalidRequest, match="project that you are not in"):
-        desk.accept(row, stranger, _site(), site_broker())
-    desk.offer(row, "bob")
-    desk.accept(row, bob, _site(), site_broker())
+        services.accept(row, stranger, _site(), site_broker())
+    services.offer(row, "bob")
+    services.accept(row, bob, _site(), site_broker())
     assert row.owner == bob and row.hold.accounts == ["carme-vision"]
 
 

@@ -10,7 +10,7 @@ from carme.errors import SlurmError
 from carme.projects import Use
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
-from carme_webui.projects import desk
+from carme_webui.projects import services
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.projects.reconcile import reconcile
 from carme_webui.sessions.models import Session
@@ -27,7 +27,7 @@ PAGE = "/projects/at/vision/"
 @pytest.fixture
 def vision(admin: User, alice: User, broker: FakeBroker) -> Project:
     """A project that alice manages."""
-    return desk.create(admin, "vision", "Computer vision", alice, site_broker())
+    return services.create(admin, "vision", "Computer vision", alice, site_broker())
 
 
 # --- the journey -----------------------------------------------------------------------------------------

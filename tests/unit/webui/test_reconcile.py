@@ -13,8 +13,8 @@ from carme.jobs import JobState, Reservation, SessionOptions
 from carme.launch.exits import Exit
 from carme.sessions import Ending, SessionState
 from carme_webui.accounts.models import User
-from carme_webui.bookings import desk, tasks
 from carme_webui.bookings import reconcile as reconcile_module
+from carme_webui.bookings import services, tasks
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
@@ -118,7 +118,7 @@ def test_data_of_a_booking_that_is_deleted_or_moved_is_not_brought_any_more(
     assert [asked.job_id for asked in broker.asked_for("cancel")] == [first] and row.stage_job != first
     assert broker.asked_for("bring")[-1].node_names == ["n2"]
     second = row.stage_job
-    desk.delete(row, site_broker())
+    services.delete(row, site_broker())
     reconcile(site_broker())
     reconcile(site_broker())
     assert [asked.job_id for asked in broker.asked_for("cancel")] == [first, second]
@@ -409,7 +409,7 @@ def test_a_change_between_the_look_and_the_deed_wins(
 
     def slow(found: Booking, broker: Any) -> None:
         Booking.objects.filter(pk=second.pk).update(state=BookingState.ENDED, cause=Cause.CANCELLED)
-        desk.keep(found, broker)
+        services.keep(found, broker)
 
     monkeypatch.setattr(reconcile_module, "keep", slow)
     reconcile(site_broker())

@@ -108,7 +108,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "carme_webui.accounts.language.chosen",
     "auditlog.middleware.AuditlogMiddleware",
-    "carme_webui.administration.look.looking",
+    "carme_webui.administration.impersonation.impersonating",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",

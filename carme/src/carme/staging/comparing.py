@@ -12,7 +12,6 @@ from typing import Any
 from carme.errors import NotFound
 from carme.staging import tree
 from carme.staging.attributes import Keeper, extended
-from carme.staging.crew import CONTEXT, Crew
 from carme.staging.digests import algorithm
 from carme.staging.entries import BLOCK, Batch, Task, join, statuses
 from carme.staging.limits import Pace
@@ -20,6 +19,7 @@ from carme.staging.native import chosen
 from carme.staging.options import BATCH, KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
 from carme.staging.queue import Queue
 from carme.staging.walker import Report, Walker
+from carme.staging.worker_pool import CONTEXT, WorkerPool
 from carme.wording import listing
 
 __all__ = ["compare"]
@@ -308,15 +308,15 @@ def compare(
                 index=index is not None,
             )
 
-        crew = Crew(workers, make)
+        pool = WorkerPool(workers, make)
         try:
             if rename:
                 queue.first.append(("names", "", [rename[0]]))
             else:
                 queue.folders([("", False)])
-            crew.run(queue, hear, progress)
+            pool.run(queue, hear, progress)
         finally:
-            crew.close()
+            pool.close()
     result.seconds = time.monotonic() - begun
     if tell:
         tell(Progress(result.counts, result.seconds))

@@ -273,7 +273,7 @@ class ContentCopier(Walker):
         if self.told is not None:
             self.told += size
             self.report.counts.bytes_copied += size
-            self.breathe()
+            self.let_others_run()
 
     def _by_kernel(self, one: int, other: int, ranges: Any) -> bool:
         """Whether the kernel could copy, which a server may do by itself."""

@@ -31,11 +31,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from carme.staging.crew import Crew, Total
     from carme.staging.digests import Digest
     from carme.staging.journal import Journal
     from carme.staging.walker import Report
     from carme.staging.work import Copier
+    from carme.staging.worker_pool import Total, WorkerPool
 
 __all__ = ["Tell", "copy", "pack", "sync", "verify"]
 
@@ -386,10 +386,10 @@ class _Run:
     ) -> None:
         """Have what waits in the queue done, and what is found on the way."""
         # What is not needed where nothing has changed is not waited for.
-        from carme.staging.crew import CONTEXT, Crew, Total
         from carme.staging.journal import Journal, told
         from carme.staging.limits import Pace
         from carme.staging.work import Copier
+        from carme.staging.worker_pool import CONTEXT, Total, WorkerPool
 
         options = self.options
         digest = self._choose_digest()
@@ -433,13 +433,13 @@ class _Run:
                 )
 
             with contextlib.ExitStack() as working:
-                crew = Crew(self.result.workers, make)
-                working.callback(crew.close)
+                pool = WorkerPool(self.result.workers, make)
+                working.callback(pool.close)
                 if options.estimate and not first:
                     self.total = Total(one)
                     working.callback(self.total.close)
                 with told(journal.folder) if journal else contextlib.nullcontext():
-                    self._work(crew, single)
+                    self._work(pool, single)
                 finished = True
         finally:
             if journal is not None:
@@ -448,7 +448,7 @@ class _Run:
             unit = 10**9 if seconds else 1
             self._settle_top(Keeper(options.attributes), one, other, unit)
 
-    def _work(self, crew: Crew, single: tuple[str, str] | None) -> None:
+    def _work(self, pool: WorkerPool, single: tuple[str, str] | None) -> None:
         if single:
             self.queue.first.append(("names", "", [single[0]], False))
         elif self.names:
@@ -456,7 +456,7 @@ class _Run:
                 self.queue.batches.append(
                     ("rest", "", Entries.files(self.names[first : first + BATCH]), True)
                 )
-        self._drain(crew)
+        self._drain(pool)
         if self.journal is None:
             return
         # Files with several names: each once, then its other names.
@@ -464,8 +464,8 @@ class _Run:
             above, _, name = links[0].rpartition("/")
             self.queue.first.append(("names", above, [name], False))
             if len(self.queue.first) >= 1000:
-                self._drain(crew)
-        self._drain(crew)
+                self._drain(pool)
+        self._drain(pool)
         for first, *others in self.journal.links():
             if others and first in self.lost:
                 for path in others:
@@ -473,16 +473,16 @@ class _Run:
             elif others:
                 self.queue.first.append(("link", first, others))
             if len(self.queue.first) >= 1000:
-                self._drain(crew)
-        self._drain(crew)
+                self._drain(pool)
+        self._drain(pool)
         for paths in self.journal.folders(200):
             self.queue.first.append(("settle", paths))
             if len(self.queue.first) >= 100:
-                self._drain(crew)
-        self._drain(crew)
+                self._drain(pool)
+        self._drain(pool)
 
-    def _drain(self, crew: Crew) -> None:
-        crew.run(self.queue, self._hear, self._tick)
+    def _drain(self, pool: WorkerPool) -> None:
+        pool.run(self.queue, self._hear, self._tick)
 
     def _hear(self, report: Report) -> None:
         self.result.counts.add(report.counts)

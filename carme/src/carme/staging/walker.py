@@ -96,7 +96,7 @@ class Walker:
         self.report = Report()
         #: Tells what is done, at once or if that was not done for a while.
         self.flush: Callable[[], None] = lambda: None
-        self.breathe: Callable[[], None] = lambda: None
+        self.let_others_run: Callable[[], None] = lambda: None
         self.buffers = bytearray(BLOCK), bytearray(BLOCK)
         self.native: Native | None = None
         # Reading should not count as an access; only owners may ask for that.

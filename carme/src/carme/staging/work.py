@@ -337,7 +337,7 @@ class Copier(ContentCopier):
         def tell(files: int, size: int) -> None:
             self.report.counts.copied += files
             self.report.counts.bytes_copied += size
-            self.breathe()
+            self.let_others_run()
 
         return native.copy(source, target, batch, writing, writing is None and self.plain_owner, tell)
 

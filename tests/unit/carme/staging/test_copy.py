@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
-from carme.staging import Options, Problem, copy, crew, engine, native, parse_size, queue, sync
+from carme.staging import Options, Problem, copy, engine, native, parse_size, queue, sync, worker_pool
 from carme.staging.digests import ALGORITHMS
 from carme.staging.tree import PARTIAL, STATE
 
@@ -272,7 +272,7 @@ def test_a_sync_with_nothing_to_do_starts_no_worker(memory: Path, monkeypatch: p
     (source / "d4" / "empty").mkdir()
     assert copy(str(source), str(target)).ok
     before = walk(target)
-    monkeypatch.setattr(crew, "Crew", None)
+    monkeypatch.setattr(worker_pool, "WorkerPool", None)
     result = sync(str(source), str(target))
     assert result.ok and (result.counts.unchanged, result.counts.folders) == (106, 9)
     assert walk(target) == before
@@ -290,7 +290,7 @@ def test_a_few_changed_files_need_no_worker(memory: Path, monkeypatch: pytest.Mo
     for number in range(0, 20, 2):
         (source / f"d{number}/f3").write_bytes(b"changed")
         (source / f"d{number}/new").write_bytes(b"new")
-    monkeypatch.setattr(crew, "Crew", None)
+    monkeypatch.setattr(worker_pool, "WorkerPool", None)
     result = copy(str(source), str(target))
     assert result.ok and not result.resumed
     assert (result.counts.copied, result.counts.unchanged) == (20, 391)

@@ -24,7 +24,7 @@ from carme_webui.cluster import broker as site_broker
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.models import Job
 from carme_webui.profile.notices import tell
-from carme_webui.projects import desk
+from carme_webui.projects import services
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.sessions.models import Preset, Session
 from patience import HANG
@@ -102,7 +102,7 @@ def a_life(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> 
     )
     settings.SITE = site.model_copy(update={"bookings": policy})
     now = timezone.now().replace(second=0, microsecond=0)
-    project = desk.create(root, "vision", "Computer vision", alice, site_broker())
+    project = services.create(root, "vision", "Computer vision", alice, site_broker())
     Membership.objects.create(project=project, user=bob)
     Invitation.objects.create(project=project, user=root, by=alice)
     other = Project.objects.create(name="speech", title="Speech")

@@ -11,8 +11,8 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError, InvalidRequest
 from carme_webui.accounts.directory import unix_name
 from carme_webui.accounts.models import User
-from carme_webui.projects.desk import keep
 from carme_webui.projects.models import Membership, Project
+from carme_webui.projects.services import keep
 
 __all__ = ["take_in"]
 

@@ -25,7 +25,7 @@ from carme.bookings import BookingState
 from carme.errors import CarmeError, InvalidRequest
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
-from carme_webui.administration import desk, look
+from carme_webui.administration import impersonation, services
 from carme_webui.administration.forms import NewUserForm
 from carme_webui.administration.node_states import state_words
 from carme_webui.administration.overview import overview
@@ -82,7 +82,7 @@ def home(request: HttpRequest) -> HttpResponse:
 @for_admins
 def policies(request: HttpRequest) -> HttpResponse:
     """The site's limits and policies as they hold."""
-    parts = [(title, [(key, _written(value)) for key, value in part]) for title, part in desk.policies()]
+    parts = [(title, [(key, _written(value)) for key, value in part]) for title, part in services.policies()]
     return render(request, "administration/policies.html", {"policies": parts})
 
 
@@ -99,7 +99,7 @@ def record(request: HttpRequest) -> HttpResponse:
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
     context = {
         "page": page,
-        "lines": [(one, desk.changed_values(one)) for one in page],
+        "lines": [(one, services.changed_values(one)) for one in page],
         "asked": asked,
         "query": urlencode(asked),
     }
@@ -134,7 +134,7 @@ def _exported(entry: LogEntry) -> list[str]:
         entry.get_action_display(),  # type: ignore[attr-defined]
         entry.content_type.name,
         entry.object_repr,
-        desk.changed_values(entry),
+        services.changed_values(entry),
         entry.remote_addr or "",
     ]
     # Spreadsheets take what begins like this for a formula.
@@ -144,7 +144,7 @@ def _exported(entry: LogEntry) -> list[str]:
 def _searched(request: HttpRequest) -> tuple[dict[str, str], "QuerySet[LogEntry]"]:
     """What is looked for in the audit log, and what is found."""
     asked = {key: wanted_words(request, key, 100) for key in ("q", "who", "since", "until")}
-    return asked, desk.changes(asked["q"], asked["who"], _date(asked["since"]), _date(asked["until"]))
+    return asked, services.changes(asked["q"], asked["who"], _date(asked["since"]), _date(asked["until"]))
 
 
 def _date(text: str) -> Any:
@@ -178,7 +178,7 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
     """Drain a node, or resume it."""
     do, reason = request.POST.get("do", ""), request.POST.get("reason", "")
     try:
-        desk.set_node(signed_in(request), name, do == "drain", reason, broker())
+        services.set_node(signed_in(request), name, do == "drain", reason, broker())
     except CarmeError as error:
         messages.error(request, str(error))
     else:
@@ -202,7 +202,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
     """All jobs and sessions that wait or run."""
     wanted = wanted_words(request, "q", 80)
     try:
-        found, failure = desk.find_jobs(wanted, broker()), ""
+        found, failure = services.find_jobs(wanted, broker()), ""
     except CarmeError as error:
         found, failure = [], str(error)
     page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
@@ -240,7 +240,7 @@ def stop(request: HttpRequest, number: int) -> HttpResponse:
     try:
         if request.method != "POST":
             return render(request, "administration/stop.html", {"job": broker().job(number)})
-        desk.stop_job(signed_in(request), number, request.POST.get("message", ""), broker())
+        services.stop_job(signed_in(request), number, request.POST.get("message", ""), broker())
     except CarmeError as error:
         messages.error(request, str(error))
         return redirect("admin-jobs")
@@ -253,7 +253,7 @@ def stop(request: HttpRequest, number: int) -> HttpResponse:
 def users(request: HttpRequest) -> HttpResponse:
     """All users."""
     wanted = wanted_words(request, "q", 80)
-    rows = desk.find_users(wanted)
+    rows = services.find_users(wanted)
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
     return render(request, "administration/users.html", {"page": page, "wanted": wanted})
 
@@ -295,19 +295,19 @@ def user(request: HttpRequest, name: str) -> HttpResponse:
 def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
     match request.POST.get("do"):
         case "look" if not found.is_staff and found.is_active:
-            look.begin(request, found)
+            impersonation.begin(request, found)
             return redirect("dashboard")
         case "close" if found != by:
-            desk.set_active(by, found, False)
+            services.set_active(by, found, False)
             messages.success(request, _("%s cannot sign in any more.") % found.username)
         case "open":
-            desk.set_active(by, found, True)
+            services.set_active(by, found, True)
             messages.success(request, _("%s can sign in again.") % found.username)
         case "second-factor":
-            desk.take_second_factor(found)
+            services.take_second_factor(found)
             messages.success(request, _("The second factor of %s is reset.") % found.username)
         case "message" if words := request.POST.get("message", "").strip():
-            desk.send_message(by, found, words)
+            services.send_message(by, found, words)
             messages.success(request, _("Message sent to %s.") % found.username)
         case _:
             messages.error(request, _("This cannot be done with this account."))
@@ -317,5 +317,5 @@ def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
 @require_POST
 def end_look(request: HttpRequest) -> HttpResponse:
     """Be oneself again."""
-    look.end(request)
+    impersonation.end(request)
     return redirect("admin-users")

@@ -1,6 +1,6 @@
 """Background work of maintenance."""
 
-from carme_webui.announcements import desk
+from carme_webui.announcements import services
 from carme_webui.celery import app
 from carme_webui.cluster import broker
 
@@ -10,4 +10,4 @@ __all__ = ["agree"]
 @app.task
 def agree() -> None:
     """Make maintenance and Slurm's reservations agree, and tell whom it concerns."""
-    desk.agree(broker())
+    services.agree(broker())

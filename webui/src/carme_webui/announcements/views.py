@@ -11,7 +11,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from carme.errors import CarmeError
 from carme_webui.accounts.login import signed_in
 from carme_webui.administration.views import for_admins
-from carme_webui.announcements import desk
+from carme_webui.announcements import services
 from carme_webui.announcements.forms import MaintenanceForm, NewsForm
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings.models import site_zone
@@ -36,7 +36,7 @@ def edit_news(request: HttpRequest, number: int | None = None) -> HttpResponse:
     row = get_object_or_404(News, pk=number) if number else News(by=signed_in(request))
     form = NewsForm(request.POST if request.method == "POST" else None, instance=row)
     if form.is_valid():
-        desk.publish(form.save(commit=False))
+        services.publish(form.save(commit=False))
         return redirect("announcements")
     context = {"form": form, "row": row}
     return render(request, "announcements/edit_news.html", context, status=422 if form.errors else 200)
@@ -46,7 +46,7 @@ def edit_news(request: HttpRequest, number: int | None = None) -> HttpResponse:
 @for_admins
 def delete_news(request: HttpRequest, number: int) -> HttpResponse:
     """Take news away."""
-    desk.take_away(get_object_or_404(News, pk=number))
+    services.take_away(get_object_or_404(News, pk=number))
     return redirect("announcements")
 
 
@@ -54,7 +54,7 @@ def delete_news(request: HttpRequest, number: int) -> HttpResponse:
 def maintenance(request: HttpRequest) -> HttpResponse:
     """What is planned; administrators see whom it concerns."""
     rows = list(Maintenance.planned(timezone.now()))
-    shown = [(row, desk.bookings_within(row) if signed_in(request).is_staff else []) for row in rows]
+    shown = [(row, services.bookings_within(row) if signed_in(request).is_staff else []) for row in rows]
     context = {"planned": shown, "zone": site_zone()}
     return render(request, "announcements/maintenance.html", context)
 
@@ -69,7 +69,7 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
     form = MaintenanceForm(request.POST if request.method == "POST" else None, instance=row)
     if form.is_valid():
         try:
-            desk.plan(row, signed_in(request), form.node_names, broker(), before)
+            services.plan(row, signed_in(request), form.node_names, broker(), before)
         except CarmeError as error:
             field = {"node_names": "nodes", "end": "end_time"}.get(error.field or "", error.field)
             form.add_error(field if field in form.fields else None, str(error))
@@ -85,6 +85,6 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
 def call_off(request: HttpRequest, number: int) -> HttpResponse:
     """Call a maintenance off, or end it now."""
     row = get_object_or_404(Maintenance.planned(timezone.now()), pk=number)
-    desk.call_off(row, signed_in(request), broker())
+    services.call_off(row, signed_in(request), broker())
     messages.success(request, _("Its nodes take jobs again."))
     return redirect("maintenance")

@@ -19,9 +19,9 @@ from carme.errors import InvalidRequest
 from carme.jobs import Job, Node
 from carme.translation import translated
 from carme_webui.accounts.models import User
-from carme_webui.administration import desk
+from carme_webui.administration import services
 from carme_webui.administration.people import take_in
-from carme_webui.announcements import desk as announcements
+from carme_webui.announcements import services as announcements
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.api import schemas
 from carme_webui.api.access import require_admin
@@ -91,7 +91,7 @@ def _user(row: User) -> wire.UserOut:
 
 
 def _users(q: str = "") -> "QuerySet[User]":
-    return desk.find_users(q.strip()).prefetch_related("memberships__project")
+    return services.find_users(q.strip()).prefetch_related("memberships__project")
 
 
 @router.get("/users", response=answers(wire.Page[wire.UserOut], *REFUSED))
@@ -128,14 +128,14 @@ def show_user(request: HttpRequest, name: str = UserName) -> Any:
 def change_user(request: HttpRequest, asked: Access, name: str = UserName) -> Any:
     """Let a user sign in again, or no more, and not use tokens either."""
     by, found = require_admin(request), get_object_or_404(_users(), username=name)
-    desk.set_active(by, found, asked.active)
+    services.set_active(by, found, asked.active)
     return _user(found)
 
 
 @router.post("/users/{name}/messages", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
 def write_to_user(request: HttpRequest, asked: Message, name: str = UserName) -> Any:
     """Tell a user something, on pages and by mail."""
-    desk.send_message(require_admin(request), get_object_or_404(User, username=name), asked.message)
+    services.send_message(require_admin(request), get_object_or_404(User, username=name), asked.message)
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -143,7 +143,7 @@ def write_to_user(request: HttpRequest, asked: Message, name: str = UserName) ->
 def take_second_factor(request: HttpRequest, name: str = UserName) -> Any:
     """Take the second factor off the account of a user who has lost it; the user is told."""
     require_admin(request)
-    desk.take_second_factor(get_object_or_404(User, username=name))
+    services.take_second_factor(get_object_or_404(User, username=name))
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -172,14 +172,14 @@ def list_nodes(request: HttpRequest) -> Any:
 @router.put("/nodes/{name}/drain", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
 def drain_node(request: HttpRequest, asked: Drain, name: str = NodeName) -> Any:
     """Let no more jobs start on a node; those that run go on."""
-    desk.set_node(require_admin(request), name, True, asked.reason, broker())
+    services.set_node(require_admin(request), name, True, asked.reason, broker())
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
 @router.delete("/nodes/{name}/drain", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
 def resume_node(request: HttpRequest, name: str = NodeName) -> Any:
     """Let jobs start on a node again."""
-    desk.set_node(require_admin(request), name, False, "", broker())
+    services.set_node(require_admin(request), name, False, "", broker())
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -187,7 +187,7 @@ def resume_node(request: HttpRequest, name: str = NodeName) -> Any:
 def list_all_jobs(request: HttpRequest, search: Query[Found]) -> Any:
     """All jobs and sessions that wait or run; `q`: a user, account or number, or part of a name."""
     require_admin(request)
-    found = desk.find_jobs(search.q.strip(), broker())
+    found = services.find_jobs(search.q.strip(), broker())
     if search.cursor:
         found = [job for job in found if job.id < int(search.cursor)]
     part = found[: search.limit]
@@ -204,7 +204,7 @@ def _job(job: Job) -> wire.OthersJob:
 @router.post("/jobs/{number}/stop", response=answers(wire.OthersJob, *REFUSED))
 def stop_any_job(request: HttpRequest, asked: Stop, number: int = Path(..., ge=1, lt=10**18)) -> Any:
     """End somebody's job or session; its owner is told why."""
-    return _job(desk.stop_job(require_admin(request), number, asked.message, broker()))
+    return _job(services.stop_job(require_admin(request), number, asked.message, broker()))
 
 
 # --- what is decided, and what was changed ---------------------------------------------------------------
@@ -239,7 +239,7 @@ def list_approvals(request: HttpRequest, search: Query[Paging]) -> Any:
 def list_changes(request: HttpRequest, search: Query[ChangeSearch]) -> Any:
     """The record of changes, the latest first: who, when, what, before and after."""
     require_admin(request)
-    rows = desk.changes(search.q.strip(), search.who.strip(), search.since, search.until)
+    rows = services.changes(search.q.strip(), search.who.strip(), search.since, search.until)
     return page_of(rows, search, _change)
 
 
@@ -260,7 +260,7 @@ def _change(row: Any) -> wire.ChangeOut:
 def list_policies(request: HttpRequest) -> Any:
     """The site's limits and policies as they hold."""
     require_admin(request)
-    return [wire.PolicyOut(title=title, values=dict(values)) for title, values in desk.policies()]
+    return [wire.PolicyOut(title=title, values=dict(values)) for title, values in services.policies()]
 
 
 # --- news and maintenance --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from carme_webui.api.access import require
 from carme_webui.api.answers import GONE, REFUSED, answers
 from carme_webui.api.schemas import Words
 from carme_webui.cluster import broker
-from carme_webui.files import desk
+from carme_webui.files import services
 from carme_webui.files.places import asked_path, key_of, places_of, shown, within
 from carme_webui.files.room import rooms
 
@@ -107,7 +107,7 @@ def file_room(request: HttpRequest) -> Any:
 )
 def read_file(request: HttpRequest, path: str = PathValue) -> Any:
     """A file of mine, or, by `Range` and `If-Range`, the part of it that is still wanted."""
-    return desk.content(request, _readable(request), asked_path(request))
+    return services.content(request, _readable(request), asked_path(request))
 
 
 @router.get("/upload", response=answers(Upload, *REFUSED))
@@ -126,8 +126,8 @@ def send_part(
     request: HttpRequest,
     path: str = PathValue,
     name: str = UploadName,
-    offset: int = QueryValue(..., ge=0, le=desk.MOST_BYTES, description="where the part belongs"),
-    size: int = QueryValue(..., ge=0, le=desk.MOST_BYTES, description="all of the file's bytes"),
+    offset: int = QueryValue(..., ge=0, le=services.MOST_BYTES, description="where the part belongs"),
+    size: int = QueryValue(..., ge=0, le=services.MOST_BYTES, description="all of the file's bytes"),
     replace: bool = QueryValue(False, description="a file of that name may be replaced"),
 ) -> Any:
     """A part of a file, of 8 MiB at most; with the last one the file appears, whole.
@@ -136,25 +136,25 @@ def send_part(
     """
     asked = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}
     files, part = _writable(request), cast(BinaryIO, request)  # a request can be read
-    return desk.add_part(files, asked_path(request), name, part, asked, replace).model_dump()
+    return services.add_part(files, asked_path(request), name, part, asked, replace).model_dump()
 
 
 @router.post("/folders", response=answers(wire.PlaceOut, *REFUSED, status=HTTPStatus.CREATED))
 def make_folder(request: HttpRequest, asked: Named, path: str = PathValue) -> Any:
     """A new folder in the folder `path`."""
-    made = desk.make(_writable(request), asked_path(request), asked.name)
+    made = services.make(_writable(request), asked_path(request), asked.name)
     return Status(HTTPStatus.CREATED, wire.PlaceOut(name=asked.name, path=shown(made)))
 
 
 @router.patch("", response=answers(wire.PlaceOut, *REFUSED))
 def rename_file(request: HttpRequest, asked: Named, path: str = PathValue) -> Any:
     """Another name for something of mine, in the same folder."""
-    new = desk.rename(_writable(request), asked_path(request), asked.name)
+    new = services.rename(_writable(request), asked_path(request), asked.name)
     return wire.PlaceOut(name=asked.name, path=shown(new))
 
 
 @router.delete("", response=answers(None, *GONE, HTTPStatus.CONFLICT, status=HTTPStatus.NO_CONTENT))
 def delete_file(request: HttpRequest, path: str = PathValue) -> Any:
     """Delete a file of mine, or a folder with all that is in it."""
-    desk.delete(_writable(request), asked_path(request))
+    services.delete(_writable(request), asked_path(request))
     return Status(HTTPStatus.NO_CONTENT, None)

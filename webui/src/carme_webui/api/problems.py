@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from carme.api import Problem
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
 from carme.files.client import FileError
-from carme_webui.files.desk import status_of
+from carme_webui.files.services import status_of
 
 __all__ = ["CONTENT_TYPE", "PATH", "as_problems", "of_error", "problem"]
 

@@ -19,7 +19,7 @@ from carme_webui.api.answers import REFUSED, answers
 from carme_webui.api.schemas import Words
 from carme_webui.cluster import broker
 from carme_webui.news import news
-from carme_webui.projects import desk
+from carme_webui.projects import services
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.titles import tidy
 
@@ -30,7 +30,7 @@ invitations = Router(tags=["projects"])
 
 ProjectName = Path(..., pattern=rf"^{NAME_PATTERN}$")
 UserName = Path(..., pattern=r"^[A-Za-z0-9_.-]{1,150}$")
-Count = Annotated[int, Field(ge=0, le=desk.MOST)]
+Count = Annotated[int, Field(ge=0, le=services.MOST)]
 
 
 class _Said(BaseModel):
@@ -54,7 +54,7 @@ class Limits(_Said):
     gpus: Count | None = None
     nodes: Count | None = None
     jobs: Count | None = None
-    minutes: Annotated[int, Field(ge=1, le=desk.MOST)] | None = None
+    minutes: Annotated[int, Field(ge=1, le=services.MOST)] | None = None
     gpu_hours: Count | None = None
 
 
@@ -105,7 +105,7 @@ def list_projects(request: HttpRequest) -> Any:
 def create_project(request: HttpRequest, asked: NewProject) -> Any:
     """Make a project with its first manager; for administrators."""
     by = require_admin(request)
-    made = desk.create(by, asked.name, tidy(asked.title), desk.manager_of(asked.manager), broker())
+    made = services.create(by, asked.name, tidy(asked.title), services.manager_of(asked.manager), broker())
     return Status(HTTPStatus.CREATED, _shown(request, made.name))
 
 
@@ -126,8 +126,8 @@ def limit_project(request: HttpRequest, asked: Limits, name: str = ProjectName) 
             values[key] = none
     if "title" in values:
         values["title"] = tidy(values["title"])
-    desk.require_known(found, values, broker().cluster())
-    desk.limit(by, found, values, broker())
+    services.require_known(found, values, broker().cluster())
+    services.limit(by, found, values, broker())
     return _shown(request, name)
 
 
@@ -136,7 +136,7 @@ def close_project(request: HttpRequest, asked: State, name: str = ProjectName) -
     """Close a project, or open it again; for administrators."""
     by = require_admin(request)
     found = get_object_or_404(_projects(request), name=name)
-    (desk.close if asked.closed else desk.reopen)(by, found, broker())
+    (services.close if asked.closed else services.reopen)(by, found, broker())
     return _shown(request, name)
 
 
@@ -144,7 +144,7 @@ def close_project(request: HttpRequest, asked: State, name: str = ProjectName) -
 def invite_user(request: HttpRequest, asked: Invited, name: str = ProjectName) -> Any:
     """Ask somebody to join; for managers of the project."""
     by = require(request, "projects")
-    desk.invite(by, get_object_or_404(_projects(request), name=name), asked.user.strip())
+    services.invite(by, get_object_or_404(_projects(request), name=name), asked.user.strip())
     return Status(HTTPStatus.CREATED, _shown(request, name))
 
 
@@ -153,7 +153,7 @@ def withdraw_invitation(request: HttpRequest, name: str = ProjectName, user: str
     """Take an invitation back; for managers of the project."""
     by, found = require(request, "projects"), get_object_or_404(_projects(request), name=name)
     row = get_object_or_404(Invitation.objects.select_related("project"), project=found, user__username=user)
-    desk.withdraw(by, row)
+    services.withdraw(by, row)
     return _shown(request, name)
 
 
@@ -161,7 +161,7 @@ def withdraw_invitation(request: HttpRequest, name: str = ProjectName, user: str
 def change_role(request: HttpRequest, asked: Role, name: str = ProjectName, user: str = UserName) -> Any:
     """Make a member a manager, or a manager a member; for managers of the project."""
     by = require(request, "projects")
-    desk.set_manager(by, _member(request, name, user), asked.manager)
+    services.set_manager(by, _member(request, name, user), asked.manager)
     return _shown(request, name)
 
 
@@ -169,7 +169,7 @@ def change_role(request: HttpRequest, asked: Role, name: str = ProjectName, user
 def remove_member(request: HttpRequest, name: str = ProjectName, user: str = UserName) -> Any:
     """Take somebody out, as a manager of the project, or leave it. Jobs that run go on until they end."""
     by = require(request, "projects")
-    desk.remove(by, _member(request, name, user), broker())
+    services.remove(by, _member(request, name, user), broker())
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -193,7 +193,7 @@ def answer_invitation(request: HttpRequest, asked: Reply, number: int = Path(...
     user = require(request, "projects")
     row = get_object_or_404(_mine(user), pk=number)
     told = _invitation(row)
-    desk.answer(user, row, asked.accept, broker())
+    services.answer(user, row, asked.accept, broker())
     news.tell([user.username])
     return told
 

@@ -35,13 +35,13 @@ from carme_webui.api.access import TokenAuth, TooOften, Unknown, asker, require,
 from carme_webui.api.answers import ERRORS, GONE, REFUSED, answers
 from carme_webui.api.problems import CONTENT_TYPE, of_error, problem
 from carme_webui.api.schemas import Paging, page_of
-from carme_webui.bookings import desk
+from carme_webui.bookings import services
 from carme_webui.bookings.forms import kinds_for
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, entry_points, images, picture, supplies
-from carme_webui.files.desk import numbers_of
 from carme_webui.files.room import check_room
-from carme_webui.images import desk as image_desk
+from carme_webui.files.services import numbers_of
+from carme_webui.images import services as image_services
 from carme_webui.images.catalogue import images_of
 from carme_webui.images.models import OwnImage
 from carme_webui.jobs import submissions
@@ -437,7 +437,7 @@ def create_booking(request: HttpRequest, asked: schemas.BookingWish) -> Any:
     """Book nodes. `state` is 'requested' where a manager must approve it first."""
     user = require(request, "bookings")
     wish = _wish(asked.model_dump() | {"title": tidy(asked.title)})
-    made = desk.book(user, wish, settings.SITE, broker())
+    made = services.book(user, wish, settings.SITE, broker())
     _tell(made)
     return Status(HTTPStatus.CREATED, schemas.booking_out(made))
 
@@ -460,7 +460,7 @@ def free_slots(request: HttpRequest, search: Query[SlotSearch]) -> Any:
     """The times nearest to `start` at which these nodes could be had."""
     values = search.model_dump()
     wish = _wish(values | {"start": search.start.replace(microsecond=0)})
-    starts = desk.free_starts(wish, settings.SITE, broker())
+    starts = services.free_starts(wish, settings.SITE, broker())
     return [wire.Slot(start=start, end=start + (wish.end - wish.start)) for start in starts]
 
 
@@ -483,7 +483,7 @@ def change_booking(request: HttpRequest, asked: schemas.BookingChange, name: str
         values["title"] = tidy(values["title"])
     if found.is_over:
         raise InvalidRequest(_("This booking is over."), _("Book anew."))
-    desk.change(found, _wish(found.wish.model_dump() | values), settings.SITE, broker())
+    services.change(found, _wish(found.wish.model_dump() | values), settings.SITE, broker())
     _tell(found)
     return schemas.booking_out(found)
 
@@ -492,7 +492,7 @@ def change_booking(request: HttpRequest, asked: schemas.BookingChange, name: str
 def delete_booking(request: HttpRequest, name: str = BookingName) -> Any:
     """Delete a booking of mine; its nodes are free for others."""
     found = _my_booking(require(request, "bookings"), name)
-    desk.delete(found, broker())
+    services.delete(found, broker())
     _tell(found)
     return schemas.booking_out(found)
 
@@ -503,7 +503,7 @@ def plan_session(request: HttpRequest, asked: schemas.SessionPlan, name: str = B
     user = require(request, "bookings")
     found = _my_booking(user, name)
     stages = submissions.stages_of(asked.stage, user)
-    desk.plan_session(found, asked.image or "", images(), stages, asked.results)
+    services.plan_session(found, asked.image or "", images(), stages, asked.results)
     return schemas.booking_out(found)
 
 
@@ -512,7 +512,7 @@ def offer_booking(request: HttpRequest, asked: schemas.Offer, name: str = Bookin
     """Offer a booking of mine to another user. It stays mine until they take it over."""
     found = _my_booking(require(request, "bookings"), name)
     before = found.offered_to
-    desk.offer(found, (asked.user or "").strip())
+    services.offer(found, (asked.user or "").strip())
     news.tell(one.username for one in (before, found.offered_to) if one)
     return schemas.booking_out(found)
 
@@ -525,9 +525,9 @@ def answer_offer(request: HttpRequest, asked: schemas.OfferAnswer, name: str = B
     found = get_object_or_404(rows, name=name)
     former = found.owner.username
     if asked.accept:
-        desk.accept(found, user, settings.SITE, broker())
+        services.accept(found, user, settings.SITE, broker())
     else:
-        desk.decline(found, user)
+        services.decline(found, user)
     news.tell([former])
     _tell(found)
     return schemas.booking_out(found, user)
@@ -540,9 +540,9 @@ def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = Bo
     found = get_object_or_404(_bookings(), name=name)
     reason = " ".join(asked.reason.split())
     if asked.approve:
-        desk.approve(found, broker(), reason)
+        services.approve(found, broker(), reason)
     else:
-        desk.deny(found, reason)
+        services.deny(found, reason)
     _tell(found)
     return schemas.booking_out(found, user)
 
@@ -578,10 +578,12 @@ def list_own_images(request: HttpRequest) -> Any:
 
 
 @own_images.post("", response=answers(wire.ImageBuild, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
-def build_image(request: HttpRequest, asked: image_desk.ImageWish) -> Any:
+def build_image(request: HttpRequest, asked: image_services.ImageWish) -> Any:
     """Have a batch job of mine build an image; `job_id` is that job, whose log can be followed."""
     user = require(request, "images")
-    return Status(HTTPStatus.CREATED, schemas.image_out(image_desk.build(user, asked, images(), broker())))
+    return Status(
+        HTTPStatus.CREATED, schemas.image_out(image_services.build(user, asked, images(), broker()))
+    )
 
 
 @own_images.get("/{reference}", response=answers(wire.ImageBuild, *GONE))
@@ -590,20 +592,20 @@ def show_own_image(request: HttpRequest, reference: str = ImageReference) -> Any
     user = asker(request)
     found = _image(user, reference)
     if found.owner == user:
-        image_desk.settle(found, broker())
+        image_services.settle(found, broker())
     return schemas.image_out(found)
 
 
 @own_images.put("/{reference}/share", response=answers(wire.ImageBuild, *REFUSED))
 def share_own_image(
-    request: HttpRequest, asked: image_desk.ShareWish, reference: str = ImageReference
+    request: HttpRequest, asked: image_services.ShareWish, reference: str = ImageReference
 ) -> Any:
     """Let the members of a project of mine use an image of mine, or, without one, nobody else any more."""
     user = require(request, "images")
     found = _image(user, reference)
     if found.owner != user:
         raise Http404
-    image_desk.share(found, asked, broker())
+    image_services.share(found, asked, broker())
     return schemas.image_out(found)
 
 
@@ -614,7 +616,7 @@ def delete_own_image(request: HttpRequest, reference: str = ImageReference) -> A
     found = _image(user, reference)
     if found.owner != user:
         raise Http404
-    image_desk.delete(found, broker())
+    image_services.delete(found, broker())
     return Status(HTTPStatus.NO_CONTENT, None)
 
 

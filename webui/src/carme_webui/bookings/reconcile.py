@@ -21,8 +21,8 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, SessionOptions
 from carme_webui.bookings import data, notes
-from carme_webui.bookings.desk import claims, keep, let_go
 from carme_webui.bookings.models import Booking, Calendar
+from carme_webui.bookings.services import claims, keep, let_go
 from carme_webui.sessions.models import Session, new_name
 
 __all__ = ["reconcile"]

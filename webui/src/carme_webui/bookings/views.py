@@ -22,7 +22,7 @@ from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, parse_stages, stage_text
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
-from carme_webui.bookings import data, desk
+from carme_webui.bookings import data, services
 from carme_webui.bookings.forms import BookingForm, Kind, kinds, kinds_for, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.models import Booking, site_zone, span_words
@@ -103,7 +103,7 @@ def new(request: HttpRequest) -> HttpResponse:
     form = BookingForm(_with_slot(request), offered=offered, projects=own_projects(user))
     if form.is_valid() and form.wish is not None:
         try:
-            made = desk.book(user, form.wish, settings.SITE, broker())
+            made = services.book(user, form.wish, settings.SITE, broker())
         except CarmeError as error:
             form.refuse(error)
         else:
@@ -157,7 +157,7 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
     form = BookingForm(_with_slot(request), offered=offered, booking=found)
     if form.is_valid() and form.wish is not None:
         try:
-            desk.change(found, form.wish, settings.SITE, broker())
+            services.change(found, form.wish, settings.SITE, broker())
         except CarmeError as error:
             form.refuse(error)
             found.refresh_from_db()
@@ -176,7 +176,7 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
         return render(request, "bookings/delete.html", {"booking": found})
     if request.method == "POST":
         try:
-            desk.delete(found, broker())
+            services.delete(found, broker())
         except CarmeError as error:
             messages.error(request, str(error))
         else:
@@ -192,7 +192,7 @@ def plan_session(request: HttpRequest, name: str) -> HttpResponse:
     try:
         stage = parse_stages(request.POST.get("stage", "")[:4000], datasets_of(signed_in(request)))
         results = request.POST.get("results", "").strip()
-        desk.plan_session(found, request.POST.get("image", ""), images(), stage, results or None)
+        services.plan_session(found, request.POST.get("image", ""), images(), stage, results or None)
     except CarmeError as error:
         messages.error(request, str(error))
     else:
@@ -211,7 +211,7 @@ def offer(request: HttpRequest, name: str) -> HttpResponse:
     found = _own(signed_in(request), name)
     before = found.offered_to
     try:
-        desk.offer(found, request.POST.get("user", "").strip())
+        services.offer(found, request.POST.get("user", "").strip())
     except CarmeError as error:
         messages.error(request, str(error))
     else:
@@ -234,10 +234,10 @@ def answer_offer(request: HttpRequest, name: str) -> HttpResponse:
     former = found.owner.username
     try:
         if request.POST.get("answer") == "accept":
-            desk.accept(found, user, settings.SITE, broker())
+            services.accept(found, user, settings.SITE, broker())
             messages.success(request, _("The booking is yours now."))
         else:
-            desk.decline(found, user)
+            services.decline(found, user)
             messages.success(request, _("You did not take the booking over."))
     except CarmeError as error:
         messages.error(request, str(error))
@@ -256,9 +256,9 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
     reason = " ".join(request.POST.get("reason", "").split())[:200]
     try:
         if request.POST.get("answer") == "approve":
-            desk.approve(found, broker(), reason)
+            services.approve(found, broker(), reason)
         else:
-            desk.deny(found, reason)
+            services.deny(found, reason)
     except CarmeError as error:
         messages.error(request, str(error))
     else:
@@ -330,7 +330,7 @@ def _form_page(
         with suppress(CarmeError):  # the form itself says what is wrong
             slots = [
                 (start.isoformat(), span_words(start, start + length))
-                for start in desk.free_starts(wish, settings.SITE, broker(), found)
+                for start in services.free_starts(wish, settings.SITE, broker(), found)
             ]
     context = {"form": form, "booking": found, "slots": slots, "banner": banner}
     return render(request, "bookings/form.html", context, status=422 if form.is_bound else 200)

@@ -15,7 +15,7 @@ from carme.errors import CarmeError
 from carme.files.client import Entry, Files
 from carme_webui.accounts.login import signed_in
 from carme_webui.cluster import broker
-from carme_webui.files import desk
+from carme_webui.files import services
 from carme_webui.files.places import asked_path, asked_value, crumbs, key_of, places_of, shown, within
 from carme_webui.files.room import rooms
 
@@ -42,7 +42,7 @@ def folder(request: HttpRequest) -> HttpResponse:
     try:
         mine = places_of(files)
         path = within(path or mine[0].path, mine)
-        context = {"places": mine, "crumbs": crumbs(path, mine), "key": key_of(path), "part": desk.PART}
+        context = {"places": mine, "crumbs": crumbs(path, mine), "key": key_of(path), "part": services.PART}
         listing = files.show(path)
         entries, all_shown = listing.entries, request.GET.get("hidden") == "1"
         visible = [one for one in entries if all_shown or not one.name.startswith(".")]
@@ -50,7 +50,7 @@ def folder(request: HttpRequest) -> HttpResponse:
         context |= {"hidden": len(entries) - len(visible), "all_shown": all_shown}
     except CarmeError as error:
         context["banner"] = str(error)
-        status = desk.status_of(error)
+        status = services.status_of(error)
     return render(request, "files/folder.html", context, status=status)
 
 
@@ -68,9 +68,9 @@ def room(request: HttpRequest) -> HttpResponse:
 def download(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     """A file, or the part of it that a browser asks for when it goes on with one."""
     try:
-        return desk.content(request, _files(request), asked_path(request))
+        return services.content(request, _files(request), asked_path(request))
     except CarmeError as error:
-        return render(request, "files/folder.html", {"banner": str(error)}, status=desk.status_of(error))
+        return render(request, "files/folder.html", {"banner": str(error)}, status=services.status_of(error))
 
 
 @require_http_methods(["GET", "PUT"])
@@ -84,9 +84,9 @@ def upload(request: HttpRequest) -> JsonResponse:
             asked = {key: request.GET.get(key) for key in ("offset", "size")}
             asked["length"] = request.META.get("CONTENT_LENGTH")
             # The request has `read`.
-            told = desk.add_part(files, path, name, cast(BinaryIO, request), asked, _replaces(request))
+            told = services.add_part(files, path, name, cast(BinaryIO, request), asked, _replaces(request))
     except CarmeError as error:
-        return JsonResponse({"message": str(error)}, status=desk.status_of(error))
+        return JsonResponse({"message": str(error)}, status=services.status_of(error))
     return JsonResponse(told.model_dump())
 
 
@@ -99,7 +99,7 @@ def make(request: HttpRequest) -> HttpResponse:
     """A new folder in one of mine."""
 
     def do(files: Files, path: str) -> str:
-        desk.make(files, path, request.POST.get("name", ""))
+        services.make(files, path, request.POST.get("name", ""))
         return path
 
     return _change(request, do)
@@ -110,7 +110,7 @@ def rename(request: HttpRequest) -> HttpResponse:
     """Another name for something of mine, in the same folder."""
 
     def do(files: Files, path: str) -> str:
-        return desk.parent_of(desk.rename(files, path, request.POST.get("name", "")))
+        return services.parent_of(services.rename(files, path, request.POST.get("name", "")))
 
     return _change(request, do)
 
@@ -122,12 +122,14 @@ def delete(request: HttpRequest) -> HttpResponse:
         try:
             path = within(asked_path(request), places_of(_files(request)))
         except CarmeError as error:
-            return render(request, "files/folder.html", {"banner": str(error)}, status=desk.status_of(error))
-        parent = key_of(desk.parent_of(path))
+            return render(
+                request, "files/folder.html", {"banner": str(error)}, status=services.status_of(error)
+            )
+        parent = key_of(services.parent_of(path))
         context = {"name": shown(path.rpartition("/")[2]), "key": key_of(path), "parent": parent}
         return render(request, "files/delete.html", context)
 
-    return _change(request, desk.delete)
+    return _change(request, services.delete)
 
 
 def _files(request: HttpRequest) -> Files:

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from carme.images import ImageCatalogue
 from carme.images.building import MAXIMUM_TEXT
-from carme_webui.images.desk import ImageWish, ShareWish
+from carme_webui.images.services import ImageWish, ShareWish
 from carme_webui.projects.models import Project
 from carme_webui.titles import TitleField
 

@@ -2,7 +2,7 @@
 
 from carme_webui.celery import app
 from carme_webui.cluster import broker
-from carme_webui.images.desk import settle_all
+from carme_webui.images.services import settle_all
 
 __all__ = ["settle_builds"]
 

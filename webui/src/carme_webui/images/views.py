@@ -12,7 +12,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from carme.errors import CarmeError
 from carme_webui.accounts.login import signed_in
 from carme_webui.cluster import broker, entry_points, images
-from carme_webui.images import desk
+from carme_webui.images import services
 from carme_webui.images.forms import BuildForm, ShareForm
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.log import tail
@@ -69,7 +69,7 @@ def build(request: HttpRequest) -> HttpResponse:
     form = BuildForm(request.POST, catalogue=images(), projects=projects)
     if form.is_valid():
         try:
-            made = desk.build(user, form.wish, images(), broker())
+            made = services.build(user, form.wish, images(), broker())
         except CarmeError as error:
             form.add_error(error.field if error.field in form.fields else None, str(error))
         else:
@@ -99,7 +99,7 @@ def delete(request: HttpRequest, reference: str) -> HttpResponse:
     if request.method != "POST":
         return render(request, "images/delete.html", {"image": found})
     try:
-        desk.delete(found, broker())
+        services.delete(found, broker())
     except CarmeError as error:
         messages.error(request, str(error))
         return redirect(found)
@@ -119,7 +119,7 @@ def share(request: HttpRequest, reference: str) -> HttpResponse:
     form = ShareForm(data, projects=list(Project.of(user)), initial=shared)
     if form.is_valid():
         try:
-            desk.share(found, form.wish, broker())
+            services.share(found, form.wish, broker())
         except CarmeError as error:
             form.add_error(error.field if error.field in form.fields else None, str(error))
         else:
@@ -140,7 +140,7 @@ def _context(request: HttpRequest, reference: str, log: bool = True) -> dict[str
     if not context["own"]:
         return context
     try:
-        desk.settle(found, broker())
+        services.settle(found, broker())
         if log and found.job_id is not None:
             # The mirror may not know yet of a job that was submitted a moment ago.
             if not (job := Job.objects.filter(id=found.job_id, user=user.username).first()):

@@ -9,8 +9,8 @@ from carme.errors import InvalidRequest
 from carme.jobs import Cluster, parse_minutes
 from carme.jobs.times import minutes_text
 from carme_webui.accounts.models import User
-from carme_webui.projects.desk import MOST, choices, manager_of
 from carme_webui.projects.models import Project
+from carme_webui.projects.services import MOST, choices, manager_of
 from carme_webui.titles import TitleField
 
 __all__ = ["LimitsForm", "NewProjectForm"]
@@ -97,7 +97,7 @@ class LimitsForm(forms.Form):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What `desk.limit` takes, of a valid form."""
+        """What `services.limit` takes, of a valid form."""
         cleaned = self.cleaned_data
         values = {name: value for name, value in cleaned.items() if not name.startswith("type-")}
         types = {kind: cleaned[f"type-{kind}"] for kind in self._types}

@@ -13,8 +13,8 @@ from carme.errors import CarmeError
 from carme.projects import ProjectAccount, changes
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell_all
-from carme_webui.projects.desk import keep
 from carme_webui.projects.models import Project
+from carme_webui.projects.services import keep
 
 __all__ = ["reconcile"]
 

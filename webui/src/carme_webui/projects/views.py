@@ -17,7 +17,7 @@ from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
 from carme_webui.pages import wanted_words
-from carme_webui.projects import desk
+from carme_webui.projects import services
 from carme_webui.projects.forms import LimitsForm, NewProjectForm
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.projects.rules import refused_words
@@ -55,7 +55,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
         try:
-            made = desk.create(user, values["name"], values["title"], values["manager"], broker())
+            made = services.create(user, values["name"], values["title"], values["manager"], broker())
         except CarmeError as error:
             _put(form, error)
         else:
@@ -71,7 +71,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
     invited = request.POST.get("user", "").strip()
     if request.method == "POST":
         try:
-            desk.invite(user, found, invited)
+            services.invite(user, found, invited)
         except Denied as error:
             raise Http404 from error
         except InvalidRequest as error:
@@ -103,9 +103,9 @@ def member(request: HttpRequest, name: str, user: str) -> HttpResponse:
 
     def do() -> None:
         if asked == "remove":
-            desk.remove(by, row, broker())
+            services.remove(by, row, broker())
         elif asked in ("manager", "member"):
-            desk.set_manager(by, row, asked == "manager")
+            services.set_manager(by, row, asked == "manager")
 
     _try(request, do)
     if row.user == by and asked == "remove" and not by.is_staff:
@@ -118,7 +118,7 @@ def withdraw(request: HttpRequest, name: str, user: str) -> HttpResponse:
     """Take an invitation back."""
     by, found = signed_in(request), _visible(request, name)
     row = get_object_or_404(Invitation.objects.select_related("project"), project=found, user__username=user)
-    _try(request, lambda: desk.withdraw(by, row))
+    _try(request, lambda: services.withdraw(by, row))
     return redirect(found)
 
 
@@ -128,7 +128,7 @@ def answer(request: HttpRequest, number: int) -> HttpResponse:
     user = signed_in(request)
     row = get_object_or_404(Invitation.objects.select_related("project", "by"), pk=number, user=user)
     yes = request.POST.get("answer") == "yes"
-    if _try(request, lambda: desk.answer(user, row, yes, broker())) and yes:
+    if _try(request, lambda: services.answer(user, row, yes, broker())) and yes:
         return redirect(row.project)
     return redirect("projects")
 
@@ -144,7 +144,7 @@ def limits(request: HttpRequest, name: str) -> HttpResponse:
     form = LimitsForm(request.POST if request.method == "POST" else None, project=found, cluster=cluster)
     if request.method == "POST" and form.is_valid():
         try:
-            desk.limit(user, found, form.values, broker())
+            services.limit(user, found, form.values, broker())
         except CarmeError as error:
             _put(form, error)
         else:
@@ -158,7 +158,7 @@ def limits(request: HttpRequest, name: str) -> HttpResponse:
 def state(request: HttpRequest, name: str) -> HttpResponse:
     """Close a project or open it again."""
     user, found = _admin(request), _visible(request, name)
-    act = desk.close if request.POST.get("do") == "close" else desk.reopen
+    act = services.close if request.POST.get("do") == "close" else services.reopen
     _try(request, lambda: act(user, found, broker()))
     return redirect(found)
 

@@ -21,8 +21,8 @@ from carme_runtime.launcher.elastic import execute as elastic
 from carme_runtime.launcher.nodes import wait_for_nodes
 from carme_runtime.launcher.placement import Place, place
 from carme_runtime.launcher.programs import Programs
+from carme_runtime.launcher.rank_options import RankOptions, plan
 from carme_runtime.launcher.run import Run
-from carme_runtime.launcher.wishes import Wishes, plan
 from carme_runtime.out_of_core import start as out_of_core
 from carme_runtime.scaling import start as scaling
 from carme_runtime.transports import TORCH_BACKEND, TRANSPORT
@@ -96,7 +96,7 @@ async def _start(
     probing: dict[str, str],
 ) -> int:
     """Run `command` at `places`, or say what that would be."""
-    wishes = Wishes(
+    rank_options = RankOptions(
         options.devices_per_rank,
         options.pin_cpus or options.pin_memory,
         options.output,
@@ -114,25 +114,27 @@ async def _start(
     backend.refuses(setup)
     if backend.driver:
         places = [dataclasses.replace(places[0], local_size=1)]
-        wishes = dataclasses.replace(wishes, devices_per_rank=None, pin_cpus=False, pin_memory=False)
+        rank_options = dataclasses.replace(
+            rank_options, devices_per_rank=None, pin_cpus=False, pin_memory=False
+        )
     if options.dry_run:
-        print(dry.report(setup, places, wishes, command, options.backend, options.json))
+        print(dry.report(setup, places, rank_options, command, options.backend, options.json))
         return 0
     if options.backend:
         backends.check_installed(options.backend)
     if options.log_level in ("DEBUG", "INFO"):
-        print(f"carme-run: {plan(places, wishes, command)}", file=sys.stderr, flush=True)
+        print(f"carme-run: {plan(places, rank_options, command)}", file=sys.stderr, flush=True)
     if options.profile:
         environment[profile.PROFILE] = str(options.profile.absolute())
         profile.forget(options.profile, options.max_ranks or len(places))
     if limits.max_restarts:
         seats = Seats(places, options.max_ranks or len(places), options.nodes, hosts)
         cwd = str(Path.cwd())
-        code = await elastic(fabric, places, command, cwd, environment, wishes, limits, seats)
+        code = await elastic(fabric, places, command, cwd, environment, rank_options, limits, seats)
     elif options.backend == "mpi":
         await _become_mpirun(fabric, places, command, environment, options)
     else:
-        code = await _execute(fabric, places, command, environment, wishes, options.backend, setup)
+        code = await _execute(fabric, places, command, environment, rank_options, options.backend, setup)
     _show_profile(options, len(places))
     return scaling.checked(options, code)
 
@@ -142,7 +144,7 @@ async def _execute(
     places: list[Place],
     command: list[str],
     environment: dict[str, str],
-    wishes: Wishes,
+    rank_options: RankOptions,
     name: str | None,
     blank: backends.Setup,
 ) -> int:
@@ -160,7 +162,7 @@ async def _execute(
             failing = await stack.enter_async_context(Programs(backend.programs(setup), environment, cwd))
         if name == "gaspi":
             command = gaspi.wrapped(command)
-        run = Run(fabric, places, command, cwd, environment, wishes, variables=variables)
+        run = Run(fabric, places, command, cwd, environment, rank_options, variables=variables)
         if failing:
             failing.on_failure(run.fail)
         return await run.execute()

@@ -6,7 +6,7 @@ from typing import Any
 
 from carme_runtime.launcher.backends import BACKENDS, Setup, missing
 from carme_runtime.launcher.placement import Place, rank_environment
-from carme_runtime.launcher.wishes import Wishes, plan
+from carme_runtime.launcher.rank_options import RankOptions, plan
 
 SECRET = "(a secret of the run)"
 
@@ -14,7 +14,7 @@ SECRET = "(a secret of the run)"
 def report(
     setup: Setup,
     places: list[Place],
-    wishes: Wishes,
+    rank_options: RankOptions,
     command: list[str],
     name: str | None,
     as_json: bool,
@@ -24,14 +24,14 @@ def report(
     Args:
         setup: Its ports are 0, which stands for one that is free at the start.
         places: Where the script would run.
-        wishes: How ranks would be run.
+        rank_options: How ranks would be run.
         command: What each rank would execute.
         name: The backend.
         as_json: Whether it is for programs.
     """
     if as_json:
-        return json.dumps(_for_programs(setup, places, wishes, command, name), indent=2)
-    return "\n".join([plan(places, wishes, command), *(_for_people(setup, name) if name else [])])
+        return json.dumps(_for_programs(setup, places, rank_options, command, name), indent=2)
+    return "\n".join([plan(places, rank_options, command), *(_for_people(setup, name) if name else [])])
 
 
 def _for_people(setup: Setup, name: str) -> list[str]:
@@ -46,7 +46,7 @@ def _for_people(setup: Setup, name: str) -> list[str]:
 
 
 def _for_programs(
-    setup: Setup, places: list[Place], wishes: Wishes, command: list[str], name: str | None
+    setup: Setup, places: list[Place], rank_options: RankOptions, command: list[str], name: str | None
 ) -> dict[str, Any]:
     variables = BACKENDS[name or "torch"].variables(setup)
     ranks = [
@@ -56,7 +56,7 @@ def _for_programs(
             "local_rank": place.local_rank,
             "environment": rank_environment(place, places, 0, os.environ) | variables.get(place.rank, {}),
         }
-        | wishes.of(place)
+        | rank_options.of(place)
         for place in places
     ]
     found: dict[str, Any] = {"command": command, "ranks": ranks}

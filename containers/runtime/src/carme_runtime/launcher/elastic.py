@@ -16,8 +16,8 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Members
 from carme_runtime.launcher.placement import Place, place
+from carme_runtime.launcher.rank_options import RankOptions
 from carme_runtime.launcher.run import Run
-from carme_runtime.launcher.wishes import Wishes
 
 RESTARTS = "CARME_RESTARTS"
 FOLDER = "CARME_ELASTIC_FOLDER"
@@ -93,7 +93,7 @@ async def execute(
     command: list[str],
     cwd: str,
     environment: Mapping[str, str],
-    wishes: Wishes,
+    rank_options: RankOptions,
     limits: Limits,
     seats: Seats,
 ) -> int:
@@ -104,10 +104,10 @@ async def execute(
         count = len(places)
 
         def grows(members: Members, count: int = count) -> bool:
-            return len(seats.places(members, wishes.devices_per_rank)) > count
+            return len(seats.places(members, rank_options.devices_per_rank)) > count
 
         variables = dict(environment) | {RESTARTS: str(starts), FOLDER: str(folder)}
-        run = Run(fabric, places, command, cwd, variables, wishes, starts, grows)
+        run = Run(fabric, places, command, cwd, variables, rank_options, starts, grows)
         code = await run.execute()
         if not run.recoverable:
             break
@@ -117,7 +117,7 @@ async def execute(
         if restarts > limits.max_restarts:
             _say(f"The run had its {limits.max_restarts} restarts, and is over.")
             break
-        places = seats.places(fabric.members, wishes.devices_per_rank)
+        places = seats.places(fabric.members, rank_options.devices_per_rank)
         if len(places) < max(limits.min_ranks, 1):
             left = f"{len(places)} rank" + ("s" if len(places) != 1 else "")
             _say(f"{left} could go on, and --min-ranks asks for {limits.min_ranks}: the run is over.")

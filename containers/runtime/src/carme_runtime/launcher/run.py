@@ -14,7 +14,7 @@ from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Members
 from carme_runtime.launcher.output import Lines, Printer, Tail
 from carme_runtime.launcher.placement import Place, rank_environment
-from carme_runtime.launcher.wishes import Wishes
+from carme_runtime.launcher.rank_options import RankOptions
 from carme_runtime.ranks import without_secrets
 
 INTERRUPT_GRACE = 10.0  # seconds that ranks have to end by themselves after Ctrl-C
@@ -25,7 +25,7 @@ class Run:
     """A run on `fabric` at `places`; `command` is an argument list, the same for all ranks.
 
     Args:
-        wishes: How ranks are run.
+        rank_options: How ranks are run.
         restart: How often ranks were started before this: logs go on.
         grows: Whether the run is to end because these members leave room for more ranks than it has.
         variables: By rank, what it gets on top of the variables of every run.
@@ -38,7 +38,7 @@ class Run:
         command: list[str],
         cwd: str,
         environment: Mapping[str, str],
-        wishes: Wishes,
+        rank_options: RankOptions,
         restart: int = 0,
         grows: Callable[[Members], bool] = lambda members: False,
         variables: Mapping[int, Mapping[str, str]] | None = None,
@@ -48,9 +48,9 @@ class Run:
         self._command = command
         self._cwd = cwd
         self._environment = without_secrets(environment)
-        self._wishes = wishes
+        self._rank_options = rank_options
         self._variables = variables or {}
-        self._logs = _open_logs(wishes.log_folder, places, restart > 0)
+        self._logs = _open_logs(rank_options.log_folder, places, restart > 0)
         self._grows = grows
         self._loop = asyncio.get_running_loop()
         colour = {stream: os.isatty(stream) and "NO_COLOR" not in environment for stream in (1, 2)}
@@ -132,7 +132,7 @@ class Run:
             )
             if rank in self._logs:
                 self._printer.put(self._logs[rank], text)
-            shown = self._wishes.output == "all" or rank == 0
+            shown = self._rank_options.output == "all" or rank == 0
             self._printer.put(stream, self._lines[rank, stream].feed(text) if shown else "", allow)
         elif kind == "exit":
             if event["code"] < 0 and event["code"] != -signal.SIGTERM and not event["stopped"]:
@@ -153,7 +153,7 @@ class Run:
                     "environment": rank_environment(place, self._places, port, self._environment)
                     | dict(self._variables.get(place.rank, {})),
                 }
-                | self._wishes.of(place)
+                | self._rank_options.of(place)
                 for place in self._places
                 if place.member.number == node
             ]

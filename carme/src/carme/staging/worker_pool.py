@@ -19,7 +19,7 @@ from carme.staging.entries import Task, join
 from carme.staging.queue import Queue
 from carme.staging.walker import Report, Stop, Walker
 
-__all__ = ["CONTEXT", "Crew", "Total"]
+__all__ = ["CONTEXT", "Total", "WorkerPool"]
 
 #: A worker tells what it has done at least so often, in seconds.
 TELL = 0.25
@@ -28,7 +28,7 @@ CONTEXT = multiprocessing.get_context("fork")
 _PR_SET_PDEATHSIG = 1
 
 
-class Crew:
+class WorkerPool:
     """Workers.
 
     Args:
@@ -194,11 +194,11 @@ def _work(
         connection.send(report)
         told = time.monotonic()
 
-    def breathe() -> None:
+    def let_others_run() -> None:
         if time.monotonic() - told > TELL:
             flush()
 
-    worker.flush, worker.breathe = flush, breathe
+    worker.flush, worker.let_others_run = flush, let_others_run
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             for task in connection.recv():
@@ -212,5 +212,5 @@ def _work(
 
                     worker.report.stop = f"there is a defect in the program\n{traceback.format_exc()}"
                     break
-                breathe()
+                let_others_run()
             flush(done=True)

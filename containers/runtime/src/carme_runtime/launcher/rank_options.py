@@ -9,7 +9,7 @@ from carme_runtime.launcher.placement import Place
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RankOptions:
     """What `carme-run --help` says of the options of the same names."""
 
     devices_per_rank: int | None = None
@@ -38,11 +38,11 @@ class Wishes:
         return told
 
 
-def plan(places: list[Place], wishes: Wishes, command: list[str]) -> str:
+def plan(places: list[Place], rank_options: RankOptions, command: list[str]) -> str:
     """Where ranks would run, for people."""
     lines = [f"{len(places)} ranks of: {shlex.join(command)}"]
     for place in places:
-        told = wishes.of(place)
+        told = rank_options.of(place)
         line = f"rank {place.rank} on {place.member.host}, number {place.local_rank} there"
         for what, name in (("devices", "GPU"), ("cpus", "core")):
             if what in told:

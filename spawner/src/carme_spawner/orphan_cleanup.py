@@ -22,7 +22,7 @@ _UNKNOWN = (
 ROUND, AT_ONCE = 10.0, 32
 
 
-class Caretaker:
+class OrphanCleanup:
     """Finds servers that do not answer any more, or again, and ends jobs that serve nobody.
 
     Args:

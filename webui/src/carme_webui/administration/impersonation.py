@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from carme_webui.accounts.models import User
 from carme_webui.administration.models import Deed
 
-__all__ = ["KEY", "begin", "end", "looking"]
+__all__ = ["KEY", "begin", "end", "impersonating"]
 
 KEY = "carme-looks-as"
 SECONDS = 1800.0
@@ -34,7 +34,9 @@ def end(request: HttpRequest) -> None:
         Deed.objects.create(by_id=request.user.pk, text=f"ended to look at the pages of {user}")
 
 
-def looking(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+def impersonating(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
     """Middleware that shows an admin who asked for it a user's pages, and lets nothing be changed there."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
