@@ -1,7 +1,8 @@
 """Install what the tests import, into the environment that runs this file.
 
 The parts themselves are imported from the checkout (see `pythonpath` in pyproject.toml), so only their
-dependencies are installed: read from each part's own pyproject.toml, so that no list is kept twice.
+dependencies are installed: read from each part's own pyproject.toml, so that no list is kept twice. Their
+versions are those of constraints.txt, so that a release of somebody else's cannot fail a run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CONSTRAINTS = ROOT / "tests/constraints.txt"
+HEADER = """\
+# The versions that the suites passed with. To renew them: install without this file, run ./test, then
+# run `python tests/install_requirements.py --freeze` in that environment.
+"""
 OURS = {"carme", "carme-spawner", "carme-webui", "carme-monitoring", "carme-runtime"}
 
 
@@ -34,6 +40,31 @@ def requirements() -> list[str]:
     return sorted({item for item in wanted if project_name(item) not in OURS})
 
 
-if __name__ == "__main__":
+def install(constrained: bool) -> int:
+    """Install all requirements; the exit code of pip."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--requirement"]
-    raise SystemExit(subprocess.call([*command, str(ROOT / "tests/requirements.txt"), *requirements()]))
+    command += [str(ROOT / "tests/requirements.txt"), *requirements()]
+    return subprocess.call([*command, "--constraint", str(CONSTRAINTS)] if constrained else command)
+
+
+def freeze() -> None:
+    """Write down the versions of this environment, which all suites have passed with."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "freeze"], check=True, capture_output=True, text=True
+    )
+    CONSTRAINTS.write_text(HEADER + listed.stdout)
+
+
+def main() -> int:
+    """Install the versions that are written down; where they cannot be had, what the requirements allow."""
+    if sys.argv[1:] == ["--freeze"]:
+        freeze()
+        return 0
+    if not install(constrained=True):
+        return 0
+    print(f"Versions of {CONSTRAINTS.name} cannot be had; installing others.", file=sys.stderr)
+    return install(constrained=False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

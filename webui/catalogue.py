@@ -126,7 +126,7 @@ def main() -> int:
     templates = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "DIRS": [SOURCE / "templates"],
-        "OPTIONS": {"libraries": {"said": "carme_webui.jobs.templatetags.said"}},
+        "OPTIONS": {"libraries": {"translated": "carme_webui.jobs.templatetags.translated"}},
     }
     settings.configure(INSTALLED_APPS=["django.contrib.humanize"], TEMPLATES=[templates])
     django.setup()
