@@ -1,0 +1,97 @@
+"""Refuse names that stand for nothing in the field: `python tests/check_names.py`, part of `./test lint`.
+
+Each banned word has the words that replace it. What is left of earlier names is counted in LEFT, per word; a
+new one fails, and a number that is too high is named so that it can be lowered. Modules, functions, classes,
+arguments and variables count, where they are defined.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+INSTEAD = {
+    "aftermath": "accounting lookup",
+    "asked": "requested, options",
+    "bringer": "stage-in job",
+    "caretaker": "orphan cleanup",
+    "crew": "worker pool",
+    "deed": "action, audit entry",
+    "desk": "services",
+    "errand": "background task",
+    "errands": "background tasks",
+    "keeper": "sync, reconcile",
+    "kept": "cache, snapshot, saved",
+    "led": "node preference",
+    "outlook": "start estimate",
+    "prospect": "start estimate",
+    "prospects": "start estimates",
+    "said": "message, text",
+    "strangers": "unauthenticated peers",
+    "takein": "onboard",
+    "tell": "notify, report",
+    "told": "reported, published",
+    "wishes": "requested, options",
+}
+
+#: How many definitions still have the word. Lower a number when names are gone; never raise one.
+LEFT: dict[str, int] = {}
+
+
+def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Names that a module defines, each with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node.lineno
+            case ast.arg():
+                yield node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr, node.lineno
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a name, whichever way it joins them."""
+    return {word.lower() for word in re.split(r"_|(?<=[a-z0-9])(?=[A-Z])", name) if word}
+
+
+def found() -> dict[str, list[str]]:
+    """Where each banned word stands, as `file:line: name`; a name counts once in each file."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True)
+    places: dict[str, list[str]] = defaultdict(list)
+    for file in listed.stdout.splitlines():
+        if not (ROOT / file).exists():
+            continue  # removed, which git does not know yet
+        names = [(Path(file).stem, 1), *definitions(ast.parse((ROOT / file).read_text()))]
+        first: dict[str, int] = {}
+        for name, line in names:
+            first.setdefault(name, line)
+        for name, line in first.items():
+            for word in words_of(name) & INSTEAD.keys():
+                places[word].append(f"{file}:{line}: {name}")
+    return places
+
+
+def main() -> int:
+    """Compare what is there with what is left; the exit code says whether a banned word is new."""
+    places, failed = found(), False
+    for word, instead in INSTEAD.items():
+        count, left = len(places[word]), LEFT.get(word, 0)
+        if count > left:
+            failed = True
+            print(f"{count} names have the word {word!r}, {left} were left. Write: {instead}.")
+            print("\n".join(f"  {place}" for place in places[word]))
+        elif count < left:
+            print(f"Only {count} names have the word {word!r} now: lower it in LEFT from {left}.")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
