@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from bs4 import BeautifulSoup
@@ -94,14 +95,12 @@ def stock_hub(site: DemoSite, wrapper: str, command: list[str]) -> Iterator[Stoc
     address = next(machine.address for machine in site.settings.machines() if machine.is_head)
     token, password = secrets.token_hex(16), secrets.token_urlsafe(12)
     state = f"/var/lib/{UNIT}"
-    given = json.dumps({"token": token, "password": password, "wrapper": wrapper, "command": command})
-    configuration = _CONFIGURATION.format(
-        given=given, address=address, unit=UNIT, port=PORT, hub_port=HUB_PORT, api_port=API_PORT, state=state
-    )
+    given = {"token": token, "password": password, "wrapper": wrapper, "command": command}
+    written = configuration(address, state, given)
     remove(site)
     try:
         site.run("head", "install", "-d", "-m", "0700", state)
-        site.run("head", "install", "-m", "0600", "/dev/stdin", f"{state}/config.py", data=configuration)
+        site.run("head", "install", "-m", "0600", "/dev/stdin", f"{state}/config.py", data=written)
         site.run(
             *(
                 "head",
@@ -120,6 +119,18 @@ def stock_hub(site: DemoSite, wrapper: str, command: list[str]) -> Iterator[Stoc
         yield StockHub(url, token, password)
     finally:
         remove(site)
+
+
+def configuration(address: str, state: str, given: dict[str, Any]) -> str:
+    """The peer's `jupyterhub_config.py`.
+
+    Args:
+        address: The head's.
+        state: The hub's own folder.
+        given: token, password, wrapper and command.
+    """
+    ports = {"port": PORT, "hub_port": HUB_PORT, "api_port": API_PORT}
+    return _CONFIGURATION.format(given=json.dumps(given), address=address, unit=UNIT, state=state, **ports)
 
 
 def remove(site: DemoSite) -> None:

@@ -196,6 +196,8 @@ def test_a_container_on_one_node(node: Node) -> None:
     binds = [text[i + 1] for i, word in enumerate(text) if word == "--bind"]
     assert binds[:2] == ["/tmp:/tmp", "/usr:/usr"]
     assert "/nowhere:/nowhere" not in binds
+    # It has its own with --contain; of another one Apptainer warns in each job's log.
+    assert not [bind for bind in binds if bind.startswith("/dev/shm:")]
     private = f"/tmp/carme-{os.getpid()}"
     credentials = ["--key-file", str(node.key / "fabric.key"), "--certificate", str(node.key / "fabric.pem")]
     assert text[image + 1 :] == [

@@ -399,7 +399,7 @@ class _Run:
             # Beside those of other runs that copy other entries into the same folder.
             first = single[1] if single else self.names[0] if self.names else ""
             state = tree.STATE + ("-" + tree.partial_name(first)[len(tree.PARTIAL) :] if first else "")
-            about = f"{source} -> {destination}"
+            about = f"{source} -> {destination}".encode(errors="backslashreplace").decode()
             journal = Journal(os.path.join(destination, state), about, self.result.hash)
             self.result.resumed = journal.resumed
             if journal.resumed and not first:

@@ -556,6 +556,18 @@ def test_names_that_are_no_text_are_told_safely(tmp_path: Path) -> None:
     assert os.fsencode(problem["path"]) == name
 
 
+def test_folders_whose_names_are_no_text_are_copied(tmp_path: Path) -> None:
+    source, target = (tmp_path / os.fsdecode(name) for name in (b"caf\xe9", b"\xff"))
+    source.mkdir()
+    (source / "file").write_text("content")
+    for words in (["copy"], ["copy", "--json"], ["sync"], ["verify"]):
+        ended = carme_data(*words, str(source), str(target))
+        assert (ended.returncode, ended.stderr) == (0, ""), words
+    assert (target / "file").read_text() == "content"
+    ended = carme_data("copy", str(source / "file"), str(target / "other"))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_limits_hold(tmp_path: Path) -> None:
     source = tmp_path / "source"
     many(source, 2, 50, size=8)
