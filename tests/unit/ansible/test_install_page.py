@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,31 @@ def test_every_command_names_what_is_there_and_looking_comes_first() -> None:
         assert "site.yml --tags precheck" in own[0] and "validate.yml" in own[-1]
 
 
-#: The checks of the role carme, and the site's configuration.
+@pytest.mark.parametrize("name", FILES)
+def test_an_example_has_users_to_check_with(name: str) -> None:
+    """The check signs in as users who are no administrators, and two show that they are kept apart."""
+    users = yaml.safe_load(FILES[name]["group_vars/all.yml"])["carme_users"]
+    assert len([user for user in users if not user.get("admin")]) >= 2
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_a_sites_own_hooks_work_without_carme(hook: str, tmp_path: Path) -> None:
+    """Before it is installed and after it was removed a call that failed would drain the node."""
+    lines = [line for line in PAGE.splitlines() if line.startswith(f"[ ! -x /usr/libexec/carme/{hook} ]")]
+    assert len(lines) == 1
+    own = tmp_path / "own"
+    own.write_text("set -e\n" + lines[0].replace("/usr/libexec/carme", str(tmp_path)) + "\n")
+
+    def code() -> int:
+        return subprocess.run(["sh", own], check=False).returncode
+
+    assert code() == 0
+    (tmp_path / hook).write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / hook).chmod(0o755)
+    assert code() == (1 if hook == "prolog" else 3)
+
+
+#: The checks of the role carme, the site's configuration, and the broker's unit.
 PLAY = """
 - hosts: head
   connection: local
@@ -97,6 +122,14 @@ PLAY = """
         content: "{{ lookup('template', roles ~ '/base/templates/carme.toml.j2') }}"
       vars:
         ansible_facts: {os_family: Debian}
+    - ansible.builtin.include_vars: "{{ roles }}/broker/defaults/main.yml"
+    - ansible.builtin.copy:
+        dest: "{{ output }}/carme-broker.service"
+        content: "{{ lookup('template', roles ~ '/broker/templates/carme-broker.service.j2') }}"
+      vars:
+        ansible_facts: {os_family: Debian}
+        base_revision: x
+        broker_slurm_facts: []
 """
 
 
@@ -109,8 +142,12 @@ def test_an_example_makes_a_whole_site(name: str, playbook: Playbook, tmp_path: 
     play = tmp_path / "play.yml"
     play.write_text(PLAY)
     places = ["-e", f"output={tmp_path}", "-e", f"roles={ANSIBLE / 'roles'}"]
+    places += ["-e", '{"carme_homes": ["/users"]}']
     done = playbook("-i", inventory, *places, play)
     assert done.returncode == 0, done.stdout + done.stderr
+    unit = (tmp_path / "carme-broker.service").read_text()
+    # Homes may lie elsewhere, and the broker makes jobs' folders there.
+    assert re.search(r"^ReadWritePaths=/var/log/carme /users\b", unit, re.MULTILINE)
     site = carme.config.load(tmp_path / "carme.toml")
     values = yaml.safe_load(FILES[name]["group_vars/all.yml"])
     assert (site.site.url, site.slurm.cluster) == (values["carme_site_url"], values["carme_cluster"])

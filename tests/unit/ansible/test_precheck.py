@@ -61,7 +61,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
             "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
             "monitoring": False,
             "partition": "gpu", "account": "research", "users": [{"name": "ada", "account": ""}],
-            "nodes": ["gpu-01", "gpu-02"], "shared": [], "ports": [443, 8081], "site_ports": [443],
+            "nodes": ["gpu-01", "gpu-02"], "shared": [],
+            "homes": [], "ports": [443, 8081], "site_ports": [443],
             "apptainer": "1.1", "apptainer_suite": "", "default_server": True, "redis_configure": True,
         }  # fmt: skip
         command = ["python3", str(PROGRAM), json.dumps(wanted | changes)]
@@ -229,6 +230,15 @@ def test_nothing_but_the_precheck_runs_when_only_that_is_asked_for(
     assert done.returncode == 0, done.stdout + done.stderr
     ran = {name for name in names if f"ran-{name}." in done.stdout}
     assert ran == {"carme", "precheck"} if alone else {"carme", "precheck", "base", "storage", "hub"} <= ran
+
+
+def test_homes_elsewhere_are_noticed(site: Callable[..., dict[str, Any]]) -> None:
+    """The broker may write in the folders of homes alone, so sessions could not start."""
+    users = [{"name": "root", "account": ""}, {"name": "not-known-here", "account": ""}]
+    found = site(users=users, homes=["/home"])["homes"]
+    assert not found["ok"] and found["stops"]
+    assert "root (/root)" in found["detail"] and "carme_homes" in found["remedy"]
+    assert site(users=users, homes=["/home", "/"])["homes"]["ok"]
 
 
 def test_the_inventory_takes_the_names_that_the_portal_takes() -> None:

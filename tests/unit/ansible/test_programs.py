@@ -116,6 +116,25 @@ def test_secrets_are_made_once_and_their_modes_kept(tmp_path: Path, monkeypatch:
     assert (directory / "token").read_text() == token
 
 
+@pytest.mark.parametrize(("mode", "fits"), [(0o400, True), (0o600, True), (0o440, False), (0o604, False)])
+def test_a_munge_key_is_for_munge_alone(
+    mode: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's package makes it 0600, our role 0400; both are right."""
+    check_host = load("validation", "check_host")
+    me = check_host.pwd.getpwuid(os.getuid())
+    munge = type(me)(("munge", *me[1:]))
+    monkeypatch.setattr(check_host.pwd, "getpwuid", lambda uid: munge)
+    key = tmp_path / "munge.key"
+    key.write_bytes(b"x")
+    key.chmod(mode)
+    if fits:
+        assert check_host.munge_key(key) == f"{mode:04o} munge"
+    else:
+        with pytest.raises(check_host.Wrong, match=f"{mode:04o}"):
+            check_host.munge_key(key)
+
+
 def test_a_check_says_what_it_found_and_what_to_do(tmp_path: Path) -> None:
     check_host = load("validation", "check_host")
     wanted = {"head": False, "host": "n1", "units": [], "images": str(tmp_path), "default_image": "torch"}

@@ -141,6 +141,25 @@ def test_every_package_goes_or_stays_for_a_reason(family: str) -> None:
     assert not gone & {name for names in slurm for name in names}
 
 
+@pytest.mark.parametrize(
+    ("line", "stops"),
+    [
+        ("Prolog=/usr/libexec/carme/prolog", True),
+        ("/usr/libexec/carme/prolog || exit 1", True),
+        ("[ ! -x /usr/libexec/carme/prolog ] || /usr/libexec/carme/prolog || exit 1", False),
+        ("  # /usr/libexec/carme/prolog was called here", False),
+        ("exit 0", False),
+    ],
+)
+def test_only_a_line_that_would_fail_stops_a_removal(line: str, stops: bool, tmp_path: Path) -> None:
+    (tmp_path / "prolog.sh").write_text(f"#!/bin/sh\n{line}\n")
+    look = next(task for task in tasks(ROLES / "removal") if "still calls" in task["name"])
+    command = look["ansible.builtin.command"]["argv"]
+    assert command[-1] == "/etc/slurm"
+    done = subprocess.run([*command[:-1], tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1) and bool(done.stdout.strip()) == stops, done.stderr
+
+
 def restore(*paths: Path) -> list[str]:
     script = ROLES / "removal/files/restore_files.py"
     done = subprocess.run([sys.executable, script, *paths], capture_output=True, text=True, check=True)

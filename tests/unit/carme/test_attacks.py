@@ -43,6 +43,18 @@ def broken(_: Fixture) -> actions.Outcome:
     raise LookupError("nobody thought of that")
 
 
+def test_sessions_run_where_and_on_whose_account_the_site_says() -> None:
+    """Where a default account may not use the default partition, no attack could be tried otherwise."""
+    asked: list[dict[str, str]] = []
+    settings = cast(Any, SimpleNamespace(site=SimpleNamespace(url="https://localhost")))
+    more = {"partition": "gpu", "account": ""}
+    both = [("root", "x"), ("root", "y")]
+    fixture = Fixture(settings, None, *both, "base", 1, more)
+    visitor = SimpleNamespace(login=lambda *_: None, start=lambda fields: asked.append(fields) or "a")
+    fixture._begin(cast(Any, SimpleNamespace(name="ada", password="x", visitor=visitor)))
+    assert asked[0]["partition"] == "gpu" and "account" not in asked[0]
+
+
 @pytest.mark.parametrize(
     ("attack", "control", "ok", "stopped"),
     [

@@ -201,6 +201,24 @@ def shared(wanted):
     return "shared, or the head's"
 
 
+def homes(wanted):
+    """The homes of users that the host knows must lie where the broker may write."""
+    outside = []
+    for user in wanted["users"] if wanted["homes"] else []:
+        try:
+            home = Path(pwd.getpwnam(user["name"]).pw_dir)
+        except KeyError:
+            continue  # the role users names those that a host does not know
+        if not any(Path(folder) in home.parents for folder in wanted["homes"]):
+            outside.append("{} ({})".format(user["name"], home))
+    if outside:
+        raise Problem(
+            "Outside of {} are the homes of: {}.".format(", ".join(wanted["homes"]), ", ".join(outside)),
+            "Set carme_homes to the folders below which all homes lie.",
+        )
+    return "where they should be"
+
+
 def slurm_settings(text):
     """The settings in `scontrol show config`."""
     return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=(.*)$", text or "", re.MULTILINE)}
@@ -376,7 +394,7 @@ def checks(wanted):
         if wanted["own_slurm"]:
             table.append(("prolog and epilog", hooks))
     if wanted["head"]:
-        table += [("ports", ports), ("nginx", default_servers), ("redis", redis)]
+        table += [("homes", homes), ("ports", ports), ("nginx", default_servers), ("redis", redis)]
         if wanted["monitoring"]:
             table.append(("prometheus", prometheus))
         if wanted["own_slurm"]:

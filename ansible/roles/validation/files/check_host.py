@@ -100,6 +100,15 @@ def file_mode(path: Path, mode: int, owner: str, group: str) -> str:
     return f"{mode:04o} {owner}:{group}"
 
 
+def munge_key(path: Path) -> str:
+    """Nobody but munge may read the cluster's key; its owner may also write it, as some packages have it."""
+    found = path.stat()
+    owner = pwd.getpwuid(found.st_uid).pw_name
+    if owner != "munge" or found.st_mode & 0o177:
+        raise Wrong(f"{path} is {found.st_mode & 0o7777:04o} of {owner}, but must be 0400 or 0600 of munge.")
+    return f"{found.st_mode & 0o7777:04o} {owner}"
+
+
 def secrets(directory: Path) -> str:
     """All secrets must be there, and readable by their service alone."""
     file_mode(directory, 0o750, "root", "carme")
@@ -197,12 +206,8 @@ def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
         ("image", lambda: image(directory, wanted["default_image"]), "Run the playbook with --tags images.")
     )
     if Path("/etc/munge/munge.key").exists():
-        munge = (
-            "munge key",
-            lambda: file_mode(Path("/etc/munge/munge.key"), 0o400, "munge", "munge"),
-            "Run site.yml.",
-        )
-        table.append(munge)
+        key = Path("/etc/munge/munge.key")
+        table.append(("munge key", lambda: munge_key(key), f"chown munge {key}; chmod 0400 {key}."))
     if not wanted["head"]:
         return table
     address, users, names = wanted["address"], wanted["users"], wanted["nodes"]

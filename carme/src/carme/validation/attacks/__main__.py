@@ -26,6 +26,8 @@ def main() -> int:
     )
     parser.add_argument("--image", help="image of both sessions (default: the site's default image)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of each session (default: 1)")
+    parser.add_argument("--partition", default="", help="partition of both sessions (default: the site's)")
+    parser.add_argument("--account", default="", help="Slurm account that pays (default: each user's own)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only attacks with this in their name")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the report as a page")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the report for programs")
@@ -41,6 +43,7 @@ def main() -> int:
             (options.attacker, passwords[1]),
             options.image or load().images.default,
             options.gpus,
+            {"partition": options.partition, "account": options.account},
         )
         wanted = [attack for attack in ATTACKS if options.only in f"{attack.area}: {attack.name}"]
         with fixture:

@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -87,6 +88,7 @@ class Fixture:
         attacker: Name and password of the second one.
         image: Of both sessions.
         gpus: Of each session.
+        more: Further fields of both sessions' start form; an empty one is left to the form.
     """
 
     def __init__(
@@ -97,11 +99,13 @@ class Fixture:
         attacker: tuple[str, str],
         image: str,
         gpus: int,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
         self.gpus = gpus
         self._certificate = certificate
         self._image = image
+        self._more = {name: value for name, value in (more or {}).items() if value}
         self._open = contextlib.ExitStack()
         self.victim, self.attacker = (
             Player(UnixAccount.named(name), password, Visitor(settings.site.url, certificate))
@@ -149,6 +153,7 @@ class Fixture:
         beside = [
             *["srun", f"--nodelist={self.node}", "--ntasks=1", "--nodes=1", "--chdir=/", "--time=20"],
             *["--job-name=security-check", f"--partition={victim.job.partition}"],
+            *([f"--account={self._more['account']}"] if "account" in self._more else []),
             *([f"--gres=gpu:{self.gpus}"] if self.gpus else []),
         ]
         self.victim_node = stack.enter_context(Executor(victim.name, victim.account.home, inside))
@@ -200,6 +205,7 @@ class Fixture:
                 "gpus_per_node": str(self.gpus),
                 "minutes": "20",
                 "title": f"Security check {self.secret}",
+                **self._more,
             }
         )
 
