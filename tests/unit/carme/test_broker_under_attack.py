@@ -25,7 +25,7 @@ many = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-METHODS = sorted(kind.model_fields["method"].default for kind in protocol.Request.__args__)
+METHODS = sorted(protocol.OPERATIONS)
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from carme.broker import protocol
 from carme.broker.access import Peer, acting_for, owner_of_job, require_person
@@ -63,6 +63,7 @@ from carme.jobs import (
 )
 from carme.jobs.contents import from_bytes
 from carme.jobs.nodes import expand
+from carme.jobs.requests import UNKNOWN_FIELD
 from carme.launch import facts
 from carme.launch.job import TASKS
 from carme.projects import ProjectAccount
@@ -231,7 +232,7 @@ class Broker:
         match request:
             case protocol.Submit():
                 return await self._submit(peer, request.request, request.user)
-            case protocol.Bring():
+            case protocol.StageIn():
                 return await self._bring(peer, request)
             case protocol.TestStart():
                 return await self._test(peer, request.request, request.user)
@@ -289,7 +290,7 @@ class Broker:
                 return await self._release(peer, request)
             case protocol.GetAccess():
                 return await self._accesses.of(await owner_of_job(peer, request.user, self._settings))
-            case protocol.GetAccountsLed():
+            case protocol.GetCoordinatedAccounts():
                 return await self._accounts_led(peer, request.user)
             case protocol.GetProjects():
                 _require_service(peer, "see projects")
@@ -352,7 +353,7 @@ class Broker:
         await self._watch.add(self._submitted(order, owner, job_id))
         return job_id
 
-    async def _bring(self, peer: Peer, request: protocol.Bring) -> int | None:
+    async def _bring(self, peer: Peer, request: protocol.StageIn) -> int | None:
         """Have a job bring data to nodes; the one that does already, where there is one of this name."""
         _require_service(peer, "bring data to booked nodes")
         what = {"name": request.name, "nodes": request.node_names}
@@ -922,15 +923,12 @@ def _parse(line: bytes) -> protocol.Request:
         if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
             raise InvalidRequest(
                 "The broker does not know this method.",
-                f"It knows: {', '.join(sorted(_METHODS))}.",
+                f"It knows: {', '.join(sorted(protocol.OPERATIONS))}.",
                 field="method",
             ) from None
         # A method that takes no request may be sent one all the same.
-        if where[1:2] == ("request",) and (len(where) > 2 or detail["type"] != "extra_forbidden"):
+        if where[1:2] == ("request",) and (len(where) > 2 or detail["type"] not in UNKNOWN_FIELD):
             raise refusal(error, JobRequest, skip=2) from None
-        raise refusal(error, _METHODS.get(str(where[0]) if where else "", protocol.Answer), skip=1) from None
-
-
-_METHODS: dict[str, type[BaseModel]] = {
-    kind.model_fields["method"].default: kind for kind in protocol.Request.__args__
-}
+        raise refusal(
+            error, protocol.OPERATIONS.get(str(where[0]) if where else "", protocol.Answer), skip=1
+        ) from None
