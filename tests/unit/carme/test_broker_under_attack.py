@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from carme.broker import protocol
 from carme.broker import server as server_module
 from carme.broker.access import Peer
-from carme.broker.shares import Shares
+from carme.broker.concurrency import ConcurrencyLimit
 from carme.slurm import UnixAccount
 
 # The broker of one test serves all its examples, which is the point.
@@ -188,7 +188,7 @@ async def test_two_hundred_clients_and_slow_ones_among_them(
 
 
 async def test_nobody_waits_for_one_who_wants_everything() -> None:
-    shares = Shares(4, 2)
+    shares = ConcurrencyLimit(4, 2)
     go_on = asyncio.Event()
     order: list[int] = []
 
