@@ -228,7 +228,7 @@ async def running(
     for limit in (
         "aftermath.ANSWER_SECONDS",
         "preemptions.ANSWER_SECONDS",
-        "service.LOG_SECONDS",
+        "files.LOG_SECONDS",
         "watch.CATCH_UP_SECONDS",
     ):
         monkeypatch.setattr(f"carme.broker.{limit}", HANG)

@@ -19,7 +19,7 @@ import pytest
 from carme.broker import AsyncBrokerClient, BrokerClient, protocol
 from carme.broker.access import Peer, acting_for, identify, owner_of_job, require_person
 from carme.broker.audit import REFUSALS_A_MINUTE
-from carme.broker.service import log_part
+from carme.broker.files import log_part
 from carme.config import Settings
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound, SlurmError
 from carme.jobs import Job, JobRequest, JobState, contents
@@ -760,7 +760,7 @@ async def test_a_defect_is_one_failed_request(site: Any, monkeypatch: pytest.Mon
     async def broken(*_: object) -> None:
         raise RuntimeError("defect")
 
-    monkeypatch.setattr("carme.broker.service.Broker._history", broken)
+    monkeypatch.setattr("carme.broker.jobs.Jobs.history", broken)
     with pytest.raises(CarmeError, match="The broker failed at this request") as caught:
         await site.client.history()
     assert caught.value.code == "internal"
@@ -781,11 +781,12 @@ async def test_both_clients_have_the_same_methods_and_words(site: Any) -> None:
         await asyncio.to_thread(client.jobs, user="bob")
 
     def methods(kind: type) -> set[str]:
-        return {name for name in vars(kind) if not name.startswith("_")}
+        return {name for name in dir(kind) if not name.startswith("_")}
 
     assert methods(BrokerClient) == methods(AsyncBrokerClient)
-    asked = {kind.model_fields["method"].default for kind in protocol.Request.__args__}
-    assert methods(BrokerClient) == asked - {"files"}  # which hands the connection over: open_files
+    assert methods(BrokerClient) == protocol.OPERATIONS.keys() - {
+        "files"
+    }  # which hands the connection over: open_files
 
 
 async def test_no_broker(tmp_path: Path) -> None:

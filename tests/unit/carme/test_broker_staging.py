@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from carme.broker import service, watch
+from carme.broker import stage_in, watch
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest
 from carme.jobs import Cluster, JobRequest, Stage
@@ -153,7 +153,7 @@ async def test_a_copy_that_goes_while_a_job_is_submitted(
 async def test_the_job_follows_its_data_and_says_how_far_it_is(
     site: Any, with_data: JobRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "DATA_SECONDS", 0.05)
+    monkeypatch.setattr(stage_in, "PROGRESS_SECONDS", 0.05)
     job_id = await site.client.submit(with_data)
     first = site.slurm.calls("sbatch")[0]
     log = Path(options(first)["chdir"]) / "output.log"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from carme.broker import protocol
 from carme.broker import server as server_module
 from carme.broker.access import Peer
-from carme.broker.shares import Shares
+from carme.broker.concurrency import ConcurrencyLimit
 from carme.slurm import UnixAccount
 
 # The broker of one test serves all its examples, which is the point.
@@ -25,7 +25,7 @@ many = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-METHODS = sorted(kind.model_fields["method"].default for kind in protocol.Request.__args__)
+METHODS = sorted(protocol.OPERATIONS)
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -188,7 +188,7 @@ async def test_two_hundred_clients_and_slow_ones_among_them(
 
 
 async def test_nobody_waits_for_one_who_wants_everything() -> None:
-    shares = Shares(4, 2)
+    shares = ConcurrencyLimit(4, 2)
     go_on = asyncio.Event()
     order: list[int] = []
 

@@ -235,7 +235,7 @@ class FakeBroker:
                 )
                 self.put(job)
                 return number
-            case protocol.Bring(name=name, user=user):
+            case protocol.StageIn(name=name, user=user):
                 if self.refusal is not None:
                     raise self.refusal
                 number = max([100, *self.queue, *self.archive]) + 1
@@ -286,7 +286,7 @@ class FakeBroker:
                 )
             case protocol.GetAccess(user=user):
                 return self.accesses.get(user or "", Access(user=user or ""))
-            case protocol.GetAccountsLed(user=user):
+            case protocol.GetCoordinatedAccounts(user=user):
                 return self.leads.get(user or "", [])
             case protocol.GetReport(job_id=job_id, user=user):
                 self._known(job_id, user)

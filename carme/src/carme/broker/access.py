@@ -5,6 +5,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from carme.broker.operations import Rights
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest
 from carme.slurm import UnixAccount
@@ -40,6 +41,13 @@ async def identify(connection: socket.socket, settings: Settings) -> Peer:
     account = await asyncio.to_thread(UnixAccount.numbered, uid)  # may ask a directory server
     trusted = uid == 0 or await _is_one_of(account, settings.broker.services)
     return Peer(pid, account, trusted, trusted or await _is_one_of(account, settings.broker.observers))
+
+
+def require_rights(peer: Peer, rights: Rights) -> None:
+    """See that a peer may request an operation that is declared with these rights. Raises Denied."""
+    allowed = {"everyone": True, "services": peer.trusted, "observers": peer.observer}[rights.group]
+    if not allowed:
+        raise Denied(f"{peer.account.name} {rights.message}", rights.remedy)
 
 
 async def _is_one_of(account: UnixAccount, names: list[str]) -> bool:

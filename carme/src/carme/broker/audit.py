@@ -6,12 +6,16 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from carme.broker.access import Peer
+from carme.broker.operations import Operation
+from carme.errors import CarmeError
 
 _log = logging.getLogger("carme.broker")
 
@@ -28,6 +32,21 @@ class _Refusals:
     minute: int
     recorded: int = 0
     left_out: int = 0
+
+
+class AuditEntry:
+    """What the audit log will say about an operation that succeeds, besides its request."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, Any] | None = {}
+
+    def add(self, **results: Any) -> None:
+        """Record these results as well."""
+        self.results = {**(self.results or {}), **results}
+
+    def drop(self) -> None:
+        """Nothing was changed, so nothing is recorded."""
+        self.results = None
 
 
 class AuditLog:
@@ -72,6 +91,30 @@ class AuditLog:
             _log.error(
                 "The audit log %s cannot be written: %s. Record: %s", self._path, error, line.decode().strip()
             )
+
+    @contextmanager
+    def audited(
+        self, peer: Peer, request: Operation[Any], user: str | None, **what: Any
+    ) -> Iterator["AuditEntry"]:
+        """Record how an operation ends, with what its declaration says.
+
+        Args:
+            user: Whom it concerns.
+            what: What is known better than the request says it.
+        """
+        entry = AuditEntry()
+        what = request.audit() | what
+        try:
+            yield entry
+        except CarmeError as error:
+            self.record(peer, request.method, user, error.code, message=error.message, **what)
+            raise
+        if entry.results is not None:
+            self.succeeded(peer, request, user, **entry.results, **what)
+
+    def succeeded(self, peer: Peer, request: Operation[Any], user: str | None, **what: Any) -> None:
+        """Record an operation that has succeeded, with what its declaration says."""
+        self.record(peer, request.method, user, "ok", **(request.audit() | what))
 
     def _left_out(self, peer: Peer, result: str) -> int | None:
         """How many refusals of this user went unrecorded before this record; None: this one does too."""

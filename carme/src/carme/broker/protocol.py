@@ -1,14 +1,19 @@
 """What goes over the broker's socket: one JSON object a line, a request and its answer.
 
+Each operation is declared here, and nowhere else.
+
 A request is `{"method": "cancel", "job_id": 7}`, its answer `{"result": ...}` or `{"error": {...}}`.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Literal
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from carme.bookings import Hold, Window
+from carme.broker.operations import OPERATIONS, Operation, observers, operation, services
 from carme.broker.overview import Overview
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Access, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
@@ -23,8 +28,8 @@ from carme.sessions import Extension, Session, SessionNote
 __all__ = [
     "MAXIMUM_LINE",
     "MAXIMUM_WAIT",
+    "OPERATIONS",
     "Answer",
-    "Bring",
     "Cancel",
     "Enrol",
     "EventBatch",
@@ -32,6 +37,7 @@ __all__ = [
     "Failure",
     "GetAccess",
     "GetCluster",
+    "GetCoordinatedAccounts",
     "GetEvents",
     "GetFacts",
     "GetForecast",
@@ -54,6 +60,7 @@ __all__ = [
     "Maintain",
     "Note",
     "OpenFiles",
+    "Operation",
     "Overview",
     "PutGrant",
     "Recipe",
@@ -63,6 +70,7 @@ __all__ = [
     "Resubmit",
     "Script",
     "SetNode",
+    "StageIn",
     "StartEstimate",
     "Submit",
     "TestStart",
@@ -72,7 +80,14 @@ __all__ = [
 MAXIMUM_LINE = 1 << 20  # bytes of a request with its line end; answers may be longer
 MAXIMUM_WAIT = 60.0  # seconds that `events` waits at most
 
+JobNumber = Annotated[int, Field(ge=1)]
+Minutes = Annotated[int, Field(ge=1, le=MAXIMUM_MINUTES)]
+#: A part of a file, in bytes.
+Offset = Annotated[int, Field(ge=0)]
+Limit = Annotated[int, Field(ge=1, le=1 << 20)]
+#: None: the peer itself, or for services nobody in particular.
 User = Annotated[str | None, Field(min_length=1, max_length=256)]
+SomeUser = Annotated[str, Field(min_length=1, max_length=256)]
 #: The session whose job is meant: after a crash of Slurm it may have another number.
 SessionName = Annotated[str | None, Field(min_length=1, max_length=64)]
 
@@ -151,295 +166,387 @@ class EventBatch(BaseModel):
     complete: bool
 
 
-class _Asked(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@operation("submit")
+class Submit(Operation[int]):
+    """Start a job and return its number. Services and root name the `user` whose job it is."""
 
-    result: ClassVar[TypeAdapter[Any]] = TypeAdapter(None)
-
-
-class Submit(_Asked):
-    method: Literal["submit"] = "submit"
     request: JobRequest
     user: User = None
-    result = TypeAdapter(int)
+
+    def audit(self) -> dict[str, Any]:
+        request = self.request
+        what = {
+            "name": request.name,
+            "kind": request.kind,
+            "image": request.image,
+            "image_file": request.image_file and request.image_file.model_dump(),
+            "partition": request.partition,
+            "account": request.account,
+            "qos": request.qos,
+            "nodes": request.nodes,
+            "gpus_per_node": request.gpus_per_node,
+            "gpu_type": request.gpu_type,
+            "minutes": request.minutes,
+        }
+        if request.array:
+            what["array"] = request.array
+        if request.stage:
+            what["stage"] = _sources(request.stage)
+        return what
 
 
-class Bring(_Asked):
-    method: Literal["bring"] = "bring"
+@operation("bring", services("bring data to booked nodes"))
+class StageIn(Operation[int | None]):
+    """Copy a user's data to booked nodes ahead of time.
+
+    Returns:
+        The number of the job that copies; a second request of the same name returns the same job. None: the
+        nodes have the data already.
+    """
+
     name: Annotated[str, Field(pattern=r"^stage-[a-z0-9-]{1,50}$")]
-    stage: Stages = Field(min_length=1)
+    stage: Annotated[Stages, Field(min_length=1)]
     partition: Word
+    node_names: Annotated[list[Word], Field(min_length=1, max_length=10_000)]
+    minutes: Minutes
+    user: SomeUser
     account: Word | None = None
-    node_names: list[Word] = Field(min_length=1, max_length=10_000)
-    minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
-    user: str = Field(min_length=1, max_length=256)
-    result = TypeAdapter(int | None)
+
+    def audit(self) -> dict[str, Any]:
+        return {"name": self.name, "nodes": self.node_names, "stage": _sources(self.stage)}
 
 
-class Resubmit(_Asked):
-    method: Literal["resubmit"] = "resubmit"
-    job_id: int = Field(ge=1)
-    task: Task = None
-    tasks: Tasks | None = None
-    user: User = None
-    result = TypeAdapter(int)
+@operation("test")
+class TestStart(Operation[StartEstimate]):
+    """Estimate when the job would start, without starting it."""
 
-
-class TestStart(_Asked):
-    method: Literal["test"] = "test"
     request: JobRequest
     user: User = None
-    result = TypeAdapter(StartEstimate)
 
 
-class Cancel(_Asked):
-    method: Literal["cancel"] = "cancel"
-    job_id: int = Field(ge=1)
-    task: Task = None
+@operation("cancel")
+class Cancel(Operation[None]):
+    """Cancel a job, an array, or a `task` of one; a job that has ended stays as it is.
+
+    `session` is the name of the session that the job serves: it finds the job when its number has changed. A
+    service that names no user acts for an administrator.
+    """
+
+    job_id: JobNumber
     user: User = None
     session: SessionName = None
-
-
-class Extend(_Asked):
-    method: Literal["extend"] = "extend"
-    job_id: int = Field(ge=1)
-    minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
-    user: User = None
-    result = TypeAdapter(Extension)
-
-
-class GetJob(_Asked):
-    method: Literal["job"] = "job"
-    job_id: int = Field(ge=1)
     task: Task = None
+
+    def audit(self) -> dict[str, Any]:
+        return {"job_id": self.job_id}
+
+
+@operation("extend")
+class Extend(Operation[Extension]):
+    """Give a running job more minutes; InvalidRequest says why not, and how many more there are."""
+
+    job_id: JobNumber
+    minutes: Minutes
     user: User = None
-    result = TypeAdapter(Job)
+
+    def audit(self) -> dict[str, Any]:
+        return {"job_id": self.job_id, "minutes": self.minutes}
 
 
-class GetJobs(_Asked):
-    method: Literal["jobs"] = "jobs"
+@operation("job")
+class GetJob(Operation[Job]):
+    """Get a job, or a task of an array; jobs that have left the queue come from the accounting."""
+
+    job_id: JobNumber
+    user: User = None
+    task: Task = None
+
+
+@operation("jobs")
+class GetJobs(Operation[list[Job]]):
+    """List the jobs in Slurm's queue; with `active=False` also those that ended minutes ago.
+
+    Services that name no user get the jobs of all users.
+    """
+
     user: User = None
     active: bool = True
-    result = TypeAdapter(list[Job])
 
 
-class GetHistory(_Asked):
-    method: Literal["history"] = "history"
+@operation("history")
+class GetHistory(Operation[list[Job]]):
+    """List jobs in Slurm's accounting, newest first, by default those of the last seven days."""
+
     user: User = None
     since: datetime | None = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 200
     until: datetime | None = None
-    limit: int = Field(default=200, ge=1, le=10_000)
-    result = TypeAdapter(list[Job])
 
 
-class GetLog(_Asked):
-    method: Literal["log"] = "log"
-    job_id: int = Field(ge=1)
+@operation("log")
+class GetLog(Operation[LogPart]):
+    """Read a part of the job's output, from byte `offset`, or from where `tail` lines are left."""
+
+    job_id: JobNumber
+    user: User = None
+    offset: Offset = 0
+    limit: Limit = 65_536
     task: Task = None
+    tail: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
+
+
+@operation("result")
+class GetResult(Operation[LogPart]):
+    """Read a part of what the job left as its result, from byte `offset`; empty while there is none."""
+
+    job_id: JobNumber
     user: User = None
-    offset: int = Field(default=0, ge=0)
-    limit: int = Field(default=65_536, ge=1, le=1 << 20)
-    #: Begin where so many lines are left, instead of at `offset`.
-    tail: int | None = Field(default=None, ge=0, le=1_000_000)
-    result = TypeAdapter(LogPart)
-
-
-class GetFacts(_Asked):
-    method: Literal["facts"] = "facts"
-    job_id: int = Field(ge=1)
+    offset: Offset = 0
+    limit: Limit = 65_536
     task: Task = None
+
+
+@operation("facts")
+class GetFacts(Operation[JobFacts]):
+    """Get where a job began: its image's digest, the Git revision of its working folder."""
+
+    job_id: JobNumber
     user: User = None
-    result = TypeAdapter(JobFacts)
-
-
-class GetResult(_Asked):
-    method: Literal["result"] = "result"
-    job_id: int = Field(ge=1)
     task: Task = None
+
+
+@operation("recipe")
+class GetRecipe(Operation[Recipe]):
+    """Get what a batch job was submitted with: its request, and of its environment the names alone."""
+
+    job_id: JobNumber
     user: User = None
-    offset: int = Field(default=0, ge=0)
-    limit: int = Field(default=65_536, ge=1, le=1 << 20)
-    result = TypeAdapter(LogPart)
 
 
-class GetRecipe(_Asked):
-    method: Literal["recipe"] = "recipe"
-    job_id: int = Field(ge=1)
+@operation("script")
+class GetScript(Operation[Script]):
+    """Read a script as the user, at most 256 KiB; `path` is absolute or within the home directory."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
     user: User = None
-    result = TypeAdapter(Recipe)
 
 
-class GetScript(_Asked):
-    method: Literal["script"] = "script"
-    path: str = Field(min_length=1, max_length=4096)
+@operation("resubmit")
+class Resubmit(Operation[int]):
+    """Submit a batch job again as it was, its environment included; of an array, `task` or `tasks`.
+
+    Returns:
+        The new job's number.
+    """
+
+    job_id: JobNumber
     user: User = None
-    result = TypeAdapter(Script)
+    task: Task = None
+    tasks: Tasks | None = None
 
 
-class GetCluster(_Asked):
-    method: Literal["cluster"] = "cluster"
-    result = TypeAdapter(Cluster)
+@operation("cluster")
+class GetCluster(Operation[Cluster]):
+    """Get partitions and nodes, and when they were last seen."""
 
 
-class GetForecast(_Asked):
-    method: Literal["forecast"] = "forecast"
-    result = TypeAdapter(Forecast)
+@operation("forecast")
+class GetForecast(Operation[Forecast]):
+    """Forecast how many GPUs of each type will be free in each half hour of three days.
+
+    It follows Slurm's plan and is at most a minute old.
+    """
 
 
-class GetReservations(_Asked):
-    method: Literal["reservations"] = "reservations"
-    result = TypeAdapter(list[Reservation])
+@operation("access")
+class GetAccess(Operation[Access]):
+    """Get what Slurm lets a user use: accounts, qualities of service, partitions, limits, and groups."""
+
+    user: User = None
 
 
-class Reserve(_Asked):
-    method: Literal["reserve"] = "reserve"
+@operation("accounts_led")
+class GetCoordinatedAccounts(Operation[list[str]]):
+    """List the accounts whose coordinator the user is in Slurm."""
+
+    user: User = None
+
+
+@operation(
+    "overview",
+    observers("see figures of all users", "monitoring does", "See your own jobs with 'carme jobs'."),
+)
+class GetOverview(Operation[Overview]):
+    """Get figures of all users' jobs, of nodes, reservations, licences and sessions."""
+
+
+@operation("report")
+class GetReport(Operation[Report]):
+    """Compare what a job used with what it requested, and say what to change."""
+
+    job_id: JobNumber
+    user: User = None
+
+
+@operation("warnings", services("see the warnings of all users"))
+class GetWarnings(Operation[list[JobWarning]]):
+    """List the policy's last warning of each job of all users, and for a day the jobs that it stopped."""
+
+
+@operation("reservations")
+class GetReservations(Operation[list[Reservation]]):
+    """List Slurm's reservations that have not ended; an ordinary user gets those that they may use."""
+
+
+@operation("reserve", services("make or change reservations"))
+class Reserve(Operation[Reservation]):
+    """Make or change the reservation of `user`'s booking, so that it is as `hold` says."""
+
     hold: Hold
-    user: str = Field(min_length=1, max_length=256)
-    result = TypeAdapter(Reservation)
+    user: SomeUser
+
+    def audit(self) -> dict[str, Any]:
+        hold = self.hold
+        times = {"start": hold.start.isoformat(), "end": hold.end.isoformat()}
+        nodes = {"name": hold.name, "nodes": hold.node_names}
+        return {**nodes, **times, "users": hold.users, "accounts": hold.accounts}
 
 
-class Maintain(_Asked):
-    method: Literal["maintain"] = "maintain"
+@operation("maintain", services("reserve nodes for maintenance"))
+class Maintain(Operation[Reservation]):
+    """Reserve nodes for maintenance; `user` is the administrator who requested it."""
+
     window: Window
-    user: str = Field(min_length=1, max_length=256)
-    result = TypeAdapter(Reservation)
+    user: SomeUser
+
+    def audit(self) -> dict[str, Any]:
+        window = self.window
+        times = {"start": window.start.isoformat(), "end": window.end.isoformat()}
+        return {"name": window.name, "nodes": window.node_names, **times}
 
 
-class Release(_Asked):
-    method: Literal["release"] = "release"
-    name: str = Field(min_length=1, max_length=64)
-    user: str = Field(min_length=1, max_length=256)
+@operation("release", services("make or change reservations"))
+class Release(Operation[None]):
+    """Delete the reservation of a booking of `user`; waiting jobs go on waiting without it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    user: SomeUser
+
+    def audit(self) -> dict[str, Any]:
+        return {"name": self.name}
 
 
-class GetProjects(_Asked):
-    method: Literal["projects"] = "projects"
-    result = TypeAdapter(list[ProjectAccount])
+@operation("projects", services("see projects"))
+class GetProjects(Operation[list[ProjectAccount]]):
+    """List Carme's accounts in Slurm, with members, limits and use."""
 
 
-class PutGrant(_Asked):
-    method: Literal["grant"] = "grant"
+@operation("grant", services("change projects"))
+class PutGrant(Operation[ProjectAccount]):
+    """Make a project's account what `grant` says; `user` is who changed it."""
+
     grant: Grant
-    user: str = Field(min_length=1, max_length=256)
-    result = TypeAdapter(ProjectAccount)
+    user: SomeUser
+
+    def audit(self) -> dict[str, Any]:
+        return self.grant.model_dump(exclude_none=True)
 
 
-class SetNode(_Asked):
-    method: Literal["node"] = "node"
+@operation("node", services("drain or resume nodes"))
+class SetNode(Operation[None]):
+    """Drain a node for a reason, or resume it."""
+
     name: Word
     drain: bool
+    user: SomeUser
     reason: Reason = ""
-    user: str = Field(min_length=1, max_length=256)
+
+    def audit(self) -> dict[str, Any]:
+        return {"name": self.name, "drain": self.drain, "reason": self.reason}
 
 
-class Enrol(_Asked):
-    method: Literal["enrol"] = "enrol"
-    name: str = Field(min_length=1, max_length=64)
-    user: str = Field(min_length=1, max_length=256)
-    result = TypeAdapter(list[str])
+@operation("enrol", services("enrol users"))
+class Enrol(Operation[list[str]]):
+    """Give an account what it needs to run jobs: a default association, a home, quotas.
+
+    Returns:
+        What had to be done, in words.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    user: SomeUser
+
+    def audit(self) -> dict[str, Any]:
+        return {"name": self.name}
 
 
-class GetReport(_Asked):
-    method: Literal["report"] = "report"
-    job_id: int = Field(ge=1)
-    user: User = None
-    result = TypeAdapter(Report)
+@operation("events")
+class GetEvents(Operation[EventBatch]):
+    """Get the jobs and sessions that changed since `cursor`; wait up to `wait` seconds for a change.
+
+    Without a cursor that the broker knows, the batch is complete: it has all jobs and sessions (of sessions
+    that have ended, those of the last day).
+    """
+
+    cursor: Annotated[str | None, Field(max_length=128)] = None
+    wait: Annotated[float, Field(ge=0, le=MAXIMUM_WAIT, allow_inf_nan=False)] = 0.0
 
 
-class GetWarnings(_Asked):
-    method: Literal["warnings"] = "warnings"
-    result = TypeAdapter(list[JobWarning])
+@operation("sessions")
+class GetSessions(Operation[list[Session]]):
+    """List sessions, newest first; with `active=False` also those that ended in the last days."""
 
-
-class OpenFiles(_Asked):
-    """After the answer the connection is that of `carme.files.program`, which runs as the user."""
-
-    method: Literal["files"] = "files"
-    user: str = Field(min_length=1, max_length=256)
-
-
-class GetAccess(_Asked):
-    method: Literal["access"] = "access"
-    user: User = None
-    result = TypeAdapter(Access)
-
-
-class GetAccountsLed(_Asked):
-    method: Literal["accounts_led"] = "accounts_led"
-    user: User = None
-    result = TypeAdapter(list[str])
-
-
-class GetOverview(_Asked):
-    method: Literal["overview"] = "overview"
-    result = TypeAdapter(Overview)
-
-
-class GetEvents(_Asked):
-    method: Literal["events"] = "events"
-    cursor: str | None = Field(default=None, max_length=128)
-    wait: float = Field(default=0.0, ge=0, le=MAXIMUM_WAIT, allow_inf_nan=False)
-    result = TypeAdapter(EventBatch)
-
-
-class GetSessions(_Asked):
-    method: Literal["sessions"] = "sessions"
     user: User = None
     active: bool = True
-    result = TypeAdapter(list[Session])
 
 
-class GetSession(_Asked):
-    method: Literal["session"] = "session"
-    name: str = Field(min_length=1, max_length=64)
+@operation("session")
+class GetSession(Operation[Session]):
+    """Get the newest session of this name."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
     user: User = None
-    result = TypeAdapter(Session)
 
 
-class Note(_Asked):
-    method: Literal["note"] = "note"
-    job_id: int = Field(ge=1)
-    user: str = Field(min_length=1, max_length=256)
+@operation(
+    "note",
+    services("note anything about sessions", "services do", "See your sessions with 'carme session list'."),
+)
+class Note(Operation[None]):
+    """Report what the hub knows about a user's session; `session` is its name.
+
+    Only notes that end a session go into the audit log.
+    """
+
+    job_id: JobNumber
+    user: SomeUser
     note: SessionNote
     session: SessionName = None
 
+    def audit(self) -> dict[str, Any]:
+        return {"job_id": self.job_id, "ending": self.note.ending}
 
-Request = (
-    Submit
-    | Bring
-    | TestStart
-    | Cancel
-    | Extend
-    | GetJob
-    | GetJobs
-    | GetHistory
-    | GetLog
-    | GetResult
-    | GetFacts
-    | GetRecipe
-    | GetScript
-    | Resubmit
-    | GetCluster
-    | GetForecast
-    | GetAccess
-    | GetAccountsLed
-    | GetOverview
-    | GetReport
-    | GetWarnings
-    | GetReservations
-    | Reserve
-    | Maintain
-    | Release
-    | GetProjects
-    | PutGrant
-    | SetNode
-    | Enrol
-    | GetEvents
-    | GetSessions
-    | GetSession
-    | Note
-    | OpenFiles
+
+@operation(
+    "files",
+    services("open others' files", "portal does for their owners", "Use your files as they are."),
 )
-request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="method")])
+class OpenFiles(Operation[None]):
+    """Open a user's files: after the answer `carme.files.program`, run as the user, has the connection."""
+
+    user: SomeUser
+
+
+def _sources(stages: Stages) -> list[str]:
+    return [f"{stage.target}:{stage.source}" for stage in stages]
+
+
+#: A request of any operation.
+Request = Operation[Any]
+request_adapter: TypeAdapter[Request] = TypeAdapter(
+    # At run time alone is known which operations there are.
+    cast(Any, Annotated)[reduce(or_, OPERATIONS.values()), Field(discriminator="method")]
+)
 
 
 class Failure(BaseModel):

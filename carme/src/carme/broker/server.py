@@ -13,7 +13,8 @@ from pydantic_core import to_jsonable_python
 
 from carme.broker import protocol
 from carme.broker.access import Peer, identify
-from carme.broker.service import Broker, HandOver
+from carme.broker.dispatch import HandOver
+from carme.broker.service import Broker
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
 

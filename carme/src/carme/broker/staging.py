@@ -1,4 +1,4 @@
-"""The job that brings another one's data before that begins, and the nodes that have it already."""
+"""Stage-in jobs, which copy another job's data before it begins, and the nodes that have it already."""
 
 import secrets
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from carme.launch.exits import DATA_LINE
 from carme.slurm import Order, UnixAccount
 
 __all__ = [
-    "ahead",
-    "bringer",
+    "booked_stage_in_order",
     "check_stages",
     "constraint",
-    "data_line",
-    "features",
-    "is_bringer_of",
-    "prefer",
+    "data_features",
+    "is_stage_in_of",
+    "preference",
+    "progress_line",
+    "stage_in_order",
 ]
 
 STAGING_NAME = "stage-"
@@ -45,7 +45,7 @@ def constraint(request: JobRequest) -> str:
     return BEEOND if any(stage.target == "beeond" for stage in request.stage) else ""
 
 
-def bringer(order: Order, owner: UnixAccount, cluster: Cluster) -> Order | None:
+def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster) -> Order | None:
     """The job that brings the data of an order; None where the next one on some nodes finds it there already.
 
     Args:
@@ -71,7 +71,9 @@ def bringer(order: Order, owner: UnixAccount, cluster: Cluster) -> Order | None:
     return _only_data(order, f"{STAGING_NAME}{order.key[:12]}", stages, nodes, minutes, cluster)
 
 
-def ahead(order: Order, node_names: Sequence[str], owner: UnixAccount, cluster: Cluster) -> Order | None:
+def booked_stage_in_order(
+    order: Order, node_names: Sequence[str], owner: UnixAccount, cluster: Cluster
+) -> Order | None:
     """The job that brings data to nodes that are booked; None where all of them have it already.
 
     Args:
@@ -127,18 +129,18 @@ def _only_data(
     )
 
 
-def prefer(order: Order, owner: UnixAccount, cluster: Cluster) -> str:
+def preference(order: Order, owner: UnixAccount, cluster: Cluster) -> str:
     """The features of nodes that have the data, as far as any node has; empty when none does."""
     known = {feature for node in cluster.nodes for feature in node.features}
-    return "&".join(feature for feature in features(order, owner) if feature in known)
+    return "&".join(feature for feature in data_features(order, owner) if feature in known)
 
 
-def features(order: Order, owner: UnixAccount) -> list[str]:
+def data_features(order: Order, owner: UnixAccount) -> list[str]:
     """The features of nodes that have all of the data."""
     return sorted({stage.feature(owner.uid) for stage in order.request.stage if stage.target == "local"})
 
 
-def is_bringer_of(job: Job, other: Job) -> bool:
+def is_stage_in_of(job: Job, other: Job) -> bool:
     """Whether a job brings the data of another one."""
     return (
         other.key is not None
@@ -148,8 +150,8 @@ def is_bringer_of(job: Job, other: Job) -> bool:
     )
 
 
-def data_line(log: str) -> str:
-    """The last words about data in a log, without who said them and without a full stop."""
+def progress_line(log: str) -> str:
+    """The last progress message about data in a log, without its prefix and without a full stop."""
     lines = [line for line in log.splitlines() if line.startswith(DATA_LINE)]
     words = lines[-1].removeprefix(DATA_LINE).partition(": ")[2] if lines else ""
     return "".join(letter for letter in words if letter.isprintable())[:120].rstrip(". ")

@@ -19,6 +19,8 @@ _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 MAXIMUM_MINUTES = 366 * 1440
+#: Errors about a field that a model, or a dataclass, does not have.
+UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 #: Letters of an image's name, with its owner's.
 MAXIMUM_IMAGE = 128
 
@@ -97,20 +99,20 @@ class _Asked(BaseModel):
             raise refusal(error, cls) from None
 
 
-def refusal(error: ValidationError, model: type[BaseModel], skip: int = 0) -> InvalidRequest:
+def refusal(error: ValidationError, model: type[Any], skip: int = 0) -> InvalidRequest:
     """The first wrong place of a request, as the error that its sender reads.
 
     Args:
-        model: What the request was to be.
+        model: What the request was to be: a model, or a dataclass of pydantic.
         skip: How many outer parts of the place belong to the envelope, not to the model.
     """
     detail = error.errors()[0]
     detail["loc"] = detail["loc"][skip:]
     field = place(detail)
-    if detail["type"] == "extra_forbidden":
+    if detail["type"] in UNKNOWN_FIELD:
         return InvalidRequest(
             f"There is no field {field!r} in a request.",
-            nearest(str(detail["loc"][-1]), model.model_fields),
+            nearest(str(detail["loc"][-1]), model.__pydantic_fields__),
             field=field,
         )
     subject = repr(field) if field else "The request"

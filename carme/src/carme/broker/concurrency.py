@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 
-class Shares:
+class ConcurrencyLimit:
     """So many places, of which one user has at most some at a time; who wants more waits.
 
     Args:

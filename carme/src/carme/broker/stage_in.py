@@ -1,0 +1,142 @@
+"""Runs stage-in jobs: they copy data to nodes before the jobs that need it begin."""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+
+from carme.broker import protocol
+from carme.broker.access import Peer, owner_of_job
+from carme.broker.context import Context
+from carme.broker.dispatch import handles
+from carme.broker.files import JobFiles
+from carme.broker.staging import (
+    booked_stage_in_order,
+    data_features,
+    is_stage_in_of,
+    preference,
+    progress_line,
+    stage_in_order,
+)
+from carme.broker.submitter import Submitter
+from carme.errors import CarmeError, SlurmError
+from carme.jobs import Job, JobRequest
+from carme.jobs.nodes import expand
+from carme.slurm import Order, UnixAccount
+
+_log = logging.getLogger("carme.broker")
+
+PROGRESS_SECONDS = 2.0  # between two looks at how far the data of waiting jobs is
+
+
+class StageIns:
+    """Submits, follows and cancels stage-in jobs."""
+
+    def __init__(self, context: Context, submitter: Submitter, files: JobFiles) -> None:
+        self._context = context
+        self._submitter = submitter
+        self._files = files
+        #: By stage-in job the features of the nodes that the job behind it shall prefer; empty once it does.
+        self._features: dict[int, list[str]] = {}
+
+    @handles(protocol.StageIn)
+    async def to_booked_nodes(self, peer: Peer, request: protocol.StageIn) -> int | None:
+        context = self._context
+        owner = await owner_of_job(peer, request.user, context.settings)
+        for job in context.watch.jobs():
+            if job.key and (job.user, job.name, job.is_active) == (owner.name, request.name, True):
+                return job.id
+        with context.audit.audited(peer, request, owner.name) as entry:
+            order = await self._submitter.order(_as_job(request), owner)
+            cluster = await context.watch.look_at_nodes()
+            order = booked_stage_in_order(order, request.node_names, owner, cluster)
+            if order is None:
+                entry.drop()
+                return None
+            async with context.programs.take(owner.uid):
+                job_id = await self._submitter.start(order, owner)
+            entry.add(job_id=job_id)
+        await self._submitter.track(order, owner, job_id)
+        return job_id
+
+    async def before(self, order: Order, owner: UnixAccount) -> Order:
+        """The order, which begins when a stage-in job, submitted here, has copied the data."""
+        context = self._context
+        # Copies come and go faster than the snapshot is renewed.
+        cluster = await context.watch.look_at_nodes()
+        order = replace(order, prefer=preference(order, owner, cluster))
+        first = stage_in_order(order, owner, cluster)
+        if first is None:
+            return order
+        async with context.programs.take(owner.uid):
+            job_id = await self._submitter.start(first, owner)
+        self._features[job_id] = data_features(order, owner)
+        await self._submitter.track(first, owner, job_id)
+        return replace(order, after=job_id)
+
+    async def cancel(self, job_id: int, owner: UnixAccount) -> None:
+        """Cancel the stage-in job of a job that is not to run any more."""
+        with contextlib.suppress(CarmeError):
+            self._context.watch.unwanted(job_id)
+            async with self._context.programs.take(owner.uid):
+                await self._context.slurm.cancel(str(job_id), owner)
+
+    async def cancel_for(self, job: Job, owner: UnixAccount) -> None:
+        """Cancel the stage-in jobs of a job that was cancelled."""
+        for other in [
+            other for other in self._context.watch.jobs() if other.is_active and is_stage_in_of(other, job)
+        ]:
+            await self.cancel(other.id, owner)
+
+    async def follow(self) -> None:
+        """Report how far the data of waiting jobs is, and have those jobs prefer its nodes."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            with contextlib.suppress(CarmeError):
+                await self._follow_once()
+
+    async def _follow_once(self) -> None:
+        jobs = [job for job in self._context.watch.jobs() if job.key and job.is_active]
+        progress = {}
+        for job in [job for job in jobs if job.is_pending and job.reason == "Dependency"]:
+            first = next((other for other in jobs if is_stage_in_of(other, job)), None)
+            if first is not None and first.is_running:
+                progress[job.id] = await self._progress_of(first)
+                await self._prefer_nodes_of(first, job)
+        self._context.watch.data_is(progress)
+        ids = {job.id for job in jobs}
+        self._features = {key: value for key, value in self._features.items() if key in ids}
+
+    async def _progress_of(self, stage_in: Job) -> str:
+        """The last message about the data in the log of a stage-in job."""
+        try:
+            return progress_line(await self._files.log_tail(stage_in))
+        except (CarmeError, TimeoutError):
+            return ""
+
+    async def _prefer_nodes_of(self, stage_in: Job, job: Job) -> None:
+        """Have a job prefer the nodes to which its data is on its way; whether it came, they tell."""
+        wanted = self._features.get(stage_in.id)
+        if not wanted or not stage_in.node_list:
+            return
+        self._features[stage_in.id] = []
+        try:
+            for node in expand(stage_in.node_list):
+                await self._context.slurm.add_features(node, wanted)
+            await self._context.slurm.set_preference(job.id, "&".join(wanted))
+        except SlurmError as error:
+            _log.warning("Job %s cannot prefer the nodes that have its data: %s", job.id, error)
+
+
+def _as_job(request: protocol.StageIn) -> JobRequest:
+    """The request of a job that needs the data and has no command."""
+    return JobRequest(
+        name=request.name,
+        kind="batch",
+        command=["-"],
+        partition=request.partition,
+        account=request.account,
+        nodes=len(request.node_names),
+        minutes=request.minutes,
+        stage=request.stage,
+    )
