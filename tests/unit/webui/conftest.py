@@ -110,9 +110,9 @@ from carme_webui.accounts import login  # noqa: E402
 from carme_webui.accounts.models import User  # noqa: E402
 from carme_webui.api import limits  # noqa: E402
 from carme_webui.api.models import SCOPES, Token  # noqa: E402
+from carme_webui.background import BackgroundTasks, background_tasks  # noqa: E402
+from carme_webui.caches import Cached  # noqa: E402
 from carme_webui.cluster import picture  # noqa: E402
-from carme_webui.errands import Errands, errands  # noqa: E402
-from carme_webui.kept import Kept  # noqa: E402
 from carme_webui.sessions import lifecycle  # noqa: E402
 
 from .fake_broker import NOW, FakeBroker  # noqa: E402
@@ -136,21 +136,21 @@ def _static() -> None:
 
 @pytest.fixture
 def _own_errands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test's errands are over before the next test begins, whose hub and broker they would reach."""
-    executor = Errands().executor
-    monkeypatch.setattr(errands, "executor", executor)
+    """The background tasks of a test are over before the next begins, whose hub they would reach."""
+    executor = BackgroundTasks().executor
+    monkeypatch.setattr(background_tasks, "executor", executor)
     yield
     executor.shutdown()
 
 
-# The errands go first: they end after the test's transaction has, for whose locks some of them wait.
+# The background_tasks go first: they end after the test's transaction has, for whose locks some of them wait.
 @pytest.fixture(autouse=True)
 def _fresh_cache(_own_errands: None, db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests' broker changes between two questions.
     monkeypatch.setattr(picture, "seconds", 0.0)
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 0.0)
     # So do the tests themselves, to the database, without telling anybody.
-    monkeypatch.setattr(Kept, "seconds", 0.0)
+    monkeypatch.setattr(Cached, "seconds", 0.0)
     translation.deactivate()  # a page of an earlier test may have been German
     cache.clear()
     limits._counter.cache_clear()
@@ -199,16 +199,16 @@ class Never(Executor):
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errands are done before a page is answered."""
+    """BackgroundTasks are done before a page is answered."""
     for module in (lifecycle, login):
-        monkeypatch.setattr(module, "errands", Errands(Here()))
+        monkeypatch.setattr(module, "background_tasks", BackgroundTasks(Here()))
 
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch):
-    """The portal dies before it does its errands; calling this starts a new one."""
-    monkeypatch.setattr(lifecycle, "errands", Errands(Never()))
-    return lambda: monkeypatch.setattr(lifecycle, "errands", Errands(Here()))
+    """The portal dies before it does its background_tasks; calling this starts a new one."""
+    monkeypatch.setattr(lifecycle, "background_tasks", BackgroundTasks(Never()))
+    return lambda: monkeypatch.setattr(lifecycle, "background_tasks", BackgroundTasks(Here()))
 
 
 def _account(name: str) -> User:

@@ -16,7 +16,7 @@ from carme.errors import SlurmError
 from carme_webui.accounts import directory
 from carme_webui.accounts.directory import Entry, look_up
 from carme_webui.accounts.models import User
-from carme_webui.errands import Errands
+from carme_webui.background import BackgroundTasks
 from patience import HANG
 
 from .conftest import PASSWORD, Browser, Here
@@ -168,7 +168,7 @@ def site(ldap: LdapSettings, settings, folder: Path, monkeypatch: pytest.MonkeyP
     settings.AUTHENTICATION_BACKENDS = [
         *settings.AUTHENTICATION_BACKENDS, "carme_webui.accounts.directory.LdapBackend",
     ]  # fmt: skip
-    monkeypatch.setattr(directory, "errands", Errands(Here()))
+    monkeypatch.setattr(directory, "background_tasks", BackgroundTasks(Here()))
     return ldap
 
 

@@ -18,10 +18,10 @@ from carme.jobs.templates import TEMPLATES
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
-from carme_webui.jobs import past
+from carme_webui.jobs import backfill
+from carme_webui.jobs.backfill import read_past
 from carme_webui.jobs.mirror import follow
 from carme_webui.jobs.models import Job, Mirror
-from carme_webui.jobs.past import read_past
 from carme_webui.jobs.views import _follow
 from carme_webui.profile.models import Notice
 from carme_webui.sessions.models import Session
@@ -390,7 +390,7 @@ def test_the_accounting_of_years_is_read_backwards_once(db, broker: FakeBroker, 
     days = {1: 500, 2: 390, 3: 200, 4: 3}
     for number, age in days.items():
         broker.leave(make_job(number, state="COMPLETED", submitted=now - timedelta(days=age)))
-    broker.leave(make_job(5, state="RUNNING", submitted=now - timedelta(days=2)))  # the keeper's
+    broker.leave(make_job(5, state="RUNNING", submitted=now - timedelta(days=2)))  # the sync's
     read_past(site_broker(), now)
     assert states() == dict.fromkeys((2, 3, 4), "COMPLETED"), "no older one, and none that runs"
     asked = len(broker.asked_for("history"))
@@ -401,7 +401,7 @@ def test_the_accounting_of_years_is_read_backwards_once(db, broker: FakeBroker, 
 
 
 def test_more_jobs_than_are_told_at_once_are_all_read(db, broker: FakeBroker, monkeypatch) -> None:
-    monkeypatch.setattr(past, "LIMIT", 5)
+    monkeypatch.setattr(backfill, "LIMIT", 5)
     now = timezone.now()
     for number in range(1, 41):
         broker.leave(make_job(number, state="COMPLETED", submitted=now - timedelta(hours=3 * number)))

@@ -14,11 +14,11 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings import table
 from carme_webui.bookings.models import Booking
+from carme_webui.caches import Cached, cached_by_arguments
 from carme_webui.cluster import picture
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.models import Mirror
-from carme_webui.kept import Kept, of_same
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions import forms
 from carme_webui.sessions.models import Preset, Session
@@ -30,12 +30,12 @@ from .fake_broker import FakeBroker, make_job
 @pytest.fixture
 def remembering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All is remembered until something is new, as on a site; nothing of another test is."""
-    monkeypatch.setattr(Kept, "seconds", 3600.0)
+    monkeypatch.setattr(Cached, "seconds", 3600.0)
     monkeypatch.setattr(picture, "seconds", 3600.0)
     monkeypatch.setattr(picture, "_known", {})
-    news.tell_all()
+    notifier.notify_all()
     yield
-    news.tell_all()
+    notifier.notify_all()
 
 
 def page(browser: Browser, path: str = "/") -> str:
@@ -46,36 +46,36 @@ def page(browser: Browser, path: str = "/") -> str:
 
 def test_it_is_asked_again_after_news_and_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    kept = Kept(lambda: asked.append(1) or len(asked))
-    monkeypatch.setattr(Kept, "seconds", 3600.0)
+    kept = Cached(lambda: asked.append(1) or len(asked))
+    monkeypatch.setattr(Cached, "seconds", 3600.0)
     assert [kept(), kept()] == [1, 1]
-    news.tell(["alice"])  # is nothing that all see
+    notifier.notify(["alice"])  # is nothing that all see
     assert kept() == 1
-    news.tell_all()
+    notifier.notify_all()
     assert [kept(), kept()] == [2, 2]
-    monkeypatch.setattr(Kept, "seconds", 0.0)
-    news.tell_all()
+    monkeypatch.setattr(Cached, "seconds", 0.0)
+    notifier.notify_all()
     assert [kept(), kept()] == [3, 4]
 
 
 def test_what_is_told_while_it_is_asked_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Kept, "seconds", 3600.0)
+    monkeypatch.setattr(Cached, "seconds", 3600.0)
     asked: list[int] = []
 
     def ask() -> int:
         asked.append(1)
         if len(asked) == 1:
-            news.tell_all()  # after the look, before the answer
+            notifier.notify_all()  # after the look, before the answer
         return len(asked)
 
-    kept = Kept(ask)
+    kept = Cached(ask)
     assert [kept(), kept(), kept()] == [1, 2, 2]
 
 
 def test_results_are_those_of_the_same_things_in_the_same_language() -> None:
     made: list[object] = []
 
-    @of_same
+    @cached_by_arguments
     def made_of(one: list[int], other: list[int]) -> str:
         made.append(one)
         return f"{one}{other}{translation.get_language()}"
@@ -101,7 +101,7 @@ def test_news_and_maintenance_are_on_pages_at_once_and_go_at_once(
     Maintenance.objects.create(
         title="New cables", node_names=["n1"], start=timezone.now(), end=timezone.now() + timedelta(hours=1)
     )
-    news.tell_all()
+    notifier.notify_all()
     assert "New cables" in page(browser, "/jobs/")
 
 
@@ -111,7 +111,7 @@ def test_why_the_mirror_is_silent_is_said_at_once(
     Mirror.load()
     assert "is away" not in page(browser)
     Mirror.objects.update(failure="Slurm is away.")
-    news.tell_all()
+    notifier.notify_all()
     assert "Slurm is away." in page(browser) and "Slurm is away." in page(browser, "/jobs/")
 
 

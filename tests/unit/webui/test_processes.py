@@ -87,7 +87,7 @@ class Portal:
         self.log = folder / "log"
         with self.log.open("wb") as log:
             self.program = subprocess.Popen(self.command, env=self.environment, stdout=log, stderr=log)
-        until(lambda: self.keeper is not None or self.program.poll() is not None)
+        until(lambda: self.sync is not None or self.program.poll() is not None)
         assert self.program.poll() is None, self.log.read_text()
         until(self.answers)
 
@@ -106,7 +106,7 @@ class Portal:
         return [int(number) for number in file.read_text().split()]
 
     @property
-    def keeper(self) -> int | None:
+    def sync(self) -> int | None:
         """The process that said last that it keeps the portal true."""
         found = re.findall(r"Process (\d+) keeps", self.log.read_text())
         return int(found[-1]) if found else None
@@ -169,9 +169,9 @@ def test_each_process_hears_what_another_was_told_and_a_dead_one_is_replaced(
     portal: Portal, broker: FakeBroker, alice: User
 ) -> None:
     cookies = signed_in(alice)
-    keeper = portal.keeper
-    assert keeper in portal.processes and len(portal.processes) == 2
-    version = version_of(portal.open(keeper, "/", cookies))
+    sync = portal.sync
+    assert sync in portal.processes and len(portal.processes) == 2
+    version = version_of(portal.open(sync, "/", cookies))
     streams = [portal.open(process, f"/news/?seen={version}", cookies) for process in portal.processes]
     broker.tell(make_session("s0123abcd", "queued", owner="alice"))
     heard = {next_news(stream) for stream in streams}
@@ -179,9 +179,9 @@ def test_each_process_hears_what_another_was_told_and_a_dead_one_is_replaced(
     for process in portal.processes:
         assert version_of(portal.open(process, "/", cookies)) in heard, "and so do their pages"
 
-    os.kill(keeper, signal.SIGKILL)
-    until(lambda: portal.keeper != keeper)
-    until(lambda: len(portal.processes) == 2 and keeper not in portal.processes)
+    os.kill(sync, signal.SIGKILL)
+    until(lambda: portal.sync != sync)
+    until(lambda: len(portal.processes) == 2 and sync not in portal.processes)
     until(portal.answers)
     version = heard.pop()
     streams = [portal.open(process, f"/news/?seen={version}", cookies) for process in portal.processes]

@@ -1,4 +1,4 @@
-"""The portal as an ASGI application: Django's pages, nginx's question who may enter, and the keeper."""
+"""The portal as an ASGI application: Django's pages, nginx's question who may enter, and the sync."""
 
 import asyncio
 import contextvars
@@ -109,7 +109,7 @@ class Pages(ASGIHandler):
 pages = Pages()
 
 from carme_webui.accounts.entrance import enter  # noqa: E402  Django must be set up
-from carme_webui.keeper import Keeper  # noqa: E402
+from carme_webui.broker_sync import BrokerSync  # noqa: E402
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,13 +124,13 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _live(receive: Receive, send: Send) -> None:
     """Keep the portal true from the server's start to its end."""
-    keeper = Keeper()
+    sync = BrokerSync()
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
-            keeper.start()
+            sync.start()
             await send({"type": "lifespan.startup.complete"})
         else:
-            keeper.stop()
+            sync.stop()
             await send({"type": "lifespan.shutdown.complete"})
             return

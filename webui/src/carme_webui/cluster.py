@@ -15,7 +15,7 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, Forecast, Job, JobRequest, Reservation, partition_of, usable
 from carme.jobs.access import partition_refusal
 from carme.jobs.nodes import expand
-from carme_webui.kept import of_same
+from carme_webui.caches import cached_by_arguments
 
 __all__ = [
     "Picture",
@@ -160,7 +160,7 @@ def images() -> ImageCatalogue:
     return ImageCatalogue(settings.SITE.images.directory)
 
 
-@of_same
+@cached_by_arguments
 def supplies(cluster: Cluster) -> list[Supply]:
     """The GPUs of the cluster by type. Those of nodes that take no jobs are not free."""
     kinds = sorted({kind for node in cluster.nodes for kind in node.gpus})

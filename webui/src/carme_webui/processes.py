@@ -18,7 +18,7 @@ from types import FrameType
 import uvicorn
 
 from carme.errors import ConfigError
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 
 __all__ = ["BACKLOG", "serve"]
 
@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
         self._number = number
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        news.be(self._number)
+        notifier.be(self._number)
         watcher = multiprocessing.parent_process()
         assert watcher is not None
         asyncio.get_running_loop().add_reader(watcher.sentinel, self._orphaned, watcher.sentinel)
@@ -160,7 +160,7 @@ def serve(config: uvicorn.Config, processes: int) -> None:
     """
     sockets = _listen(config.host, config.port, processes)
     config.load()
-    news.share(processes)
+    notifier.share(processes)
     # Looking for garbage among what was loaded, again and again, would take time and unshare its memory.
     gc.collect()
     gc.freeze()

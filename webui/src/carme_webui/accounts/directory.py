@@ -24,8 +24,8 @@ from carme.accounts import is_account_name
 from carme.config.settings import LdapSettings
 from carme.errors import CarmeError, ConfigError
 from carme_webui.accounts.models import User
+from carme_webui.background import background_tasks
 from carme_webui.cluster import broker
-from carme_webui.errands import errands
 
 __all__ = ["Entry", "LdapBackend", "enrol_soon", "look_up", "unix_name"]
 
@@ -186,7 +186,7 @@ def enrol_soon(user: User) -> None:
     tried again when the user signs in again.
     """
     if user.enrolled is None:
-        errands.run(f"enrol {user.username}", lambda: _enrol(user))
+        background_tasks.run(f"enrol {user.username}", lambda: _enrol(user))
 
 
 def _enrol(user: User) -> None:

@@ -11,7 +11,7 @@ from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse
 
 from carme_webui.accounts.models import User
-from carme_webui.errands import errands
+from carme_webui.background import background_tasks
 from carme_webui.sessions.hub import Hub, HubError
 
 __all__ = ["AccountAdapter", "LoginRequired", "sign_out", "sign_out_of_hub", "signed_in"]
@@ -44,7 +44,7 @@ def sign_out_of_hub(user: str) -> None:
     """Have the hub told that what it knows of this user's logins counts no more."""
     # Whoever signs in again while the hub is being told is not meant.
     moment = time.time()
-    errands.run(f"sign out {user} {moment}", lambda: _sign_out_of_hub(user, moment))
+    background_tasks.run(f"sign out {user} {moment}", lambda: _sign_out_of_hub(user, moment))
 
 
 def _sign_out_of_hub(user: str, moment: float) -> None:

@@ -10,7 +10,7 @@ from django.utils import timezone
 from carme.bookings import Window
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import site_zone, span_words
-from carme_webui.kept import Kept
+from carme_webui.caches import Cached
 
 __all__ = ["Maintenance", "News", "latest_news", "maintenance_near"]
 
@@ -102,8 +102,8 @@ class Maintenance(models.Model):
         return f"{reverse('maintenance')}#{self.name}"
 
 
-latest_news = Kept(lambda: list(News.latest()))
+latest_news = Cached(lambda: list(News.latest()))
 """What the dashboard shows of the news."""
 
-maintenance_near = Kept(lambda: list(Maintenance.near(timezone.now())))
+maintenance_near = Cached(lambda: list(Maintenance.near(timezone.now())))
 """The maintenance that every page tells of."""

@@ -17,7 +17,7 @@ from carme.wording import listing
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings.models import Booking
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
 
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 def publish(row: News) -> None:
     """Tell everybody; open pages show it at once."""
     row.save()
-    news.tell_all()
+    notifier.notify_all()
 
 
 def take_away(row: News) -> None:
     """Tell it no more."""
     row.delete()
-    news.tell_all()
+    notifier.notify_all()
 
 
 def plan(
@@ -76,7 +76,7 @@ def plan(
             before.save()
         raise
     warn(row, broker)
-    news.tell_all()
+    notifier.notify_all()
 
 
 def keep(row: Maintenance, broker: BrokerClient, by: str) -> None:
@@ -107,7 +107,7 @@ def call_off(row: Maintenance, by: User, broker: BrokerClient) -> None:
         broker.release(row.name, user=by.username)
     except CarmeError as error:
         logger.warning("The maintenance %s is given back later: %s", row.name, error)
-    news.tell_all()
+    notifier.notify_all()
 
 
 def bookings_within(row: Maintenance) -> list[Booking]:

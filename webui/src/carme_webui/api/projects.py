@@ -18,7 +18,7 @@ from carme_webui.api.access import administrates, asker, require, require_admin
 from carme_webui.api.answers import REFUSED, answers
 from carme_webui.api.schemas import Words
 from carme_webui.cluster import broker
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects import services
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.titles import tidy
@@ -194,7 +194,7 @@ def answer_invitation(request: HttpRequest, asked: Reply, number: int = Path(...
     row = get_object_or_404(_mine(user), pk=number)
     told = _invitation(row)
     services.answer(user, row, asked.accept, broker())
-    news.tell([user.username])
+    notifier.notify([user.username])
     return told
 
 

@@ -49,7 +49,7 @@ from carme_webui.jobs.arrays import resubmit_failed, tell_progress
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.search import FILTERS, Search, own_jobs
 from carme_webui.jobs.submissions import JobSubmission
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects.models import Project, access_for, usable_by
 from carme_webui.sessions import actions
 from carme_webui.sessions.models import NAME_PATTERN as SESSION_NAME
@@ -314,7 +314,7 @@ def cancel_job(request: HttpRequest, job_id: int = JobId, task: int | None = Tas
     """End a job, an array, or a task of one; what is over stays as it is."""
     user = require(request, "jobs")
     broker().cancel(job_id, user=user.username, task=task)
-    news.tell([user.username])
+    notifier.notify([user.username])
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -393,7 +393,7 @@ def resubmit_job(
         new = resubmit_failed(_my_job(user, job_id), broker())
     else:
         new = broker().resubmit(job_id, user=user.username, task=task)
-    news.tell([user.username])
+    notifier.notify([user.username])
     return Status(HTTPStatus.CREATED, {"id": new})
 
 
@@ -513,7 +513,7 @@ def offer_booking(request: HttpRequest, asked: schemas.Offer, name: str = Bookin
     found = _my_booking(require(request, "bookings"), name)
     before = found.offered_to
     services.offer(found, (asked.user or "").strip())
-    news.tell(one.username for one in (before, found.offered_to) if one)
+    notifier.notify(one.username for one in (before, found.offered_to) if one)
     return schemas.booking_out(found)
 
 
@@ -528,7 +528,7 @@ def answer_offer(request: HttpRequest, asked: schemas.OfferAnswer, name: str = B
         services.accept(found, user, settings.SITE, broker())
     else:
         services.decline(found, user)
-    news.tell([former])
+    notifier.notify([former])
     _tell(found)
     return schemas.booking_out(found, user)
 
@@ -563,7 +563,7 @@ def _wish(values: dict[str, Any]) -> Wish:
 
 
 def _tell(found: Booking) -> None:
-    news.tell(one.username for one in found.people())
+    notifier.notify(one.username for one in found.people())
 
 
 # --- images ----------------------------------------------------------------------------------------------

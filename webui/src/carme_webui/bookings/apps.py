@@ -6,7 +6,7 @@ from django.apps import AppConfig
 from django.db import transaction
 from django.db.models.signals import post_delete, post_save
 
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 
 
 class BookingsConfig(AppConfig):
@@ -20,5 +20,5 @@ class BookingsConfig(AppConfig):
 
 def _changed(**_about: Any) -> None:
     """The calendar looks again, now and when others can see the change."""
-    news.count_booking()
-    transaction.on_commit(news.count_booking)
+    notifier.count_booking()
+    transaction.on_commit(notifier.count_booking)

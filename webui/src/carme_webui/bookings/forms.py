@@ -17,7 +17,7 @@ from carme.jobs import Cluster, minutes_text, parse_minutes
 from carme.jobs.requests import refusal
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking, site_zone
-from carme_webui.kept import of_same
+from carme_webui.caches import cached_by_arguments
 from carme_webui.projects.models import Project, usable_by
 from carme_webui.titles import TitleField
 
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
         return f"{self.gpus} x {self.gpu_type} ({self.partition})"
 
 
-@of_same
+@cached_by_arguments
 def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
     """What can be booked at this site."""
     if cluster is None:

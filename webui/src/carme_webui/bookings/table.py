@@ -27,8 +27,8 @@ from carme.jobs import Job, Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking, span_words
-from carme_webui.kept import Kept
-from carme_webui.news import news
+from carme_webui.caches import Cached
+from carme_webui.notifier import notifier
 
 __all__ = ["VIEWS", "Shown", "table_of"]
 
@@ -134,7 +134,7 @@ def table_of(
 
 def _common(shown: Shown, nodes: Nodes, running: Running, reservations: list[Reservation]) -> _Common:
     key = shown, tuple(nodes), get_language()
-    version, now = news.bookings_version(), time.monotonic()
+    version, now = notifier.bookings_version(), time.monotonic()
     known = _kept.get(key)
     if (
         known is None
@@ -146,7 +146,7 @@ def _common(shown: Shown, nodes: Nodes, running: Running, reservations: list[Res
         if known is None and len(_kept) >= MOST_KEPT:
             _kept.clear()
         made = _make(None, shown, nodes, running, reservations)
-        _kept[key] = known = now + Kept.seconds, version, running, reservations, made
+        _kept[key] = known = now + Cached.seconds, version, running, reservations, made
     return known[4]
 
 

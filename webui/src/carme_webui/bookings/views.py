@@ -29,7 +29,7 @@ from carme_webui.bookings.models import Booking, site_zone, span_words
 from carme_webui.bookings.table import VIEWS, Shown, table_of
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects.models import own_projects
 from carme_webui.sessions.models import Session
 
@@ -216,7 +216,7 @@ def offer(request: HttpRequest, name: str) -> HttpResponse:
         messages.error(request, str(error))
     else:
         taker = found.offered_to
-        news.tell(one.username for one in (before, taker) if one)
+        notifier.notify(one.username for one in (before, taker) if one)
         messages.success(
             request,
             _("%s may take over this booking now. It stays yours until then.") % taker.username
@@ -241,7 +241,7 @@ def answer_offer(request: HttpRequest, name: str) -> HttpResponse:
             messages.success(request, _("You did not take the booking over."))
     except CarmeError as error:
         messages.error(request, str(error))
-    news.tell([former])
+    notifier.notify([former])
     _tell(found)
     return redirect(found if found.may_be_seen_by(user) else "bookings")
 
@@ -400,4 +400,4 @@ def _feed_address(user: User) -> str:
 
 
 def _tell(found: Booking) -> None:
-    news.tell(one.username for one in found.people())
+    notifier.notify(one.username for one in found.people())

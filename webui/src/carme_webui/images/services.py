@@ -22,7 +22,7 @@ from carme.projects import NAME_PATTERN
 from carme_webui.accounts.models import User
 from carme_webui.cluster import fitted
 from carme_webui.images.models import ImageState, OwnImage
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects.models import Project
 from carme_webui.titles import tidy
 
@@ -119,7 +119,7 @@ def build(user: User, wish: ImageWish, catalogue: ImageCatalogue, broker: Broker
         row.delete()
         raise
     row.save(update_fields=["job_id"])
-    news.tell([user.username])
+    notifier.notify([user.username])
     return row
 
 
@@ -220,7 +220,7 @@ def share(row: OwnImage, wish: ShareWish, broker: BrokerClient) -> None:
     # Sessions that run in it keep it open.
     with suppress(CarmeError):
         files.remove(str(before))
-    news.tell(told)
+    notifier.notify(told)
 
 
 def _members(project: Project | None) -> list[str]:
@@ -281,7 +281,7 @@ def settle(row: OwnImage, broker: BrokerClient) -> None:
     except NotFound as error:
         values = {"state": ImageState.FAILED, "problem": str(error)}
     if OwnImage.objects.filter(pk=row.pk, state=ImageState.BUILDING).update(**values):
-        news.tell([user])
+        notifier.notify([user])
     row.refresh_from_db()
 
 
@@ -303,4 +303,4 @@ def delete(row: OwnImage, broker: BrokerClient) -> None:
         if error.code != "file" or error.number not in (2, 20):  # it, or its folder, is not there
             raise
     row.delete()
-    news.tell([user])
+    notifier.notify([user])

@@ -17,7 +17,7 @@ from carme_webui.images.forms import BuildForm, ShareForm
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects.models import Project
 
 __all__ = ["build", "delete", "image", "image_list", "image_live", "share", "site_image"]
@@ -27,7 +27,7 @@ __all__ = ["build", "delete", "image", "image_list", "image_live", "share", "sit
 def image_list(request: HttpRequest) -> HttpResponse:
     """The site's images, mine, and those that my projects share."""
     user = signed_in(request)
-    version = news.version(user.username)
+    version = notifier.version(user.username)
     own = list(OwnImage.visible(user))
     site = []
     for name in images().names():
@@ -134,7 +134,7 @@ def share(request: HttpRequest, reference: str) -> HttpResponse:
 
 def _context(request: HttpRequest, reference: str, log: bool = True) -> dict[str, Any]:
     user = signed_in(request)
-    version = news.version(user.username)  # first: what comes meanwhile is news
+    version = notifier.version(user.username)  # first: what comes meanwhile is news
     found = _visible(request, reference)
     context: dict[str, Any] = {"image": found, "own": found.owner == user, "version": version}
     if not context["own"]:

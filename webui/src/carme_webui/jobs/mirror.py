@@ -17,7 +17,7 @@ from carme.jobs import JobState
 from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job, Mirror
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
 from carme_webui.sessions import mirror as sessions
@@ -47,7 +47,7 @@ def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
     except CarmeError as error:
         if Mirror.objects.exclude(failure=str(error)).update(failure=str(error)):  # said once
             logger.warning("The broker's news could not be read: %s", error)
-            news.tell_all()
+            notifier.notify_all()
         return False
     return True
 
@@ -71,13 +71,13 @@ def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
         sessions.store(batch.sessions)
         Mirror.objects.filter(pk=state.pk).update(cursor=batch.cursor, updated=now, failure="")
     _tell_ended(ended)
-    news.tell({job.user for job in batch.jobs} | {session.owner for session in batch.sessions})
+    notifier.notify({job.user for job in batch.jobs} | {session.owner for session in batch.sessions})
     if batch.complete or state.swept is None or now - state.swept > SWEEP_EVERY:
         _sweep(broker)
-        news.tell(sessions.sweep(broker))
+        notifier.notify(sessions.sweep(broker))
         Mirror.objects.filter(pk=state.pk).update(swept=now)
     if state.failure:
-        news.tell_all()
+        notifier.notify_all()
 
 
 def _ending(batch: Iterable[Told]) -> list[Told]:

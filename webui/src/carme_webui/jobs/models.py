@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from carme import jobs
 from carme.jobs import arrays
-from carme_webui.kept import Kept
+from carme_webui.caches import Cached
 from carme_webui.sessions.clock import Remaining
 
 if TYPE_CHECKING:
@@ -188,5 +188,5 @@ class Mirror(models.Model):
         return cls.objects.get_or_create(pk=1)[0]
 
 
-silence = Kept(lambda: Mirror.load().failure)
+silence = Cached(lambda: Mirror.load().failure)
 """Why the last round of the mirror failed; empty if it did not."""

@@ -20,7 +20,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import check_room
 from carme_webui.images.catalogue import resolved
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.sessions.clock import check_extension
 
 __all__ = [
@@ -197,7 +197,7 @@ def submit(request: JobRequest, user: User, broker: BrokerClient) -> int:
     _check_booking(request, user)
     check_room(user)
     job_id = broker.submit(request, user=user.username)
-    news.tell([user.username])
+    notifier.notify([user.username])
     return job_id
 
 
@@ -212,5 +212,5 @@ def extend(user: User, job_id: int, minutes: int, broker: BrokerClient, task: in
     if task is not None:
         job_id = broker.job(job_id, user=user.username, task=task).id
     given = broker.extend(job_id, minutes, user=user.username)
-    news.tell([user.username])
+    notifier.notify([user.username])
     return given

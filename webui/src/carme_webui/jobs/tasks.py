@@ -2,7 +2,7 @@
 
 from carme_webui.celery import app
 from carme_webui.cluster import broker
-from carme_webui.jobs.past import read_past
+from carme_webui.jobs.backfill import read_past
 from carme_webui.jobs.warnings import tell_warnings
 
 __all__ = ["mirror_past", "warn"]

@@ -36,7 +36,7 @@ from carme_webui.jobs.models import Job, silence
 from carme_webui.jobs.patterns import PATTERNS
 from carme_webui.jobs.search import FILTERS, own_jobs
 from carme_webui.jobs.timeline import timeline
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, payers, usable_by
 from carme_webui.sessions.clock import asked_minutes, extensions
 from carme_webui.sessions.models import Session
@@ -217,7 +217,7 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
             messages.error(request, str(error))
         else:
             messages.success(request, _("The job is stopping."))
-            news.tell([found.user])
+            notifier.notify([found.user])
     return redirect(found)
 
 
@@ -356,7 +356,7 @@ def _form_page(
 
 def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[str, object]:
     user = signed_in(request)
-    version = news.version(user.username)  # first: what comes meanwhile is news
+    version = notifier.version(user.username)  # first: what comes meanwhile is news
     found = get_object_or_404(own_jobs(user), id=job_id)
     context: dict[str, object] = {"job": found, "banner": silence(), "version": version}
     context["extensions"] = extensions()

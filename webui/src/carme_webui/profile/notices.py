@@ -8,7 +8,7 @@ from django.utils import timezone, translation
 
 from carme_webui.accounts.language import language_of
 from carme_webui.accounts.models import User
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind, wants
 from carme_webui.profile.models import Mailing, Notice
 from carme_webui.statements import Given, Statement
@@ -53,7 +53,7 @@ def tell(
         Notice.objects.create(user=user, **values)
     elif not Notice.objects.get_or_create(user=user, key=key[:120], defaults=values)[1]:
         return False
-    news.tell([user.username])
+    notifier.notify([user.username])
     return True
 
 

@@ -19,7 +19,7 @@ from carme.wording import listing, number
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects.models import Project
 from carme_webui.projects.rules import check_project
 from carme_webui.sessions.clock import check_extension
@@ -123,7 +123,7 @@ def start(owner: User, options: SessionOptions, name: str) -> tuple[Session, boo
     found, created = Session.request(owner, options, name)
     if created:
         tend_soon(found.name)
-        news.tell([owner.username])
+        notifier.notify([owner.username])
     return found, created
 
 
@@ -144,7 +144,7 @@ def save_preset(owner: User, name: str, options: SessionOptions) -> Preset:
 def stop(found: Session) -> None:
     """Have a session stopped; one that is over or stopping stays as it is."""
     if found.move(SessionState.STOPPING, sentence="", asked=None):
-        news.tell([found.owner.username])
+        notifier.notify([found.owner.username])
         tend_soon(found.name)
 
 
@@ -161,5 +161,5 @@ def extend(found: Session, minutes: int, broker: BrokerClient) -> Extension:
     check_extension(minutes, most)
     given = broker.extend(told.job_id, minutes, user=found.owner.username)
     found.follow(told.model_copy(update={"ends": given.ends}))
-    news.tell([found.owner.username])
+    notifier.notify([found.owner.username])
     return given

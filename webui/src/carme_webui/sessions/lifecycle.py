@@ -17,10 +17,10 @@ from django.utils.translation import gettext as _
 from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.sessions import Ending, SessionState
+from carme_webui.background import background_tasks
 from carme_webui.cluster import broker as site_broker
-from carme_webui.errands import errands
 from carme_webui.images.catalogue import resolved
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.sessions.hub import Hub, HubError, HubSilent, HubUnavailable, Removal
 from carme_webui.sessions.mirror import find
 from carme_webui.sessions.models import Session
@@ -41,10 +41,10 @@ ASK_AGAIN_AFTER = timedelta(seconds=10)
 def tend_soon(name: str) -> None:
     """Do what is to be done for a session, in another thread."""
 
-    def errand() -> None:
+    def task() -> None:
         tend(Session.objects.select_related("owner").get(name=name), Hub(settings.SITE), site_broker())
 
-    errands.run(f"session {name}", errand)
+    background_tasks.run(f"session {name}", task)
 
 
 def tend_all() -> None:
@@ -80,7 +80,7 @@ def tend(session: Session, hub: Hub, broker: BrokerClient, now: datetime | None 
     elif session.state == SessionState.STOPPING or session.is_over:
         end(session, hub, broker, now)
     if (session.state, session.sentence) != before:
-        news.tell([session.owner.username])
+        notifier.notify([session.owner.username])
 
 
 def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> None:

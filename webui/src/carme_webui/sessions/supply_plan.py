@@ -8,8 +8,8 @@ from django.utils.translation import gettext as _
 
 from carme.jobs import Forecast, GpuForecast
 from carme_webui.bookings.models import moment_words
+from carme_webui.caches import cached_by_arguments
 from carme_webui.cluster import Supply
-from carme_webui.kept import of_same
 
 __all__ = ["Shown", "shown"]
 
@@ -37,7 +37,7 @@ class Shown:
         return self.supply.total - self.supply.free
 
 
-@of_same
+@cached_by_arguments
 def shown(supplies: Sequence[Supply], plan: Forecast | None) -> list[Shown]:
     """Each type with its plan, where there is one."""
     kinds = {kind.gpu_type: kind for kind in plan.kinds} if plan else {}

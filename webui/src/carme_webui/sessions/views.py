@@ -32,7 +32,7 @@ from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror, silence
 from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
 from carme_webui.metrics.busy import has_metrics
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, own_projects, payers, usable_by
 from carme_webui.sessions import actions
 from carme_webui.sessions.clock import Remaining, asked_minutes, extensions, remaining
@@ -281,7 +281,7 @@ async def _events(user: str, seen: str) -> AsyncIterator[str]:
     end = clock() + STREAM_ENDS_AFTER
     yield "retry: 1000\n\n"
     while clock() < end:
-        version = await news.wait(user, seen, HEARTBEAT)
+        version = await notifier.wait(user, seen, HEARTBEAT)
         yield ": still here\n\n" if version == seen else f"id: {version}\nevent: news\ndata: {version}\n\n"
         seen = version
 
@@ -367,7 +367,7 @@ def _titles(image: str, owner: User) -> dict[str, str]:
 
 def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[str, Any]:
     user = signed_in(request)
-    version = news.version(user.username)
+    version = notifier.version(user.username)
     rows = Session.of_late(user, timezone.now() - RECENT)
     banner = silence() or banner
     running = active_jobs(user)
@@ -392,7 +392,7 @@ def _plan() -> Forecast | None:
 
 
 def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
-    version = news.version(signed_in(request).username)  # first: what comes meanwhile is news
+    version = notifier.version(signed_in(request).username)  # first: what comes meanwhile is news
     found = _mine(request, name)
     mirror = Mirror.load()
     cluster, silence = _look()

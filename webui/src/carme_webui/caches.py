@@ -8,19 +8,19 @@ from typing import Generic, ParamSpec, TypeVar
 
 from django.utils.translation import get_language
 
-from carme_webui.news import news
+from carme_webui.notifier import notifier
 
-__all__ = ["Kept", "of_same"]
+__all__ = ["Cached", "cached_by_arguments"]
 
 T = TypeVar("T")
 Given = ParamSpec("Given")
 
 
-class Kept(Generic[T]):
+class Cached(Generic[T]):
     """What the database says to everybody alike; to be called for it, and not to be changed.
 
     It is asked again as soon as one of the portal's processes has told all pages of something new
-    (`carme_webui.news`), and after `seconds`, so that what anybody else wrote is seen soon. Nothing that
+    (`carme_webui.notifier`), and after `seconds`, so that what anybody else wrote is seen soon. Nothing that
     depends on who reads belongs here.
 
     Args:
@@ -36,7 +36,7 @@ class Kept(Generic[T]):
         self._known: tuple[str, float, T] | None = None
 
     def __call__(self) -> T:
-        version, now = news.common_version(), time.monotonic()
+        version, now = notifier.common_version(), time.monotonic()
         known = self._known
         if known is None or known[0] != version or now >= known[1]:
             # The version is that of before the question: what is told meanwhile makes it old.
@@ -44,7 +44,7 @@ class Kept(Generic[T]):
         return known[2]
 
 
-def of_same(function: Callable[Given, T]) -> Callable[Given, T]:
+def cached_by_arguments(function: Callable[Given, T]) -> Callable[Given, T]:
     """Have a function of what pages share, such as the picture of the cluster, called once for them.
 
     For each language the result of the very same objects that were given last is remembered; it is not to be

@@ -11,7 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from django.conf import settings
 from django.db import close_old_connections
 
-__all__ = ["Errands", "errands"]
+__all__ = ["BackgroundTasks", "background_tasks"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class _Locks:
         """Whether it was free; this process then has it."""
         with self._opening:
             if self._file is None:
-                path = settings.SITE.portal.state_directory / "errands.lock"
+                path = settings.SITE.portal.state_directory / "background.lock"
                 self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(name))
@@ -67,7 +67,7 @@ def _offset(name: str) -> int:
 _locks = _Locks()
 
 
-class Errands:
+class BackgroundTasks:
     """Runs functions in other threads, one at a time for each key, among all processes of the portal.
 
     Args:
@@ -75,11 +75,11 @@ class Errands:
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self.executor = executor or _Threads(THREADS, thread_name_prefix="errand")
+        self.executor = executor or _Threads(THREADS, thread_name_prefix="task")
         self._under_way: set[str] = set()
         self._lock = threading.Lock()
 
-    def run(self, key: str, errand: Callable[[], None]) -> bool:
+    def run(self, key: str, task: Callable[[], None]) -> bool:
         """Run it soon.
 
         Returns:
@@ -90,18 +90,18 @@ class Errands:
                 return False
             self._under_way.add(key)
         try:
-            self.executor.submit(self._run, key, errand)
+            self.executor.submit(self._run, key, task)
         except RuntimeError:
             # The process ends; whoever comes next finds in the database what is to be done.
             self._done(key)
             return False
         return True
 
-    def _run(self, key: str, errand: Callable[[], None]) -> None:
+    def _run(self, key: str, task: Callable[[], None]) -> None:
         try:
-            errand()
+            task()
         except Exception:
-            logger.exception("The errand %s failed", key)
+            logger.exception("The task %s failed", key)
         finally:
             self._done(key)
 
@@ -111,5 +111,5 @@ class Errands:
             _locks.give(key)
 
 
-errands = Errands()
-"""The errands of this process."""
+background_tasks = BackgroundTasks()
+"""The background_tasks of this process."""

@@ -1,6 +1,6 @@
 """Brings the jobs of the years before the portal into its history, from Slurm's accounting.
 
-The keeper mirrors what happens (see `mirror`); this reads backwards, a piece at a time, and the last days
+The sync mirrors what happens (see `mirror`); this reads backwards, a piece at a time, and the last days
 again and again, as what a crashed portal missed is there as well. Any piece may be read twice: a job has one
 row, and what the accounting says of a job that is over does not change.
 """
@@ -61,7 +61,7 @@ def _read(broker: BrokerClient, since: datetime, until: datetime) -> tuple[int, 
         if len(jobs) < LIMIT or until - since <= SHORTEST:
             break
         since = until - (until - since) / 2
-    # What still waits or runs is the keeper's; it knows more of it than the accounting.
+    # What still waits or runs is the sync's; it knows more of it than the accounting.
     over = [job for job in jobs if job.is_over]
     known = set(
         Job.objects.filter(id__in=[job.id for job in over], active=False).values_list("id", flat=True)

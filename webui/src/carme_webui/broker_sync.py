@@ -18,7 +18,7 @@ from carme_webui.cluster import broker
 from carme_webui.jobs.mirror import follow
 from carme_webui.sessions.lifecycle import tend_all
 
-__all__ = ["Keeper"]
+__all__ = ["BrokerSync"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ PAUSE = 1.0
 TURN = 0.5
 
 
-class Keeper:
+class BrokerSync:
     """Two threads: one follows the broker, one tends to sessions that are being started or stopped.
 
     They begin when no other process keeps, which a lock on a file says. The kernel takes the lock from a
@@ -66,7 +66,7 @@ class Keeper:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Wait until no other process keeps, or until the end."""
-        with (settings.SITE.portal.state_directory / "keeper.lock").open("a") as file:
+        with (settings.SITE.portal.state_directory / "broker_sync.lock").open("a") as file:
             while not self._ending.is_set():
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["News", "news"]
+__all__ = ["Notifier", "notifier"]
 
 #: Users share this many counters. Two of one counter hear of each other's news, and find nothing new.
 COUNTERS = 65_536
@@ -31,7 +31,7 @@ class _Waiter:
             self.loop.call_soon_threadsafe(self.event.set)
 
 
-class News:
+class Notifier:
     """What has changed for whom, for everybody who waits in this process or in those forked from it.
 
     A version is a word that differs from the earlier one as soon as there is something new; one of before a
@@ -83,15 +83,15 @@ class News:
         with self._lock:
             self._own[_BOOKINGS] += 1
 
-    def tell(self, users: Iterable[str]) -> None:
+    def notify(self, users: Iterable[str]) -> None:
         """Something of these users has changed. Any thread may say so."""
-        self._tell({_place(user) for user in users})
+        self._notify({_place(user) for user in users})
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Something that all see has changed."""
-        self._tell({_ALL})
+        self._notify({_ALL})
 
-    def _tell(self, places: set[int]) -> None:
+    def _notify(self, places: set[int]) -> None:
         if not places:
             return
         with self._lock:
@@ -141,5 +141,5 @@ def _place(user: str) -> int:
     return zlib.crc32(user.encode()) % COUNTERS
 
 
-news = News()
+notifier = Notifier()
 """The news of this process and of those that serve beside it."""

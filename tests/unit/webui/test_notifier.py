@@ -1,4 +1,4 @@
-"""Open pages learn of changes at once; the keeper follows the broker by itself."""
+"""Open pages learn of changes at once; the sync follows the broker by itself."""
 
 import asyncio
 import os
@@ -14,9 +14,9 @@ from django.db import connection
 
 from carme_webui.accounts.models import User
 from carme_webui.asgi import application
-from carme_webui.errands import Errands
-from carme_webui.keeper import Keeper
-from carme_webui.news import News, news
+from carme_webui.background import BackgroundTasks
+from carme_webui.broker_sync import BrokerSync
+from carme_webui.notifier import Notifier, notifier
 from carme_webui.sessions.models import Session
 from patience import HANG
 
@@ -28,35 +28,35 @@ LONG = HANG
 
 
 async def test_whoever_waits_is_woken_by_news_of_their_own() -> None:
-    told = News()
+    told = Notifier()
     seen = told.version("alice")
     waiting = asyncio.create_task(told.wait("alice", seen, LONG))
     await asyncio.sleep(0)
-    told.tell(["bob"])
+    told.notify(["bob"])
     await asyncio.sleep(0)
     assert not waiting.done()
-    threading.Thread(target=told.tell, args=(["alice"],)).start()
+    threading.Thread(target=told.notify, args=(["alice"],)).start()
     assert await waiting != seen
 
 
 async def test_what_came_before_is_not_missed() -> None:
-    told = News()
+    told = Notifier()
     seen = told.version("alice")
-    told.tell(["alice"])
+    told.notify(["alice"])
     assert await told.wait("alice", seen, LONG) != seen
     assert await told.wait("alice", "", LONG) == told.version("alice"), "also after a restart"
 
 
 async def test_news_for_all_wake_all() -> None:
-    told = News()
+    told = Notifier()
     waiting = [asyncio.create_task(told.wait(user, told.version(user), LONG)) for user in ("alice", "bob")]
     await asyncio.sleep(0)
-    told.tell_all()
+    told.notify_all()
     await asyncio.gather(*waiting)
 
 
 async def test_waiting_ends_and_leaves_nothing_behind() -> None:
-    told = News()
+    told = Notifier()
     seen = told.version("alice")
     assert await told.wait("alice", seen, 0.01) == seen
     cancelled = asyncio.create_task(told.wait("alice", seen, LONG))
@@ -68,22 +68,22 @@ async def test_waiting_ends_and_leaves_nothing_behind() -> None:
 
 
 def test_errands_of_one_key_never_overlap_and_a_failure_ends_only_itself() -> None:
-    errands, inside, go_on = Errands(), threading.Event(), threading.Event()
+    background_tasks, inside, go_on = BackgroundTasks(), threading.Event(), threading.Event()
 
     def slow() -> None:
         inside.set()
         go_on.wait(LONG)
         raise RuntimeError("this one fails")
 
-    assert errands.run("a", slow)
+    assert background_tasks.run("a", slow)
     assert inside.wait(LONG)
-    assert not errands.run("a", slow)
+    assert not background_tasks.run("a", slow)
     other = threading.Event()
-    assert errands.run("b", other.set)
+    assert background_tasks.run("b", other.set)
     assert other.wait(LONG)
     go_on.set()
     again = threading.Event()
-    while not errands.run("a", again.set):
+    while not background_tasks.run("a", again.set):
         pass
     assert again.wait(LONG)
 
@@ -92,21 +92,21 @@ def test_errands_of_one_key_never_overlap_in_two_processes() -> None:
     mine, its = os.pipe()
     if (other := os.fork()) == 0:
         try:
-            os.write(its, b"1" if Errands(Never()).run("c", print) else b"0")
+            os.write(its, b"1" if BackgroundTasks(Never()).run("c", print) else b"0")
             signal.pause()
         finally:
             os._exit(1)
     try:
         assert os.read(mine, 1) == b"1"
-        assert not Errands().run("c", print)
+        assert not BackgroundTasks().run("c", print)
         done = threading.Event()
-        assert Errands().run("d", done.set) and done.wait(LONG)
+        assert BackgroundTasks().run("d", done.set) and done.wait(LONG)
     finally:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
         os.close(mine)
         os.close(its)
-    assert Errands().run("c", print), "the dead hold nothing"
+    assert BackgroundTasks().run("c", print), "the dead hold nothing"
 
 
 def sign_in() -> str:
@@ -149,12 +149,12 @@ async def first_event(cookies: str, seen: str, opened: asyncio.Event) -> str:
 async def test_the_stream_tells_of_a_change() -> None:
     cookies = await sync_to_async(sign_in)()
     opened = asyncio.Event()
-    waiting = asyncio.create_task(first_event(cookies, news.version("alice"), opened))
+    waiting = asyncio.create_task(first_event(cookies, notifier.version("alice"), opened))
     await asyncio.wait_for(opened.wait(), LONG)
     assert not waiting.done()
-    news.tell(["alice"])
+    notifier.notify(["alice"])
     event = await waiting
-    assert event.startswith(f"id: {news.version('alice')}\n") and event.endswith("\n\n")
+    assert event.startswith(f"id: {notifier.version('alice')}\n") and event.endswith("\n\n")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -172,15 +172,15 @@ def test_the_keeper_starts_what_was_asked_for_and_follows_it(broker: FakeBroker,
     alice = User.objects.create_user("alice", password=PASSWORD)
     options = {"image": "torch", "minutes": 60, "title": "Left undone"}
     Session.objects.create(name="s0123abcd", owner=alice, options=options)
-    keeper = Keeper()
-    keeper.start()
+    sync = BrokerSync()
+    sync.start()
     try:
         until(lambda: ("alice", "s0123abcd") in hub.servers)
         for state in ("queued", "starting", "ready", "ended"):
             broker.tell(make_session("s0123abcd", state, ending="finished" if state == "ended" else None))
             until(lambda state=state: Session.objects.get().state == state)
     finally:
-        keeper.stop()
+        sync.stop()
         for thread in threading.enumerate():
             if thread.name in ("follow", "tend"):
                 thread.join(LONG)
