@@ -119,7 +119,9 @@ class Broker:
         self._projects = Projects(slurm)
         self._accesses = Accesses(slurm)
         self._reports = Reports(settings, slurm, self._watch, self._feed)
-        self._told_forecast: Forecast | None = None
+        #: What jobs held when it was made, and the forecast.
+        self._told_forecast: tuple[frozenset[tuple[int, str]], Forecast] | None = None
+        self._reserved: tuple[datetime, list[Reservation]] | None = None
         self._python = python
         #: Features of the nodes to which a job brings data, as long as the job that follows is not led there.
         self._led: dict[int, list[str]] = {}
@@ -738,13 +740,17 @@ class Broker:
         await self._cancel(itself(), job.id, None, None, task)
 
     async def _forecast(self) -> Forecast:
-        cluster = self._watch.cluster()
-        told = self._told_forecast
+        cluster, jobs = self._watch.cluster(), self._watch.jobs()
         now = datetime.now(UTC).replace(microsecond=0)
-        if told is None or now - told.start > FORECAST_AGE:
-            reservations = await self._bookings.reservations()
-            self._told_forecast = told = forecast(cluster, self._watch.jobs(), reservations, now)
-        return told
+        reserved = self._reserved
+        if reserved is None or now - reserved[0] > FORECAST_AGE:
+            self._reserved = reserved = now, await self._bookings.reservations()
+        # What is free now changes with these at once, and the plan must not contradict it.
+        held = frozenset((job.id, job.node_list) for job in jobs if job.gpus and job.is_running)
+        told = self._told_forecast
+        if told is None or now - told[1].start > FORECAST_AGE or held != told[0]:
+            self._told_forecast = told = held, forecast(cluster, jobs, reserved[1], now)
+        return told[1]
 
     def _may_use(self, peer: Peer, reservations: list[Reservation]) -> list[Reservation]:
         if peer.trusted:
