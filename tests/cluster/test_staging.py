@@ -105,10 +105,12 @@ def test_a_copy_by_several_nodes(demo: DemoSite) -> None:
 
 
 @pytest.mark.usefixtures("lines")
-def test_results_of_a_job_that_fails(demo: DemoSite) -> None:
+@pytest.mark.parametrize("image", [(), ("--image", "base")])
+def test_results_of_a_job_that_fails(demo: DemoSite, image: tuple[str, ...]) -> None:
     def submit(script: str) -> int:
         options = [
             "--json",
+            *image,
             "--time",
             "5m",
             "--stage",

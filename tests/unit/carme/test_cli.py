@@ -42,6 +42,7 @@ async def test_status(site: Any, file: Path, capsys: pytest.CaptureFixture[str])
     assert await carme("status") == 0
     output = capsys.readouterr().out
     assert "gpu*" in output and "3 of 4 a100" in output and "bad fan" in output
+    assert " mixed " in output and " idle, drain " in output and " down, not responding " in output
     assert await carme("status", "--json") == 0
     assert json.loads(capsys.readouterr().out)["nodes"][0]["name"] == "n1"
 

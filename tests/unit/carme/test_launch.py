@@ -215,6 +215,29 @@ def test_a_container_on_one_node(node: Node) -> None:
     assert not Path(private).exists()
 
 
+def test_data_in_memory_is_bound_where_a_container_can_have_it(node: Node) -> None:
+    """A container has a /dev/shm of its own, in which nothing can be mounted."""
+    (node.folder / "data").mkdir()
+    (node.folder / "data/file").write_text("content")
+    source = str(node.folder / "data")
+    wanted = [{"name": "all", "source": source, "target": "ram", "key": "k", "version": ""}]
+    places = {"cache": str(node.folder / "cache"), "cache_gb": 1, "scratch": "", "beeond": ""}
+    of_data: dict[str, Any] = {"stage": wanted, "staging": places, "results": None}
+    private, memory = f"/tmp/carme-{os.getpid()}", f"/dev/shm/carme-{os.getpid()}-k"
+    node.script("first", f"readlink {private}/data/all; ls -d {private}/memory-k")
+    node.spec(image=str(node.folder / "torch.sif"), **of_data)
+    code, output, errors = node.run()
+    assert (code, output.split()) == (0, [f"{private}/memory-k"] * 2), errors
+    (call,) = node.calls("apptainer")
+    assert f"{memory}:{private}/memory-k:ro" in call["arguments"]
+    assert not Path(private).exists() and not Path(memory).exists()
+    # Without a container it is where it lies.
+    node.spec(
+        image=None, command=["readlink", f"{private}/data/all"], stage=wanted, staging=places, results=None
+    )
+    assert node.run()[1] == f"{memory}\n"
+
+
 def test_the_other_nodes_join(node: Node) -> None:
     node.spec(image=str(node.folder / "torch.sif"), nodes=3)
     node.environment["SLURM_JOB_NUM_NODES"] = "3"

@@ -147,3 +147,14 @@ async def test_anybody_may_ask_what_will_be_free_and_slurm_is_asked_once_a_minut
     assert all(kind.free and len(kind.free) == 144 for plan in plans for kind in plan.kinds)
     assert plans[0].kinds
     assert asked() == 1
+    # The plan follows what runs as soon as that is seen.
+    running = JOB | {
+        "T": "RUNNING",
+        "N": "n1",
+        "tres-alloc": "cpu=1,mem=1M,node=1,gres/gpu=3,gres/gpu:a100=3",
+    }
+    before, cursor = plans[0].kinds[0].free[0], (await site.client.events()).cursor
+    site.slurm.jobs = [running]
+    await site.client.events(cursor, wait=60)
+    assert (await site.client.forecast()).kinds[0].free[0] == before - 3
+    assert asked() == 1

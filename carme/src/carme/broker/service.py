@@ -31,7 +31,7 @@ from carme.broker.submitter import Submitter
 from carme.broker.watch import Watch
 from carme.config import Settings
 from carme.images import ImageCatalogue
-from carme.jobs import Access, Cluster, Forecast, Job, forecast
+from carme.jobs import Access, Cluster, Forecast, Job, Reservation, forecast
 from carme.reports import JobWarning, Report
 from carme.slurm import Slurm
 
@@ -68,7 +68,9 @@ class Broker:
         self._bookings = Bookings(settings, slurm)
         self._reports = Reports(settings, slurm, context.watch, feed)
         self._policy = Policy(settings, context.watch, context.audit, self._stop_by_policy)
-        self._forecast: Forecast | None = None
+        #: What jobs held when it was made, and the forecast.
+        self._forecast: tuple[frozenset[tuple[int, str]], Forecast] | None = None
+        self._reserved: tuple[datetime, list[Reservation]] | None = None
         self._jobs = Jobs(context)
         files = JobFiles(context, self._jobs)
         submitter = Submitter(context)
@@ -118,12 +120,17 @@ class Broker:
 
     @handles(protocol.GetForecast)
     async def forecast(self, peer: Peer, _: protocol.GetForecast) -> Forecast:
-        cluster, now = self._watch.cluster(), datetime.now(UTC).replace(microsecond=0)
+        cluster, jobs = self._watch.cluster(), self._watch.jobs()
+        now = datetime.now(UTC).replace(microsecond=0)
+        reserved = self._reserved
+        if reserved is None or now - reserved[0] > FORECAST_AGE:
+            self._reserved = reserved = now, await self._bookings.reservations()
+        # What is free now changes with these at once, and the plan must not contradict it.
+        held = frozenset((job.id, job.node_list) for job in jobs if job.gpus and job.is_running)
         cached = self._forecast
-        if cached is None or now - cached.start > FORECAST_AGE:
-            reservations = await self._bookings.reservations()
-            self._forecast = cached = forecast(cluster, self._watch.jobs(), reservations, now)
-        return cached
+        if cached is None or now - cached[1].start > FORECAST_AGE or held != cached[0]:
+            self._forecast = cached = held, forecast(cluster, jobs, reserved[1], now)
+        return cached[1]
 
     @handles(protocol.GetReport)
     async def report(self, peer: Peer, request: protocol.GetReport) -> Report:

@@ -68,6 +68,12 @@ def _accounts(options: argparse.Namespace) -> int:
     )
 
 
+def _state(state: str) -> str:
+    """A node's state in Slurm's words, of which it may have several: `MIXED+PLANNED`, `DOWN*` (sinfo(1))."""
+    words = [part.rstrip("*~#!%$@^-").replace("_", " ").lower() for part in state.split("+")]
+    return ", ".join(words + ["not responding"] * ("*" in state and "not responding" not in words))
+
+
 def _print(cluster: Cluster) -> None:
     print_table(
         ["PARTITION", "STATE", "NODES", "LONGEST JOB"],
@@ -87,7 +93,7 @@ def _print(cluster: Cluster) -> None:
         [
             [
                 node.name,
-                node.state.lower(),
+                _state(node.state),
                 f"{node.cpus - node.cpus_used} of {node.cpus}",
                 f"{(node.memory_mb - node.memory_used_mb) / 1024:.1f} of {node.memory_mb / 1024:.1f} GiB",
                 ", ".join(

@@ -66,6 +66,7 @@ def forecast(
         return first, last
 
     nodes = {node.name: node for node in cluster.nodes}
+    only = _only_type(cluster.nodes)
     uses: dict[tuple[str, str], list[_Use]] = {}
     nowhere: dict[str, list[tuple[int, int, int]]] = {}
     queued: dict[str, int] = {}
@@ -79,7 +80,7 @@ def forecast(
             continue
         waits = job.is_pending
         if waits:
-            kind = job.gpu_type or _only_type(nodes.values())
+            kind = job.gpu_type or only
             queued[kind] = queued.get(kind, 0) + job.gpus * job.count
         start = job.planned_start if waits else job.started or now
         if start is None:
@@ -98,7 +99,7 @@ def forecast(
                 kind = _type_on(nodes[name], job.gpu_type)
                 uses.setdefault((name, kind), []).append((first, last, gpus))
         if not names:
-            kind = job.gpu_type or _only_type(nodes.values())
+            kind = job.gpu_type or only
             nowhere.setdefault(kind, []).append((first, last, job.gpus))
     kinds = []
     for kind in sorted({kind for node in cluster.nodes for kind in node.gpus}):

@@ -652,8 +652,8 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
             binds += devices("/dev")
     for path in [*binds, *(staged.binds if staged else ())]:
         arguments += ["--bind", f"{path}:{path}"]
-    for path in staged.read_only if staged else ():
-        arguments += ["--bind", f"{path}:{path}:ro"]
+    for path, inside in staged.read_only if staged else ():
+        arguments += ["--bind", f"{path}:{inside}:ro"]
     return [*arguments, "--pwd", spec["workdir"] or home(), file]
 
 

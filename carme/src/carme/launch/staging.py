@@ -30,7 +30,8 @@ class Staged:
 
     def __init__(self) -> None:
         self.environment: dict[str, str] = {}
-        self.read_only: list[str] = []
+        #: Where it is on the node, and in the container.
+        self.read_only: list[tuple[str, str]] = []
         self.binds: list[str] = []
         self.folders: list[str] = []
         self.held: list[int] = []
@@ -57,6 +58,14 @@ def stage(spec: dict[str, Any], folder: str, job_id: str, nodes: int, private: s
         staged.environment["CARME_DATA"] = f"{private}/data"
     for wanted in spec["stage"]:
         path = _bring(wanted, places, job_id, staged)
+        if spec["image"] and wanted["target"] == "ram":
+            # A container has a /dev/shm of its own, into which nothing of this one can be bound.
+            mounted = f"{private}/memory-{wanted['key']}"
+            os.makedirs(mounted, 0o700, exist_ok=True)
+            staged.read_only.append((path, mounted))
+            path = mounted
+        else:
+            staged.read_only.append((path, path))
         with contextlib.suppress(FileExistsError):  # left by an agent that was lost on this node
             os.symlink(path, f"{private}/data/{wanted['name']}")
     if spec["stage"]:
@@ -120,7 +129,6 @@ def _bring(wanted: dict[str, Any], places: dict[str, Any], job_id: str, staged: 
             staged.held.append(held)
     except CarmeError as error:
         raise LaunchError(Exit.NOT_STAGED, error.message, error.remedy) from None
-    staged.read_only.append(path)
     taken = duration(time.monotonic() - begun)
     if was_there:
         _say(f"{name}: it was there already ({taken}).")

@@ -16,9 +16,11 @@ KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/")
-EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/help/")
+EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/metrics/busy/", "/help/")
+#: What the form for a session asks; it changes nothing.
+ESTIMATE = "/sessions/prospect/"
 #: What open pages load by themselves is no new look.
-BY_THEMSELVES = ("live/", "news/", "/files/room/")
+BY_THEMSELVES = ("live/", "news/", "/files/room/", "/metrics/busy/", "/use/", "/facts/", "/recipe/", ESTIMATE)
 
 
 def begin(request: HttpRequest, user: User) -> None:
@@ -52,7 +54,8 @@ def impersonating(
         request.impersonator = admin  # type: ignore[attr-defined]
         request.user = user
         allowed = request.path in EXACTLY or request.path.startswith(PAGES)
-        if request.method not in ("GET", "HEAD") or not allowed:
+        reads = request.method in ("GET", "HEAD") or request.path == ESTIMATE
+        if not (reads and allowed):
             context = {
                 "title": _("Read-only view"),
                 "sentence": _("You are viewing as %s (read-only); some pages are hidden.") % user.username,
