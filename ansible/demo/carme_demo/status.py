@@ -104,17 +104,22 @@ def of_demo(podman: Podman, places: Places, settings: Settings, alive: set[str])
 
 
 def wait(podman: Podman, places: Places, settings: Settings, alive: set[str], seconds: float) -> Status:
-    """Look until the demo is ready, or time is over. A service that has failed is started once more."""
+    """Look until the demo is ready, or time is over.
+
+    A service that has failed, or that a killed stop of the demo has left stopped, is started once more.
+    """
     deadline = time.monotonic() + seconds
     retried: set[tuple[str, str]] = set()
     while True:
         status = of_demo(podman, places, settings, alive)
-        failed = {(each.node, each.name) for each in status.services if each.state == "failed"}
-        if status.ready or failed & retried or time.monotonic() > deadline:
+        down = {(each.node, each.name) for each in status.services if each.state in ("failed", "inactive")}
+        if status.ready or down & retried or time.monotonic() > deadline:
             return status
-        for node, name in sorted(failed):
-            podman.execute(node, "systemctl", "restart", f"{name}.service", check=False, timeout=120)
-        retried |= failed
+        for node in sorted({node for node, _ in down}):
+            # In one call, so that systemd keeps their order.
+            units = sorted(f"{name}.service" for its_node, name in down if its_node == node)
+            podman.execute(node, "systemctl", "restart", *units, check=False, timeout=120)
+        retried |= down
         time.sleep(0.5)
 
 

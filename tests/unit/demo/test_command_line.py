@@ -5,10 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from carme_demo import command_line
+from carme_demo import command_line, status
+from carme_demo.podman import Podman
+from carme_demo.settings import Places, Settings
 from carme_demo.status import NodeStatus, ServiceStatus, Status
 from patience import HANG
 
@@ -88,6 +92,38 @@ def test_status_is_for_people_and_for_programs() -> None:
     assert "not ready" in status.as_text()
     assert "carme-hub on head is failed." in status.as_text()
     assert json.loads(Status("carme", "u").as_json())["ready"] is True
+
+
+def test_services_that_a_killed_stop_left_stopped_are_started_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """systemd is simulated: it says what runs, and starts what it is given."""
+    states = {"carme-broker.service": "inactive", "slurmctld.service": "inactive", "nginx.service": "active"}
+    started: list[tuple[str, ...]] = []
+
+    def execute(node: str, *command: str, **_: object) -> SimpleNamespace:
+        match command:
+            case "systemctl", "list-unit-files", *_:
+                text = "".join(f"{name} enabled enabled\n" for name in states) if node == "head" else ""
+            case "systemctl", "is-active", *names:
+                text = "\n".join(states[name] for name in names)
+            case "systemctl", "restart", *names:
+                started.append(tuple(names))
+                states.update(dict.fromkeys(names, "active"))
+                text = ""
+            case _:
+                text = "n1|idle\nn2|idle\n"
+        return SimpleNamespace(stdout=text.encode())
+
+    monkeypatch.setattr(status, "portal", lambda settings: "")
+    podman = cast(Podman, SimpleNamespace(execute=execute))
+    places = Places("carme", tmp_path, tmp_path)
+    places.deployed.parent.mkdir(parents=True, exist_ok=True)
+    places.deployed.touch()
+    seen = status.wait(podman, places, Settings(nodes=2), {"head", "n1", "n2"}, HANG)
+    assert seen.ready
+    assert started == [("carme-broker.service", "slurmctld.service")]
+    assert [each.state for each in seen.services] == ["active"] * 3
 
 
 def test_the_package_needs_nothing_beyond_the_standard_library() -> None:
