@@ -48,8 +48,7 @@ def test_sessions_run_where_and_on_whose_account_the_site_says() -> None:
     asked: list[dict[str, str]] = []
     settings = cast(Any, SimpleNamespace(site=SimpleNamespace(url="https://localhost")))
     more = {"partition": "gpu", "account": ""}
-    both = [("root", "x"), ("root", "y")]
-    fixture = Fixture(settings, None, *both, "base", 1, more)
+    fixture = Fixture(settings, None, ("root", "x"), ("root", "y"), "base", 1, more)
     visitor = SimpleNamespace(login=lambda *_: None, start=lambda fields: asked.append(fields) or "a")
     fixture._begin(cast(Any, SimpleNamespace(name="ada", password="x", visitor=visitor)))
     assert asked[0]["partition"] == "gpu" and "account" not in asked[0]

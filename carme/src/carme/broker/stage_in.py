@@ -65,7 +65,7 @@ class StageIns:
         # Copies come and go faster than the snapshot is renewed.
         cluster = await context.watch.look_at_nodes()
         order = replace(order, prefer=preference(order, owner, cluster))
-        first = stage_in_order(order, owner, cluster)
+        first = stage_in_order(order, owner, cluster, context.settings.staging.minutes)
         if first is None:
             return order
         async with context.programs.take(owner.uid):

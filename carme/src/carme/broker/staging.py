@@ -1,13 +1,14 @@
 """Stage-in jobs, which copy another job's data before it begins, and the nodes that have it already."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme.jobs import Cluster, Job, JobRequest, Share, Stage
 from carme.launch.exits import DATA_LINE
+from carme.launch.spec import StageSpec
 from carme.slurm import Order, UnixAccount
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "preference",
     "progress_line",
     "stage_in_order",
+    "stage_specs",
 ]
 
 STAGING_NAME = "stage-"
@@ -45,13 +47,14 @@ def constraint(request: JobRequest) -> str:
     return BEEOND if any(stage.target == "beeond" for stage in request.stage) else ""
 
 
-def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster) -> Order | None:
+def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster, minutes: int) -> Order | None:
     """The job that brings the data of an order; None where the next one on some nodes finds it there already.
 
     Args:
         order: What is to run when the data is there.
         owner: Whose job it is.
         cluster: The nodes, with the copies that they have.
+        minutes: The longest that copying may take.
     """
     stages = [stage for stage in order.request.stage if stage.is_ahead]
     if not stages:
@@ -67,7 +70,6 @@ def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster) -> Order 
     if len(local) == len(stages) and len(having) >= order.request.nodes:
         return None
     nodes = order.request.nodes if local else 1
-    minutes = order.spec["staging"]["minutes"]
     return _only_data(order, f"{STAGING_NAME}{order.key[:12]}", stages, nodes, minutes, cluster)
 
 
@@ -113,20 +115,24 @@ def _only_data(
             reservation=order.request.reservation,
         ),
         share=Share(cpus=cpus, memory_mb=MEMORY_MB),
-        spec={
-            **order.spec,
-            "kind": "batch",
-            "image": None,
-            "command": [],
-            "nodes": nodes,
-            "cpus": cpus,
-            "gpus": 0,
-            "gpu_type": None,
-            "stage": [stage.model_dump() | {"key": stage.key} for stage in stages],
-            "results": None,
-            "array": False,
-        },
+        spec=order.spec._replace(
+            kind="batch",
+            image=None,
+            command=[],
+            nodes=nodes,
+            cpus=cpus,
+            gpus=0,
+            gpu_type=None,
+            stage=stage_specs(stages),
+            results=None,
+            array=False,
+        ),
     )
+
+
+def stage_specs(stages: Iterable[Stage]) -> list[StageSpec]:
+    """What `carme-job` needs to know of what is copied."""
+    return [StageSpec(stage.source, stage.target, stage.name, stage.version, stage.key) for stage in stages]
 
 
 def preference(order: Order, owner: UnixAccount, cluster: Cluster) -> str:

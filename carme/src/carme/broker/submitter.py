@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 from carme.broker.context import Context
 from carme.broker.records import Record
-from carme.broker.staging import check_stages, constraint
+from carme.broker.staging import check_stages, constraint, stage_specs
 from carme.errors import CarmeError
 from carme.jobs import Job, JobRequest, JobState, arrays, check, partition_of, share
+from carme.launch.spec import JobSpec, StagingPlaces
 from carme.slurm import Order, UnixAccount
 
 
@@ -31,25 +32,30 @@ class Submitter:
             account=request.account or settings.slurm.default_account,
             share=part,
             constraint=constraint(request),
-            spec={
-                "name": request.name,
-                "kind": request.kind,
-                "image": file,
-                "image_name": request.image,
-                "digest": digest,
-                "own_image": request.image_file is not None,
-                "command": request.command,
-                "nodes": request.nodes,
-                "cpus": part.cpus,
-                "gpus": request.gpus_per_node,
-                "gpu_type": request.gpu_type,
-                "workdir": request.workdir,
-                "binds": [str(path) for path in settings.sessions.bind],
-                "stage": [stage.model_dump() | {"key": stage.key} for stage in request.stage],
-                "results": request.results,
-                "array": request.array is not None,
-                "staging": settings.staging.model_dump(mode="json"),
-            },
+            spec=JobSpec(
+                name=request.name,
+                kind=request.kind,
+                image=file,
+                image_name=request.image,
+                digest=digest,
+                own_image=request.image_file is not None,
+                command=request.command,
+                nodes=request.nodes,
+                cpus=part.cpus,
+                gpus=request.gpus_per_node,
+                gpu_type=request.gpu_type,
+                workdir=request.workdir,
+                binds=[str(path) for path in settings.sessions.bind],
+                stage=stage_specs(request.stage),
+                results=request.results,
+                array=request.array is not None,
+                staging=StagingPlaces(
+                    cache=str(settings.staging.cache),
+                    cache_gb=settings.staging.cache_gb,
+                    scratch=str(settings.staging.scratch or ""),
+                    beeond=str(settings.staging.beeond or ""),
+                ),
+            ),
         )
 
     async def start(self, order: Order, owner: UnixAccount) -> int:

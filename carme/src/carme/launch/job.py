@@ -14,14 +14,17 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from carme.errors import CarmeError
 from carme.launch import facts, login
 from carme.launch.exits import Exit, LaunchError
 from carme.launch.images import local_copy
+from carme.launch.spec import JobSpec
+
+T = TypeVar("T")
 
 ANNOUNCE_SECONDS = 120.0  # for the first agent to listen; images on a busy file system start slowly
 BEGAN = time.time()  # the allocation's own preparations are over
@@ -184,24 +187,24 @@ def places(program: str, environment: Mapping[str, str]) -> list[str]:
 def _run(folder: str, submission: str) -> int:
     allocation = Allocation()
     os.environ.update(login.identity(os.environ))
-    spec = _read(f"{folder}/spec.json")
+    spec = read_spec(folder)
     check_home(home())
-    if spec.get("array"):
+    if spec.array:
         folder, spec = as_task(folder, spec, os.environ.get("SLURM_ARRAY_TASK_ID", ""))
     begin(folder, submission)
     programs = Programs()
     logged_in = _logged_in(spec)
-    facts.write(folder, spec.get("image_name"), spec.get("digest") or "", spec["workdir"], logged_in.note)
-    if spec["image"] is None and not wants_data(spec):
+    facts.write(folder, spec.image_name, spec.digest, spec.workdir, logged_in.note)
+    if spec.image is None and not spec.wants_data:
         return _directly(programs, folder, spec, logged_in.environment)
     make_private(allocation.private)
     staged = None
     try:
         os.chdir("/")
         staged = data(spec, folder, allocation)
-        if not spec["command"]:
+        if not spec.command:
             return _ahead_of_others(programs, folder, spec, allocation)
-        if spec["image"] is None:
+        if spec.image is None:
             return _directly(programs, folder, spec, logged_in.environment)
         agent = [
             *["carme-agent", "--nodes", str(allocation.nodes)],
@@ -210,7 +213,7 @@ def _run(folder: str, submission: str) -> int:
             *["--announce", f"{folder}/fabric.json"],
             *["--listen", address_of(allocation.node)],
             *["--environment-file", f"{folder}/environment.json"],
-            *["--", *spec["command"]],
+            *["--", *spec.command],
         ]
         first = programs.start([*container(spec, staged), *agent], forwarded(folder))
         if allocation.nodes > 1:
@@ -218,7 +221,7 @@ def _run(folder: str, submission: str) -> int:
         return programs.wait(first)
     finally:
         _remove(allocation.private, staged)
-        if spec.get("own_image"):
+        if spec.own_image:
             _unlink(own_place(spec))
 
 
@@ -226,8 +229,8 @@ def _join(folder: str, where: str) -> int:
     """What a node other than the first does."""
     allocation = Allocation()
     os.environ.update(login.identity(os.environ))
-    spec = _read(f"{folder}/spec.json")
-    if spec.get("array"):
+    spec = read_spec(folder)
+    if spec.array:
         spec = of_task(spec, folder)
     programs = Programs()
     make_private(allocation.private)
@@ -235,7 +238,7 @@ def _join(folder: str, where: str) -> int:
     try:
         os.chdir("/")
         staged = data(spec, folder, allocation)
-        if not spec["command"]:
+        if not spec.command:
             return 0
         command = ["carme-agent", *credentials(folder), "--join", where]
         agent = programs.start([*container(spec, staged), *command], forwarded(folder))
@@ -248,11 +251,11 @@ def _join(folder: str, where: str) -> int:
         return 0 if joined else code
     finally:
         _remove(allocation.private, staged)
-        if spec.get("own_image"):
+        if spec.own_image:
             _unlink(own_place(spec))
 
 
-def _ahead_of_others(programs: Programs, folder: str, spec: dict[str, Any], allocation: Allocation) -> int:
+def _ahead_of_others(programs: Programs, folder: str, spec: JobSpec, allocation: Allocation) -> int:
     """In a job that only brings the data of another one: the same on its other nodes."""
     if allocation.nodes == 1:
         return 0
@@ -262,14 +265,9 @@ def _ahead_of_others(programs: Programs, folder: str, spec: dict[str, Any], allo
     )
 
 
-def wants_data(spec: dict[str, Any]) -> bool:
-    """Whether data is to be brought to the job, or its results are to be taken away."""
-    return bool(spec.get("stage") or spec.get("results"))
-
-
-def data(spec: dict[str, Any], folder: str, allocation: Allocation) -> Any:
+def data(spec: JobSpec, folder: str, allocation: Allocation) -> Any:
     """Bring the job's data to this node; what is there then, None when nothing was asked for."""
-    if not wants_data(spec):
+    if not spec.wants_data:
         return None
     from carme.launch.staging import stage
 
@@ -278,9 +276,9 @@ def data(spec: dict[str, Any], folder: str, allocation: Allocation) -> Any:
     return staged
 
 
-def _logged_in(spec: dict[str, Any]) -> login.Login:
+def _logged_in(spec: JobSpec) -> login.Login:
     """What the owner's login files set for a command that runs without an image; said if they fail."""
-    if spec["image"] is not None or not spec["command"]:
+    if spec.image is not None or not spec.command:
         return login.Login(dict(os.environ))  # a container sees nothing of what they set
     found = login.log_in(os.environ)
     if found.note:
@@ -288,11 +286,11 @@ def _logged_in(spec: dict[str, Any]) -> login.Login:
     return found
 
 
-def _directly(programs: Programs, folder: str, spec: dict[str, Any], logged_in: dict[str, str]) -> int:
+def _directly(programs: Programs, folder: str, spec: JobSpec, logged_in: dict[str, str]) -> int:
     data = {name: os.environ[name] for name in DATA_VARIABLES if name in os.environ}
     given = {"CARME_JOB_FOLDER": folder, **metrics(), **data}
-    environment = logged_in | given | _read(f"{folder}/environment.json")
-    workdir = spec["workdir"] or home()
+    environment = logged_in | given | _read(f"{folder}/environment.json", dict[str, str])
+    workdir = spec.workdir or home()
     try:
         os.chdir(workdir)
     except OSError as error:
@@ -301,12 +299,10 @@ def _directly(programs: Programs, folder: str, spec: dict[str, Any], logged_in: 
             f"The folder {workdir} cannot be entered on {socket.gethostname()}: {error.strerror}.",
             "Choose another working directory.",
         ) from None
-    return programs.wait(programs.start(spec["command"], _without_export(environment)))
+    return programs.wait(programs.start([*spec.command], _without_export(environment)))
 
 
-def _with_others(
-    programs: Programs, first: int, folder: str, spec: dict[str, Any], allocation: Allocation
-) -> None:
+def _with_others(programs: Programs, first: int, folder: str, spec: JobSpec, allocation: Allocation) -> None:
     """Keep agents on the other nodes; returns when both the first and they have ended."""
     where = _announced(programs, first, f"{allocation.private}/fabric.json")
     if where is None:
@@ -337,9 +333,7 @@ class Others:
     the job: what runs in the job may go on without it meanwhile, and then with it again.
     """
 
-    def __init__(
-        self, programs: Programs, spec: dict[str, Any], allocation: Allocation, program: list[str]
-    ) -> None:
+    def __init__(self, programs: Programs, spec: JobSpec, allocation: Allocation, program: list[str]) -> None:
         self._programs, self._spec, self._allocation, self._program = programs, spec, allocation, program
         self._together = self._start()
         self._alone: list[int] = []
@@ -437,10 +431,15 @@ def _announced(programs: Programs, first: int, file: str) -> str | None:
     return None
 
 
-def _read(file: str) -> Any:
+def read_spec(folder: str) -> JobSpec:
+    """The specification in a job's folder. Raises LaunchError."""
+    return _read(f"{folder}/spec.json", JobSpec.load)
+
+
+def _read(file: str, load: Callable[[Any], T]) -> T:
     try:
         with open(file, encoding="utf-8") as opened:
-            return json.load(opened)
+            return load(json.load(opened))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise LaunchError(
@@ -475,7 +474,7 @@ def check_home(home: str) -> None:
         ) from None
 
 
-def as_task(folder: str, spec: dict[str, Any], task: str) -> tuple[str, dict[str, Any]]:
+def as_task(folder: str, spec: JobSpec, task: str) -> tuple[str, JobSpec]:
     """The folder and the specification of a task of an array: it sees the files that all of them share.
 
     Args:
@@ -500,11 +499,11 @@ def as_task(folder: str, spec: dict[str, Any], task: str) -> tuple[str, dict[str
     return own, of_task(spec, own)
 
 
-def of_task(spec: dict[str, Any], own: str) -> dict[str, Any]:
+def of_task(spec: JobSpec, own: str) -> JobSpec:
     """The specification of the task of an array that has this folder."""
     parent, task = own.rsplit(f"/{TASKS}/", 1)
-    results = f"{spec['results']}/{task}" if spec["results"] else None
-    return {**spec, "results": results, "log": f"{parent}/output-{task}.log"}
+    results = f"{spec.results}/{task}" if spec.results else None
+    return spec._replace(results=results, log=f"{parent}/output-{task}.log")
 
 
 def begin(folder: str, submission: str) -> None:
@@ -592,7 +591,7 @@ def metrics() -> dict[str, str]:
     return {"CARME_METRICS": f"{TRAINING}/socket"} if os.path.isdir(TRAINING) else {}
 
 
-def step(spec: dict[str, Any], nodes: int, only: str = "") -> list[str]:
+def step(spec: JobSpec, nodes: int, only: str = "") -> list[str]:
     """The beginning of the command line that runs something once on each of the job's nodes but the first.
 
     Args:
@@ -604,24 +603,25 @@ def step(spec: dict[str, Any], nodes: int, only: str = "") -> list[str]:
     if only:
         where = ["--nodes=1", "--ntasks=1", f"--nodelist={only}"]
     arguments = [
-        *["srun", *where, "--ntasks-per-node=1", "--overlap", f"--cpus-per-task={spec['cpus']}"],
+        *["srun", *where, "--ntasks-per-node=1", "--overlap", f"--cpus-per-task={spec.cpus}"],
         # A node that fails takes no other one with it.
         *["--cpu-bind=none", "--kill-on-bad-exit=1", "--no-kill", "--export=ALL", "--input=none"],
     ]
-    if spec["gpus"]:
-        kind = f":{spec['gpu_type']}" if spec["gpu_type"] else ""
-        arguments.append(f"--gres=gpu{kind}:{spec['gpus']}")
+    if spec.gpus:
+        kind = f":{spec.gpu_type}" if spec.gpu_type else ""
+        arguments.append(f"--gres=gpu{kind}:{spec.gpus}")
     return arguments
 
 
-def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
+def container(spec: JobSpec, staged: Any = None) -> list[str]:
     """The beginning of the command line that runs something in the job's container on this node.
 
     Args:
         spec: The job's.
         staged: What was brought here for it.
     """
-    image = spec["image"]
+    image = spec.image
+    assert image is not None
     if not os.path.isfile(image):
         raise LaunchError(
             Exit.IMAGE_MISSING,
@@ -634,18 +634,16 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
             f"Apptainer is not installed on {socket.gethostname()}.",
             "Tell an administrator, or start the job without an image.",
         )
-    file = (
-        checked_copy(image, spec["digest"], own_place(spec)) if spec.get("own_image") else local_copy(image)
-    )
+    file = checked_copy(image, spec.digest, own_place(spec)) if spec.own_image else local_copy(image)
     arguments = ["apptainer", "-q", "exec", "--contain", "--cleanenv", "--home", home()]
     # The folder and not the socket, which is another one after the exporter's restart.
     # With --contain its /dev/shm is its own. Apptainer takes no other, and would say so in every job's log.
     binds = [
         "/tmp",
         *([TRAINING] if metrics() else []),
-        *(path for path in spec["binds"] if os.path.exists(path)),
+        *(path for path in spec.binds if os.path.exists(path)),
     ]
-    if spec["gpus"]:
+    if spec.gpus:
         if has_driver():
             arguments.append("--nv")
         else:
@@ -654,16 +652,16 @@ def container(spec: dict[str, Any], staged: Any = None) -> list[str]:
         arguments += ["--bind", f"{path}:{path}"]
     for path, inside in staged.read_only if staged else ():
         arguments += ["--bind", f"{path}:{inside}:ro"]
-    return [*arguments, "--pwd", spec["workdir"] or home(), file]
+    return [*arguments, "--pwd", spec.workdir or home(), file]
 
 
-def own_place(spec: dict[str, Any]) -> str:
+def own_place(spec: JobSpec) -> str:
     """Where a job keeps its copy of a user's image: on the node's disk, else in its own folder in /tmp.
 
     Nobody but the job's owner can enter either.
     """
     job_id = os.environ.get("SLURM_JOB_ID", "")
-    folder = f"{spec['staging']['cache']}/jobs/{job_id}" if spec.get("staging") else ""
+    folder = f"{spec.staging.cache}/jobs/{job_id}" if spec.staging.cache else ""
     if not (folder and os.access(folder, os.W_OK | os.X_OK)):
         folder = f"/tmp/carme-{job_id}"
     return f"{folder}/image.sif"

@@ -13,6 +13,7 @@ from typing import Any
 
 from carme.errors import CarmeError
 from carme.launch.exits import DATA_LINE, Exit, LaunchError
+from carme.launch.spec import JobSpec, StageSpec, StagingPlaces
 from carme.staging import Options, Progress, sync
 from carme.staging.cache import Cache
 from carme.staging.progress import Outlook, duration, progress_text
@@ -37,7 +38,7 @@ class Staged:
         self.held: list[int] = []
 
 
-def stage(spec: dict[str, Any], folder: str, job_id: str, nodes: int, private: str) -> Staged:
+def stage(spec: JobSpec, folder: str, job_id: str, nodes: int, private: str) -> Staged:
     """Bring the job's data to this node, and make the folder of its results.
 
     Args:
@@ -51,33 +52,33 @@ def stage(spec: dict[str, Any], folder: str, job_id: str, nodes: int, private: s
         LaunchError: It cannot; the message says why.
     """
     staged = Staged()
-    places = spec["staging"]
-    own = f"{places['cache']}/jobs/{job_id}"
-    if spec["stage"]:
+    places = spec.staging
+    own = f"{places.cache}/jobs/{job_id}"
+    if spec.stage:
         os.makedirs(f"{private}/data", 0o700, exist_ok=True)
         staged.environment["CARME_DATA"] = f"{private}/data"
-    for wanted in spec["stage"]:
+    for wanted in spec.stage:
         path = _bring(wanted, places, job_id, staged)
-        if spec["image"] and wanted["target"] == "ram":
+        if spec.image and wanted.target == "ram":
             # A container has a /dev/shm of its own, into which nothing of this one can be bound.
-            mounted = f"{private}/memory-{wanted['key']}"
+            mounted = f"{private}/memory-{wanted.key}"
             os.makedirs(mounted, 0o700, exist_ok=True)
             staged.read_only.append((path, mounted))
             path = mounted
         else:
             staged.read_only.append((path, path))
         with contextlib.suppress(FileExistsError):  # left by an agent that was lost on this node
-            os.symlink(path, f"{private}/data/{wanted['name']}")
-    if spec["stage"]:
+            os.symlink(path, f"{private}/data/{wanted.name}")
+    if spec.stage:
         _mark(f"{own}/staged")
-    if spec["results"]:
+    if spec.results:
         results = f"{own}/results"
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         try:
             os.mkdir(results, 0o700)
             with open(f"{own}/results.json", "w", encoding="utf-8") as file:
-                to = f"{spec['results']}/{node}" if nodes > 1 else spec["results"]
-                json.dump({"to": to, "log": spec.get("log", f"{folder}/output.log")}, file)
+                to = f"{spec.results}/{node}" if nodes > 1 else spec.results
+                json.dump({"to": to, "log": spec.log or f"{folder}/output.log"}, file)
         except FileExistsError:
             pass
         except OSError as error:
@@ -90,8 +91,8 @@ def stage(spec: dict[str, Any], folder: str, job_id: str, nodes: int, private: s
     return staged
 
 
-def _bring(wanted: dict[str, Any], places: dict[str, Any], job_id: str, staged: Staged) -> str:
-    name, source = wanted["name"], wanted["source"]
+def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged) -> str:
+    name, source = wanted.name, wanted.source
     begun, said, outlook = time.monotonic(), 0.0, Outlook()
 
     def tell(what: Any) -> None:
@@ -108,23 +109,23 @@ def _bring(wanted: dict[str, Any], places: dict[str, Any], job_id: str, staged: 
             "Check the path, and that all nodes have it.",
         )
     try:
-        if wanted["target"] == "ram":
-            path = f"/dev/shm/carme-{job_id}-{wanted['key']}"
+        if wanted.target == "ram":
+            path = f"/dev/shm/carme-{job_id}-{wanted.key}"
             result = sync(source, path, Options(estimate=True), tell=tell)
             staged.folders.append(path)
             if not result.ok:
                 raise CarmeError(f"{result.problems[0].path}: {result.problems[0].reason}.")
             was_there = False
-        elif wanted["target"] == "beeond":
+        elif wanted.target == "beeond":
             path, was_there = _into_beeond(wanted, places, job_id, tell)
             place = os.path.dirname(path)
             if place not in staged.binds:
                 staged.binds.append(place)
             staged.environment["CARME_BEEOND"] = place
         else:
-            place, limit = _place(wanted["target"], places)
+            place, limit = _place(wanted.target, places)
             path, held, was_there = Cache(place, limit).hold(
-                wanted["key"], source, wanted["version"], job=job_id, tell=tell
+                wanted.key, source, wanted.version, job=job_id, tell=tell
             )
             staged.held.append(held)
     except CarmeError as error:
@@ -133,37 +134,37 @@ def _bring(wanted: dict[str, Any], places: dict[str, Any], job_id: str, staged: 
     if was_there:
         _say(f"{name}: it was there already ({taken}).")
     else:
-        _say(f"{name}: copied to {wanted['target']} in {taken}.")
+        _say(f"{name}: copied to {wanted.target} in {taken}.")
     return path
 
 
-def _into_beeond(wanted: dict[str, Any], places: dict[str, Any], job_id: str, tell: Any) -> tuple[str, bool]:
+def _into_beeond(wanted: StageSpec, places: StagingPlaces, job_id: str, tell: Any) -> tuple[str, bool]:
     """Where it is in the job's own file system, which the prolog has made, and whether it was there.
 
     The job's first node copies it before the others begin.
     """
-    place = f"{places['beeond']}/{job_id}"
+    place = f"{places.beeond}/{job_id}"
     if not os.path.ismount(place) or os.stat(place).st_uid != os.getuid():
         raise CarmeError(
             f"The job's own file system (BeeOND) is not there on {socket.gethostname()}: {place}.",
             "Start it again; if that does not help, tell an administrator, or stage to 'local'.",
         )
-    path, done = f"{place}/{wanted['key']}", f"{place}/.{wanted['key']}.complete"
+    path, done = f"{place}/{wanted.key}", f"{place}/.{wanted.key}.complete"
     if os.path.exists(done):
         return path, True
-    result = sync(wanted["source"], path, Options(estimate=True), tell=tell)
+    result = sync(wanted.source, path, Options(estimate=True), tell=tell)
     if not result.ok:
         raise CarmeError(f"{result.problems[0].path}: {result.problems[0].reason}.")
     os.close(os.open(done, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     return path, False
 
 
-def _place(target: str, places: dict[str, Any]) -> tuple[str, int]:
+def _place(target: str, places: StagingPlaces) -> tuple[str, int]:
     if target == "local":
-        return f"{places['cache']}/users/{os.getuid()}", places["cache_gb"] << 30
-    if not places["scratch"]:
+        return f"{places.cache}/users/{os.getuid()}", places.cache_gb << 30
+    if not places.scratch:
         raise CarmeError("This site has no scratch for staging.", "Stage to 'local' instead.")
-    place = f"{places['scratch']}/carme-{os.getuid()}"
+    place = f"{places.scratch}/carme-{os.getuid()}"
     try:
         os.mkdir(place, 0o700)
     except FileExistsError:

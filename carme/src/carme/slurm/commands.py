@@ -29,6 +29,7 @@ from carme.jobs import (
 from carme.jobs.access import Association
 from carme.jobs.certificate import make_certificate
 from carme.jobs.limits import Limits
+from carme.launch.spec import JobSpec
 from carme.projects.models import ORGANISATION, ProjectAccount
 from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
@@ -318,7 +319,7 @@ class SlurmCommands:
             ],
             "script": _script(),
             "files": {
-                "spec.json": json.dumps(order.spec),
+                "spec.json": json.dumps(order.spec.dump()),
                 "environment.json": json.dumps(order.request.environment),
                 "fabric.key": secrets.token_hex(32),
                 "fabric.pem": make_certificate(),
@@ -450,7 +451,7 @@ def _order_of(job: Job) -> Order:
         partition=job.partition,
         account=job.account or None,
         share=Share(cpus=max(1, job.cpus // nodes), memory_mb=job.memory_mb // nodes),
-        spec={},
+        spec=JobSpec(),
     )
 
 

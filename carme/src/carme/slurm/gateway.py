@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from carme.bookings.models import Hold, Window
 from carme.jobs import Cluster, Job, JobRequest, Licence, Reservation, Share, StartEstimate
 from carme.jobs.access import Association
 from carme.jobs.limits import Limits
 from carme.jobs.states import Canceller
+from carme.launch.spec import JobSpec
 from carme.projects.models import ProjectAccount
 from carme.slurm.account import UnixAccount
 
@@ -34,7 +35,7 @@ class Order:
     partition: str
     account: str | None
     share: Share
-    spec: dict[str, Any]
+    spec: JobSpec
     after: int | None = None
     prefer: str = ""
     node_names: tuple[str, ...] = ()
