@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from carme.backup import archive, check, create, databases, make_key, restore
-from carme.backup.main import main
+from carme.backup.main import STARTED, main
 from carme.backup.sealing import PIECE, Opened, Sealed
 from carme.errors import CarmeError
 
@@ -273,3 +274,12 @@ def test_the_command(
     key.write_text("short")
     assert main(["check", "--key", str(key), backup]) == 1
     assert json.dumps("short") not in capsys.readouterr().err
+
+
+def test_after_a_restore_all_of_a_head_is_started() -> None:
+    """`systemctl stop 'carme-*'` stops them all; what the page and the command start is the same."""
+    root = Path(__file__).resolve().parents[3]
+    checked = yaml.safe_load((root / "ansible/roles/validation/vars/main.yml").read_text())
+    units = {name for name in checked["validation_units_by_group"]["head"] if name.startswith("carme-")}
+    assert set(STARTED) == units
+    assert f"systemctl start {' '.join(STARTED)}" in (root / "docs/admins/backup.md").read_text()
