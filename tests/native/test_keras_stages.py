@@ -40,6 +40,6 @@ def test_strategy_may_be_left_open(launcher):
     run(launcher, "keras_stages", [0, 0], "skips", "ALL")
 
 
-@pytest.mark.parametrize("what", ["files", "callbacks", "mistakes"])
+@pytest.mark.parametrize("what", ["files", "callbacks", "deferred", "mistakes"])
 def test_scripts(launcher, tmp_path, what):
     run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))

@@ -149,4 +149,34 @@ def mistakes():
     assert ours(x).shape == (40, 2)
 
 
-{"files": files, "callbacks": callbacks, "mistakes": mistakes}[kind]()
+def normalising(batch_norm):
+    """A model whose first layer's moving averages depend on the data alone, after training."""
+    keras.utils.set_random_seed(5)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.BatchNormalization(momentum=0.8), layers.Dense(8, "tanh"), layers.Dense(2)]
+    )
+    if batch_norm is None:
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    else:
+        model = compiled(model, stages=size, micro_batches=5, batch_norm=batch_norm)
+    train(model, epochs=2)
+    averages = model.get_weights()[2:4]
+    if batch_norm:
+        assert f"BatchNorm: {batch_norm}." in str(model.plan()), model.plan()
+    return averages
+
+
+def deferred():
+    """Moving averages change once a step, by the statistics of the whole batch."""
+    expected = normalising(None)
+    close(normalising("deferred"), expected)
+    with pytest.raises(AssertionError):
+        close(normalising("micro"), expected)
+    layers = keras.layers
+    inner = keras.Sequential([layers.Dense(6), layers.BatchNormalization(renorm=True)])
+    with pytest.raises(InvalidCall, match="cannot defer"):
+        train(compiled(network(*inner.layers), stages=size, batch_norm="deferred"))
+
+
+{"files": files, "callbacks": callbacks, "deferred": deferred, "mistakes": mistakes}[kind]()

@@ -65,6 +65,7 @@ offered = {
     "wire_bf16": {"wire": "bf16"},
     "wire_int8": {"wire": "int8"},
     "sequence": {"batch_dim": 1},
+    "shard": {"shard_optimizer": True},
 }
 options = {name: value for kind in kinds for name, value in offered.get(kind, {}).items()}
 model, optimizer = carme.parallelize(model, optimizer, bucket_mb=0.1, **options)
@@ -158,6 +159,7 @@ for step in range(8):
     alone_optimizer.step()
     alone_scheduler.step()
 
+model.state_dict()  # waits for what travels after a step
 # On the wire gradients of at most 0.02 are rounded to a 127th of it, and learned with a rate of 0.05.
 bounds = {"bf16": (5e-2, 2e-2), "wire_bf16": (1e-4, 2e-5), "wire_int8": (1e-4, 1e-4)}
 rtol, atol = next((bounds[kind] for kind in bounds if kind in kinds), (1e-4, 1e-6))

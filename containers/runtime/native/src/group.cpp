@@ -381,9 +381,11 @@ void Group::arrive(const Call& call, const void* inlined, uint64_t inlined_size)
     d.segment = -1;
     std::memset(d.label, 0, sizeof d.label);
     std::memcpy(d.label, call.label.data(), std::min(call.label.size(), sizeof d.label));
-    if (call.kind == Kind::allreduce && (!inlined || inlined_size > smallest_in_place)) {
+    const bool scatters = call.kind == Kind::reduce_scatter;
+    if (scatters || (call.kind == Kind::allreduce && (!inlined || inlined_size > smallest_in_place))) {
         int id;
-        if (context_->find_segment(call.buffer, call.count * size_of(call.type), &id, &d.offset)) {
+        const uint64_t bytes = call.count * size_of(call.type) * uint64_t(scatters ? size() : 1);
+        if (context_->find_segment(scatters ? call.input : call.buffer, bytes, &id, &d.offset)) {
             d.segment = id;
             inlined_size = 0;
         }
@@ -846,6 +848,17 @@ void Group::reduce_scatter(const Call& call) {
     }
     arrive(call, nullptr, 0);
     if (block == 0) return;
+    std::vector<char*> inputs;
+    if (one_node() && locals() > 1 && peers_in_segments(block * uint64_t(size()), inputs)) {
+        // Every member reads its block of all inputs where they lie.
+        std::vector<const void*> sources;
+        for (char* theirs : inputs) sources.push_back(theirs + uint64_t(me_) * block);
+        void* destination = output;
+        reduce(call.type, call.reduction, sources.data(), locals(), &destination, 1, call.count, scale);
+        area(my_local_).finished.post(++finished_);
+        await(&Area::finished, finished_);
+        return;
+    }
     const size_t m = nodes_.size();
     std::vector<std::vector<char>> partial(m);
     for (size_t n = 0; n < m; ++n) {

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras.deferred import WholeBatch, can_defer
 from carme_runtime.keras.layers import SplitLayer
 from carme_runtime.keras.library import keras
 from carme_runtime.torch.tracing import SelfTraced, Traced, graph_of_nodes
@@ -55,6 +56,7 @@ class LayerCall(nn.Module):
         )  # in a tuple: a Keras layer is a module, whose parameters have other names
         self._named = named
         self._measured = False
+        self._whole_batch: WholeBatch | None = None
         self.places = list(dict.fromkeys(id(t) for t in node.arguments.keras_tensors))
         for name, variable in named.items():
             self.register_parameter(name, variable.value)
@@ -82,6 +84,19 @@ class LayerCall(nn.Module):
         """Whether it looks at the whole batch in training."""
         return any(isinstance(one, keras.layers.BatchNormalization) and one.trainable for one in self.layers)
 
+    def defer_statistics(self) -> bool:
+        """From now on moving averages wait for `update_statistics`. False: this layer cannot do that."""
+        operation = self._of[0]
+        if not can_defer(operation):
+            return False
+        self._whole_batch = WholeBatch(operation)
+        return True
+
+    def update_statistics(self) -> None:
+        """The micro-batches of a step are over."""
+        if self._whole_batch:
+            self._whole_batch.update()
+
     @property
     def draws_random(self) -> bool:
         """Whether it draws random numbers of its own in training."""
@@ -94,6 +109,9 @@ class LayerCall(nn.Module):
         call = _functional.operation_fn(operation, training=self.training)
         if self._measured:
             with keras.StatelessScope():
+                result = call(*arguments, **keywords)
+        elif self._whole_batch and self.training:
+            with self._whole_batch.noted():
                 result = call(*arguments, **keywords)
         else:
             result = call(*arguments, **keywords)

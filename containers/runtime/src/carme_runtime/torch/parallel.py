@@ -11,8 +11,6 @@ full. Here the buckets lie in a segment of the runtime's core, so that ranks of 
 import atexit
 import contextlib
 import functools
-import gc
-import itertools
 import os
 import threading
 import weakref
@@ -26,30 +24,25 @@ from torch import nn
 from torch.distributed.constants import default_pg_timeout
 
 from carme_runtime import fusion
-from carme_runtime.collectives import Pending, Plan
-from carme_runtime.collectives.core import segments
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.group import wire_type
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
+from carme_runtime.torch.arrivals import Arrivals
+from carme_runtime.torch.buckets import EXTRA, Bucket, elements, padded
+from carme_runtime.torch.core_group import core_group
 from carme_runtime.torch.flat import REDUCIBLE
+from carme_runtime.torch.fused import fuse
 from carme_runtime.torch.memory import keep_freed_memory
-from carme_runtime.torch.stepping import Arriving, step_in_parts
+from carme_runtime.torch.sharding import ShardBucket, Shards, check_optimizer, shard_elements
+from carme_runtime.torch.stepping import step_in_parts
+from carme_runtime.torch.streaming import check_streamable, stream
 
 __all__ = ["Parallel", "join_run", "parallelize", "trained"]
 
-_ALIGNMENT = 64  # bytes of a cache line, where buckets begin
 _JOIN = timedelta(seconds=600)
 _MIB = 1 << 20
-_SWEEP_FROM = 16  # segments in use
-_LANES = 2  # buckets that travel between nodes at once
-# A count of samples is two digits, which sums of 32-bit floats hold exactly.
-_DIGIT, _EXTRA = 4096, 2
 _BROADCAST_BYTES = 250 * _MIB
-# Whose fused kernels PyTorch has for the host, and of which types their arithmetic is that of the others.
-_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-_FUSIBLE = (torch.float32, torch.float64)
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -64,6 +57,8 @@ def parallelize(
     broadcast_buffers: bool = True,
     wire: str = "",
     batch_dim: int = 0,
+    shard_optimizer: bool = False,
+    start: str = "",
 ) -> tuple[Model, torch.optim.Optimizer]:
     """Train `model` over all ranks of the run; both objects stay what they are and are used as before.
 
@@ -91,6 +86,14 @@ def parallelize(
         wire: How 32-bit gradients on the host travel between nodes: `bf16` takes half the time of the wire,
             `int8` a quarter. What a step loses by that is added in the next one. Default: as they are.
         batch_dim: Which dimension of the model's inputs counts the samples: 1 for (sequence, batch).
+        shard_optimizer: Divide the optimizer's state and step equally among the ranks: each gets the mean
+            gradients of its part, steps it, and all gather the parameters. With `overlap_step` the step
+            returns while parameters still travel, and the next forward pass waits for each where it needs
+            it: until then use them by the model's calls and `state_dict` only. Nobody sees gradients.
+            All ranks call `optimizer.state_dict()` together; it is that of one process.
+        start: `streamed`: return while rank 0's parameters still travel, in the order in which the model has
+            them; the first forward pass waits for each where it needs it. Until then use them by the model's
+            calls, `state_dict` and `load_state_dict` only. Default: wait for all of them.
 
     Raises:
         InvalidCall: An argument that cannot be, or ranks with different models.
@@ -110,6 +113,13 @@ def parallelize(
             "Give one of the two.",
         )
     wire_type(wire)
+    if start not in ("", "streamed"):
+        raise InvalidCall(f"There is no start '{start}'.", "Give 'streamed', or leave it out.")
+    if shard_optimizer and wire:
+        raise InvalidCall(
+            "wire and shard_optimizer exclude each other: divided gradients travel as they are.",
+            "Give one of the two.",
+        )
     join_run()
     bucket_bytes = None if bucket_mb is None else int(bucket_mb * _MIB)
     Parallel(
@@ -122,6 +132,8 @@ def parallelize(
         broadcast_buffers,
         wire,
         batch_dim,
+        shard_optimizer,
+        start == "streamed",
     )
     return model, optimizer
 
@@ -131,117 +143,6 @@ def join_run() -> None:
     if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend.NAME, timeout=_JOIN)
         cast(backend.ProcessGroupCarme, dist.group.WORLD).set_timeout(default_pg_timeout)
-
-
-class _Bucket:
-    """Gradients that are reduced together.
-
-    Behind the gradients there is one element for each parameter, 1 where it had a part in the loss: their
-    mean tells which parameters had none on any rank, and these keep no gradient, as in a single process. The
-    last two elements are for a number of samples.
-
-    What fewer bits lost of such a parameter's gradient in the step before arrives in this one, when nobody
-    takes it. It travels again in the next one.
-
-    Args:
-        parameters: Of one type and device.
-        memory: The flat buffer, of `_elements(parameters)`.
-        plan: The repeated mean of this buffer, where the core can reduce it in place.
-        inline: Reduce in `finish` instead of in the background.
-    """
-
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        memory: torch.Tensor,
-        plan: "Plan | _SplitPlan | None",
-        inline: bool,
-    ) -> None:
-        self.parameters, self.memory, self._plan, self._inline = parameters, memory, plan, inline
-        self.views: list[torch.Tensor] = []
-        begin = 0
-        for parameter in parameters:
-            part = memory[begin : begin + parameter.numel()]
-            self.views.append(part.view(parameter.shape))
-            begin += parameter.numel()
-        self._used, self._digits = memory[begin:].split([len(parameters), _EXTRA])
-        self._unused: list[int] = []
-        self._left: dict[int, torch.Tensor] = {}  # what arrived of parameters that had no part
-        self._arriving: list[Arriving] = []
-        self._due: Plan | None = None
-        self._work: Any = None
-        self._pending: Pending | _SplitPending | None = None
-
-    def complete(self) -> None:
-        """What had no part in the loss on this rank counts as zero."""
-        for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
-            if parameter.grad is None:
-                view.zero_()
-                parameter.grad = view
-                self._unused.append(index)
-
-    def start(self, scale: float | None, samples: int = 0) -> None:
-        """Begin to take the mean over all ranks of `scale` times this rank's gradients, and of `samples`."""
-        self._used.fill_(1)
-        if self._unused:
-            self._used[self._unused] = 0
-        if scale == 0:
-            self.memory.zero_()
-        elif scale is not None:
-            self.memory.mul_(scale)
-        for index, left in self._left.items():
-            self.views[index].add_(left)  # on every rank, so in the mean
-        self._left.clear()
-        self._digits[0], self._digits[1] = samples % _DIGIT, samples // _DIGIT
-        if self._inline and isinstance(self._plan, Plan):
-            self._due = self._plan
-        elif self._plan is not None:
-            self._pending = self._plan.start()
-        elif dist.is_initialized():
-            # Gloo has no mean.
-            self.memory.div_(dist.get_world_size())
-            self._work = dist.all_reduce(self.memory, async_op=True)
-
-    def arrives(self, wait: Callable[[], None]) -> None:
-        """Until `finish`, who looks at a gradient calls `wait` before."""
-        if not self._arriving:
-            self._arriving = [Arriving.of(view, wait) for view in self.views]
-        for parameter, gradient in zip(self.parameters, self._arriving, strict=True):
-            parameter.grad = gradient
-
-    @property
-    def unused(self) -> bool:
-        """Whether a parameter had no part in the loss on this rank."""
-        return bool(self._unused)
-
-    def samples(self, size: int) -> int:
-        """What all `size` ranks gave to `start` together."""
-        low, high = self._digits.tolist()
-        return round(low * size) + _DIGIT * round(high * size)
-
-    def finish(self) -> bool:
-        """Wait for the mean, or take it now. False: it was not begun."""
-        begun = bool(self._due or self._pending or self._work)
-        if self._due is not None:
-            self._due.run()
-            self._due = None
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-        for parameter, view, gradient in zip(self.parameters, self.views, self._arriving, strict=False):
-            if parameter.grad is gradient:  # it may have been forgotten meanwhile
-                parameter.grad = view
-        if self._unused:  # also where there is one rank, and nothing to begin
-            for index in self._unused:
-                if self._used[index] == 0:
-                    self.parameters[index].grad = None
-                    if isinstance(self._plan, _SplitPlan) and self.views[index].any():
-                        self._left[index] = self.views[index].clone()
-            self._unused.clear()
-        return begun
 
 
 class Parallel:
@@ -262,6 +163,8 @@ class Parallel:
         broadcast_buffers: bool = True,
         wire: str = "",
         batch_dim: int = 0,
+        shard: bool = False,
+        streamed: bool = False,
     ) -> None:
         self._model = model
         self._optimizer, self._batch_dim = optimizer, batch_dim
@@ -270,7 +173,7 @@ class Parallel:
                 former.detach()  # this one takes its place
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._size = dist.get_world_size() if dist.is_initialized() else 1
-        self._group = _core_group()
+        self._group = core_group()
         self._parameters = trained(model)
         self._buffers = list(model.buffers()) if broadcast_buffers and self._size > 1 else []
         known = {id(parameter) for parameter in self._parameters}
@@ -280,10 +183,17 @@ class Parallel:
                 "The optimizer has parameters that the model does not have.",
                 "Make the optimizer with model.parameters(), and give both to parallelize.",
             )
-        self._agree()
+        shard = shard and self._size > 1
+        if shard and optimizer:
+            check_optimizer(optimizer, self._parameters)
+            self._check_shardable()
+        self._shard, self._shards = shard, None
+        streamed = streamed and self._size > 1
+        stream_group = check_streamable(model, self._group) if streamed else None
+        self._agree(with_parameters=not streamed)
         keep_freed_memory(self._parameters)
-        if optimizer:
-            _fuse(optimizer)
+        if optimizer and not shard:
+            fuse(optimizer)
         # Where computing takes all cores of the only node, a thread that reduces beside it would only be in
         # its way.
         # Nor may who looks at a gradient have to reduce it, as others may not look.
@@ -327,7 +237,14 @@ class Parallel:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         if optimizer and clip_norm is not None:
             self._hooks.append(optimizer.register_step_pre_hook(self._clip))
-        if optimizer and self._overlap_step:
+        travels = shard and overlap_step
+        self._arrivals = Arrivals(model, once=not travels) if travels or streamed else None
+        if stream_group and self._arrivals:
+            stream(model, stream_group, self._arrivals)
+            _underway.add(self)
+        if optimizer and shard and self._buckets:
+            self._divide(optimizer)
+        elif optimizer and self._overlap_step:
             self._overlap(optimizer)
 
     # -- for trainers with a loop of their own
@@ -351,17 +268,55 @@ class Parallel:
         """Leave model and optimizer to themselves."""
         self.end_failed_pass()
         self.finish()
+        self.settle()
+        if self._arrivals:
+            self._arrivals.remove()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
+    def settle(self) -> None:
+        """Wait for all parameters that travel."""
+        if self._arrivals:
+            self._arrivals.wait_all()
+
     # -- the beginning
 
-    def _agree(self) -> None:
-        """All ranks have the same model, and rank 0's values."""
+    def _check_shardable(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and not self._can_share([parameter]):
+                where = "is not on the host" if parameter.device.type != "cpu" else f"has {parameter.dtype}"
+                if self._group is None:
+                    where = "would be reduced by another backend than carme"
+                raise InvalidCall(
+                    f"The optimizer cannot be divided among the ranks: {name} {where}.",
+                    "Divide models of floating-point numbers on the host, over the backend carme (on GPUs "
+                    "use PyTorch's FSDP), or leave shard_optimizer out.",
+                )
+
+    def _divide(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let each rank step its part of the parameters."""
+        shards = Shards(
+            optimizer,
+            cast(list[ShardBucket], self._buckets),
+            self._finish_one,
+            self.finish,
+            self._inline,
+            self._arrivals,
+        )
+        shards.fuse(fuse)
+        self._shards = shards
+        self._hooks.append(shards)
+
+    def _agree(self, with_parameters: bool) -> None:
+        """All ranks have the same model, and rank 0's values, unless parameters are streamed."""
         if self._size == 1:
             return
-        shapes = [(tuple(p.shape), str(p.dtype)) for p in self._parameters]
+        # Gradients are added up in the order in which their elements lie.
+        shapes = [
+            (tuple(p.shape), str(p.dtype), *([] if p.is_contiguous() else [p.stride()]))
+            for p in self._parameters
+        ]
         everyone: list[Any] = [None] * self._size
         dist.all_gather_object(everyone, shapes)
         for rank, theirs in enumerate(everyone):
@@ -376,12 +331,13 @@ class Parallel:
                     "Build the same model on all ranks.",
                 )
         with torch.no_grad():
-            for tensor in (*self._model.parameters(), *self._model.buffers()):
+            parameters = self._model.parameters() if with_parameters else ()
+            for tensor in (*parameters, *self._model.buffers()):
                 whole = tensor.detach().contiguous()
                 dist.broadcast(whole, src=0)
                 tensor.copy_(whole)
 
-    def _fill(self, limit: int, least: int) -> list[_Bucket]:
+    def _fill(self, limit: int, least: int) -> list[Bucket]:
         """Buckets in the order of backpropagation, which is about the reverse of that of the parameters.
 
         Args:
@@ -394,22 +350,28 @@ class Parallel:
         filled = [[order[number] for number in bucket] for bucket in numbers]
         shared = [self._can_share(parameters) for parameters in filled]
         sizes = [
-            _padded(_elements(parameters) * parameters[0].element_size()) if share else 0
+            padded(self._elements(parameters) * parameters[0].element_size()) if share else 0
             for parameters, share in zip(filled, shared, strict=True)
         ]
         memory = self._group.shared_bytes(sum(sizes)) if self._group and any(shared) else torch.empty(0)
         buckets = []
         for parameters, share, part in zip(filled, shared, memory.split(sizes), strict=True):
-            count, dtype = _elements(parameters), parameters[0].dtype
-            if share and self._group:
+            count, dtype = self._elements(parameters), parameters[0].dtype
+            if share and self._group and self._shard:
+                lane, limit = self._group.lane(), self._group.limit
+                buckets.append(ShardBucket(parameters, part.view(dtype)[:count], lane, limit, self._inline))
+            elif share and self._group:
                 flat = part.view(dtype)[:count]
-                gradients = count - len(parameters) - _EXTRA
+                gradients = count - len(parameters) - EXTRA
                 plan = self._group.plan(flat, gradients, self._wire)
-                buckets.append(_Bucket(parameters, flat, plan, self._inline))
+                buckets.append(Bucket(parameters, flat, plan, self._inline))
             else:
                 flat = torch.zeros(count, dtype=dtype, device=parameters[0].device)
-                buckets.append(_Bucket(parameters, flat, None, False))
+                buckets.append(Bucket(parameters, flat, None, False))
         return buckets
+
+    def _elements(self, parameters: list[nn.Parameter]) -> int:
+        return shard_elements(parameters, self._size)[1] if self._shard else elements(parameters)
 
     def _can_share(self, parameters: list[nn.Parameter]) -> bool:
         return (
@@ -496,7 +458,7 @@ class Parallel:
         if self._reduces():
             self._start_full_ones()
 
-    def _take(self, bucket: _Bucket, index: int) -> None:
+    def _take(self, bucket: Bucket, index: int) -> None:
         """Bring a gradient into its bucket, unless autograd has added to it there."""
         parameter, view = bucket.parameters[index], bucket.views[index]
         gradient = parameter.grad
@@ -593,11 +555,12 @@ class Parallel:
                         self._correction = self._expected / total
                         self._expected = total
             if self._correction != 1.0:
-                bucket.memory.mul_(self._correction)
+                bucket.rescale(self._correction)
 
     # -- the optimizer
 
     def _before_step(self, *_: Any) -> None:
+        self.settle()
         self.end_failed_pass()
         if self._passes % self._accumulate == 0:
             return
@@ -614,6 +577,9 @@ class Parallel:
 
     def _clip(self, *_: Any) -> None:
         assert self._clip_norm is not None
+        if self._shards:
+            self._shards.clip(self._clip_norm)
+            return
         nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
 
     def _overlap(self, optimizer: torch.optim.Optimizer) -> None:
@@ -637,6 +603,7 @@ def _finish_all() -> None:
     for parallel in list(_underway):
         with contextlib.suppress(Exception):  # whoever needs it hears of it
             parallel.finish()
+            parallel.settle()
 
 
 class _OwnStep:
@@ -667,107 +634,6 @@ class _BeforeForward:
         return _BeforeForward, ()
 
 
-class _SplitPlan:
-    """Two plans that run one after the other."""
-
-    def __init__(self, *plans: Plan) -> None:
-        self._plans = plans
-
-    def start(self) -> "_SplitPending":
-        """Begin in the background."""
-        return _SplitPending([plan.start() for plan in self._plans])
-
-
-class _SplitPending:
-    """Plans under way."""
-
-    def __init__(self, pending: list[Pending]) -> None:
-        self._pending = pending
-
-    def wait(self) -> None:
-        """Wait for all of them."""
-        for pending in self._pending:
-            pending.wait()
-
-
-class _CoreGroup:
-    """The core's group of all ranks, and segments that are reduced in place.
-
-    Args:
-        context: The core's.
-        limit: Milliseconds after which a reduction is given up; -1: never.
-        lanes: Groups of the same ranks. Plans take turns on them: while one bucket's thread waits for a core
-            that computes, or for the other node to begin, the wire still has the next bucket's bytes.
-    """
-
-    def __init__(self, context: Any, limit: int, lanes: list[Any]) -> None:
-        self._context, self._limit = context, limit
-        self._group, self._lanes = lanes[0], itertools.cycle(lanes)
-        # The lowest number is that of Horovod's journal. The last one given back is used next, as ranks let
-        # go of each other's old memory when they meet new memory under its number.
-        self._free = list(range(1, segments(context)))
-        self._all, self._sweep_at = len(self._free), _SWEEP_FROM
-
-    def shared_bytes(self, count: int) -> torch.Tensor:
-        """Zeros, which the ranks of a node reduce in place as long as there are segments.
-
-        Each rank takes numbers of its own: they travel with what is reduced. One is given back when nobody
-        has the memory any more, also as somebody's gradient, or what a reduction under way still needs.
-        """
-        self._sweep()
-        number = self._allocated(count)
-        if number is None:
-            return torch.zeros(count, dtype=torch.uint8)
-        memory = self._context.segment_array(number)
-        weakref.finalize(memory, _give_back, self._context, number, self._free).atexit = False
-        return torch.from_numpy(memory)[:count]
-
-    def _allocated(self, count: int) -> int | None:
-        """The number of a new segment; None: all are in use."""
-        in_use = []
-        try:
-            while self._free:
-                number = self._free.pop()
-                try:
-                    self._context.segment_alloc(number, count)
-                except InvalidCall:  # a pipeline's messages have it
-                    in_use.append(number)
-                except BaseException:
-                    self._free.append(number)
-                    raise
-                else:
-                    return number
-        finally:
-            self._free[:0] = in_use
-        return None
-
-    def _sweep(self) -> None:
-        """Look for models that nobody has any more, each time that twice as many segments are in use.
-
-        A model and what is attached to it hold each other, and Python may look for such garbage late.
-        """
-        if not self._free or self._all - len(self._free) >= self._sweep_at:
-            gc.collect()
-            self._sweep_at = max(_SWEEP_FROM, 2 * (self._all - len(self._free)))
-
-    def no_core_idles(self) -> bool:
-        """Whether all ranks are on this node, and their threads compute on all its cores."""
-        return self.on_one_node() and self._group.size * torch.get_num_threads() >= self._context.cores
-
-    def on_one_node(self) -> bool:
-        """Whether all ranks are on one node."""
-        return len({self._context.node_of(rank) for rank in self._group.ranks}) == 1
-
-    def plan(self, memory: torch.Tensor, gradients: int, wire: str) -> "Plan | _SplitPlan":
-        """The repeated mean of this memory over all ranks; its first elements are the gradients."""
-        lane = next(self._lanes)
-        if not wire or self.on_one_node() or memory.dtype != torch.float32:
-            return lane.plan_allreduce(memory, "mean", self._limit)
-        # What stands behind the gradients must arrive as it is.
-        first = lane.plan_allreduce(memory[:gradients], "mean", self._limit, wire)
-        return _SplitPlan(first, lane.plan_allreduce(memory[gradients:], "mean", self._limit))
-
-
 def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
     """Whether two optimizers have a parameter in common, which must not be reduced twice."""
     held = [{id(p) for group in each.param_groups for p in group["params"]} for each in (one, other)]
@@ -780,56 +646,9 @@ def _attached(model: nn.Module) -> list[Parallel]:
     return [hook.parallel for hook in hooks if hook.parallel]
 
 
-def _give_back(context: Any, number: int, free: list[int]) -> None:
-    context.segment_delete(number)
-    free.append(number)
-
-
-# One for each process group: a program may leave a run and join another.
-_cores: "weakref.WeakKeyDictionary[Any, _CoreGroup]" = weakref.WeakKeyDictionary()
-
-
-def _core_group() -> _CoreGroup | None:
-    """None where there is one rank, or another backend than `carme` carries host tensors."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    group = dist.group.WORLD
-    if not isinstance(group, backend.ProcessGroupCarme):
-        return None
-    if group not in _cores:
-        context, first = group.another_group()
-        several = len({context.node_of(rank) for rank in first.ranks}) > 1
-        lanes = [first, *(group.another_group()[1] for _ in range((_LANES - 1) * several))]
-        _cores[group] = _CoreGroup(context, group.limit, lanes)
-    return _cores[group]
-
-
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """The parameters of a model that have gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def _fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Let `optimizer` use its fused kernel on the host, if it was not told what to use."""
-    if type(optimizer) not in _FUSED:
-        return
-    for group in optimizer.param_groups:
-        told = any(group.get(name) for name in ("differentiable", "capturable"))
-        told = told or any(group.get(name) is not None for name in ("fused", "foreach"))
-        if told or not all(p.device.type == "cpu" and p.dtype in _FUSIBLE for p in group["params"]):
-            continue
-        if type(optimizer) is torch.optim.SGD:
-            if not group["momentum"] or group["dampening"]:
-                continue  # without momentum it reads and writes its memory once anyhow
-            # The fused kernel fails where a parameter gets its first gradient after others. A momentum of
-            # zero becomes the gradient, as none does.
-            for parameter in group["params"]:
-                state = optimizer.state[parameter]
-                if state.get("momentum_buffer") is None:
-                    state["momentum_buffer"] = torch.zeros_like(
-                        parameter, memory_format=torch.preserve_format
-                    )
-        group["fused"] = True
 
 
 def _weakly(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
@@ -851,16 +670,8 @@ def _bytes(parameter: nn.Parameter) -> int:
     return parameter.numel() * parameter.element_size()
 
 
-def _elements(parameters: list[nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in parameters) + len(parameters) + _EXTRA
-
-
 def _counts_exactly(memory: torch.Tensor) -> bool:
     return memory.device.type == "cpu" and memory.dtype in (torch.float32, torch.float64)
-
-
-def _padded(count: int) -> int:
-    return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
 def _tensors(argument: Any) -> Iterator[torch.Tensor]:

@@ -212,17 +212,23 @@ def batch_norms(traced: Traced) -> list[fx.Node]:
     return [n for n in traced.nodes if n.target is _BATCH_NORM and n.args[5]]
 
 
-def opaque_batch_norms(traced: Traced) -> bool:
-    """Whether there are such layers within what was not traced."""
+def opaque_batch_norms(traced: Traced) -> list[nn.Module]:
+    """Such layers within what was not traced."""
     modules = [traced.root.get_submodule(str(n.target)) for n in traced.nodes if n.op == "call_module"]
-    return any(
-        inner.training
+    return [
+        inner
+        for module in modules
+        for inner in module.modules()
+        if inner.training
         and (
             isinstance(inner, nn.modules.batchnorm._BatchNorm) or getattr(inner, "normalises_batches", False)
         )
-        for module in modules
-        for inner in module.modules()
-    )
+    ]
+
+
+def defer_statistics(module: nn.Module) -> bool:
+    """Let a layer that was not traced into defer its running statistics; whether it can."""
+    return bool(getattr(module, "defer_statistics", lambda: False)())
 
 
 def other_random(traced: Traced) -> str:
@@ -271,6 +277,9 @@ def update_running_statistics(traced: Traced, statistics: Statistics, own: set[s
     for node in traced.nodes:
         if node.name in own and counts_batches(traced, node):
             known[traced.tensors[node.args[0].name]].add_(1)  # pyright: ignore
+        if node.name in own and node.op == "call_module":
+            update: Any = getattr(traced.root.get_submodule(str(node.target)), "update_statistics", _nothing)
+            update()
 
 
 def _with_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from carme_runtime.pipeline.memory import memory_of_rank
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.passes import Passes
-from carme_runtime.torch.pieces import batch_norms, opaque_batch_norms, other_random
+from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
 from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.tracing import Traced, capture, example_tensors
 from carme_runtime.torch.whole_state import named_groups, whole_optimizer_state
@@ -180,9 +180,9 @@ def _with_batch_norm(made: Plan, traced: Traced, asked: str | None) -> Plan:
     opaque = opaque_batch_norms(traced)
     if not opaque and not batch_norms(traced):
         return dataclasses.replace(made, batch_norm="")
-    if asked == "deferred" and opaque:
+    if asked == "deferred" and not all(defer_statistics(layer) for layer in opaque):
         raise InvalidCall(
-            "BatchNorm layers that are not traced into cannot defer their statistics.",
+            "BatchNorm layers that are not traced into, or do more, cannot defer their statistics.",
             "Use batch_norm='micro' or 'exact'.",
         )
     if asked is None and made.schedule.micro_batches > 1:

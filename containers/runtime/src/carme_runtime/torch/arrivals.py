@@ -1,0 +1,166 @@
+"""Parameters that still travel while the model is used: who needs one waits for it, and for no other.
+
+While a model's forward pass runs, each call of PyTorch's functions is looked at: what gets a parameter that
+travels waits for it first. Modules that are called by themselves wait for all.
+"""
+
+# As in backend.py.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Arrivals"]
+
+
+class Arrivals:
+    """What travels to the parameters of one model.
+
+    Args:
+        model: Its calls, and those of its modules, wait, and so do `state_dict` and `load_state_dict`.
+        once: Leave the model to itself in the first call after all has arrived.
+    """
+
+    def __init__(self, model: nn.Module, once: bool = False) -> None:
+        self._model, self._once = weakref.ref(model), once
+        self._due: dict[int, Callable[[], Any]] = {}  # by parameter
+        self._leaving: list[Callable[[], Any]] = []
+        self._waiting = threading.RLock()
+        self._modes: list[_Looking] = []
+        self._thread = 0  # that runs the forward pass which is looked at
+        self._hooks: list[Any] = []
+        before = _Hook(self, Arrivals._before)
+        for module in model.modules():
+            self._hooks.append(module.register_forward_pre_hook(before))
+            self._hooks.append(module.register_state_dict_pre_hook(_Hook(self, Arrivals._settle)))
+            self._hooks.append(module.register_load_state_dict_pre_hook(_Hook(self, Arrivals._settle)))
+        self._hooks.append(model.register_forward_hook(_Hook(self, Arrivals._after), always_call=True))
+
+    def travel(self, parameters: Iterable[nn.Parameter], wait: Callable[[], Any]) -> None:
+        """From now on these parameters are there when `wait` has returned."""
+        for parameter in parameters:
+            self._due[id(parameter)] = wait
+
+    def leave(self, wait: Callable[[], Any]) -> None:
+        """Parameters are read until `wait` has returned: they may be used, but not changed."""
+        self._leaving.append(wait)
+
+    def wait_all(self) -> None:
+        """Wait for all that travels, here or from here."""
+        with self._waiting:
+            try:
+                for wait in dict.fromkeys((*self._due.values(), *self._leaving)):
+                    wait()
+            finally:
+                self._due.clear()
+                self._leaving.clear()
+
+    def wait_for(self, parameters: Iterable[Any]) -> None:
+        """Wait for those of these that travel."""
+        with self._waiting:
+            for parameter in parameters:
+                wait = self._due.get(id(parameter))
+                if wait is not None:
+                    wait()
+                    self._due.pop(id(parameter), None)
+
+    @property
+    def travelling(self) -> bool:
+        """Whether something does."""
+        return bool(self._due)
+
+    def remove(self) -> None:
+        """Leave the model to itself."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # -- hooks
+
+    @torch._disable_dynamo  # pyright: ignore[reportUntypedFunctionDecorator]
+    def _before(self, module: nn.Module, *_: Any) -> None:
+        if not self._due:
+            if self._once and not self._leaving:
+                self.remove()
+            return
+        if module is self._model() and not self._modes and not _is_compiled(module):
+            mode = _Looking(self)
+            mode.__enter__()
+            self._modes.append(mode)
+            self._thread = threading.get_ident()
+        if self._modes and self._thread == threading.get_ident():
+            # What is not written with PyTorch's functions gets its module's parameters at least.
+            self.wait_for(module.parameters(recurse=_is_opaque(module)))
+        else:
+            self.wait_all()
+
+    @torch._disable_dynamo  # pyright: ignore[reportUntypedFunctionDecorator]
+    def _after(self, *_: Any) -> None:
+        if self._modes and self._thread == threading.get_ident():
+            self._modes.pop().__exit__(None, None, None)
+        self.wait_all()
+
+    def _settle(self, *_: Any) -> None:
+        self.wait_all()
+
+
+class _Hook:
+    """A hook that does not hold its model together; a copy of the model goes its own way."""
+
+    def __init__(self, arrivals: Arrivals | None, action: Callable[..., None] | None) -> None:
+        self._arrivals = weakref.ref(arrivals) if arrivals else None
+        self._action = action
+
+    def __call__(self, *arguments: Any, **_: Any) -> None:
+        arrivals = self._arrivals() if self._arrivals else None
+        if arrivals and self._action:
+            self._action(arrivals, *arguments)
+
+    def __deepcopy__(self, memo: object) -> "_Hook":
+        return _Hook(None, None)
+
+    def __reduce__(self) -> tuple[type, tuple[None, None]]:
+        return _Hook, (None, None)
+
+
+class _Looking(TorchFunctionMode):
+    """Looks at what PyTorch's functions get."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        super().__init__()
+        self._arrivals = arrivals
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if self._arrivals.travelling:
+            self._arrivals.wait_for(_parameters((args, kwargs)))
+        return func(*args, **(kwargs or {}))
+
+
+def _parameters(argument: Any) -> Iterable[nn.Parameter]:
+    if isinstance(argument, nn.Parameter):
+        yield argument
+    elif isinstance(argument, dict):
+        for part in argument.values():
+            yield from _parameters(part)
+    elif isinstance(argument, list | tuple):
+        for part in argument:
+            yield from _parameters(part)
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    """Whether what the module does does not come by PyTorch's Python functions."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether something may have been compiled: its parameters are used without a call that is seen."""
+    from torch._dynamo import eval_frame
+
+    backends = getattr(eval_frame, "cached_backends", {0: True})
+    return any(backend is not None for backend in backends.values())
