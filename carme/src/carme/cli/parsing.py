@@ -18,6 +18,7 @@ COMMANDS = (
     "jobs",
     "report",
     "scale",
+    "compare",
     "start",
     "portal",
     "personal",

@@ -34,6 +34,10 @@ NOT_STARTED = 2
 
 def main() -> None:
     """Start a run and stay until it ends; see `carme-run --help`."""
+    if sys.argv[1:2] == ["compare"] and not Path("compare").is_file():
+        from carme_runtime.compare.command import main as compare
+
+        sys.exit(compare(sys.argv[2:]))
     try:
         _check_folder()
         # Whoever started this may have let interrupts wait until now.

@@ -1,0 +1,70 @@
+"""Which rows are void because they do other work, and which turns were disturbed."""
+
+import statistics
+from collections.abc import Sequence
+
+from carme_runtime.compare.results import Row, Turn
+
+TOLERANCE = 1e-4
+FOREIGN_LIMIT = 0.1  # of the time of a contestant's cores that others have
+PROBE_LIMIT = 0.1  # that a probe may take longer than the usual one
+
+
+def void_unequal(rows: Sequence[Row], first_loss: float) -> None:
+    """Mark the rows of one network and number of ranks whose losses are wrong.
+
+    The first loss is that of the weights, which is known. Later ones show whether gradients and the optimizer
+    are alike: there most decide.
+    """
+    for row in rows:
+        if not row.void and row.losses and not _close(row.losses[0], first_loss):
+            row.void = (
+                f"unequal work: the loss of its first step is {row.losses[0]:.6f}, and with these weights it "
+                f"is {first_loss:.6f}"
+            )
+    able = [row for row in rows if not row.void and row.losses]
+    for number in range(1, max((len(row.losses) for row in able), default=0)):
+        usual = _of_most([row.losses[number] for row in able])
+        for row in able:
+            if row.void or _close(row.losses[number], usual):
+                continue
+            row.void = (
+                f"unequal work: the loss of its step {number + 1} is {row.losses[number]:.6f}, and that of "
+                f"most is {usual:.6f}"
+            )
+
+
+def _of_most(values: list[float]) -> float:
+    """The value that most are close to; that of the first ones where there are as many of others."""
+    return max(values, key=lambda value: sum(_close(other, value) for other in values))
+
+
+def _close(value: float, expected: float) -> bool:
+    return abs(value - expected) <= TOLERANCE * max(1.0, abs(expected))
+
+
+def usual_probe(probes: Sequence[float]) -> float:
+    """What the probe takes on the quiet machine: its fastest quarter ends there."""
+    return statistics.quantiles(probes, n=4)[0] if len(probes) > 1 else probes[0]
+
+
+def disturbances(foreign: float | None, probes: Sequence[float], usual: float) -> tuple[str, ...]:
+    """Why a turn does not count.
+
+    Args:
+        foreign: The share of its cores' time that other processes had.
+        probes: Milliseconds of the probes before and after it.
+        usual: Milliseconds of the probe on the quiet machine.
+    """
+    reasons = []
+    if foreign is not None and foreign > FOREIGN_LIMIT:
+        reasons.append(f"other processes had {100 * foreign:.0f} % of its cores")
+    slow = max(probes) / usual - 1
+    if slow > PROBE_LIMIT:
+        reasons.append(f"the probe took {100 * slow:.0f} % longer than usual")
+    return tuple(reasons)
+
+
+def marked(turns: Sequence[Turn]) -> int:
+    """How many were disturbed."""
+    return sum(bool(turn.reasons) for turn in turns)

@@ -1,0 +1,202 @@
+"""`carme compare`, which is `python -m carme_runtime.compare` and `carme-run compare`, too."""
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.compare import report, results
+from carme_runtime.compare.contestants import CONTESTANTS
+from carme_runtime.compare.differences import difference
+from carme_runtime.compare.errors import CompareError
+from carme_runtime.compare.networks import NETWORKS, USUAL
+from carme_runtime.compare.rounds import Plan, compare
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.graph.show import columns
+
+_QUICK = {"networks": ("tiny", "mlp"), "rounds": 5, "turn_s": 0.25, "repeats": 1}
+_MOST_RANKS, _MOST_ROUNDS = 1024, 1000
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare, list, or show differences; 0: done, 1: it cannot be done."""
+    options = parser().parse_args(arguments)
+    try:
+        run(options)
+    except CarmeRuntimeError as error:
+        print(f"{options.program}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the options."""
+    made = argparse.ArgumentParser(
+        prog="python -m carme_runtime.compare",
+        description="Train the same networks with every framework that is installed, in turns, and write a "
+        "report with what each takes.",
+    )
+    add_options(made)
+    made.set_defaults(program="carme_runtime.compare")
+    return made
+
+
+def add_options(made: argparse.ArgumentParser) -> None:
+    """The options, for whoever has a parser."""
+    made.add_argument("contestants", nargs="*", metavar="CONTESTANT", help="default: all; see --list")
+    made.add_argument("--list", action="store_true", help="show contestants and networks; measure nothing")
+    made.add_argument("--quick", action="store_true", help="small networks and few rounds: some minutes")
+    made.add_argument("--networks", metavar="NAMES", help=f"with commas (default: {','.join(USUAL)})")
+    made.add_argument("--ranks", default="1,2", metavar="NUMBERS", help="with commas (default: 1,2)")
+    made.add_argument("--rounds", type=int, metavar="N", help="turns of each (default: 10)")
+    made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the network's")
+    made.add_argument(
+        "--scaling",
+        choices=("strong", "weak"),
+        default="strong",
+        help="all ranks share the batch, or each has one of that size (default: strong)",
+    )
+    made.add_argument(
+        "--threads", type=int, metavar="T", help="of each rank (default: its share of the cores)"
+    )
+    made.add_argument("--seed", type=int, default=1, metavar="S", help="of weights, batches and orders")
+    made.add_argument(
+        "--slower",
+        action="append",
+        default=[],
+        metavar="NAME=PERCENT",
+        help="make a contestant slower on purpose, to see that it is found",
+    )
+    made.add_argument(
+        "--output",
+        type=Path,
+        default=Path("compare"),
+        metavar="FOLDER",
+        help="where compare.json and compare.html go, and what all nodes see (default: compare)",
+    )
+    made.add_argument(
+        "--diff",
+        nargs=2,
+        type=Path,
+        metavar=("BEFORE.json", "AFTER.json"),
+        help="show how two results differ; measure nothing",
+    )
+    made.add_argument("--json", action="store_true", help="print the result as JSON for programs")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say. Raises CarmeRuntimeError."""
+    if options.diff:
+        before, after = map(results.load, options.diff)
+        print(difference(before, after), end="")
+    elif options.list:
+        print(_listing(options.json))
+    else:
+        _compare(options)
+
+
+def _listing(as_json: bool) -> str:
+    if as_json:
+        found = [
+            {"name": one.name, "title": one.title, "backend": one.backend, "missing": one.missing()}
+            for one in CONTESTANTS.values()
+        ]
+        networks = [
+            {"name": one.name, "title": one.title, "batch": one.batch, "parameters": one.parameters()}
+            for one in NETWORKS.values()
+        ]
+        return json.dumps({"contestants": found, "networks": networks}, indent=1)
+    rows: list[tuple[str, ...]] = [("contestant", "", "carme-run --backend", "missing")]
+    rows += [(one.name, one.title, one.backend, ", ".join(one.missing())) for one in CONTESTANTS.values()]
+    more: list[tuple[str, ...]] = [("network", "", "parameters", "batch")]
+    more += [(one.name, one.title, f"{one.parameters():,}", str(one.batch)) for one in NETWORKS.values()]
+    return f"{columns(rows, left=4)}\n\n{columns(more, left=2)}"
+
+
+def _compare(options: argparse.Namespace) -> None:
+    plan = plan_of(options)
+    folder: Path = options.output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CompareError(
+            f"The folder {folder} cannot be made ({error.strerror}).", "Choose another with --output."
+        ) from None
+    asked = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in dataclasses.asdict(plan).items()
+    }
+    # Scripts are ended with SIGTERM; ranks must not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    result = compare(plan, asked, folder, lambda line: print(line, file=sys.stderr, flush=True))
+    results.save(result, folder / "compare.json")
+    results.write_whole(folder / "compare.html", report.page(result))
+    print(f"The report: {folder / 'compare.html'}", file=sys.stderr, flush=True)
+    print(json.dumps(results.as_dict(result), indent=1) if options.json else report.text(result).rstrip())
+    if not result.measured:
+        raise CompareError("All rows are void, so nothing was measured.", "The report says why.")
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """What the options ask for. Raises CompareError."""
+    chosen: dict[str, Any] = dict(_QUICK) if options.quick else {"networks": USUAL}
+    if options.networks:
+        chosen["networks"] = _names(options.networks.split(","), NETWORKS, "network")
+    for name, most in (("rounds", _MOST_ROUNDS), ("batch", 1 << 20), ("threads", 4096)):
+        if (value := getattr(options, name)) is not None:
+            if not 1 <= value <= most:
+                raise CompareError(f"--{name} {value} is not possible.", f"Give 1 to {most}.")
+            chosen[name] = value
+    if options.seed < 0:
+        raise CompareError(f"--seed {options.seed} is not possible.", "Give 0 or more.")
+    return Plan(
+        contestants=_names(options.contestants or list(CONTESTANTS), CONTESTANTS, "contestant"),
+        ranks=_ranks(options.ranks),
+        scaling=options.scaling,
+        seed=options.seed,
+        slower=dict(map(_slower, options.slower)),
+        **chosen,
+    )
+
+
+def _names(given: list[str], known: Mapping[str, Any], what: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in given))
+    for name in names:
+        if name not in known:
+            raise CompareError(
+                f"There is no {what} '{name}'.",
+                f"Choose from {', '.join(known)}.",
+            )
+    return names
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or not all(1 <= number <= _MOST_RANKS for number in found):
+        raise CompareError(
+            f"--ranks {text} cannot be read.",
+            f"Give numbers of 1 to {_MOST_RANKS} with commas: 1,2,4",
+        )
+    return found
+
+
+def _slower(text: str) -> tuple[str, float]:
+    name, _, percent = text.partition("=")
+    try:
+        value = float(percent)
+    except ValueError:
+        value = -1.0
+    if name not in CONTESTANTS or not 0 < value <= 1000:
+        raise CompareError(
+            f"--slower {text} cannot be read.", "Give a contestant and up to 1000 percent: torch-gloo=10"
+        )
+    return name, value

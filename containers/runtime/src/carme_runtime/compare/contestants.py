@@ -1,0 +1,97 @@
+"""Who takes part: one entry of `CONTESTANTS` each."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BEGIN, END = "# user: begin", "# user: end"
+_KERAS = "KERAS_BACKEND"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A framework and a way of training with it over several ranks.
+
+    Args:
+        name: What options and results call it.
+        title: What the report calls it.
+        backend: Of `carme-run --backend`.
+        program: The module of `carme_runtime.compare.programs` that trains.
+        needs: The modules that Python must have, by the names that people install.
+        setting: What the program is told, such as the backend of torch.distributed.
+        environment: What its ranks get on top.
+    """
+
+    name: str
+    title: str
+    backend: str
+    program: str
+    needs: tuple[str, ...]
+    setting: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def missing(self) -> list[str]:
+        """The modules that this Python lacks."""
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+
+    def user_lines(self) -> int:
+        """How many lines of code a user writes to train like this, without the network and the data."""
+        text = (Path(__file__).parent / "programs" / f"{self.program}.py").read_text()
+        return count_user_lines(text)
+
+
+def count_user_lines(text: str) -> int:
+    """Lines between the marks that hold code; those that only measure do not count."""
+    counted, inside = 0, False
+    for line in map(str.strip, text.splitlines()):
+        if line in (BEGIN, END):
+            inside = line == BEGIN
+        elif inside and line and not line.startswith(("#", "mark(", '"""')):
+            counted += 1
+    return counted
+
+
+CONTESTANTS = {
+    each.name: each
+    for each in (
+        Contestant("torch-gloo", "PyTorch DDP, Gloo", "torch", "torch_ddp", ("torch",), "gloo"),
+        Contestant("torch-carme", "PyTorch DDP, backend carme", "torch", "torch_ddp", ("torch",), "carme"),
+        Contestant("parallelize", "PyTorch, parallelize", "torch", "torch_parallelize", ("torch",)),
+        Contestant(
+            "keras-torch",
+            "Keras on PyTorch, carme_runtime.keras",
+            "torch",
+            "keras_model",
+            ("keras", "torch"),
+            environment={_KERAS: "torch"},
+        ),
+        Contestant(
+            "keras-tensorflow",
+            "Keras on TensorFlow, carme_runtime.keras",
+            "torch",
+            "keras_model",
+            ("keras", "tensorflow"),
+            environment={_KERAS: "tensorflow"},
+        ),
+        Contestant(
+            "horovod-face",
+            "PyTorch, carme_runtime.horovod",
+            "torch",
+            "torch_horovod",
+            ("torch",),
+            "carme_runtime.horovod",
+        ),
+        Contestant(
+            "horovod", "PyTorch, Horovod", "horovod", "torch_horovod", ("torch", "horovod"), "horovod.torch"
+        ),
+        Contestant(
+            "tensorflow",
+            "TensorFlow, MultiWorkerMirroredStrategy",
+            "tensorflow",
+            "tensorflow_mirrored",
+            ("tensorflow", "tf_keras"),
+        ),
+        Contestant("jax", "JAX, shard_map", "jax", "jax_shards", ("jax",)),
+    )
+}

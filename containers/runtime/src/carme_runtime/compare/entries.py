@@ -1,0 +1,168 @@
+"""A contestant on some ranks while it takes part: its processes and the lines to them."""
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.compare.contestants import CONTESTANTS
+from carme_runtime.compare.door import Door, Line, Lost
+from carme_runtime.compare.errors import CompareError
+from carme_runtime.compare.results import Row
+from carme_runtime.compare.worker import SLOWER, THREADS
+
+LAUNCH = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
+START_SECONDS, TURN_SECONDS, END_SECONDS = 300.0, 300.0, 20.0
+_LOG_LINES = 400  # characters of a log's end in a sentence
+
+
+@dataclass
+class Entry:
+    """Args:
+    row: What becomes of it.
+    threads: Of each rank.
+    slower: By how many percent it is slowed.
+    """
+
+    row: Row
+    threads: int
+    slower: float = 0.0
+    cores: list[int] = field(default_factory=list)
+    _process: "subprocess.Popen[bytes] | None" = None
+    _lines: list[Line] = field(default_factory=list)
+    _log: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.row.contestant} on {self.row.ranks} rank{'s' * (self.row.ranks > 1)}"
+
+    def start(self, door: Door, task: Path, folder: Path) -> None:
+        """Start its ranks, wait for them, and note how long that took. Makes the row void if it fails."""
+        self._log = folder / f"{self.row.network}-{self.row.contestant}-{self.row.ranks}.log"
+        began = time.monotonic()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command(self.row.contestant, self.row.ranks, task),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env=environment(self.row.contestant, self.threads, self.slower) | door.environment,
+            )  # fmt: skip
+        try:
+            self._lines = door.admit(self.row.contestant, self.row.ranks, START_SECONDS, self._is_alive)
+            greetings = [line.receive(TURN_SECONDS) for line in self._lines]
+        except Lost as error:
+            self.fail(f"it did not start: {error}")
+            return
+        self.row.start_s = time.monotonic() - began
+        self.row.versions = greetings[0]["versions"]
+        here = os.uname().nodename
+        self.cores = sorted({core for each in greetings if each["host"] == here for core in each["cores"]})
+
+    def make(self, steps: int) -> list[dict[str, Any]]:
+        """So many steps of all ranks, and what each says of them; none if it fails, and the row is void."""
+        try:
+            for line in self._lines:
+                line.send(steps=steps)
+            return [line.receive(TURN_SECONDS) for line in self._lines]
+        except Lost as error:
+            self.fail(f"it did not go on: {error}")
+            return []
+
+    def fail(self, reason: str) -> None:
+        """It is void, and over."""
+        self._close(0.5)
+        text = self._last_words()
+        self.row.void = f"{reason}. Its last line: {text}" if text else reason
+
+    def end(self) -> None:
+        """It has done all, or is void; its ranks say how much memory they had."""
+        if not self.row.void:
+            with contextlib.suppress(Lost):
+                for line in self._lines:
+                    line.send(end=True)
+                peaks = [line.receive(END_SECONDS)["peak_bytes"] for line in self._lines]
+                self.row.peak_bytes = max(peaks, default=0)
+        self._close(END_SECONDS)
+
+    def _close(self, seconds: float) -> None:
+        for line in self._lines:
+            line.close()
+        self._lines = []
+        if self._process is None:
+            return
+        for sent, patience in ((None, seconds), (signal.SIGTERM, END_SECONDS), (signal.SIGKILL, None)):
+            if sent:
+                self._process.send_signal(sent)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience)
+                return
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _last_words(self) -> str:
+        if self._log is None or not self._log.exists():
+            return ""
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
+        errors = [line for line in lines if "Error" in line or line.startswith("carme-run: ")]
+        text = (errors or [line for line in lines if line] or [""])[-1]
+        return text[:_LOG_LINES]
+
+
+def command(contestant: str, ranks: int, task: Path) -> list[str]:
+    """What starts the ranks of a contestant."""
+    backend = CONTESTANTS[contestant].backend
+    worker = ["-m", "carme_runtime.compare.worker", contestant, str(task)]
+    return [*LAUNCH, "--no-gpu", "--backend", backend, "-n", str(ranks), *worker]
+
+
+def environment(contestant: str, threads: int, slower: float) -> dict[str, str]:
+    """Of the ranks: libraries get as many threads as the rank has cores, and do not spin while they wait."""
+    own = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", THREADS),
+        str(threads),
+    )
+    own |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    own |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", SLOWER: str(slower)}
+    return os.environ | own | dict(CONTESTANTS[contestant].environment)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ranks of this job reach the host that compares, and how many of them share a node."""
+
+    address: str
+    per_node: int
+
+
+def layout(ranks: int) -> Layout:
+    """By what carme-run would do. Raises CompareError with its sentence where it cannot."""
+    line = [*LAUNCH, "--dry-run", "--json", "--no-gpu", "-n", str(ranks), "-m", "json"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    try:
+        found = [each["environment"] for each in json.loads(done.stdout)["ranks"]]
+        return Layout(found[0]["MASTER_ADDR"], max(int(each["LOCAL_WORLD_SIZE"]) for each in found))
+    except (ValueError, KeyError, IndexError):
+        reason = done.stderr.strip().removeprefix("carme-run: ")
+        raise CompareError(f"{ranks} ranks cannot be started: {reason}") from None
+
+
+def sample(answers: list[dict[str, Any]]) -> tuple[float, float | None, dict[str, float]]:
+    """Of the answers of all ranks: milliseconds of a step, the share of other processes, and its parts.
+
+    The first step of a turn is not timed: ranks begin it one after the other, with caches of others.
+    """
+    times = max(statistics.median(each["ms"][1:] or each["ms"]) for each in answers)
+    foreign = [each["foreign"] for each in answers if each["foreign"] is not None]
+    return times, max(foreign, default=None), answers[0]["parts"]
+
+
+Progress = Callable[[str], None]

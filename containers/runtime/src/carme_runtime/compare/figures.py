@@ -1,0 +1,69 @@
+"""Medians with their confidence intervals, and which of two contestants is faster."""
+
+import functools
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median, and the interval that holds the true one with a confidence of 95 %."""
+
+    median: float
+    low: float
+    high: float
+
+
+def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
+    """By bootstrap; one value alone is its own interval."""
+    return _estimate(tuple(values), seed)
+
+
+@functools.cache
+def _estimate(values: tuple[float, ...], seed: int) -> Estimate:
+    generator = random.Random(seed)
+    draws = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    return Estimate(statistics.median(values), *_interval(draws))
+
+
+def ratio(slower: dict[int, float], faster: dict[int, float], seed: int = 0) -> Estimate | None:
+    """How many times as long the one takes as the other, by the rounds that both have.
+
+    What disturbs a round hits both, so their ratio in the round varies less than their times do.
+    """
+    rounds = sorted(slower.keys() & faster.keys())
+    return estimate([slower[each] / faster[each] for each in rounds], seed) if rounds else None
+
+
+def change(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Estimate:
+    """How many times as long `after` takes as `before`, which were measured apart."""
+    generator = random.Random(seed)
+    draws = sorted(
+        statistics.median(generator.choices(after, k=len(after)))
+        / statistics.median(generator.choices(before, k=len(before)))
+        for _ in range(_RESAMPLES)
+    )
+    return Estimate(statistics.median(after) / statistics.median(before), *_interval(draws))
+
+
+def is_different(found: Estimate) -> bool:
+    """Whether a ratio is not 1, as far as its interval says."""
+    return not found.low <= 1 <= found.high
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far apart the values are, as a share of their median: half of them are within it."""
+    if len(values) < 2:
+        return 0.0
+    quarter, _, three = statistics.quantiles(values, n=4, method="inclusive")
+    return (three - quarter) / statistics.median(values)
+
+
+def _interval(draws: list[float]) -> tuple[float, float]:
+    outside = (1 - CONFIDENCE) / 2
+    return draws[int(outside * len(draws))], draws[int((1 - outside) * len(draws)) - 1]

@@ -1,0 +1,99 @@
+"""The machine: what it is, how busy its cores are, and a probe of known work."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_STAT = Path("/proc/stat")
+_PROBE = bytes(4 << 20)
+_PROBE_TIMES = 4
+_IDLE = (3, 4)  # columns of /proc/stat: idle, waiting for a disk; guests count as users already
+_COLUMNS = 8
+
+
+def busy_seconds(cores: Iterable[int]) -> float | None:
+    """How long these cores have been busy or stolen since the machine started; None: unknown."""
+    names = {f"cpu{number}" for number in cores}
+    try:
+        rows = [line.split() for line in _STAT.read_text().splitlines()]
+        ticks = os.sysconf("SC_CLK_TCK")
+        found = [
+            sum(int(value) for column, value in enumerate(row[1 : 1 + _COLUMNS]) if column not in _IDLE)
+            for row in rows
+            if row and row[0] in names
+        ]
+    except (OSError, ValueError):
+        return None
+    return sum(found) / ticks if len(found) == len(names) else None
+
+
+def probe(cores: Iterable[int]) -> float:
+    """Milliseconds that the same work takes on each of these cores at once; the slowest counts."""
+    times: list[float] = []
+
+    def work(core: int) -> None:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {core})  # of this thread alone
+        hashlib.sha256(_PROBE[: 1 << 16]).digest()
+        begin = time.perf_counter()
+        for _ in range(_PROBE_TIMES):
+            hashlib.sha256(_PROBE).digest()
+        times.append(1000 * (time.perf_counter() - begin))
+
+    threads = [threading.Thread(target=work, args=(core,)) for core in cores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return max(times)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had at once; 0: unknown."""
+    return _kilobytes(_field(Path("/proc/self/status"), "VmHWM"))
+
+
+def environment() -> dict[str, Any]:
+    """Processor, cores, memory, system, clocks: what a reader has to know of the machine."""
+    return {
+        "host": platform.node(),
+        "processor": _field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": _kilobytes(_field(Path("/proc/meminfo"), "MemTotal")),
+        "kernel": platform.release(),
+        "system": _field(Path("/etc/os-release"), "PRETTY_NAME", "=").strip('"'),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+        "governor": _first_line(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        "job": os.environ.get("SLURM_JOB_ID", ""),
+        "nodes": os.environ.get("SLURM_JOB_NODELIST", ""),
+    }
+
+
+def _field(file: Path, name: str, separator: str = ":") -> str:
+    try:
+        for line in file.read_text().splitlines():
+            key, found, value = line.partition(separator)
+            if found and key.strip() == name:
+                return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def _kilobytes(text: str) -> int:
+    number = text.split()[0] if text else ""
+    return 1024 * int(number) if number.isdigit() else 0
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text().split("\n")[0]
+    except OSError:
+        return ""

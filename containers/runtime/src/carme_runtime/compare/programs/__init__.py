@@ -1,0 +1,31 @@
+"""A training program for each way, between `# user: begin` and `# user: end` as a user writes it.
+
+Each module has `prepare(work)`, which returns the step, and `VERSIONS`, the modules whose versions count.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from carme_runtime.compare.tasks import Task
+
+Mark = Callable[[str], None]  # says that the named part of the step has ended
+Step = Callable[[int, Mark], float]  # makes the step of this number, returns its loss
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank's program is to do.
+
+    Args:
+        task: Weights and batches.
+        rank: Of this process.
+        ranks: In all.
+        threads: That this rank may compute with.
+        setting: Of the contestant.
+    """
+
+    task: Task
+    rank: int
+    ranks: int
+    threads: int
+    setting: str = ""

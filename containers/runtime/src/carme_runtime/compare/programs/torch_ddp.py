@@ -1,0 +1,43 @@
+"""PyTorch's DistributedDataParallel; the setting is the backend of torch.distributed."""
+
+# PyTorch is optional.
+# pyright: reportMissingImports=false
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from carme_runtime.compare.programs import Mark, Step, Work
+from carme_runtime.compare.programs.torch_networks import build, prepare_inputs, set_threads
+from carme_runtime.compare.tasks import MOMENTUM
+
+VERSIONS = ("torch",)
+
+
+def prepare(work: Work) -> Step:
+    """The step of one rank."""
+    set_threads(work.threads)
+    inputs, targets = work.task.share(work.rank, work.ranks)
+    inputs = prepare_inputs(inputs)
+    network, backend = build(work.task), work.setting
+    rate = work.task.network.rate
+    # user: begin
+    dist.init_process_group(backend)
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
+
+    def step(number: int, mark: Mark) -> float:
+        x, y = torch.from_numpy(inputs[number]), torch.from_numpy(targets[number])
+        mark("input")
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        mark("forward")
+        loss.backward()
+        mark("backward and communication")
+        optimizer.step()
+        mark("optimizer")
+        return loss.item()
+
+    # user: end
+    return step

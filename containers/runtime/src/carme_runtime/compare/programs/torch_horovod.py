@@ -1,0 +1,45 @@
+"""PyTorch with Horovod's calls; the setting is the module that has them."""
+
+# PyTorch is optional.
+# pyright: reportMissingImports=false
+
+import importlib
+
+import torch
+from torch.nn import functional
+
+from carme_runtime.compare.programs import Mark, Step, Work
+from carme_runtime.compare.programs.torch_networks import build, prepare_inputs, set_threads
+from carme_runtime.compare.tasks import MOMENTUM
+
+VERSIONS = ("torch", "horovod")
+
+
+def prepare(work: Work) -> Step:
+    """The step of one rank."""
+    set_threads(work.threads)
+    inputs, targets = work.task.share(work.rank, work.ranks)
+    inputs = prepare_inputs(inputs)
+    model = build(work.task)
+    hvd = importlib.import_module(work.setting)
+    rate = work.task.network.rate
+    # user: begin
+    hvd.init()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def step(number: int, mark: Mark) -> float:
+        x, y = torch.from_numpy(inputs[number]), torch.from_numpy(targets[number])
+        mark("input")
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        mark("forward")
+        loss.backward()
+        mark("backward")
+        optimizer.step()
+        mark("communication and optimizer")
+        return loss.item()
+
+    # user: end
+    return step

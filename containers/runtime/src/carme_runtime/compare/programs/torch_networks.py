@@ -1,0 +1,103 @@
+"""The networks as modules of PyTorch."""
+
+# PyTorch is optional.
+# pyright: reportMissingImports=false
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from carme_runtime.compare.networks import EPSILON, Layer
+from carme_runtime.compare.tasks import Task
+
+
+def build(task: Task) -> nn.Module:
+    """The network with the task's weights."""
+    model = _sequence(task.network.layers)
+    with torch.no_grad():
+        _load(task.network.layers, model, task.weights)
+    return model
+
+
+def prepare_inputs(inputs: np.ndarray) -> np.ndarray:
+    """Batches of images with their channels first, others as they are."""
+    return np.ascontiguousarray(np.moveaxis(inputs, -1, 2)) if inputs.ndim == 5 else inputs
+
+
+def set_threads(threads: int) -> None:
+    """Those that each operation may use; operations do not run beside each other."""
+    torch.set_num_threads(threads)
+
+
+class _Mean(nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Over pixels, or over pieces."""
+        return values.mean((2, 3)) if values.ndim == 4 else values.mean(1)
+
+
+class _Residual(nn.Module):
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.inner, self.shortcut = _sequence(layer.inner), _sequence(layer.shortcut)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.inner(values) + self.shortcut(values)
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part(values).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        return self.o(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def _sequence(layers: tuple[Layer, ...]) -> nn.Sequential:
+    return nn.Sequential(*map(_module, layers))
+
+
+def _module(layer: Layer) -> nn.Module:
+    made: dict[str, Any] = {
+        "dense": lambda: nn.Linear(layer.inputs, layer.outputs),
+        "conv": lambda: nn.Conv2d(
+            layer.inputs, layer.outputs, layer.size, layer.stride, padding=layer.size // 2
+        ),
+        "relu": nn.ReLU,
+        "pool": lambda: nn.MaxPool2d(2),
+        "flatten": nn.Flatten,
+        "mean": _Mean,
+        "batch_norm": lambda: nn.BatchNorm2d(layer.outputs, eps=EPSILON),
+        "layer_norm": lambda: nn.LayerNorm(layer.outputs, eps=EPSILON),
+        "attention": lambda: _Attention(layer.outputs, layer.heads),
+        "residual": lambda: _Residual(layer),
+    }
+    return made[layer.kind]()
+
+
+def _load(layers: tuple[Layer, ...], modules: Any, weights: dict[str, np.ndarray]) -> None:
+    for layer, module in zip(layers, modules, strict=True):
+        name = layer.name
+        if layer.kind == "residual":
+            _load(layer.inner, module.inner, weights)
+            _load(layer.shortcut, module.shortcut, weights)
+        elif layer.kind == "attention":
+            for part in "qkvo":
+                _load((Layer("dense", f"{name}.{part}"),), [getattr(module, part)], weights)
+        elif layer.kind in ("dense", "conv"):
+            kernel = weights[f"{name}.kernel"]
+            if layer.image:  # flattened with the channels first here
+                kernel = kernel.reshape(*layer.image, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)
+            turned = kernel.T if layer.kind == "dense" else kernel.transpose(3, 2, 0, 1)
+            module.weight.copy_(torch.from_numpy(np.ascontiguousarray(turned)))
+            module.bias.copy_(torch.from_numpy(weights[f"{name}.bias"]))
+        elif layer.kind.endswith("_norm"):
+            module.weight.copy_(torch.from_numpy(weights[f"{name}.scale"]))
+            module.bias.copy_(torch.from_numpy(weights[f"{name}.bias"]))

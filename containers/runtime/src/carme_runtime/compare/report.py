@@ -1,0 +1,234 @@
+"""The report of a comparison: one page that needs no other file and no internet; and text for a terminal."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from carme_runtime.compare import checks, drawings
+from carme_runtime.compare.figures import Estimate, is_different
+from carme_runtime.compare.networks import NETWORKS
+from carme_runtime.compare.results import DISTURBED, VOID, Result, Row
+from carme_runtime.compare.verdict import Standing, counted, sentences, standings
+from carme_runtime.graph.show import columns
+from carme_runtime.out_of_core.sizes import show_size
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem; }
+th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #8884; }
+th:first-child, td:first-child { text-align: left; }
+td.text { text-align: left; }
+svg { max-width: 100%; height: auto; }
+.verdict { font-size: 1.1rem; border-left: 4px solid #4c78a8; padding-left: 1rem; }
+.scroll { overflow-x: auto; }
+"""
+_HEAD = (
+    "contestant", "ms a step", "95 % interval", "samples/s", "against the fastest", "speed-up", "start s",
+    "memory", "lines", "",
+)  # fmt: skip
+
+
+def page(result: Result) -> str:
+    """The report as HTML."""
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8"><title>Comparison of frameworks</title>',
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>',
+        "<h1>Comparison of frameworks</h1>",
+        f"<p>{escape(_what(result))}</p>",
+        f'<p class="verdict">{" ".join(escape(one) for one in sentences(result))}</p>',
+    ]
+    for network in result.networks():
+        parts += _network(result, network)
+    parts += [*_void(result), *_disturbed(result), *_how(result), *_environment(result), "</body></html>"]
+    return "\n".join(parts) + "\n"
+
+
+def text(result: Result) -> str:
+    """The verdict and the tables for a terminal."""
+    parts = [*sentences(result), ""]
+    for network in result.networks():
+        for ranks in result.ranks():
+            several = standings(result, network, ranks)
+            if several:
+                rows: list[tuple[str, ...]] = [_HEAD, *(_cells(one) for one in several)]
+                parts += [f"{_titled(network)}, {counted(ranks)}:", columns(rows, left=1), ""]
+    void = [row for row in result.rows if row.status == VOID]
+    parts += [f"void: {row.title}, {row.network}, {counted(row.ranks)}: {row.void}" for row in _once(void)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _what(result: Result) -> str:
+    host, processor, cores, threads = (
+        result.environment.get(name, "?") for name in ("host", "processor", "cores", "threads")
+    )
+    return (
+        f"Training steps on {host} ({processor}, {cores} cores, {threads} for each rank), {result.created}, "
+        f"data: {result.data or 'none'}, in float32."
+    )
+
+
+def _titled(network: str) -> str:
+    known = NETWORKS.get(network)
+    return f"{known.title} ({known.parameters() / 1e6:.2f} million parameters)" if known else network
+
+
+def _network(result: Result, network: str) -> list[str]:
+    colors = _colors(result)
+    parts = [f"<h2>{escape(_titled(network))}</h2>"]
+    for ranks in result.ranks():
+        several = standings(result, network, ranks)
+        if not several:
+            continue
+        shown = [(one.row.title, colors[one.row.contestant], one.row.step) for one in several]
+        batch = several[0].row.batch
+        parts += [
+            f"<h3>{counted(ranks).capitalize()}, batch of {batch}</h3>",
+            drawings.bars(shown, "ms"),
+            _table([_HEAD, *(_cells(one) for one in several)]),
+        ]
+        parts += _parts([one.row for one in several])
+    lines = _lines(result, network, colors)
+    if lines:
+        parts += ["<h3>Speed-up over ranks</h3>", drawings.curves(lines)]
+    return parts if len(parts) > 1 else [*parts, "<p>No contestant was measured.</p>"]
+
+
+def _colors(result: Result) -> dict[str, str]:
+    names = dict.fromkeys(row.contestant for row in result.rows)
+    return {name: drawings.COLORS[at % len(drawings.COLORS)] for at, name in enumerate(names)}
+
+
+def _lines(
+    result: Result, network: str, colors: dict[str, str]
+) -> list[tuple[str, str, list[tuple[int, Estimate]]]]:
+    found: dict[str, list[tuple[int, Estimate]]] = {}
+    titles: dict[str, str] = {}
+    for ranks in result.ranks():
+        for one in standings(result, network, ranks):
+            if one.speedup:
+                found.setdefault(one.row.contestant, []).append((ranks, one.speedup))
+                titles[one.row.contestant] = one.row.title
+    return [(titles[name], colors[name], points) for name, points in found.items() if len(points) > 1]
+
+
+def _cells(standing: Standing) -> tuple[str, ...]:
+    row, behind, faster = standing.row, standing.behind, standing.speedup
+    step = row.step
+    against = "fastest"
+    if behind:
+        level = "" if is_different(behind) else ", level"
+        against = f"{behind.median:.2f} ({behind.low:.2f} to {behind.high:.2f}{level})"
+    return (
+        row.title,
+        f"{step.median:.2f}",
+        f"{step.low:.2f} to {step.high:.2f}",
+        f"{row.rate.median:.0f}",
+        against,
+        f"{faster.median:.2f}" if faster and row.ranks > 1 else "",
+        f"{row.start_s:.1f}",
+        show_size(row.peak_bytes) if row.peak_bytes else "",
+        str(row.user_lines),
+        "disturbed" if row.status == DISTURBED else "",
+    )
+
+
+def _parts(rows: Sequence[Row]) -> list[str]:
+    """Where the time of a step goes, of those that can say so."""
+    able = [row for row in rows if row.parts_ms]
+    if not able:
+        return []
+    names = list(dict.fromkeys(name for row in able for name in row.parts_ms))
+    head = ("ms a step", *names, "rest")
+    cells = [
+        (
+            row.title,
+            *(f"{row.parts_ms[name]:.2f}" if name in row.parts_ms else "" for name in names),
+            f"{max(row.step.median - sum(row.parts_ms.values()), 0):.2f}",
+        )
+        for row in able
+    ]
+    return [_table([head, *cells])]
+
+
+def _once(rows: Sequence[Row]) -> list[Row]:
+    """One row of those that are void for the same reason with all networks and ranks."""
+    seen: dict[tuple[str | int, ...], Row] = {}
+    for row in rows:
+        where = () if row.void.startswith("not installed") else (row.network, row.ranks)
+        seen.setdefault((row.contestant, row.void, *where), row)
+    return list(seen.values())
+
+
+def _void(result: Result) -> list[str]:
+    rows = _once([row for row in result.rows if row.status == VOID])
+    if not rows:
+        return ["<h2>Void</h2>", "<p>Nothing: all did the same work.</p>"]
+    cells = [
+        (
+            row.title,
+            *(("all", "all") if row.void.startswith("not installed") else (row.network, str(row.ranks))),
+            row.void or "no turn was made",
+        )
+        for row in rows
+    ]
+    return ["<h2>Void</h2>", _table([("contestant", "network", "ranks", "why"), *cells], texts=(3,))]
+
+
+def _disturbed(result: Result) -> list[str]:
+    rows = [row for row in result.measured if checks.marked(row.turns)]
+    if not rows:
+        return ["<h2>Disturbed turns</h2>", "<p>None.</p>"]
+    cells = []
+    for row in rows:
+        first = next(turn for turn in row.turns if turn.reasons)
+        state = "used, as too few others are left" if row.status == DISTURBED else "left out"
+        count = f"{checks.marked(row.turns)} of {len(row.turns)}"
+        cells.append((row.title, row.network, str(row.ranks), count, state, f"{'; '.join(first.reasons)}"))
+    head = ("contestant", "network", "ranks", "turns", "they are", "the first one")
+    return ["<h2>Disturbed turns</h2>", _table([head, *cells], texts=(4, 5))]
+
+
+def _how(result: Result) -> list[str]:
+    foreign, slow = f"{100 * checks.FOREIGN_LIMIT:.0f} %", f"{100 * checks.PROBE_LIMIT:.0f} %"
+    points = (
+        "All contestants train the same network from the same weights with the same batches by SGD with "
+        f"momentum. Their first losses agree to {checks.TOLERANCE:g}, and the very first one with what is "
+        "computed without any framework; otherwise a row is void.",
+        "All are started before the first turn and take turns in rounds, in an order that is drawn anew "
+        "for each round. Each rank has cores of its own. The first step of a turn is not timed.",
+        "Between all turns a probe of known work runs on all cores. A turn is disturbed if other processes "
+        f"had more than {foreign} of its cores, or if a probe beside it took {slow} longer than usual. "
+        "Disturbed turns are repeated. If they stay disturbed they are left out, or used and marked where "
+        "fewer than three others are left.",
+        "Figures are medians of turns, intervals are those of a bootstrap (95 %). Two contestants are "
+        "compared round by round; “level” is who cannot be told from the fastest.",
+        "Lines are those that a user writes to train like this, without the network and its data. Start is "
+        "the time from the command to ranks that are ready for their first step. Memory is the most that a "
+        "rank had at once.",
+    )
+    return ["<h2>How this was measured</h2>", "<ul>", *(f"<li>{point}</li>" for point in points), "</ul>"]
+
+
+def _environment(result: Result) -> list[str]:
+    found: dict[str, Any] = {**result.environment, "seed": result.seed}
+    found |= {f"option {name}": value for name, value in result.options.items() if value not in (None, "")}
+    versions = {name: version for row in result.rows for name, version in row.versions.items()}
+    found |= {f"version of {name}": version for name, version in sorted(versions.items())}
+    rows = [(name, str(value)) for name, value in found.items() if value != ""]
+    return ["<h2>Machine and versions</h2>", _table([("", ""), *rows], texts=(1,))]
+
+
+def _table(rows: Sequence[tuple[str, ...]], texts: Iterable[int] = ()) -> str:
+    left = set(texts)
+
+    def cells(row: tuple[str, ...], tag: str) -> str:
+        return "".join(
+            f"<{tag}{' class=text' if at in left else ''}>{escape(cell)}</{tag}>"
+            for at, cell in enumerate(row)
+        )
+
+    head, *body = rows
+    lines = "\n".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
+    return f'<div class="scroll"><table><tr>{cells(head, "th")}</tr>\n{lines}\n</table></div>'

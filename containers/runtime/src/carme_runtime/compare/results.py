@@ -1,0 +1,189 @@
+"""What a comparison found, and its file: written as a whole or not at all."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import statistics
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.compare.errors import CompareError
+from carme_runtime.compare.figures import Estimate, estimate
+
+VERSION = 1
+LEAST_TURNS = 3  # undisturbed ones that make a row
+MEASURED, DISTURBED, VOID = "measured", "disturbed", "void"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Some steps of a contestant, one after the other.
+
+    Args:
+        round: In which they were made; a repeated turn has the round of the one that it stands for.
+        ms: The median of its steps.
+        reasons: What disturbed it.
+    """
+
+    round: int
+    ms: float
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass
+class Row:
+    """A contestant with a network on some ranks."""
+
+    contestant: str
+    title: str
+    network: str
+    ranks: int
+    batch: int = 0
+    void: str = ""  # why there are no figures
+    losses: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    parts_ms: dict[str, float] = field(default_factory=dict)
+    start_s: float = 0.0
+    peak_bytes: int = 0
+    user_lines: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def used(self) -> list[Turn]:
+        """The turns that count: the undisturbed ones, if there are enough."""
+        quiet = [turn for turn in self.turns if not turn.reasons]
+        return quiet if len(quiet) >= LEAST_TURNS else self.turns
+
+    @property
+    def status(self) -> str:
+        """`measured`, `disturbed` (the figures are of disturbed turns) or `void`."""
+        if self.void or not self.turns:
+            return VOID
+        return DISTURBED if any(turn.reasons for turn in self.used) else MEASURED
+
+    @property
+    def step(self) -> Estimate:
+        """Milliseconds of a step."""
+        return estimate([turn.ms for turn in self.used])
+
+    @property
+    def rounds(self) -> dict[int, float]:
+        """Milliseconds of a step by round."""
+        found: dict[int, list[float]] = {}
+        for turn in self.used:
+            found.setdefault(turn.round, []).append(turn.ms)
+        return {number: statistics.median(several) for number, several in found.items()}
+
+    @property
+    def rate(self) -> Estimate:
+        """Samples per second."""
+        step = self.step
+        return Estimate(*(1000 * self.batch / ms for ms in (step.median, step.high, step.low)))
+
+
+@dataclass
+class Result:
+    """A comparison. `options` is what was asked for, `noise` how quiet the machine was."""
+
+    created: str
+    seed: int
+    environment: dict[str, Any]
+    options: dict[str, Any]
+    data: str = ""
+    noise: dict[str, float] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def measured(self) -> list[Row]:
+        """The rows that have figures."""
+        return [row for row in self.rows if row.status != VOID]
+
+    def of(self, network: str, ranks: int) -> list[Row]:
+        """The rows with figures of one network, the fastest first."""
+        several = [row for row in self.measured if (row.network, row.ranks) == (network, ranks)]
+        return sorted(several, key=lambda row: row.step.median)
+
+    def networks(self) -> list[str]:
+        """In their order."""
+        return list(dict.fromkeys(row.network for row in self.rows))
+
+    def ranks(self) -> list[int]:
+        """In their order."""
+        return sorted({row.ranks for row in self.rows})
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """For programs; `version` counts changes of names and meanings."""
+    rows = []
+    for row in result.rows:
+        shown = dataclasses.asdict(row) | {"status": row.status}
+        if row.status != VOID:
+            shown |= {
+                "step_ms": dataclasses.asdict(row.step),
+                "samples_per_s": dataclasses.asdict(row.rate),
+            }
+        rows.append(shown)
+    return {"version": VERSION} | dataclasses.asdict(result) | {"rows": rows}
+
+
+def save(result: Result, file: Path) -> None:
+    """Raises CompareError."""
+    write_whole(file, json.dumps(as_dict(result), indent=1) + "\n")
+
+
+def load(file: Path) -> Result:
+    """Raises CompareError where the file is none of a comparison that this version knows."""
+    try:
+        found = json.loads(file.read_text())
+    except OSError as error:
+        raise CompareError(f"{file} cannot be read ({error.strerror}).", "Name another file.") from None
+    except ValueError:
+        raise _no_result(file) from None
+    if not isinstance(found, dict) or not isinstance(found.get("rows"), list):
+        raise _no_result(file)
+    if found.get("version") != VERSION:
+        raise CompareError(
+            f"{file} holds a result of version {found.get('version')}, and this carme_runtime reads version "
+            f"{VERSION}.",
+            "Compare again.",
+        )
+    try:
+        rows = [_row(each) for each in found.pop("rows")]
+        return Result(**{key: value for key, value in found.items() if key != "version"}, rows=rows)
+    except (TypeError, KeyError, AttributeError):
+        raise _no_result(file) from None
+
+
+def _row(found: dict[str, Any]) -> Row:
+    known = {each.name for each in dataclasses.fields(Row)}
+    values: dict[str, Any] = {key: value for key, value in found.items() if key in known}
+    turns = [Turn(each["round"], float(each["ms"]), tuple(each["reasons"])) for each in found["turns"]]
+    values["turns"] = turns
+    return Row(**values)
+
+
+def _no_result(file: Path) -> CompareError:
+    return CompareError(f"{file} is no result of carme compare.", "Name its compare.json.")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file so that nobody sees a part of it. Raises CompareError."""
+    draft = None
+    try:
+        handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(draft).chmod(0o666 & ~mask)
+        Path(draft).replace(file)
+    except OSError as error:
+        if draft:
+            with contextlib.suppress(OSError):
+                Path(draft).unlink()
+        raise CompareError(
+            f"{file} cannot be written ({error.strerror}).", "Choose another folder with --output."
+        ) from None

@@ -1,0 +1,279 @@
+"""The rounds of a comparison: who takes part takes turns, in an order that is drawn anew each time."""
+
+import dataclasses
+import datetime
+import os
+import random
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.compare import checks, machine, tasks
+from carme_runtime.compare.contestants import CONTESTANTS
+from carme_runtime.compare.door import Door
+from carme_runtime.compare.entries import Entry, Progress, layout, sample
+from carme_runtime.compare.errors import CompareError
+from carme_runtime.compare.figures import spread
+from carme_runtime.compare.networks import NETWORKS
+from carme_runtime.compare.results import Result, Row, Turn
+
+CHECKED_STEPS = 3
+_LEAST_STEPS, _MOST_STEPS = 4, 200
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared.
+
+    Args:
+        contestants: By name.
+        networks: By name.
+        ranks: Numbers of ranks.
+        rounds: Turns of each.
+        repeats: How often disturbed turns are made again.
+        turn_s: About how long a turn is.
+        scaling: `strong`: the batch is that of all ranks. `weak`: it is that of each.
+        batch: Instead of the network's own.
+        threads: Of each rank; None: the cores, divided by the ranks of a node.
+        seed: Of weights, batches and orders.
+        slower: By contestant, by how many percent it is slowed.
+    """
+
+    contestants: tuple[str, ...]
+    networks: tuple[str, ...]
+    ranks: tuple[int, ...]
+    threads: int | None = None
+    rounds: int = 10
+    repeats: int = 2
+    turn_s: float = 0.5
+    scaling: str = "strong"
+    batch: int | None = None
+    seed: int = 1
+    slower: dict[str, float] = field(default_factory=dict)
+
+    def batch_of(self, network: str, ranks: int) -> int:
+        """Samples of a step over all ranks."""
+        own = self.batch or NETWORKS[network].batch
+        return own * ranks if self.scaling == "weak" else own
+
+    def check(self) -> None:
+        """Raises CompareError where a batch cannot be shared."""
+        for network in self.networks:
+            for ranks in self.ranks:
+                if self.batch_of(network, ranks) % ranks:
+                    raise CompareError(
+                        f"A batch of {self.batch_of(network, ranks)} cannot be shared by {ranks} ranks.",
+                        f"Use --batch with a multiple of {ranks}.",
+                    )
+
+
+def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progress) -> Result:
+    """Make the comparison.
+
+    Args:
+        plan: What is compared.
+        options: As they were asked for, for the result.
+        folder: Which all nodes see; for what ranks read and write while it runs.
+        progress: Gets a sentence for each thing done.
+
+    Raises:
+        CompareError: NumPy is missing, or no rank can be started.
+    """
+    plan.check()
+    try:
+        import numpy  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise CompareError(
+            "The comparison draws its weights with NumPy, which this Python does not have.",
+            "Use an image with PyTorch or TensorFlow, or install it: pip install numpy",
+        ) from None
+    there = layout(max(plan.ranks))
+    threads = plan.threads or max(1, len(os.sched_getaffinity(0)) // there.per_node)
+    plan = dataclasses.replace(plan, threads=threads)
+    created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    result = Result(created, plan.seed, machine.environment() | {"threads": threads}, options)
+    with _work_folder(folder) as work, _door(there.address) as door:
+        probes: list[float] = []
+        for network in plan.networks:
+            _Contest(plan, network, result, work, door, progress).hold(probes)
+    _note_noise(result, probes)
+    return result
+
+
+@contextmanager
+def _work_folder(folder: Path) -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(dir=folder, prefix=".compare-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _door(host: str) -> Iterator[Door]:
+    door = Door(host)
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+def _note_noise(result: Result, probes: list[float]) -> None:
+    turns = [turn for row in result.rows for turn in row.turns]
+    result.noise = {
+        "turns": len(turns),
+        "disturbed_turns": checks.marked(turns),
+        "probes": len(probes),
+        "probe_ms": statistics.median(probes) if probes else 0.0,
+        "probe_spread": spread(probes) if probes else 0.0,
+    }
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A turn before it is known what the probe takes usually."""
+
+    round: int
+    ms: float
+    foreign: float | None
+    probes: tuple[float, float]
+    parts: dict[str, float]
+
+
+class _Contest:
+    """All contestants with one network."""
+
+    def __init__(
+        self, plan: Plan, network: str, result: Result, folder: Path, door: Door, progress: Progress
+    ) -> None:
+        self.plan, self.network, self.folder, self.door = plan, network, folder, door
+        self.progress = progress
+        self.result = result
+        self.random = random.Random(f"{plan.seed} {network}")
+        self.entries: list[Entry] = []
+        self.files: dict[int, Path] = {}  # of tasks, by batch
+        self.turns: dict[int, list[_Raw]] = {}  # by the entry's place
+        self.probes: list[float] = []
+
+    @property
+    def able(self) -> list[int]:
+        """Places of the entries that are not void."""
+        return [place for place, entry in enumerate(self.entries) if not entry.row.void]
+
+    def hold(self, all_probes: list[float]) -> None:
+        """From the start of all to their end; rows go into the result."""
+        try:
+            self._prepare()
+            self._check_work()
+            if self.able:
+                self._take_turns()
+        finally:
+            for entry in self.entries:
+                entry.end()
+        all_probes += self.probes
+
+    def _prepare(self) -> None:
+        """Start all, one after the other, in a drawn order."""
+        made: dict[int, tasks.Task] = {}
+        self.first_loss: dict[int, float] = {}
+        for ranks in self.plan.ranks:
+            batch = self.plan.batch_of(self.network, ranks)
+            if batch not in made:
+                made[batch] = tasks.make(NETWORKS[self.network], batch, self.plan.seed)
+                self.files[batch] = self.folder / f"{self.network}-{batch}.npz"
+                tasks.write(made[batch], self.files[batch])
+            self.first_loss[ranks] = made[batch].first_loss(ranks)
+            self.result.data = made[batch].data
+        for name in self.plan.contestants:
+            self.entries += [self._entry(name, ranks) for ranks in self.plan.ranks]
+        self.result.rows += [entry.row for entry in self.entries]
+        order = self.able
+        self.random.shuffle(order)
+        for number, place in enumerate(order, 1):
+            entry = self.entries[place]
+            entry.start(self.door, self.files[entry.row.batch], self.folder)
+            state = f"void: {entry.row.void}" if entry.row.void else f"ready in {entry.row.start_s:.1f} s"
+            self.progress(f"{self.network}: {number} of {len(order)}: {entry.name}: {state}")
+
+    def _entry(self, name: str, ranks: int) -> Entry:
+        contestant = CONTESTANTS[name]
+        row = Row(name, contestant.title, self.network, ranks, self.plan.batch_of(self.network, ranks))
+        row.user_lines = contestant.user_lines()
+        if lacking := contestant.missing():
+            row.void = f"not installed: {', '.join(lacking)}"
+        return Entry(row, self.plan.threads or 1, self.plan.slower.get(name, 0.0))
+
+    def _check_work(self) -> None:
+        """The first steps, whose losses must be equal; they are not timed."""
+        for place in self.able:
+            entry = self.entries[place]
+            answers = entry.make(CHECKED_STEPS)
+            if answers:
+                each = zip(*(one["losses"] for one in answers), strict=True)
+                entry.row.losses = [statistics.mean(losses) for losses in each]
+        for ranks in self.plan.ranks:
+            rows = [entry.row for entry in self.entries if entry.row.ranks == ranks]
+            checks.void_unequal(rows, self.first_loss[ranks])
+        for entry in self.entries:
+            if entry.row.losses and entry.row.void:
+                entry.end()
+                self.progress(f"{self.network}: {entry.name}: void: {entry.row.void}")
+
+    def _take_turns(self) -> None:
+        own = {core for place in self.able for core in self.entries[place].cores}
+        cores = sorted(own or os.sched_getaffinity(0))
+        steps = {place: self._steps_of_a_turn(place) for place in self.able}
+        self.probes.append(machine.probe(cores))
+        for number in range(1, self.plan.rounds + 1):
+            self._round(number, self.able, steps, cores)
+            self.progress(f"{self.network}: round {number} of {self.plan.rounds}")
+        for _ in range(self.plan.repeats):
+            again = [(raw.round, place) for place in self.able for raw in self._disturbed(place)]
+            if not again:
+                break
+            self.progress(f"{self.network}: {len(again)} disturbed turns are repeated")
+            self.random.shuffle(again)
+            for number, place in again:
+                self._round(number, [place], steps, cores)
+        for place in self.able:
+            self._conclude(place)
+
+    def _steps_of_a_turn(self, place: int) -> int:
+        """By a first turn, which also warms up what compiles or measures at first."""
+        answers = self.entries[place].make(_LEAST_STEPS)
+        if not answers:
+            return 0
+        ms = max(sample(answers)[0], 1e-3)
+        return min(max(int(1000 * self.plan.turn_s / ms), _LEAST_STEPS), _MOST_STEPS)
+
+    def _round(self, number: int, places: Sequence[int], steps: dict[int, int], cores: list[int]) -> None:
+        order = list(places)
+        self.random.shuffle(order)
+        for place in order:
+            before = self.probes[-1]
+            answers = self.entries[place].make(steps[place])
+            self.probes.append(machine.probe(cores))
+            if answers:
+                ms, foreign, parts = sample(answers)
+                raw = _Raw(number, ms, foreign, (before, self.probes[-1]), parts)
+                self.turns.setdefault(place, []).append(raw)
+
+    def _reasons(self, raw: _Raw) -> tuple[str, ...]:
+        return checks.disturbances(raw.foreign, raw.probes, checks.usual_probe(self.probes))
+
+    def _disturbed(self, place: int) -> list[_Raw]:
+        """The disturbed turns of rounds that have no undisturbed one."""
+        turns = self.turns.get(place, [])
+        quiet = {raw.round for raw in turns if not self._reasons(raw)}
+        return list({raw.round: raw for raw in turns if raw.round not in quiet}.values())
+
+    def _conclude(self, place: int) -> None:
+        row, turns = self.entries[place].row, self.turns.get(place, [])
+        row.turns = [Turn(raw.round, raw.ms, self._reasons(raw)) for raw in turns]
+        names = dict.fromkeys(name for raw in turns for name in raw.parts)
+        row.parts_ms = {name: statistics.median(raw.parts.get(name, 0.0) for raw in turns) for name in names}

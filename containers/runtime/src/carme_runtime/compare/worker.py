@@ -1,0 +1,107 @@
+"""What each rank of a contestant runs: `python -m carme_runtime.compare.worker NAME TASK`."""
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.compare import tasks
+from carme_runtime.compare.contestants import CONTESTANTS
+from carme_runtime.compare.door import Line, come_in
+from carme_runtime.compare.machine import busy_seconds, peak_bytes
+from carme_runtime.compare.programs import Step, Work
+
+THREADS, SLOWER = "CARME_COMPARE_THREADS", "CARME_COMPARE_SLOWER"
+
+
+def main() -> None:
+    """Prepare, and make steps as often as the comparison asks for them."""
+    name, file = sys.argv[1], Path(sys.argv[2])
+    rank, ranks = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    threads = int(os.environ[THREADS])
+    cores = take_cores(int(os.environ.get("LOCAL_RANK", 0)), threads)
+    contestant = CONTESTANTS[name]
+    program = importlib.import_module(f"carme_runtime.compare.programs.{contestant.program}")
+    step = program.prepare(Work(tasks.read(file), rank, ranks, threads, contestant.setting))
+    line = come_in(name, rank)
+    line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(program.VERSIONS))
+    serve(line, Steps(step, float(os.environ.get(SLOWER, 0)), cores))
+    # Some libraries wait for the other ranks at their end, or for threads of theirs.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def take_cores(local_rank: int, threads: int) -> set[int]:
+    """As many cores as threads for this rank alone, before libraries count them; none if there are fewer."""
+    cores = sorted(os.sched_getaffinity(0))
+    own = set(cores[local_rank * threads : (local_rank + 1) * threads])
+    if len(own) < threads:
+        return set()
+    os.sched_setaffinity(0, own)
+    return own
+
+
+def versions(modules: tuple[str, ...]) -> dict[str, str]:
+    """Of those that are installed."""
+    found: dict[str, str] = {}
+    for name in modules:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+class Steps:
+    """The steps of a rank, and how long each took.
+
+    Args:
+        step: Of the program.
+        slower: By how many percent each step is made longer.
+        cores: Of this rank alone.
+    """
+
+    def __init__(self, step: Step, slower: float, cores: set[int]) -> None:
+        self._step, self._slower, self._cores = step, slower, cores
+        self._number = 0
+
+    def make(self, count: int) -> dict[str, Any]:
+        """So many steps, and what the rank's cores did beside them."""
+        losses: list[float] = []
+        times: list[float] = []
+        parts: dict[str, float] = {}
+        busy, own, began = busy_seconds(self._cores), time.process_time(), time.perf_counter()
+        for _ in range(count):
+            last = begin = time.perf_counter()
+
+            def mark(part: str) -> None:
+                nonlocal last
+                now = time.perf_counter()
+                parts[part] = parts.get(part, 0.0) + 1000 * (now - last) / count
+                last = now
+
+            losses.append(self._step(self._number % tasks.BATCHES, mark))
+            if self._slower:
+                end = begin + (time.perf_counter() - begin) * (1 + self._slower / 100)
+                while time.perf_counter() < end:
+                    pass
+            times.append(1000 * (time.perf_counter() - begin))
+            self._number += 1
+        wall = time.perf_counter() - began
+        foreign, now = None, busy_seconds(self._cores)
+        if self._cores and busy is not None and now is not None:
+            foreign = max(now - busy - (time.process_time() - own), 0.0) / (wall * len(self._cores))
+        return {"losses": losses, "ms": times, "parts": parts, "foreign": foreign}
+
+
+def serve(line: Line, steps: Steps) -> None:
+    """Answer until the comparison has had enough, or is gone. Raises Lost."""
+    while (count := line.receive().get("steps")) is not None:
+        line.send(**steps.make(int(count)))
+    line.send(peak_bytes=peak_bytes())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""`carme compare` for real: equal networks in all frameworks that are installed, and two that take turns."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carme_runtime.compare import load, tasks
+from carme_runtime.compare.networks import NETWORKS, USUAL
+from patience import HANG
+
+COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()", "compare"]
+
+pytestmark = pytest.mark.timeout(3 * HANG)
+
+
+def compare(folder: Path, *options: str, code: int = 0) -> str:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    command = [*COMMAND, "--output", str(folder), *options]
+    done = subprocess.run(
+        command, env=kept | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=2 * HANG
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
+    out = compare(tmp_path / "out", "torch-gloo", "parallelize", "--networks", "tiny", "--rounds", "3")
+    result = load(tmp_path / "out/compare.json")
+    assert [(one.contestant, one.ranks, one.void) for one in result.rows] == [
+        (name, ranks, "") for name in ("torch-gloo", "parallelize") for ranks in (1, 2)
+    ]
+    for one in result.rows:
+        assert len(one.turns) >= 3 and one.step.low <= one.step.median <= one.step.high
+        assert one.start_s > 0 and one.peak_bytes > 50 << 20 and "torch" in one.versions
+        assert one.losses == pytest.approx(result.rows[0].losses, abs=1e-4)
+        assert sum(one.parts_ms.values()) > 0 and "forward" in one.parts_ms
+    assert "PyTorch DDP, Gloo" in (tmp_path / "out/compare.html").read_text()
+    assert "Over all networks on 2 ranks," in out
+    # What it needed while it ran is gone.
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
+
+
+def test_the_work_of_a_contestant_that_is_unequal_is_void(tmp_path: Path) -> None:
+    """With a momentum of its own, its first loss is right and its third is not."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('KERAS_BACKEND') == 'torch':\n"
+        "    from carme_runtime.compare import tasks\n"
+        "    tasks.MOMENTUM = 0.5\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        names = ("torch-gloo", "horovod-face", "keras-torch")
+        compare(tmp_path / "out", *names, "--networks", "tiny", "--ranks", "1", "--rounds", "1")
+    finally:
+        sys.path.remove(str(tmp_path))
+    rows = {one.contestant: one for one in load(tmp_path / "out/compare.json").rows}
+    assert rows["keras-torch"].void.startswith("unequal work: the loss of its step 3 is ")
+    assert not rows["torch-gloo"].void and not rows["horovod-face"].void
+    assert rows["keras-torch"].void in (tmp_path / "out/compare.html").read_text()
+
+
+def test_a_comparison_in_which_all_are_void_fails_and_says_why(tmp_path: Path) -> None:
+    lacking = next((name for name in ("horovod", "mxnet") if not importlib.util.find_spec(name)), None)
+    if lacking != "horovod":
+        pytest.skip("all contestants are installed")
+    out = compare(tmp_path / "out", "horovod", code=1)
+    assert "All rows are void, so nothing was measured." in out and "not installed: horovod" in out
+    assert json.loads((tmp_path / "out/compare.json").read_text())["rows"][0]["status"] == "void"
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_networks_of_pytorch_are_those_that_are_computed_without_it(name: str) -> None:
+    import torch
+    from torch.nn import functional
+
+    from carme_runtime.compare.programs.torch_networks import build, prepare_inputs
+
+    task = tasks.make(NETWORKS[name], 16, seed=3)
+    for ranks in (1, 2):
+        shares = [task.share(rank, ranks) for rank in range(ranks)]
+        losses = [
+            functional.cross_entropy(
+                build(task)(torch.from_numpy(prepare_inputs(x)[0])), torch.from_numpy(y[0])
+            ).item()
+            for x, y in shares
+        ]
+        assert sum(losses) / ranks == pytest.approx(task.first_loss(ranks), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_networks_of_jax_are_those_that_are_computed_without_it(name: str) -> None:
+    jax = pytest.importorskip("jax")
+    from carme_runtime.compare.programs.jax_shards import forward
+
+    task = tasks.make(NETWORKS[name], 16, seed=3)
+    logits = jax.nn.log_softmax(forward(task.network.layers, task.weights, task.inputs[0]))
+    loss = -logits[jax.numpy.arange(16), task.targets[0]].mean()
+    assert float(loss) == pytest.approx(task.first_loss(1), abs=1e-4)
+
+
+def test_a_task_survives_its_file(tmp_path: Path) -> None:
+    task = tasks.make(NETWORKS["tiny"], 8, seed=1)
+    tasks.write(task, tmp_path / "task.npz")
+    found = tasks.read(tmp_path / "task.npz")
+    assert (found.network, found.data, found.batch) == (task.network, task.data, 8)
+    assert found.first_loss(2) == task.first_loss(2)
+    other = tasks.make(NETWORKS["tiny"], 8, seed=2)
+    assert other.first_loss(1) != task.first_loss(1)

@@ -1,0 +1,370 @@
+"""The comparison of frameworks: figures, what is void, what is marked, reports and bad input."""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme.cli.compare import add as add_to_carme
+from carme_runtime.compare import checks, command, differences, entries, figures, report, results, verdict
+from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
+from carme_runtime.compare.door import Door, Line, Lost, come_in
+from carme_runtime.compare.machine import busy_seconds, probe
+from carme_runtime.compare.networks import NETWORKS
+from carme_runtime.compare.results import DISTURBED, MEASURED, VOID, Result, Row, Turn
+from carme_runtime.errors import CarmeRuntimeError
+from patience import HANG
+
+ROUNDS = 20
+OUTSIDE = re.compile(r"""(?:src|href|url)\s*[=(]|https?://(?!www\.w3\.org/2000/svg)|<script|@import""")
+
+
+def timings(times: float, seed: int, noise: float = 0.05) -> dict[int, float]:
+    """Milliseconds by round: the machine's speed changes with rounds, and they vary a little."""
+    machine, own = random.Random(0), random.Random(seed)
+    return {number: 100 * times * machine.uniform(0.8, 1.3) * own.gauss(1, noise) for number in range(ROUNDS)}
+
+
+def row(contestant: str, network: str, ranks: int, times: float, **changes: Any) -> Row:
+    turns = [Turn(number, ms) for number, ms in timings(times, seed=hash((ranks, times)) % 1000).items()]
+    made = Row(contestant, CONTESTANTS[contestant].title, network, ranks, batch=64, turns=turns)
+    made.parts_ms = {"forward": 20 * times, "optimizer": 5 * times}
+    made.versions, made.user_lines, made.peak_bytes = {"torch": "2.0"}, 12, 300 << 20
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture
+def result() -> Result:
+    rows = [
+        row("torch-gloo", "mlp", 1, 1.0),
+        row("torch-gloo", "mlp", 2, 0.7),
+        row("parallelize", "mlp", 1, 1.0),
+        row("parallelize", "mlp", 2, 0.55),
+        row("jax", "mlp", 1, 0, turns=[], void="not installed: jax"),
+        row("jax", "mlp", 2, 0, turns=[], void="not installed: jax"),
+        row("horovod", "mlp", 2, 0, turns=[], void="unequal work: the loss of its first step is <wrong>"),
+    ]
+    noise = {"turns": 80, "disturbed_turns": 3, "probe_spread": 0.012}
+    about = {"host": "n1", "processor": "A & B", "cores": 2, "threads": 1}
+    return Result("2026-01-02T03:04:05+00:00", 7, about, {"rounds": ROUNDS}, "digits", noise, rows)
+
+
+# Figures
+
+
+def test_a_contestant_that_is_slower_by_a_tenth_is_found() -> None:
+    found = figures.ratio(timings(1.1, seed=1), timings(1.0, seed=2))
+    assert found is not None and figures.is_different(found)
+    assert 1.06 < found.median < 1.14
+    same = figures.ratio(timings(1.0, seed=1), timings(1.0, seed=2))
+    assert same is not None and not figures.is_different(same)
+    # The rounds' own differences would hide it.
+    spread = figures.spread(list(timings(1.0, seed=1).values()))
+    assert spread > 0.15
+
+
+def test_an_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
+    generator, held = random.Random(3), 0
+    for seed in range(100):
+        found = figures.estimate([generator.gauss(10, 1) for _ in range(25)], seed)
+        assert found.low <= found.median <= found.high
+        held += found.low <= 10 <= found.high
+    assert 88 <= held <= 100
+    assert figures.estimate([4.0]) == figures.Estimate(4.0, 4.0, 4.0)
+
+
+def test_rounds_that_only_one_has_do_not_count() -> None:
+    assert figures.ratio({1: 4.0, 2: 100.0}, {1: 2.0, 3: 1.0}) == figures.Estimate(2.0, 2.0, 2.0)
+    assert figures.ratio({1: 4.0}, {2: 4.0}) is None
+
+
+# Equal work
+
+
+def losses(contestant: str, *values: float) -> Row:
+    return Row(contestant, contestant, "mlp", 2, losses=list(values))
+
+
+def test_unequal_work_is_void_and_says_why() -> None:
+    rows = [
+        losses("a", 2.30260, 2.25, 2.2),
+        losses("b", 2.30261, 2.25002, 2.20001),
+        losses("first", 2.3050, 2.25, 2.2),
+        losses("gradient", 2.3026, 2.2510, 2.2),
+        losses("nothing", float("nan"), 2.25, 2.2),
+    ]
+    checks.void_unequal(rows, 2.3026)
+    assert [bool(each.void) for each in rows] == [False, False, True, True, True]
+    assert "first step is 2.305000, and with these weights it is 2.302600" in rows[2].void
+    assert "step 2 is 2.251000, and that of most is 2.25" in rows[3].void
+
+
+def test_the_first_loss_decides_where_most_are_wrong() -> None:
+    rows = [losses("right", 1.0, 0.9), losses("wrong", 1.5, 1.2), losses("wrong too", 1.5, 1.2)]
+    checks.void_unequal(rows, 1.0)
+    assert [each.contestant for each in rows if not each.void] == ["right"]
+
+
+# Disturbed turns
+
+
+def test_disturbed_turns_are_marked() -> None:
+    usual = checks.usual_probe([10.0, 10.1, 10.2, 10.1, 14.0, 10.0])
+    assert checks.disturbances(0.02, (10.1, 10.3), usual) == ()
+    assert checks.disturbances(None, (10.1, 10.3), usual) == ()
+    assert checks.disturbances(0.4, (10.1, 10.3), usual) == ("other processes had 40 % of its cores",)
+    (reason,) = checks.disturbances(0.0, (10.1, 14.0), usual)
+    assert re.fullmatch(r"the probe took (39|40) % longer than usual", reason)
+
+
+def test_disturbed_turns_do_not_move_the_median() -> None:
+    quiet = row("parallelize", "mlp", 2, 1.0)
+    extra = [Turn(number, 900.0, ("a neighbour",)) for number in range(6)]
+    busy = dataclasses.replace(quiet, turns=[*quiet.turns, *extra])
+    assert (busy.status, busy.step) == (MEASURED, quiet.step)
+    few = dataclasses.replace(quiet, turns=[*quiet.turns[:2], *extra])
+    assert few.status == DISTURBED and few.step.median == 900
+    assert dataclasses.replace(quiet, turns=[]).status == VOID
+
+
+def test_work_beside_is_seen() -> None:
+    """Of one core: a process that computes there is in its busy time."""
+    core = min(os.sched_getaffinity(0))
+    before = busy_seconds([core])
+    if before is None:
+        pytest.skip("the kernel does not say how busy cores are")
+    program = f"import os; os.sched_setaffinity(0, [{core}])\nwhile sum(os.times()[:2]) < 0.5: pass"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG)
+    after = busy_seconds([core])
+    assert after is not None and after - before >= 0.4
+    assert busy_seconds([100_000]) is None
+    assert probe([core]) > 0
+
+
+# Reports
+
+
+def test_the_report_names_all_and_needs_no_other_file(result: Result) -> None:
+    page = report.page(result)
+    for title in {each.title for each in result.rows}:
+        assert title in page
+    assert "not installed: jax" in page and page.count("not installed: jax") == 1
+    assert "&lt;wrong&gt;" in page and "<wrong>" not in page
+    assert "A &amp; B" in page and "option rounds" in page and "version of torch" in page
+    assert page.count("<svg") == 3 and "ideal" in page  # bars of two numbers of ranks, and the curves
+    assert not OUTSIDE.search(page)
+    assert page.startswith("<!doctype html>") and page.count("<table>") == page.count("</table>")
+
+
+def test_the_verdict_is_three_sentences(result: Result) -> None:
+    fastest, scaling, trust = verdict.sentences(result)
+    assert fastest.startswith("Over all networks on 2 ranks, PyTorch, parallelize is fastest; a step takes")
+    assert re.search(r"PyTorch DDP, Gloo \(1\.[23]\d\) times", fastest)
+    assert (
+        "2 ranks are at most 1.77 times as fast as one (PyTorch, parallelize with mlp)" in scaling
+        and "2 is ideal" in scaling
+    )
+    assert trust.startswith("Of 7 rows 3 are void and 0 disturbed; 3 of 80 turns were disturbed")
+    alone = dataclasses.replace(result, rows=result.rows[:1])
+    assert "alone was measured on 1 rank" in verdict.sentences(alone)[0]
+    assert "was not measured" in verdict.sentences(alone)[1]
+    assert verdict.sentences(dataclasses.replace(result, rows=[]))[0].startswith("Nothing was measured")
+
+
+def test_contestants_that_cannot_be_told_apart_are_level(result: Result) -> None:
+    result.rows += [row("torch-carme", "mlp", 2, 0.5501)]
+    assert "level with" in verdict.sentences(result)[0]
+    assert "level)" in report.text(result)
+
+
+def test_a_result_survives_its_file(result: Result, tmp_path: Path) -> None:
+    results.save(result, tmp_path / "compare.json")
+    found = results.load(tmp_path / "compare.json")
+    assert found == result
+    shown = json.loads((tmp_path / "compare.json").read_text())
+    assert shown["version"] == 1 and shown["rows"][0]["status"] == MEASURED
+    assert shown["rows"][0]["samples_per_s"]["median"] == pytest.approx(result.rows[0].rate.median)
+    assert [path.name for path in tmp_path.iterdir()] == ["compare.json"]
+
+
+def test_nothing_half_written_stays_behind(result: Result, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(CarmeRuntimeError, match=r"taken cannot be written \(Is a directory\)"):
+        results.save(result, tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_differences_of_two_results(result: Result) -> None:
+    after = dataclasses.replace(
+        result,
+        environment={**result.environment, "host": "n2"},
+        rows=[row("torch-gloo", "mlp", 1, 1.0), row("parallelize", "mlp", 2, 0.7), result.rows[4]],
+    )
+    text = differences.difference(result, after)
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
+    assert lines["torch-gloo"].endswith("level") and lines["parallelize"].endswith("slower")
+    assert "host: n1 -> n2" in text and "only before: parallelize with mlp on 1" in text
+    with pytest.raises(CarmeRuntimeError, match="share no row with figures"):
+        differences.difference(result, dataclasses.replace(result, rows=[]))
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["pytorch"], "There is no contestant 'pytorch'. Choose from torch-gloo, "),
+        (["--networks", "mlp,vgg"], "There is no network 'vgg'. Choose from mlp, "),
+        (["--ranks", "1,two"], "--ranks 1,two cannot be read."),
+        (["--ranks", "0"], "--ranks 0 cannot be read."),
+        (["--rounds", "0"], "--rounds 0 is not possible. Give 1 to 1000."),
+        (["--seed", "-1"], "--seed -1 is not possible."),
+        (["--slower", "jax"], "--slower jax cannot be read."),
+        (["--slower", "jax=-5"], "--slower jax=-5 cannot be read."),
+        (["--ranks", "3", "--batch", "32"], "A batch of 32 cannot be shared by 3 ranks."),
+        (["--diff", "none.json", "none.json"], "none.json cannot be read (No such file or directory)."),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main(arguments) == 1
+    found = capsys.readouterr()
+    assert f"carme_runtime.compare: {sentence}" in found.err and not found.out
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("no JSON", "is no result of carme compare"),
+        ("[]", "is no result of carme compare"),
+        ('{"version": 1, "rows": [{}]}', "is no result of carme compare"),
+        ('{"version": 7, "rows": []}', "holds a result of version 7, and this carme_runtime reads version 1"),
+    ],
+)
+def test_files_that_are_no_results(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "some.json").write_text(text)
+    with pytest.raises(CarmeRuntimeError, match=sentence):
+        results.load(tmp_path / "some.json")
+
+
+def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in (*CONTESTANTS, *NETWORKS))
+    assert command.main(["--list", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in shown["contestants"]] == list(CONTESTANTS)
+
+
+def test_carme_compare_has_the_same_options() -> None:
+    carme = argparse.ArgumentParser()
+    add_to_carme(carme.add_subparsers())
+    shared = vars(carme.parse_args(["compare"]))
+    own = vars(command.parser().parse_args([]))
+    assert {name: value for name, value in shared.items() if name != "run"} == {
+        name: value for name, value in own.items() if name != "program"
+    }
+
+
+def test_lines_that_a_user_writes_are_counted() -> None:
+    text = "import x\n# user: begin\nx.init()\n\n# why\nmark('forward')\nx.step()\n# user: end\nx.other()\n"
+    assert count_user_lines(text) == 2
+    assert all(5 <= each.user_lines() <= 40 for each in CONTESTANTS.values())
+
+
+# Ranks that come in
+
+
+@pytest.fixture
+def door() -> Any:
+    made = Door("127.0.0.1")
+    yield made
+    made.close()
+
+
+def beside(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_ranks_come_in_by_the_secret(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in door.environment.items():
+        monkeypatch.setenv(name, value)
+    inside: list[Line] = []
+    thread = beside(lambda: inside.extend(come_in("torch-gloo", rank) for rank in (1, 0)))
+    lines = door.admit("torch-gloo", 2, HANG, lambda: True)
+    thread.join(HANG)
+    lines[0].send(steps=3)
+    assert inside[1].receive(HANG) == {"steps": 3}
+    inside[1].close()
+    with pytest.raises(Lost, match="the connection ended"):
+        lines[0].receive(HANG)
+    for line in (*lines, inside[0]):
+        line.close()
+
+
+def test_who_does_not_hold_the_secret_stays_outside(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def intrude() -> None:
+        try:
+            address = tuple(json.loads(door.environment["CARME_COMPARE_DOOR"]))
+            with socket.create_connection(address, timeout=HANG) as connection:
+                line = Line(connection)
+                line.receive(HANG)
+                line.send(challenge="00", proof="00" * 32, name="torch-gloo", rank=0)
+                with pytest.raises(Lost):
+                    line.receive(HANG)
+        finally:
+            over.set()
+
+    thread = beside(intrude)
+    with pytest.raises(Lost, match="it ended"):
+        door.admit("torch-gloo", 1, HANG, lambda: not over.is_set())
+    thread.join(HANG)
+    monkeypatch.setenv("CARME_COMPARE_DOOR", door.environment["CARME_COMPARE_DOOR"])
+    monkeypatch.setenv("CARME_COMPARE_SECRET", "11" * 32)
+    refused: list[str] = []
+
+    def wrong() -> None:
+        try:
+            come_in("torch-gloo", 0)
+        except Lost as error:
+            refused.append(str(error))
+
+    thread = beside(wrong)
+    with pytest.raises(Lost, match="it ended"):
+        door.admit("torch-gloo", 1, HANG, lambda: not refused)
+    thread.join(HANG)
+    assert refused == ["the connection ended"]
+
+
+def test_a_contestant_that_fails_is_void_with_its_own_words(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    entry = entries.Entry(Row("torch-gloo", "title", "mlp", 1), threads=1)
+    entry.start(door, tmp_path / "none.npz", tmp_path)
+    entry.end()
+    assert entry.row.void.startswith("it did not start: it ended. Its last line: FileNotFoundError: ")
+    assert "none.npz" in entry.row.void
