@@ -40,7 +40,23 @@ INSTEAD = {
 }
 
 #: How many definitions still have the word. Lower a number when names are gone; never raise one.
-LEFT: dict[str, int] = {}
+LEFT: dict[str, int] = {
+    "aftermath": 6,
+    "asked": 58,
+    "deed": 4,
+    "errands": 3,
+    "keeper": 15,
+    "kept": 69,
+    "led": 8,
+    "outlook": 18,
+    "prospect": 3,
+    "prospects": 1,
+    "said": 33,
+    "strangers": 2,
+    "tell": 44,
+    "told": 52,
+    "wishes": 2,
+}
 
 
 def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:

@@ -65,8 +65,8 @@ class DemoSite:
             check=False,
         )
         if check and done.returncode:
-            said = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-            raise AssertionError(f"{command} on {node} ended with {done.returncode}:\n{said}")
+            message = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+            raise AssertionError(f"{command} on {node} ended with {done.returncode}:\n{message}")
         return done
 
     def begin(self, node: str, *command: str, user: str | None = None) -> subprocess.Popen[str]:
@@ -113,9 +113,9 @@ class DemoSite:
         No job may be left afterwards.
         """
         hosts = [machine.name for machine in self.settings.machines()]
-        kept = f"/etc/slurm/slurm.conf.{secrets.token_hex(4)}"
+        saved = f"/etc/slurm/slurm.conf.{secrets.token_hex(4)}"
         for host in hosts:
-            self.run(host, "cp", "--preserve=all", "/etc/slurm/slurm.conf", kept)
+            self.run(host, "cp", "--preserve=all", "/etc/slurm/slurm.conf", saved)
             self.run(host, "tee", "--append", "/etc/slurm/slurm.conf", data=lines)
         self.run("head", "scontrol", "reconfigure")
         try:
@@ -123,7 +123,7 @@ class DemoSite:
         finally:
             self.end_all_jobs()
             for host in hosts:
-                self.run(host, "mv", kept, "/etc/slurm/slurm.conf")
+                self.run(host, "mv", saved, "/etc/slurm/slurm.conf")
             self.run("head", "scontrol", "reconfigure")
 
     def wait_for_hub(self) -> None:

@@ -156,9 +156,9 @@ class Machine:
         while not (status := self._ask("guest-exec-status", pid=pid))["exited"]:
             time.sleep(pause)
             pause = min(1.0, 2 * pause)
-        said = [base64.b64decode(status.get(name, "")).decode() for name in ("out-data", "err-data")]
-        assert not check or status.get("exitcode") == 0, f"{command}: {status.get('exitcode')}: {said}"
-        return said[0]
+        message = [base64.b64decode(status.get(name, "")).decode() for name in ("out-data", "err-data")]
+        assert not check or status.get("exitcode") == 0, f"{command}: {status.get('exitcode')}: {message}"
+        return message[0]
 
     def scrape(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """What the exporter tells, by name and labels."""
@@ -251,17 +251,17 @@ def _forwarded(control: Path, process: "subprocess.Popen[bytes]") -> int:
         channel.connect(str(control))
         lines = channel.makefile("rwb")
         lines.readline()  # its greeting
-        told = {}
+        reported = {}
         for question in (
             {"execute": "qmp_capabilities"},
             {"execute": "human-monitor-command", "arguments": {"command-line": "info usernet"}},
         ):
             lines.write(json.dumps(question).encode() + b"\n")
             lines.flush()
-            while "return" not in (told := json.loads(lines.readline())):
-                assert "error" not in told, told
-    found = re.search(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)", told["return"])
-    assert found, told
+            while "return" not in (reported := json.loads(lines.readline())):
+                assert "error" not in reported, reported
+    found = re.search(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)", reported["return"])
+    assert found, reported
     return int(found[1])
 
 

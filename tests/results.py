@@ -58,8 +58,8 @@ def read(folder: Path) -> list[Suite]:
     for line in (folder / "suites").read_text().splitlines():
         name, seconds, code, file = line.split("\t")
         printed = folder / f"{file}.txt"
-        said = _end(printed.read_text(errors="replace")) if printed.exists() else ""
-        found.append(Suite(name, int(seconds), int(code), _cases(folder / f"{file}.xml"), said))
+        message = _end(printed.read_text(errors="replace")) if printed.exists() else ""
+        found.append(Suite(name, int(seconds), int(code), _cases(folder / f"{file}.xml"), message))
     return found
 
 

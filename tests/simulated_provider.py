@@ -93,23 +93,23 @@ class Provider:
 
     def authorize(self, address: str) -> dict[str, str]:
         """Somebody has signed in here: the query with which the browser is sent back."""
-        asked = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
+        sent = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
         assert address.startswith(f"{self.issuer}/authorize?")
-        assert (asked["response_type"], asked["redirect_uri"]) == ("code", self.back)
-        assert asked["code_challenge_method"] == "S256" and asked["code_challenge"] and asked["nonce"]
+        assert (sent["response_type"], sent["redirect_uri"]) == ("code", self.back)
+        assert sent["code_challenge_method"] == "S256" and sent["code_challenge"] and sent["nonce"]
         code = f"code-{len(self.codes)}"
-        self.codes[code] = asked
-        return {"code": code, "state": asked["state"]}
+        self.codes[code] = sent
+        return {"code": code, "state": sent["state"]}
 
     def token(self, form: dict[str, str], authorization: str) -> tuple[int, Any]:
         known = base64.b64decode(authorization.removeprefix("Basic ")).decode()
-        asked = self.codes.pop(form.get("code", ""), None)
+        requested = self.codes.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        if known != f"{CLIENT}:{SECRET}" or asked is None or asked["code_challenge"] != challenge:
+        if known != f"{CLIENT}:{SECRET}" or requested is None or requested["code_challenge"] != challenge:
             return 400, {"error": "invalid_grant"}
         now = int(time.time())
-        claims = {"iss": self.issuer, "aud": CLIENT, "iat": now, "exp": now + 60, "nonce": asked["nonce"]}
+        claims = {"iss": self.issuer, "aud": CLIENT, "iat": now, "exp": now + 60, "nonce": requested["nonce"]}
         claims |= self.claims | self.change
         claims = {name: value for name, value in claims.items() if value is not None}
         signed = jwt.encode({"alg": "RS256", "kid": "1"}, claims, self.keys[self.key])

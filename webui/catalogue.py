@@ -105,12 +105,12 @@ def bring_up_to_date() -> list[str]:
     for text in texts():
         key = text[0] if isinstance(text, tuple) else text
         known = before.get(key)
-        said = known.string if known is not None else ""
+        message = known.string if known is not None else ""
         plain = isinstance(text, str)
-        if plain != isinstance(said, str):
-            said = "" if plain else ("", "")
-        catalogue.add(text, said, flags=["python-format"] if "%(" in key or "%s" in key else ())
-        if not said or not all(said):
+        if plain != isinstance(message, str):
+            message = "" if plain else ("", "")
+        catalogue.add(text, message, flags=["python-format"] if "%(" in key or "%s" in key else ())
+        if not message or not all(message):
             missing.append(key)
     LOCALE.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as stream:

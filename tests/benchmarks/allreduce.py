@@ -100,7 +100,7 @@ def main() -> None:
     options.add_argument(
         "--seconds", type=float, help="for all turns of a size, but at least 3 turns (default 12, quick 1)"
     )
-    options.add_argument("--scenes", nargs="+", choices=[scene.name for scene in SCENES], metavar="SCENE")
+    options.add_argument("--scenes", nargs="+", choices=[setting.name for setting in SCENES], metavar="SCENE")
     options.add_argument("--sizes", nargs="+", choices=list(SIZES), metavar="SIZE")
     options.add_argument(
         "--congestion-control",
@@ -122,16 +122,18 @@ def main() -> None:
     sizes = arguments.sizes or (QUICK if arguments.quick else tuple(SIZES))
     rounds = arguments.rounds or (5 if arguments.quick else 9)
     seconds = arguments.seconds or (1.0 if arguments.quick else 12.0)
-    scenes = [scene for scene in SCENES if scene.quick or not arguments.quick]
+    scenes = [setting for setting in SCENES if setting.quick or not arguments.quick]
     if arguments.scenes:
-        scenes = [scene for scene in SCENES if scene.name in arguments.scenes]
+        scenes = [setting for setting in SCENES if setting.name in arguments.scenes]
     if not can_be_made():
         print("Two nodes need root, ip and tc: TCP is measured over the loopback device.", file=sys.stderr)
-        scenes = [scene for scene in scenes if not scene.linked] + [Scene("tcp_loopback", 2, 64 * MIB)]
+        scenes = [setting for setting in scenes if not setting.linked] + [Scene("tcp_loopback", 2, 64 * MIB)]
     rows = []
-    for scene in scenes:
-        fitting = [size for size in sizes if SIZES[size] <= scene.largest]
-        rows += measure(scene, fitting, rounds, seconds, NODES[arguments.nodes], arguments.congestion_control)
+    for setting in scenes:
+        fitting = [size for size in sizes if SIZES[size] <= setting.largest]
+        rows += measure(
+            setting, fitting, rounds, seconds, NODES[arguments.nodes], arguments.congestion_control
+        )
     print_table(rows)
     if arguments.json:
         write_json(
@@ -230,8 +232,8 @@ def measure(
             if name in contestants:
                 contestants.pop(name).end()
             log = folder / f"{name}.log"
-            said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            print(f"{name} does not take part: {reason}\n{said}", file=sys.stderr)
+            message = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            print(f"{name} does not take part: {reason}\n{message}", file=sys.stderr)
         return [row for size in sizes for row in contest(scene, size, rounds, seconds, contestants, nodes)]
 
 

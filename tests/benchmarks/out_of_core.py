@@ -149,8 +149,8 @@ def swapping(arguments: list[Any], limit: int, state: float, folder: Path) -> tu
             lines, error = run(arguments, limit, swaps=True)
             return median(lines), error
     except (OSError, subprocess.CalledProcessError) as error:
-        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
-        return None, f"no swap file can be used: {said}"
+        message = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        return None, f"no swap file can be used: {message}"
 
 
 @contextlib.contextmanager

@@ -34,8 +34,8 @@ def main() -> None:
     for row in rows:
         if found := ALLREDUCE.match(row["name"]):
             scenes.setdefault(found["scene"], {})[int(found["size"]) * UNITS[found["unit"]]] = row
-    for scene, by_size in scenes.items():
-        draw_sizes(folder / f"allreduce-{scene.replace('_', '-')}.svg", scene, by_size)
+    for fixture, by_size in scenes.items():
+        draw_sizes(folder / f"allreduce-{fixture.replace('_', '-')}.svg", fixture, by_size)
     if steps := [row for row in rows if row["name"].startswith("step_ms_")]:
         draw_steps(folder / "training-steps.svg", steps)
 

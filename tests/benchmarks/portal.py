@@ -234,9 +234,9 @@ def costs() -> dict[str, list[tuple[int, float]]]:
                 continue
             asker = browser if kind == "page" else program
             asker.get(path)
-            with CaptureQueriesContext(connection) as asked:
+            with CaptureQueriesContext(connection) as requested:
                 asker.get(path)
-            queries = len(asked)  # each request begins the list anew
+            queries = len(requested)  # each request begins the list anew
             before = time.process_time()
             for _ in range(ALONE):
                 asker.get(path)

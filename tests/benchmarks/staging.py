@@ -277,8 +277,8 @@ def _fio(size: int, *jobs: tuple[Any, ...], direct: bool = True) -> float:
         ctypes.CDLL(None).syncfs(descriptor)
         os.close(descriptor)
     command = ["fio", "--output-format=json", *itertools.chain.from_iterable(each)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True)
-    return max(job["job_runtime"] for job in json.loads(told.stdout)["jobs"]) / 1000
+    reported = subprocess.run(command, check=True, capture_output=True, text=True)
+    return max(job["job_runtime"] for job in json.loads(reported.stdout)["jobs"]) / 1000
 
 
 #: For each tool and each time: seconds, and processor seconds.
@@ -466,8 +466,8 @@ class Bench:
         with errors:
             if any(codes):
                 errors.seek(0)
-                said = errors.read().decode(errors="replace")
-                sys.exit(f"staging: {' | '.join(' '.join(command) for command in commands)} failed:\n{said}")
+                text = errors.read().decode(errors="replace")
+                sys.exit(f"staging: {' | '.join(' '.join(command) for command in commands)} failed:\n{text}")
         return taken, uses.ru_utime + uses.ru_stime - used.ru_utime - used.ru_stime
 
     def _writes(self, source: Path, size: int, seconds: dict[str, list[float]]) -> None:

@@ -93,8 +93,8 @@ def main() -> None:
         print("Two nodes need root, ip and tc: they are left out.", file=sys.stderr)
     rows = []
     for model in arguments.models or (QUICK if arguments.quick else BATCH):
-        for scene in scenes:
-            rows += measure(model, scene, rounds, arguments.steps, arguments.contestants)
+        for fixture in scenes:
+            rows += measure(model, fixture, rounds, arguments.steps, arguments.contestants)
     print_table(rows)
     if arguments.json:
         write_json(arguments.json, rows)
@@ -127,10 +127,10 @@ def measure(
             stack.callback(contestants[name].end)
         if absent := admit(contestants, listener):
             logs = [(folder / f"{name}.log").read_text(errors="replace")[-2000:] for name in absent]
-            said = f"These did not start: {', '.join(absent)}\n" + "\n".join(logs)
+            message = f"These did not start: {', '.join(absent)}\n" + "\n".join(logs)
             if not {own, "gloo_ddp"} <= contestants.keys():
-                raise SystemExit(said)
-            print(said, file=sys.stderr)
+                raise SystemExit(message)
+            print(message, file=sys.stderr)
         times: dict[str, list[float]] = {}
         used: dict[str, list[float]] = {}
         gradients: list[list[tuple[float, int]]] = []

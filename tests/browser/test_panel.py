@@ -25,7 +25,7 @@ def ask_for(page: Page, minutes: int) -> None:
     dialog.get_by_role("button", name="Extend").click()
 
 
-def test_jupyterlab_tells_the_time_left_extends_it_and_saves_documents_at_the_end(
+def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_end(
     page: Page, demo: DemoSite, keep: Callable[[str], None]
 ) -> None:
     demo.run("head", "tee", FILE, user="user1", data="first line\n")

@@ -29,8 +29,8 @@ def text(visitor: Visitor, page: str) -> str:
 
 def maintenance(demo: DemoSite) -> list[str]:
     """Slurm's reservations for maintenance, a line each."""
-    told = demo.run("head", "scontrol", "--oneliner", "show", "reservation").stdout
-    return [line for line in told.splitlines() if "Flags=" in line and "MAINT" in line]
+    reported = demo.run("head", "scontrol", "--oneliner", "show", "reservation").stdout
+    return [line for line in reported.splitlines() if "Flags=" in line and "MAINT" in line]
 
 
 def test_a_maintenance_is_a_reservation_a_banner_and_a_page(demo: DemoSite) -> None:
@@ -81,7 +81,7 @@ def test_a_node_is_drained_with_a_reason_that_all_see(demo: DemoSite) -> None:
         assert "drained the node n2: a fan is broken" in record and "admin" in record
 
 
-def test_the_owner_of_a_session_that_an_administrator_stops_is_told_why(demo: DemoSite) -> None:
+def test_the_owner_of_a_session_that_an_administrator_stops_is_notified(demo: DemoSite) -> None:
     why = f"It filled the disk {os.urandom(4).hex()}."
     with demo.visitor("admin") as admin, demo.visitor("user1") as user:
         options = {
@@ -141,8 +141,8 @@ def test_a_new_user_is_taken_in_at_once_by_page_and_by_command(
         password = BeautifulSoup(answer.text, "html.parser").select_one("main code")
         assert password is not None, answer.text
     words = ["take-in", newcomers[1], "--project", project, "--json"]
-    told = demo.run("head", "/opt/carme/venv/bin/carme-portal", *words).stdout
-    secrets = [password.get_text(), json.loads(told)["password"]]
+    reported = demo.run("head", "/opt/carme/venv/bin/carme-portal", *words).stdout
+    secrets = [password.get_text(), json.loads(reported)["password"]]
     for name, secret in zip(newcomers, secrets, strict=True):
         with Visitor(demo.url, str(demo.certificate)) as visitor:
             visitor.login(name, secret)

@@ -96,8 +96,8 @@ def test_hostile_text_in_every_option_of_the_command_line(demo: DemoSite) -> Non
 
 def commands(demo: DemoSite, words: list[list[str]]) -> list[tuple[int, str, str]]:
     """What user1's `carme` answers to each list of words, from one process: exit code, output, errors."""
-    said = demo.run("head", "/opt/carme/venv/bin/python", "-c", ONE_BY_ONE, json.dumps(words), user="user1")
-    return [(code, out, err) for code, out, err in json.loads(said.stdout)]
+    text = demo.run("head", "/opt/carme/venv/bin/python", "-c", ONE_BY_ONE, json.dumps(words), user="user1")
+    return [(code, out, err) for code, out, err in json.loads(text.stdout)]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_command_line_refuses_with_the_reason(
     assert demo.job_ids() <= before
 
 
-def test_somebody_unknown_to_slurm_is_told_so(demo: DemoSite) -> None:
+def test_somebody_unknown_to_slurm_gets_a_message(demo: DemoSite) -> None:
     demo.run("head", "sh", "-c", "id guest >/dev/null 2>&1 || useradd -m -u 2999 guest")
     try:
         done = demo.carme("submit", "--", "true", user="guest", check=False)

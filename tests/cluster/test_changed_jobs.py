@@ -47,8 +47,8 @@ def seen(demo: DemoSite, number: int, *, running: bool) -> Job:
 
 def slurms_end(demo: DemoSite, number: int) -> datetime:
     """When Slurm itself says that a job ends."""
-    asked = ("env", "TZ=UTC", "SLURM_TIME_FORMAT=%s", "squeue", "--noheader", f"--jobs={number}")
-    text = demo.run("head", *asked, "--format=%e").stdout.strip()
+    requested = ("env", "TZ=UTC", "SLURM_TIME_FORMAT=%s", "squeue", "--noheader", f"--jobs={number}")
+    text = demo.run("head", *requested, "--format=%e").stdout.strip()
     return datetime.fromtimestamp(int(text), UTC)
 
 
@@ -97,9 +97,9 @@ def test_a_suspended_session_says_so_and_goes_on(demo: DemoSite) -> None:
         before = becomes(demo, name, SessionState.READY)
         scontrol(demo, "suspend", str(before.job_id))
         try:
-            told = becomes(demo, name, SessionState.SUSPENDED)
-            assert told.sentence.startswith("An administrator suspended the session")
-            assert told.ends is None
+            reported = becomes(demo, name, SessionState.SUSPENDED)
+            assert reported.sentence.startswith("An administrator suspended the session")
+            assert reported.ends is None
             visitor.wait(name, "suspended", timeout=30)
             # What is suspended for a second only would not move Slurm's end, which is in whole seconds.
             begun = datetime.now(UTC)
@@ -129,12 +129,12 @@ def test_gpus_are_counted_as_slurm_allots_them(demo: DemoSite, options: list[str
     assert seen(demo, sbatch(demo, *options), running=True).gpus == gpus
 
 
-def test_a_job_that_waits_says_what_it_asked_for_and_what_is_missing(demo: DemoSite) -> None:
+def test_a_job_that_waits_says_what_it_requested_and_what_is_missing(demo: DemoSite) -> None:
     first = [sbatch(demo, "--gpus=3", "--nodes=1"), sbatch(demo, "--gpus=3", "--nodes=1")]
     for number in first:
         seen(demo, number, running=True)
-    asked: list[Any] = ["submit", "--gpus", "2", "--time", "10m", "--", "sleep", "60"]
-    demo.carme(*asked)
+    requested: list[Any] = ["submit", "--gpus", "2", "--time", "10m", "--", "sleep", "60"]
+    demo.carme(*requested)
 
     def waiting() -> Job | None:
         jobs = [Job.model_validate(job) for job in demo.carme_json("jobs")]

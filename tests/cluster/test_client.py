@@ -62,11 +62,11 @@ def test_an_array_computes_in_its_tasks(demo: DemoSite, client: carme.Client) ->
     with pytest.raises(JobFailed, match="no three here") as caught:
         tasks[2].result()
     assert isinstance(caught.value.__cause__, LookupError)
-    asked = ("sacct", "-Xn", f"-j{tasks.id}_3", "-oJobID%30,State")
+    requested = ("sacct", "-Xn", f"-j{tasks.id}_3", "-oJobID%30,State")
     # The accounting hears of an end after the queue has shown it.
     wait_until(
         "the accounting knows it",
-        lambda: demo.run("head", *asked).stdout.split() == [f"{tasks.id}_3", "COMPLETED"],
+        lambda: demo.run("head", *requested).stdout.split() == [f"{tasks.id}_3", "COMPLETED"],
     )
 
 
@@ -83,8 +83,8 @@ def test_an_array_over_two_nodes_finds_its_data_on_both(
         name = folder.rpartition("/")[2]
         each = f'sha256sum < "$CARME_DATA/{name}/number" > "$CARME_RESULTS/sum"'
         command = ["carme-run", "--nodes", "2", "--", "sh", "-c", each]
-        asked = {"image": client.images()[0].name, "nodes": 2, "minutes": 3, "memory_mb": 500}
-        tasks = client.array(command, "0-1", **asked, stage=[folder], results=result)
+        requested = {"image": client.images()[0].name, "nodes": 2, "minutes": 3, "memory_mb": 500}
+        tasks = client.array(command, "0-1", **requested, stage=[folder], results=result)
         tasks.wait(HANG)
         logs = ["".join(job.logs()) for job in tasks]
         assert [job.state for job in tasks] == ["COMPLETED"] * 2, logs

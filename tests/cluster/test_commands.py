@@ -61,5 +61,5 @@ def test_in_a_sessions_terminal(demo: DemoSite, session: str) -> None:
     assert shown[0] == "/opt/carme/env/bin/carme" and shown[2] == "/opt/carme/env/bin/carme-run"
     assert shown[3].endswith(" carme")
     assert "/home/user1/.local/bin" in shown[4].split(":")
-    said = demo.carme("session", "shell", session, "--", "carme", "session", "list", check=False)
-    assert said.returncode in (0, 1) and "Traceback" not in said.stderr + said.stdout
+    message = demo.carme("session", "shell", session, "--", "carme", "session", "list", check=False)
+    assert message.returncode in (0, 1) and "Traceback" not in message.stderr + message.stdout

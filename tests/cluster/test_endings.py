@@ -110,7 +110,7 @@ def test_a_server_that_dies_at_start_ends_with_the_last_lines_of_its_log(demo: D
     assert "the port is taken" in over.sentence.splitlines()[-1]
 
 
-def test_out_of_memory_tells_the_peak_and_the_limit(demo: DemoSite) -> None:
+def test_out_of_memory_reports_the_peak_and_the_limit(demo: DemoSite) -> None:
     hungry = "x = bytearray(400 << 20); import time; time.sleep(600)"
     start(demo, "e2", command=["python3", "-c", hungry], memory_mb_per_node=200)
     over = ended(demo, "e2", lambda one: "peak" in one.sentence)
@@ -167,7 +167,7 @@ def test_the_owner_who_cancels_has_stopped_it(demo: DemoSite) -> None:
     ended(demo, "e7", lambda one: one.ending is Ending.STOPPED)
 
 
-def test_preemption_is_told_and_by_what_as_far_as_slurm_shows_it(demo: DemoSite) -> None:
+def test_preemption_is_reported_and_by_what_as_far_as_slurm_shows_it(demo: DemoSite) -> None:
     """An urgent partition over the same nodes ends what runs there; users see no jobs of others."""
     settings = "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL\n"
     urgent = "PartitionName=urgent Nodes=n1,n2 PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP\n"
@@ -185,8 +185,8 @@ def test_preemption_is_told_and_by_what_as_far_as_slurm_shows_it(demo: DemoSite)
 
             def preempted() -> Session | None:
                 both = [session(demo, name) for name in before]
-                told = "in partition urgent, which has a higher priority; start it again"
-                return next((one for one in both if one.is_over and told in one.sentence), None)
+                reported = "in partition urgent, which has a higher priority; start it again"
+                return next((one for one in both if one.is_over and reported in one.sentence), None)
 
             over = wait_until("one of the sessions gave way, and to what", preempted)
             assert over.ending is Ending.PREEMPTED
@@ -283,7 +283,7 @@ def test_a_partition_that_is_down(demo: DemoSite) -> None:
         demo.end_all_jobs()
 
 
-def test_the_limit_of_an_association_is_told_with_its_value(demo: DemoSite) -> None:
+def test_the_limit_of_an_association_is_reported_with_its_value(demo: DemoSite) -> None:
     modify = ["sacctmgr", "--immediate", "modify", "user", "user2", "set"]
     with changed(demo, [*modify, "GrpTRES=gres/gpu=1"], [*modify, "GrpTRES=gres/gpu=-1"]):
         running(demo, start(demo, "w3", user="user2", gpus_per_node=1))
@@ -306,7 +306,7 @@ def test_nodes_that_are_drained_are_named(demo: DemoSite) -> None:
         demo.end_all_jobs()
 
 
-def test_a_reservation_that_has_not_begun_tells_when_it_does(demo: DemoSite) -> None:
+def test_a_reservation_that_has_not_begun_reports_when_it_does(demo: DemoSite) -> None:
     """The job is moved into the booking by hand: bookings are not the broker's yet."""
     create = ["ReservationName=course", "StartTime=now+2hours", "Duration=60", "Users=user1", "Nodes=n1"]
     with changed(
@@ -328,14 +328,14 @@ def test_the_queue_has_places_and_expected_starts(demo: DemoSite) -> None:
     assert first < second
 
     def planned() -> Session | None:
-        told = session(demo, "q3")
+        seen = session(demo, "q3")
         # The last job may have been submitted since that look at the queue.
-        return told if told.outlook and told.outlook.latest and told.outlook.waiting == 2 else None
+        return seen if seen.outlook and seen.outlook.latest and seen.outlook.waiting == 2 else None
 
-    told = wait_until("Slurm has a plan", planned)
-    assert told.outlook is not None and told.outlook.earliest is not None and told.outlook.latest is not None
-    assert (told.outlook.place, told.outlook.waiting) == (1, 2)
-    assert told.outlook.earliest <= told.outlook.latest
+    seen = wait_until("Slurm has a plan", planned)
+    assert seen.outlook is not None and seen.outlook.earliest is not None and seen.outlook.latest is not None
+    assert (seen.outlook.place, seen.outlook.waiting) == (1, 2)
+    assert seen.outlook.earliest <= seen.outlook.latest
     other = session(demo, "q4").outlook
     assert other is not None and other.place == 2
 
@@ -348,13 +348,13 @@ print(json.dumps(dict(rows)))
 """
 
 
-def test_expected_starts_are_told_and_judged_afterwards(demo: DemoSite) -> None:
+def test_expected_starts_are_reported_and_judged_afterwards(demo: DemoSite) -> None:
     def judged(job_id: int) -> bool | None:
         """Whether the range that was told for a job was right, as the broker keeps it; None: not judged."""
         found = json.loads(demo.run("head", "/usr/bin/python3", "-c", JUDGED).stdout)
         return bool(found[str(job_id)]) if str(job_id) in found else None
 
-    def told(name: str) -> Outlook:
+    def reported(name: str) -> Outlook:
         """The expected range of a session that waits, once Slurm has a plan."""
 
         def outlook() -> Outlook | None:
@@ -375,7 +375,7 @@ def test_expected_starts_are_told_and_judged_afterwards(demo: DemoSite) -> None:
     for job_id in long:
         running(demo, job_id)
     surprised = start(demo, "j3", gpus_per_node=4, minutes=1)
-    range_ = told("j3")
+    range_ = reported("j3")
     assert range_.earliest and range_.latest
     assert range_.earliest <= range_.latest
     assert range_.earliest - datetime.now(UTC) > timedelta(minutes=3)
@@ -383,13 +383,13 @@ def test_expected_starts_are_told_and_judged_afterwards(demo: DemoSite) -> None:
 
     # This one ends within a minute in any case.
     foreseen = start(demo, "j4", gpus_per_node=4, minutes=1)
-    range_ = told("j4")
+    range_ = reported("j4")
     assert range_.latest and range_.latest - datetime.now(UTC) < timedelta(minutes=3)
     starts_once_ended(foreseen, surprised, right=True)
 
     # Who waits next is told how such ranges have held.
     start(demo, "j5", gpus_per_node=4, minutes=1)
-    record = told("j5")
+    record = reported("j5")
     assert 1 <= record.kept < record.judged
     shown = demo.carme("session", "show", "j5").stdout
     assert f"{record.kept} of the last {record.judged} such estimates" in shown

@@ -30,8 +30,8 @@ def test_a_file_is_sent_and_fetched_and_nobody_elses_is(demo: DemoSite) -> None:
                 )
                 assert answer.status_code == 200, answer.text
             assert answer.json() == {"offset": len(data), "done": True, "exists": False}
-            told = demo.run("head", "stat", "--format=%U %a %s", path).stdout
-            assert told == f"user1 600 {len(data)}\n"
+            reported = demo.run("head", "stat", "--format=%U %a %s", path).stdout
+            assert reported == f"user1 600 {len(data)}\n"
             fetched = owner.fetch(f"{owner.url}files/download/?path={quote(path)}")
             assert fetched.status_code == 200 and fetched.content == data
             refused = other.fetch(f"{other.url}files/download/?path={quote(path)}")

@@ -32,8 +32,8 @@ print(run.poll())
 @pytest.fixture
 def one_idle_minute(demo: DemoSite) -> Iterator[None]:
     """The policy of the partition, while the hub runs with it; warned as soon as that can be."""
-    kept = demo.run("head", "cat", CONFIGURATION).stdout
-    assert "[partitions." not in kept
+    saved = demo.run("head", "cat", CONFIGURATION).stdout
+    assert "[partitions." not in saved
     with contextlib.ExitStack() as stack:
 
         def configure(text: str) -> None:
@@ -41,8 +41,8 @@ def one_idle_minute(demo: DemoSite) -> Iterator[None]:
             demo.run("head", "systemctl", "restart", "carme-hub")
             demo.wait_for_hub()
 
-        stack.callback(configure, kept)
-        configure(f"{kept}\n[partitions.gpu]\nidle_minutes = 1\n")
+        stack.callback(configure, saved)
+        configure(f"{saved}\n[partitions.gpu]\nidle_minutes = 1\n")
         yield
         demo.end_all_jobs()
 
@@ -85,11 +85,11 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         visitor.wait(names["idle"], "ready", timeout=HANG)
         server = visitor.open(names["idle"])
 
-        def told(name: str, user: str = "user1") -> Session:
+        def reported(name: str, user: str = "user1") -> Session:
             return Session.model_validate(demo.carme_json("session", "show", name, user=user))
 
         def warning() -> Session | None:
-            session = told(names["idle"])
+            session = reported(names["idle"])
             return session if session.stops_idle else None
 
         # The warning, wherever the owner may look.
@@ -109,9 +109,9 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
         page = visitor.wait(names["idle"], "ended", timeout=HANG)
         assert page.label == "Ended because it was idle"
         assert "was stopped because nothing ran in it; start it again" in page.text
-        assert told(names["idle"]).ending is Ending.IDLE
+        assert reported(names["idle"]).ending is Ending.IDLE
 
-        for kept in told(names["busy"]), told(names["run"]), told(computing, "user2"):
-            assert kept.state is SessionState.READY
-            assert (kept.idle_since, kept.stops_idle) == (None, None)
+        for saved in reported(names["busy"]), reported(names["run"]), reported(computing, "user2"):
+            assert saved.state is SessionState.READY
+            assert (saved.idle_since, saved.stops_idle) == (None, None)
         assert kernels["run"].run("print(run.poll())", timeout=HANG).output.strip() == "None"

@@ -58,16 +58,16 @@ def test_a_second_deployment_changes_nothing(
 def test_gpus_are_constrained_to_the_job(demo: DemoSite) -> None:
     script = "for i in 0 1 2 3; do (: < /dev/nvidia$i) 2>&1; done; true"
     done = demo.run("head", "srun", "--gres=gpu:2", "--time=1", "sh", "-c", script, user="user1")
-    said = done.stdout.lower()
+    message = done.stdout.lower()
     # An allotted device opens as far as the missing driver lets it (ENXIO); another's is forbidden (EPERM).
-    assert said.count("no such device or address") == 2
-    assert said.count("operation not permitted") == 2
+    assert message.count("no such device or address") == 2
+    assert message.count("operation not permitted") == 2
 
 
 def test_accounting_knows_users_gpus(demo: DemoSite) -> None:
     demo.run("head", "srun", "--gres=gpu:1", "--time=1", "true", user="user1")
-    asked = ("sacct", "-X", "-n", "-P", "-u", "user1", "-o", "user,alloctres")
-    wait_until("the accounting knows it", lambda: "gres/gpu=1" in demo.run("head", *asked).stdout)
+    requested = ("sacct", "-X", "-n", "-P", "-u", "user1", "-o", "user,alloctres")
+    wait_until("the accounting knows it", lambda: "gres/gpu=1" in demo.run("head", *requested).stdout)
 
 
 def test_secrets_are_closed_to_users(demo: DemoSite) -> None:

@@ -45,9 +45,9 @@ def test_a_job_is_attributed_and_measured_and_vanishes_with_its_end(demo: DemoSi
     )
 
     record = f"/run/carme/allocations/{job}.json"
-    told = json.loads(demo.run("n1", "cat", record).stdout)
-    assert (told["user"], told["account"], told["cpus"]) == ("user1", "carme", 3)
-    assert len(told["gpus"].split(",")) == 2
+    reported = json.loads(demo.run("n1", "cat", record).stdout)
+    assert (reported["user"], reported["account"], reported["cpus"]) == ("user1", "carme", 3)
+    assert len(reported["gpus"].split(",")) == 2
     assert demo.run("n1", "stat", "--format=%a %U:%G", record).stdout.strip() == "640 root:carme-exporter"
 
     demo.run("head", "scancel", str(job))
@@ -60,8 +60,8 @@ def test_users_read_neither_metrics_nor_allocations_nor_keys(demo: DemoSite, job
     addresses = {"n1": f"{address(demo, 'n1')}:9750", "head": "127.0.0.1:9751"}
     for node, where in addresses.items():
         for scheme in ("http", "https"):
-            asked = ("curl", "--silent", "--insecure", "--max-time", "10", f"{scheme}://{where}/metrics")
-            done = demo.run(node, *asked, user="user2", check=False)
+            requested = ("curl", "--silent", "--insecure", "--max-time", "10", f"{scheme}://{where}/metrics")
+            done = demo.run(node, *requested, user="user2", check=False)
             assert done.returncode != 0 and done.stdout == ""
     for path in (
         f"/run/carme/allocations/{job}.json",
@@ -83,7 +83,7 @@ OVERVIEW = "from carme.broker import BrokerClient; BrokerClient().overview()"
 
 def test_a_node_s_own_certificate_reads_nothing(demo: DemoSite) -> None:
     folder = "/etc/carme/monitoring/node"
-    asked = (
+    requested = (
         "curl",
         "--silent",
         "--max-time",
@@ -94,7 +94,7 @@ def test_a_node_s_own_certificate_reads_nothing(demo: DemoSite) -> None:
         f"{folder}/ca.crt",
     )
     for node in ("n1", "n2"):
-        done = demo.run("n1", *asked, f"https://{address(demo, node)}:9750/metrics", check=False)
+        done = demo.run("n1", *requested, f"https://{address(demo, node)}:9750/metrics", check=False)
         assert done.returncode != 0 and done.stdout == ""
 
 

@@ -29,8 +29,8 @@ def send(visitor: Visitor, page: str, address: str, **values: str) -> None:
 def members(demo: DemoSite) -> set[str]:
     """Whom Slurm lets run in the account."""
     where = ["where", f"account={ACCOUNT}", "format=user,maxsubmit"]
-    told = demo.run("head", "sacctmgr", "--noheader", "--parsable2", "show", "association", *where).stdout
-    rows = [line.split("|") for line in told.splitlines()]
+    reported = demo.run("head", "sacctmgr", "--noheader", "--parsable2", "show", "association", *where).stdout
+    rows = [line.split("|") for line in reported.splitlines()]
     return {user for user, most in rows if user and most != "0"}
 
 
@@ -47,8 +47,8 @@ def submit(demo: DemoSite, user: str, *options: str) -> Any:
 
 def job(demo: DemoSite, number: str) -> tuple[str, str]:
     """A job's state, and why it waits."""
-    told = demo.run("head", "squeue", "--noheader", f"--jobs={number}", "--format=%T %r").stdout.split()
-    return (told[0], told[1]) if told else ("", "")
+    reported = demo.run("head", "squeue", "--noheader", f"--jobs={number}", "--format=%T %r").stdout.split()
+    return (reported[0], reported[1]) if reported else ("", "")
 
 
 @pytest.fixture

@@ -125,9 +125,9 @@ def test_exported_variables_do_not_cross_the_network_in_clear(demo: DemoSite) ->
     options = ["--image", "base", "--nodes", "2", "--gpus", "1", "--time", "5"]
     job = json.loads(demo.carme("submit", "--json", *options, "--", "sh", script).stdout)["job_id"]
     wait_until("the run is over", lambda: demo.job_state(job) is JobState.COMPLETED)
-    said = demo.carme("logs", str(job)).stdout
+    message = demo.carme("logs", str(job)).stdout
     for rank in (0, 1):
-        assert f"[rank {rank}] {rank} {TOKEN} none 10." in said
+        assert f"[rank {rank}] {rank} {TOKEN} none 10." in message
     found = wait_until(
         "the capture is over", lambda: demo.run("n1", "cat", "/run/captured").stdout.splitlines()[1:]
     )

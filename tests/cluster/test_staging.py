@@ -94,8 +94,8 @@ def test_a_copy_by_several_nodes(demo: DemoSite) -> None:
     demo.run("head", "python3", "-c", MAKE.replace("/scratch/lines", "/scratch/many"))
     copied = "/home/user1/copied"
     try:
-        told = demo.carme("data", "copy", "--nodes", "2", "--json", "/scratch/many", copied)
-        end = json.loads(told.stdout.splitlines()[-1])
+        reported = demo.carme("data", "copy", "--nodes", "2", "--json", "/scratch/many", copied)
+        end = json.loads(reported.stdout.splitlines()[-1])
         assert end["ok"] and end["copied"] == 200 and end["engine"] == "native"
         assert end["hosts"] and set(end["hosts"]) <= {"n1", "n2"}
         compared = demo.carme("data", "verify", "/scratch/many", copied)
@@ -129,6 +129,6 @@ def test_results_of_a_job_that_fails(demo: DemoSite, image: tuple[str, ...]) -> 
 
 
 @pytest.mark.usefixtures("lines")
-def test_what_cannot_be_staged_is_said(demo: DemoSite) -> None:
+def test_what_cannot_be_staged_is_reported(demo: DemoSite) -> None:
     refused = demo.carme("submit", "--stage", "lines2", "--", "hostname", check=False)
     assert refused.returncode == 1 and "There is no dataset 'lines2'; there are: lines" in refused.stderr

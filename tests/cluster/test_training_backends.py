@@ -114,9 +114,9 @@ def test_srun_alone_starts_ranks_over_two_nodes_of_a_job(demo: DemoSite) -> None
     line = f"CARME_KEY_FILE=$CARME_JOB_FOLDER/fabric.key exec srun --nodes=2 --ntasks-per-node=1 {inside}"
     options = ["--json", "--time", "10m", "--nodes", "2"]
     job_id = json.loads(demo.carme("submit", *options, "--", "sh", "-c", line).stdout)["job_id"]
-    said = demo.carme("logs", "--follow", str(job_id), timeout=300).stdout
-    assert "2 ranks, Keras 3" in said
-    assert len(re.findall(r"loss \d+\.\d+", said)) == 1
+    message = demo.carme("logs", "--follow", str(job_id), timeout=300).stdout
+    assert "2 ranks, Keras 3" in message
+    assert len(re.findall(r"loss \d+\.\d+", message)) == 1
 
 
 def need_horovod(demo: DemoSite) -> None:
@@ -132,13 +132,13 @@ def test_an_unmodified_horovod_script_trains_as_in_one_process(
     need_horovod(demo)
     script, suffix = SCRIPTS[image]
     with session(demo, image, PROGRAMS / script) as kernel:
-        said = ""
+        message = ""
         for ranks in (1, 2, 4):
             run = f"!carme-run --backend {backend} -n {ranks} {script} {ranks}.{suffix}"
-            said += kernel.run(run, timeout=300).output
+            message += kernel.run(run, timeout=300).output
         cell = kernel.run(COMPARE[image] + "print('RESULT', *places)", timeout=HANG)
         kernel.run(f"!rm -f [124].{suffix}", timeout=HANG)
-        assert f"RESULT {TWO} {FOUR}" in cell.output, said + cell.output + cell.error
+        assert f"RESULT {TWO} {FOUR}" in cell.output, message + cell.output + cell.error
 
 
 def test_horovods_own_commands_need_no_ssh(demo: DemoSite) -> None:
@@ -146,15 +146,15 @@ def test_horovods_own_commands_need_no_ssh(demo: DemoSite) -> None:
     script, suffix = SCRIPTS["torch"]
     with session(demo, "torch", PROGRAMS / script) as kernel:
         for launcher in ("horovodrun --gloo -np", "horovodrun --mpi -np", "mpirun -np"):
-            said = ""
+            message = ""
             for ranks in (1, 2, 4):
                 # Both fill a host before they go to the next one.
                 hosts = "n1:1,n2:1" if ranks == 2 else "n1:2,n2:2"
                 run = f"!{launcher} {ranks} -H {hosts} python {script} {ranks}.{suffix}"
-                said += kernel.run(run, timeout=300).output
+                message += kernel.run(run, timeout=300).output
             cell = kernel.run(COMPARE["torch"] + "print('RESULT', *places)", timeout=HANG)
             kernel.run(f"!rm -f [124].{suffix}", timeout=HANG)
-            assert f"RESULT {TWO} {FOUR}" in cell.output, said + cell.output + cell.error
+            assert f"RESULT {TWO} {FOUR}" in cell.output, message + cell.output + cell.error
 
 
 @pytest.mark.parametrize("image", ["torch", "tensorflow"])

@@ -80,15 +80,15 @@ class Batch:
             if not repaired and time.monotonic() - begin >= fault.seconds:
                 fault.end(self.site)
                 repaired = True
-            asked = time.monotonic() - begin
+            requested = time.monotonic() - begin
             views = self.views.look(list(self.names.values()))
             for phase, name in self.names.items():
                 state = views[name].state
                 if state is None or state not in fault.outcome[phase]:
                     agreed.pop(phase, None)
                 elif phase not in agreed or agreed[phase][1] is not state:
-                    agreed[phase] = (asked, state)
-            steady = all(asked - since >= STEADY for since, _ in agreed.values())
+                    agreed[phase] = (requested, state)
+            steady = all(requested - since >= STEADY for since, _ in agreed.values())
             if repaired and len(agreed) == len(self.names) and steady:
                 break
             time.sleep(0.2)

@@ -57,8 +57,8 @@ def table(results: dict[str, dict[str, Result]]) -> list[str]:
     """Fault by phase: seconds and the state that all agree on; `!` where something is wrong."""
 
     def cell(result: Result) -> str:
-        said = "-" if result.seconds is None else f"{result.seconds:.1f} {result.state}".strip()
-        return f"{said} !" if result.problems else said
+        message = "-" if result.seconds is None else f"{result.seconds:.1f} {result.state}".strip()
+        return f"{message} !" if result.problems else message
 
     columns = [*PHASES, "after"]
     lines = [

@@ -78,8 +78,8 @@ def boot(site: DemoSite, node: str) -> None:
     _podman(site, "start", site.podman.container(node))
 
     def booted() -> bool:
-        said = site.run(node, "systemctl", "is-system-running", check=False).stdout.strip()
-        return said in ("running", "degraded")
+        message = site.run(node, "systemctl", "is-system-running", check=False).stdout.strip()
+        return message in ("running", "degraded")
 
     wait_until(f"{node} has booted", booted, timeout=HANG)
 

@@ -113,8 +113,8 @@ def test_a_job_whose_file_system_cannot_be_started_says_so(site: DemoSite) -> No
     job = over(site, submit(site, "hostname"))
     assert "(BeeOND) is not there on" in site.carme("logs", str(job.id)).stdout
     assert "data" in job.explanation
-    said = site.run(job.node_list, "journalctl", "-t", "carme-prolog", "-n", "5", "--no-pager").stdout
-    assert "Host is unreachable via ssh" in said
+    message = site.run(job.node_list, "journalctl", "-t", "carme-prolog", "-n", "5", "--no-pager").stdout
+    assert "Host is unreachable via ssh" in message
     wait_until("nothing is left", lambda: not left(site, job.node_list).strip())
     # The node is not drained for that.
     assert "idle" in site.run("head", "sinfo", "-h", "-n", job.node_list, "-o", "%t").stdout

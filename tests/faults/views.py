@@ -48,8 +48,8 @@ class View:
 
     def __str__(self) -> str:
         views = {"Slurm": self.slurm, "broker": self.broker, "hub": self.hub, "portal": self.portal}
-        said = [f"{who}: {'no answer' if word is None else word or 'nothing'}" for who, word in views.items()]
-        return ", ".join(said) + (f" ({self.sentence})" if self.sentence else "")
+        text = [f"{who}: {'no answer' if word is None else word or 'nothing'}" for who, word in views.items()]
+        return ", ".join(text) + (f" ({self.sentence})" if self.sentence else "")
 
 
 class Views:
@@ -82,8 +82,8 @@ class Views:
 
     def look(self, names: list[str]) -> dict[str, View]:
         """What everybody says now about the sessions."""
-        said = self._observe()
-        slurm, broker, hub = (said.get(who) for who in ("slurm", "broker", "hub"))
+        message = self._observe()
+        slurm, broker, hub = (message.get(who) for who in ("slurm", "broker", "hub"))
         views = {}
         for name in names:
             state, sentence = (broker or {}).get(name, ("", ""))

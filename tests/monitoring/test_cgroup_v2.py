@@ -49,8 +49,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def submit(machine: Machine, user: str, script: str, *options: str) -> int:
-    told = machine.run("sbatch", "--parsable", "--ntasks=1", *options, user=user, data=script)
-    return int(told.strip())
+    reported = machine.run("sbatch", "--parsable", "--ntasks=1", *options, user=user, data=script)
+    return int(reported.strip())
 
 
 def test_it_is_version_two_alone(machine: Machine) -> None:
@@ -62,13 +62,13 @@ def test_jobs_of_two_users_side_by_side(machine: Machine) -> None:
     moves = submit(machine, "alice", READS_AND_WRITES, "--mem=200", "--account=physics")
     works = submit(machine, "bob", MANY_THREADS, "--mem=300")
 
-    def told(job_id: int, name: str, least: float) -> dict[str, float] | None:
+    def reported(job_id: int, name: str, least: float) -> dict[str, float] | None:
         values = machine.values(job_id)
         return values if values.get(name, 0) >= least else None
 
     values = machine.until(
         "what alice's step reads is told",
-        lambda: told(moves, "carme_step_io_read_bytes_total 0 alice", 24 * MIB),
+        lambda: reported(moves, "carme_step_io_read_bytes_total 0 alice", 24 * MIB),
     )
     assert values["carme_job_info gpu alice"] == 1
     assert values["carme_job_io_written_bytes_total alice"] >= 24 * MIB
@@ -79,7 +79,7 @@ def test_jobs_of_two_users_side_by_side(machine: Machine) -> None:
 
     values = machine.until(
         "bob's processor time is told",
-        lambda: told(works, "carme_step_cpu_seconds_total batch bob", 5),
+        lambda: reported(works, "carme_step_cpu_seconds_total batch bob", 5),
     )
     assert values["carme_job_threads bob"] == values["carme_step_threads batch bob"] + values.get(
         "carme_step_threads extern bob", 0

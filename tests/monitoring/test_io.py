@@ -29,7 +29,7 @@ def job(demo: DemoSite) -> Iterator[int]:
     demo.run("head", "scancel", done.stdout.strip())
 
 
-def test_what_a_job_reads_and_writes_is_told_wherever_its_owner_looks(
+def test_what_a_job_reads_and_writes_is_reported_wherever_its_owner_looks(
     page: Page, demo: DemoSite, job: int
 ) -> None:
     def moved(name: str, **labels: str) -> float:

@@ -30,8 +30,8 @@ def value(demo: DemoSite, query: str) -> float | None:
 
 def alerts(demo: DemoSite) -> dict[str, dict[str, str]]:
     """Labels of the alerts that Alertmanager knows, by name."""
-    told = json.loads(demo.run("head", *READER, "https://127.0.0.1:9093/api/v2/alerts").stdout)
-    return {alert["labels"]["alertname"]: alert["labels"] for alert in told}
+    reported = json.loads(demo.run("head", *READER, "https://127.0.0.1:9093/api/v2/alerts").stdout)
+    return {alert["labels"]["alertname"]: alert["labels"] for alert in reported}
 
 
 def test_every_exporter_is_scraped(demo: DemoSite) -> None:
@@ -46,8 +46,8 @@ def test_every_exporter_is_scraped(demo: DemoSite) -> None:
 def test_users_cannot_ask_prometheus_or_its_alerts(demo: DemoSite) -> None:
     for port in (9090, 9093):
         for scheme in ("http", "https"):
-            asked = (*CURL, "--insecure", f"{scheme}://127.0.0.1:{port}/api/v2/alerts")
-            done = demo.run("head", *asked, user="user2", check=False)
+            requested = (*CURL, "--insecure", f"{scheme}://127.0.0.1:{port}/api/v2/alerts")
+            done = demo.run("head", *requested, user="user2", check=False)
             # A plain request is answered with the sentence that this is TLS, and with nothing else.
             assert done.returncode != 0 and done.stdout == ""
     for path in ("/var/lib/prometheus", "/etc/carme/monitoring/prometheus", "/etc/prometheus/carme-rules"):
@@ -127,8 +127,8 @@ def test_a_job_s_report_from_metrics_and_from_the_accounting(
     # Without Prometheus the record tells the same.
     demo.run("head", "systemctl", "stop", "prometheus")
     try:
-        kept = demo.carme_json("report", str(job))
+        saved = demo.carme_json("report", str(job))
     finally:
         demo.run("head", "systemctl", "start", "prometheus")
-    assert kept["source"] == "record"
-    assert {advice["topic"] for advice in kept["advice"]} == set(changes)
+    assert saved["source"] == "record"
+    assert {advice["topic"] for advice in saved["advice"]} == set(changes)

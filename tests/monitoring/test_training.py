@@ -30,8 +30,8 @@ def empty(visitor: Visitor, where: str, boards: list[str], values: dict[str, str
     for uid in boards:
         for panel in BOARDS[uid].panels:
             for query in panel.queries:
-                asked = quote(re.sub(r"\$(\w+)", lambda name: values[name[1]], query))
-                answer = visitor.fetch(f"{visitor.url}metrics/{where}/api/v1/query?query={asked}")
+                requested = quote(re.sub(r"\$(\w+)", lambda name: values[name[1]], query))
+                answer = visitor.fetch(f"{visitor.url}metrics/{where}/api/v1/query?query={requested}")
                 if not answer.json()["data"]["result"]:
                     found.add(f"{uid}: {panel.title}")
     return found
@@ -82,16 +82,16 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
     page.goto(html.as_uri())
     page.set_viewport_size({"width": 1000, "height": 1500})
     keep("report-of-training")
-    told = report["usage"]["training"]
-    each = told["each"]
+    reported = report["usage"]["training"]
+    each = reported["each"]
     assert [(one["rank"], one["node"]) for one in each] == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
     for one in each:
         assert one["step_seconds"] > 0.08 and one["data_wait"] > 0.3 and one["loss"] is not None
         assert 0 < one["samples_per_second"] < 100
-    assert told["ranks"] == 4 and told["loss"] is not None
+    assert reported["ranks"] == 4 and reported["loss"] is not None
     # Eight samples of 10 ms each: more than half of a step on any machine that trains at all.
-    assert told["step_seconds"] > 0.08 and told["data_wait"] > 0.3
-    assert 0 < told["samples_per_second"] < 4 * 100
+    assert reported["step_seconds"] > 0.08 and reported["data_wait"] > 0.3
+    assert 0 < reported["samples_per_second"] < 4 * 100
     assert "loader" in {advice["topic"] for advice in report["advice"]}
     assert {"wait", "samples", "loss"} <= {curve["what"] for curve in report["curves"]}
 

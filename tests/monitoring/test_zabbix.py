@@ -198,8 +198,8 @@ def test_a_server_that_was_away_goes_on_and_invents_nothing(server: Zabbix, node
     )
     wait_until("what is wrong is a problem", lambda: lost in problems(server, host), timeout=PATIENCE)
     item = server.ask("item.get", hostids=host, filter={"key_": key}, output=["itemid"])[0]["itemid"]
-    told = server.ask("history.get", history=0, itemids=item, output=["clock", "value"], sortfield="clock")
-    known = [(int(one["clock"]), round(float(one["value"]))) for one in told]
+    shown = server.ask("history.get", history=0, itemids=item, output=["clock", "value"], sortfield="clock")
+    known = [(int(one["clock"]), round(float(one["value"]))) for one in shown]
     assert 30 in {value for clock, value in known if clock <= away}
     assert not [one for one in known if away + 1 < one[0] < back - 1]
     assert {value for clock, value in known if clock > back} == {90}

@@ -104,26 +104,26 @@ def run_rank(attempt: Attempt, rank: int, channel: socket.socket) -> None:
     """Until an error; then on with the survivors."""
     news = channel.makefile("rw")
 
-    def tell(**content: Any) -> None:
+    def notify(**content: Any) -> None:
         news.write(json.dumps(content) + "\n")
         news.flush()
 
     def exchange(entry: dict[str, Any]) -> list[dict[str, Any]]:
-        tell(entry=entry)
+        notify(entry=entry)
         return json.loads(news.readline())
 
     before = resources()
     context = join(
         rank, len(attempt.nodes), exchange, b"k" * 32, f"127.0.0.{attempt.nodes[rank] + 1}", "127.0.0.1", 60
     )
-    happened = repeat(attempt, context, tell)
-    tell(**happened)
+    happened = repeat(attempt, context, notify)
+    notify(**happened)
     alive = json.loads(news.readline())
     computed = together(context, alive)
     context.close()
     del context
     gc.collect()
-    tell(computed=computed, left=sorted(resources() - before))
+    notify(computed=computed, left=sorted(resources() - before))
 
 
 def resources() -> set[str]:
@@ -297,16 +297,16 @@ def watch(attempt: Attempt, ranks: list[Rank], outcome: Outcome) -> list[str]:
     end = time.monotonic() + HANGS
     wrong: list[str] = []
     for rank in survivors:
-        said = rank.hear(end)
-        outcome.errors[said.get("error", "hang" if "hangs" in said else "crash")] += 1
-        if said.get("error") not in ("PeerLost", "Timeout"):
-            wrong.append(f"rank {rank.number}: {said.get('message', said)}")
+        message = rank.hear(end)
+        outcome.errors[message.get("error", "hang" if "hangs" in message else "crash")] += 1
+        if message.get("error") not in ("PeerLost", "Timeout"):
+            wrong.append(f"rank {rank.number}: {message.get('message', message)}")
             continue
-        outcome.longest = max(outcome.longest, said["at"] - hit)
+        outcome.longest = max(outcome.longest, message["at"] - hit)
         if attempt.how == signal.SIGKILL and not (
-            said["error"] == "PeerLost" and f"ank {attempt.victim} was lost" in said["message"]
+            message["error"] == "PeerLost" and f"ank {attempt.victim} was lost" in message["message"]
         ):
-            wrong.append(f"rank {rank.number} did not say that rank {attempt.victim} was lost: {said}")
+            wrong.append(f"rank {rank.number} did not say that rank {attempt.victim} was lost: {message}")
     os.kill(victim.pid, signal.SIGKILL)
     victim.reap(float("inf"))
     if wrong:
@@ -314,11 +314,11 @@ def watch(attempt: Attempt, ranks: list[Rank], outcome: Outcome) -> list[str]:
     for rank in survivors:
         rank.tell([rank.number for rank in survivors])
     for rank in survivors:
-        said = rank.hear(end)
-        outcome.went_on += bool(said.get("computed"))
-        outcome.leaks += len(said.get("left", []))
-        if not said.get("computed") or said.get("left") or rank.reap(end) != 0:
-            wrong.append(f"rank {rank.number} afterwards: {said.get('failed', said)}")
+        message = rank.hear(end)
+        outcome.went_on += bool(message.get("computed"))
+        outcome.leaks += len(message.get("left", []))
+        if not message.get("computed") or message.get("left") or rank.reap(end) != 0:
+            wrong.append(f"rank {rank.number} afterwards: {message.get('failed', message)}")
     return wrong
 
 

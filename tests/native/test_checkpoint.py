@@ -66,7 +66,7 @@ def test_a_kill_at_any_moment_leaves_the_last_checkpoint_whole(launcher, tmp_pat
     assert "KILLED 15" in ranks.outputs[0]
 
 
-def test_ranks_with_different_states_are_told_so(launcher, tmp_path):
+def test_ranks_with_different_states_get_a_message(launcher, tmp_path):
     ranks = launcher.start("checkpoint_state", [0, 0], "different", str(tmp_path))
     assert ranks.finish() == [1, 1], ranks.said()
     assert "Rank 1 saved tensors of other shapes or types than rank 0 at step 1" in ranks.outputs[0]
@@ -91,7 +91,7 @@ def test_a_rank_that_cannot_load_is_heard_of(launcher, tmp_path):
 
 
 @pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")])
-def test_ranks_that_have_not_joined_are_told_so(tmp_path, monkeypatch, names):
+def test_ranks_that_have_not_joined_get_a_message(tmp_path, monkeypatch, names):
     monkeypatch.delitem(sys.modules, "carme_runtime.keras.world", raising=False)
     for name in names:
         monkeypatch.setenv(name, "2")
@@ -216,7 +216,7 @@ def test_no_tensors_at_all(tmp_path):
     assert checkpoints.resume() == {"step": 5, "epoch": 3}
 
 
-def test_what_cannot_be_saved_or_loaded_is_said(tmp_path):
+def test_what_cannot_be_saved_or_loaded_is_reported(tmp_path):
     with pytest.raises(InvalidCall, match="keep=0"):
         Checkpoints(tmp_path, keep=0)
     checkpoints = saved(tmp_path, [1])
@@ -234,7 +234,7 @@ def test_what_cannot_be_saved_or_loaded_is_said(tmp_path):
         Checkpoints(tmp_path / "file")
 
 
-def test_a_disk_that_fails_is_said_at_the_next_save(tmp_path):
+def test_a_disk_that_fails_is_reported_at_the_next_save(tmp_path):
     checkpoints = saved(tmp_path / "folder", [1])
     (tmp_path / "folder").rename(tmp_path / "elsewhere")
     saving = checkpoints.save(2, name="lost")

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.timeout(3 * HANG)
 
 def compare(folder: Path, *options: str, code: int = 0) -> str:
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    saved = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
     command = [*COMMAND, "--output", str(folder), *options]
     done = subprocess.run(
-        command, env=kept | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=2 * HANG
+        command, env=saved | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=2 * HANG
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -94,8 +94,8 @@ def test_calls_that_need_a_stopped_rank_end_in_time(launcher):
 
 @pick_all("four ranks, one node", "three nodes")
 def test_the_same_bits_in_every_run(over, nodes):
-    said = [over.run("collectives", nodes).outputs[0] for _ in range(2)]
-    assert said[0] == said[1] and said[0].count("bits") == 6
+    message = [over.run("collectives", nodes).outputs[0] for _ in range(2)]
+    assert message[0] == message[1] and message[0].count("bits") == 6
 
 
 @pytest.mark.parametrize("name", ["direct", "ring", "halving"])
@@ -143,7 +143,7 @@ def test_settings_of_links_that_are_none(launcher, tmp_path, environment, word):
     assert "InvalidCall" in ranks.outputs[0] and word in ranks.outputs[0], ranks.said()
 
 
-def test_ranks_that_would_reduce_in_different_ways_are_told(launcher):
+def test_ranks_that_would_reduce_in_different_ways_are_reported(launcher):
     ranks = launcher.start(
         "join", [0, 1], "20", environment=lambda rank: {"CARME_ALLREDUCE": "ring" if rank else "halving"}
     )
@@ -153,12 +153,12 @@ def test_ranks_that_would_reduce_in_different_ways_are_told(launcher):
 
 @pick_all("three ranks, one node", "two nodes", "three nodes", "two nodes of two", "nodes that differ")
 @pytest.mark.parametrize("kind", ["size", "wire", "type", "order", "alltoall"])
-def test_ranks_that_disagree_are_told(over, nodes, kind):
+def test_ranks_that_disagree_are_reported(over, nodes, kind):
     ranks = over.run("mistakes", nodes, kind)
-    for said in ranks.outputs.values():
-        assert "no error" not in said, ranks.said()
-        assert "Mismatch" in said and "Rank" in said, ranks.said()
-        assert kind == "alltoall" or "called" in said, ranks.said()
+    for message in ranks.outputs.values():
+        assert "no error" not in message, ranks.said()
+        assert "Mismatch" in message and "Rank" in message, ranks.said()
+        assert kind == "alltoall" or "called" in message, ranks.said()
     if kind == "size" and len(set(nodes)) == 1:
         assert "1000 x float32 'weights'" in ranks.outputs[0]
         assert "2000 x float32 'weights'" in ranks.outputs[1]
@@ -166,8 +166,8 @@ def test_ranks_that_disagree_are_told(over, nodes, kind):
 
 @pick_all("two ranks, one node", "two nodes")
 def test_a_rank_that_does_not_come_is_named(over, nodes):
-    said = over.run("mistakes", nodes, "late").outputs[0]
-    assert "Rank 1" in said and ("Timeout" in said or "PeerLost" in said)
+    message = over.run("mistakes", nodes, "late").outputs[0]
+    assert "Rank 1" in message and ("Timeout" in message or "PeerLost" in message)
 
 
 def test_without_the_native_core_a_sentence_says_what_to_do(monkeypatch):
@@ -250,8 +250,8 @@ def test_without_gpi2_a_sentence_says_what_to_do(launcher):
         environment=lambda rank: {"CARME_TRANSPORT": "gpi2", "CARME_GPI2_LIBRARY": "/nowhere/libGPI2.so"},
     )
     ranks.finish()
-    for said in ranks.outputs.values():
-        assert "/nowhere/libGPI2.so" in said and "CARME_GPI2_LIBRARY" in said, ranks.said()
+    for message in ranks.outputs.values():
+        assert "/nowhere/libGPI2.so" in message and "CARME_GPI2_LIBRARY" in message, ranks.said()
 
 
 def test_a_library_that_is_another_one_is_named():
@@ -266,7 +266,7 @@ def test_a_transport_that_is_none_is_named():
         gaspi.init(1, {}, transport="verbs")
 
 
-def test_ranks_with_different_transports_are_told(launcher, simulated_gpi2):
+def test_ranks_with_different_transports_are_reported(launcher, simulated_gpi2):
     ranks = launcher.start(
         "join",
         [0, 0],
@@ -276,8 +276,8 @@ def test_ranks_with_different_transports_are_told(launcher, simulated_gpi2):
         ),
     )
     ranks.finish()
-    for said in ranks.outputs.values():
-        assert "Some ranks chose the transport" in said, ranks.said()
+    for message in ranks.outputs.values():
+        assert "Some ranks chose the transport" in message, ranks.said()
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_carme_run_starts_programs_for_gpi2(over, tmp_path):
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_too_few_open_files_are_told_with_what_to_do(launcher, left):
+def test_too_few_open_files_are_reported_with_what_to_do(launcher, left):
     ranks = launcher.run("few_files", [0], str(left))
     assert "OutOfResources" in ranks.outputs[0], ranks.said()
     assert "Allow this process more open files: ulimit -n 4096." in ranks.outputs[0]
@@ -334,17 +334,17 @@ def test_ranks_send_without_timers_between_nodes(launcher):
     allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
     usual = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     expected = {"cubic", "reno"} if usual.startswith("bbr") and {"cubic", "reno"} & {*allowed} else {usual}
-    for said in ranks.outputs.values():
-        assert said.strip() in expected
+    for message in ranks.outputs.values():
+        assert message.strip() in expected
 
 
 @pytest.mark.parametrize("name", ["reno", "nonsense"])
 def test_the_congestion_control_can_be_chosen(launcher, name):
     ranks = launcher.start("congestion", [0, 1], environment=lambda _: {"CARME_CONGESTION_CONTROL": name})
     ranks.finish()
-    for said in ranks.outputs.values():
+    for message in ranks.outputs.values():
         if name == "reno":
-            assert said.strip() == "reno"
+            assert message.strip() == "reno"
         else:
-            assert said.startswith("InvalidCall CARME_CONGESTION_CONTROL=nonsense cannot be had")
-            assert "Choose from" in said
+            assert message.startswith("InvalidCall CARME_CONGESTION_CONTROL=nonsense cannot be had")
+            assert "Choose from" in message

@@ -61,9 +61,9 @@ def test_a_rank_without_memory_is_an_error_for_the_others(launcher, collective, 
     assert ranks.finish() == [0, 0, 0], ranks.said()
     assert "MemoryError" in ranks.outputs[1], ranks.said()
     for rank in (0, 2):
-        said = ranks.outputs[rank]
-        assert f"PeerLost The group broke at {collective}: rank 1 was lost" in said, ranks.said()
-        assert "had no memory for it" in said, ranks.said()
+        message = ranks.outputs[rank]
+        assert f"PeerLost The group broke at {collective}: rank 1 was lost" in message, ranks.said()
+        assert "had no memory for it" in message, ranks.said()
 
 
 def test_a_rank_with_another_key_is_refused(launcher, tmp_path):
@@ -100,7 +100,7 @@ def test_several_nodes_need_a_key(launcher):
         "join", [0, 1], "4", environment=lambda _: {"CARME_KEY_FILE": "", "MASTER_ADDR": "192.0.2.1"}
     )
     ranks.finish()
-    assert all("CARME_KEY_FILE" in said for said in ranks.outputs.values()), ranks.said()
+    assert all("CARME_KEY_FILE" in message for message in ranks.outputs.values()), ranks.said()
 
 
 def test_who_says_nothing_keeps_nobody_waiting(launcher):
@@ -119,7 +119,7 @@ def test_who_says_nothing_keeps_nobody_waiting(launcher):
 
     # Each of them may be silent for five seconds, and all ranks must have joined in thirty.
     ranks = launcher.start("join", [0, 1], "30", port=port, environment=knock_before_rank_1)
-    assert ranks.finish() == [0, 0] and all("joined" in said for said in ranks.outputs.values()), ranks.said()
+    assert ranks.finish() == [0, 0] and all("joined" in text for text in ranks.outputs.values()), ranks.said()
     for connection in silent:
         connection.close()
 
@@ -139,7 +139,7 @@ HELLO = b"CARMERT1<" + b"\0" * 40
     ],
     ids=["scan", "http", "truncated", "no proof", "wrong proof", "noise"],
 )
-def test_strangers_at_the_door_do_not_disturb_and_are_told(launcher, garbage, why):
+def test_unauthenticated_peers_do_not_disturb_and_are_reported(launcher, garbage, why):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -171,5 +171,5 @@ def test_strangers_at_the_door_do_not_disturb_and_are_told(launcher, garbage, wh
         except OSError:
             time.sleep(0.005)
     codes = ranks.finish()
-    assert codes == [0, 0, 0] and all("joined" in said for said in ranks.outputs.values()), ranks.said()
+    assert codes == [0, 0, 0] and all("joined" in message for message in ranks.outputs.values()), ranks.said()
     assert f"A connection from 127.0.0.1 was refused: {why}." in ranks.outputs[0], ranks.said()

@@ -74,9 +74,9 @@ class Job:
 
 def clean_environment() -> dict[str, str]:
     """Without a job; every rank has one thread."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    saved = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return saved | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def finished(process: subprocess.Popen[str]) -> str:

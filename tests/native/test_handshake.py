@@ -123,11 +123,11 @@ def test_spoiled_ones_are_refused(seed):
         outward = chance.random() < 0.6
         change, what = changed(chance, FROM_CONNECTING if outward else FROM_ACCEPTING)
         results = shaken(change if outward else keep, keep if outward else change)
-        told = (seed, number, outward, what, results)
+        reported = (seed, number, outward, what, results)
         if results["spoiled"]:
             spoiled += 1
             side, kinds = ("accepting", REFUSED_ACCEPTING) if outward else ("connecting", REFUSED_CONNECTING)
-            assert refused(results[side], kinds), told
+            assert refused(results[side], kinds), reported
     assert spoiled > 150
 
 
@@ -155,7 +155,7 @@ def test_what_a_rank_says_of_itself_is_covered_by_the_proof():
     assert results["connecting"] is WrongKey and refused(results["accepting"], REFUSED_ACCEPTING)
 
 
-def test_strangers_at_the_door_of_the_streams_are_told(caplog):
+def test_unauthenticated_peers_of_the_streams_are_reported(caplog):
     """The second door: ranks that know each other already open the streams between them."""
     listener = socket.create_server(("127.0.0.1", 0))
     end = time.monotonic() + 30
@@ -250,8 +250,8 @@ class SlowRank:
     def _pump(source: socket.socket, target: socket.socket) -> None:
         source.settimeout(None)
         with contextlib.suppress(OSError):
-            while said := source.recv(4096):
-                target.sendall(said)
+            while message := source.recv(4096):
+                target.sendall(message)
             target.shutdown(socket.SHUT_WR)
 
 
@@ -271,11 +271,11 @@ def test_a_rank_that_gets_no_processor_joins_all_the_same(monkeypatch):
     monkeypatch.setattr(handshake, "ONE_PEER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    said = [{"says": 0}, {"says": 1}]
+    message = [{"says": 0}, {"says": 1}]
     with SlowRank(port, 0.5) as slow:
-        first = in_thread(rendezvous.exchange, place_of(0, port), KEY, said[0], 60)
-        assert rendezvous.exchange(place_of(1, slow.port), KEY, said[1], 60) == said
-        assert first() == said and slow.given_up == 1
+        first = in_thread(rendezvous.exchange, place_of(0, port), KEY, message[0], 60)
+        assert rendezvous.exchange(place_of(1, slow.port), KEY, message[1], 60) == message
+        assert first() == message and slow.given_up == 1
 
 
 def test_a_rank_that_gets_no_processor_opens_its_streams_all_the_same(monkeypatch):

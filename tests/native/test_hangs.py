@@ -29,12 +29,12 @@ def limit(seconds):
 def test_the_stacks_of_all_ranks_are_printed_once(launcher, nodes, face, what):
     ranks = launcher.start("hanging", nodes, "busy", face, environment=limit(1))
     assert ranks.finish() == [0, 0, 0], ranks.said()
-    said = ranks.said()
-    assert said.count(f"{what} has waited for 1 s. Where the ranks are:") == 1, said
-    assert said.count("has waited") == 1, said
-    assert re.search(r"Rank 1 runs:\n(.*\n)*?.*in busy_elsewhere", said), said
-    assert re.search(r"Each of ranks 0, 2 waits:\n(.*\n)*?.*in wait_for_the_others", said), said
-    assert "did not answer" not in said, said
+    message = ranks.said()
+    assert message.count(f"{what} has waited for 1 s. Where the ranks are:") == 1, message
+    assert message.count("has waited") == 1, message
+    assert re.search(r"Rank 1 runs:\n(.*\n)*?.*in busy_elsewhere", message), message
+    assert re.search(r"Each of ranks 0, 2 waits:\n(.*\n)*?.*in wait_for_the_others", message), message
+    assert "did not answer" not in message, message
 
 
 @pytest.mark.parametrize(
@@ -55,30 +55,30 @@ def test_training_with_keras_on_tensorflow_is_seen(launcher, face, late, waiting
     launcher.variables["KERAS_BACKEND"] = "tensorflow"
     ranks = launcher.start("hanging", [0, 1], "busy", face, environment=limit(4))
     assert ranks.finish() == [0, 0], ranks.said()
-    said = ranks.said()
-    assert "A collective has waited for 4 s. Where the ranks are:" in said, said
-    assert re.search(rf"Rank 1 runs:\n(.*\n)*?.*in {late}", said), said
-    assert re.search(waiting, said), said
+    message = ranks.said()
+    assert "A collective has waited for 4 s. Where the ranks are:" in message, message
+    assert re.search(rf"Rank 1 runs:\n(.*\n)*?.*in {late}", message), message
+    assert re.search(waiting, message), message
 
 
 @pytest.mark.timeout(500)
 def test_stage_and_micro_batch_of_a_pipeline_are_named(launcher):
     ranks = launcher.start("hanging", [0, 0], "busy", "pipeline", environment=limit(1))
     assert ranks.finish(450) == [0, 0], ranks.said()
-    said = ranks.said()
-    assert "A stage of a pipeline has waited for 1 s. Where the ranks are:" in said, said
-    assert "Rank 0 waits in stage 0, backward pass of micro-batch 1:" in said, said
-    assert "Rank 1 runs in stage 1, backward pass of micro-batch 1:" in said, said
+    message = ranks.said()
+    assert "A stage of a pipeline has waited for 1 s. Where the ranks are:" in message, message
+    assert "Rank 0 waits in stage 0, backward pass of micro-batch 1:" in message, message
+    assert "Rank 1 runs in stage 1, backward pass of micro-batch 1:" in message, message
 
 
 def test_training_with_keras_on_torch_is_seen(launcher):
     launcher.variables["KERAS_BACKEND"] = "torch"
     ranks = launcher.start("hanging", [0, 0], "busy", "keras", environment=limit(4))
     assert ranks.finish() == [0, 0], ranks.said()
-    said = ranks.said()
-    assert "A collective has waited for 4 s. Where the ranks are:" in said, said
-    assert re.search(r"Rank 1 runs:\n(.*\n)*?.*in busy_elsewhere", said), said
-    assert re.search(r"Rank 0 waits:\n(.*\n)*?.*in wait_for_the_others", said), said
+    message = ranks.said()
+    assert "A collective has waited for 4 s. Where the ranks are:" in message, message
+    assert re.search(r"Rank 1 runs:\n(.*\n)*?.*in busy_elsewhere", message), message
+    assert re.search(r"Rank 0 waits:\n(.*\n)*?.*in wait_for_the_others", message), message
 
 
 @pytest.mark.parametrize(
@@ -88,22 +88,22 @@ def test_training_with_keras_on_torch_is_seen(launcher):
 )
 def test_a_stopped_rank_is_named(launcher, nodes, face):
     ranks = launcher.start("hanging", nodes, "stopped", face, environment=limit(1))
-    said = ""
+    message = ""
     end = time.monotonic() + 60
-    while "did not answer" not in said and time.monotonic() < end:
+    while "did not answer" not in message and time.monotonic() < end:
         line = ranks.processes[0].stdout.readline()
-        assert line, said
-        said += line
-    assert "Rank 1 did not answer" in said and "in wait_for_the_others" in said, said
+        assert line, message
+        message += line
+    assert "Rank 1 did not answer" in message and "in wait_for_the_others" in message, message
     if face == "wait":
-        assert "A call of wait has waited for 1 s." in said, said
+        assert "A call of wait has waited for 1 s." in message, message
     ranks.processes[1].send_signal(signal.SIGCONT)
     assert ranks.finish() == [0, 0], ranks.said()
 
 
 @pytest.mark.parametrize("face", ["torch", "barrier"])
 @pytest.mark.parametrize(("how", "seconds"), [("never", 1), ("busy", 0), ("busy", 100)])
-def test_nothing_is_said_of_waits_that_end(launcher, how, seconds, face):
+def test_nothing_is_reported_of_waits_that_end(launcher, how, seconds, face):
     ranks = launcher.start("hanging", [0, 0], how, face, environment=limit(seconds))
     assert ranks.finish() == [0, 0], ranks.said()
     assert "waited" not in ranks.said()

@@ -119,8 +119,8 @@ def test_ways_to_train(launcher, nodes, kind):
 def test_training_goes_on_without_a_lost_rank(tmp_path):
     program = str(PROGRAMS / "elastic_training.py")
     command = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "3", "--max-restarts", "1"]
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
-    environment = kept | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    saved = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    environment = saved | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     run = subprocess.run(
         [*command, program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
     )

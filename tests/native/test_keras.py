@@ -113,9 +113,9 @@ def test_who_prints(launcher, tmp_path, monkeypatch, everywhere):
     if everywhere:
         monkeypatch.setenv("TNT_OUTPUT_ON_ALL_DEVICES", "true")
     ranks = launcher.run("keras_scripts", [0, 0], "printing", str(tmp_path))
-    for rank, said in ranks.outputs.items():
+    for rank, message in ranks.outputs.items():
         for text in ("Total params", "LearningRateScheduler setting", "4/4 - ", "2/2 - ", "predicted"):
-            assert (text in said) == (everywhere or rank == 0), f"rank {rank}, {text}: {said}"
+            assert (text in message) == (everywhere or rank == 0), f"rank {rank}, {text}: {message}"
 
 
 def test_tensorboards_of_all_ranks(launcher, tmp_path, monkeypatch):
@@ -152,10 +152,10 @@ def test_the_threshold_of_fusion_says_in_how_many_parts_gradients_travel(backend
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
-def test_mistakes_are_told_to_all_ranks_and_do_no_harm(launcher, monkeypatch, backend):
+def test_mistakes_are_reported_to_all_ranks_and_do_no_harm(launcher, monkeypatch, backend):
     monkeypatch.setenv("KERAS_BACKEND", backend)
     ranks = launcher.run("keras_mistakes", [0, 0])
-    said = [
+    message = [
         dict(line.split(": ", 1) for line in ranks.outputs[rank].splitlines() if ": " in line)
         for rank in range(2)
     ]
@@ -184,14 +184,14 @@ def test_mistakes_are_told_to_all_ranks_and_do_no_harm(launcher, monkeypatch, ba
     }
     for rank in range(2):
         for name, text in both.items():
-            assert text in said[rank][name], f"rank {rank}, {name}"
+            assert text in message[rank][name], f"rank {rank}, {name}"
     one = {
         "kind": ("An object of type set is no data set. Give NumPy arrays", 1),
         "generator": ("OSError: the disk is gone", 1),
         "file": ("'/proc/none.keras'", 0),
     }
     for name, (text, rank) in one.items():
-        assert text in said[rank][name], name
-    assert "Rank 1 cannot go on: InvalidCall: An object of type set" in said[0]["kind"]
-    assert "The data set failed in batch 5 on rank 1." in said[0]["generator"]
-    assert "Rank 0 cannot go on: " in said[1]["file"]
+        assert text in message[rank][name], name
+    assert "Rank 1 cannot go on: InvalidCall: An object of type set" in message[0]["kind"]
+    assert "The data set failed in batch 5 on rank 1." in message[0]["generator"]
+    assert "Rank 0 cannot go on: " in message[1]["file"]

@@ -169,7 +169,7 @@ def test_memory_goes_back_to_the_kernel(tmp_path: Path) -> None:
         assert pages.resident() < most
 
 
-def test_what_does_not_fit_at_the_end_is_said_and_fails_when_it_is_used(tmp_path: Path) -> None:
+def test_what_does_not_fit_at_the_end_is_reported_and_fails_when_it_is_used(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="do not fit into the memory limit and are gone"):
         with carme_runtime.memory(limit(), tmp_path):
             tensors = [torch.full((MIB,), float(i)) for i in range(30)]
@@ -201,7 +201,7 @@ def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     image, folder = tmp_path / "image", tmp_path / "mounted"
     folder.mkdir()
     with image.open("wb") as file:

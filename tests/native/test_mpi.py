@@ -102,8 +102,8 @@ class Job:
     def run(self, *command: str, **environment: str) -> tuple[int, str]:
         """Run a command in the session; its exit code and what it said."""
         process = self.start("n1", *command, **{**self.session(), **environment})
-        said, _ = process.communicate(timeout=PATIENCE)
-        return process.returncode, said
+        message, _ = process.communicate(timeout=PATIENCE)
+        return process.returncode, message
 
     def close(self) -> None:
         for process in self.processes:
@@ -155,29 +155,29 @@ RUN = (sys.executable, "-m", "carme_runtime.launcher.command", "--backend", "mpi
 
 
 def test_a_program_for_mpi_runs_on_all_nodes(job, mpi):
-    code, said = job.run(*RUN, "-n", "4", "--", *mpi[1])
+    code, message = job.run(*RUN, "-n", "4", "--", *mpi[1])
     has_mpi = "MPI" if mpi[0] != Path("/usr") else "NO-MPI"
-    assert f"RANKS 4 HOSTS 1 1 2 2 {has_mpi}" in said, said
-    assert code == 0, said
+    assert f"RANKS 4 HOSTS 1 1 2 2 {has_mpi}" in message, message
+    assert code == 0, message
 
 
 def test_mpirun_typed_in_a_session_reaches_the_other_node(job):
     program = 'echo "$(hostname) ${OMPI_COMM_WORLD_RANK-$PMI_RANK} of ${OMPI_COMM_WORLD_SIZE-$PMI_SIZE}"'
     count = sum(int(line.rpartition("=")[2]) for line in job.hosts().splitlines())
-    code, said = job.run("mpirun", "-n", str(count), "sh", "-c", program)
-    lines = {line for line in said.splitlines() if " of " in line}
-    assert code == 0 and len(lines) == count, said
-    assert {line.split()[0] for line in lines} == {"n1", "n2"}, said
+    code, message = job.run("mpirun", "-n", str(count), "sh", "-c", program)
+    lines = {line for line in message.splitlines() if " of " in line}
+    assert code == 0 and len(lines) == count, message
+    assert {line.split()[0] for line in lines} == {"n1", "n2"}, message
 
 
 def test_a_rank_that_fails_fails_the_run(job):
-    code, said = job.run(*RUN, "-n", "2", "--", "sh", "-c", "test $(hostname) = n1 || exit 7; sleep 0.1")
-    assert code not in (0, 2), said
+    code, message = job.run(*RUN, "-n", "2", "--", "sh", "-c", "test $(hostname) = n1 || exit 7; sleep 0.1")
+    assert code not in (0, 2), message
 
 
 @pytest.mark.parametrize("mpi", ["MPICH"], indirect=True)
 def test_variables_and_arguments_arrive_as_they_are(job):
-    code, said = job.run(
+    code, message = job.run(
         *RUN,
         "-n",
         "2",
@@ -190,7 +190,7 @@ def test_variables_and_arguments_arrive_as_they_are(job):
         "sh",
         "a  'b'",
     )
-    assert code == 0 and said.count("good day $HOME|a  'b'") == 2, said
+    assert code == 0 and message.count("good day $HOME|a  'b'") == 2, message
 
 
 @pytest.mark.parametrize("mpi", ["MPICH"], indirect=True)
@@ -203,14 +203,14 @@ def test_variables_and_arguments_arrive_as_they_are(job):
     ],
 )
 def test_carme_remote_says_what_is_wrong(job, arguments, word):
-    code, said = job.run("carme-remote", *arguments)
-    assert code == 255 and word in said
+    code, message = job.run("carme-remote", *arguments)
+    assert code == 255 and word in message
 
 
 @pytest.mark.parametrize("mpi", ["MPICH"], indirect=True)
 def test_carme_remote_runs_a_command_as_ssh_does(job):
-    code, said = job.run("carme-remote", "-x", "-p", "22", "me@n2", "hostname;", "exit", "5")
-    assert (code, said.split()) == (5, ["n2"])
+    code, message = job.run("carme-remote", "-x", "-p", "22", "me@n2", "hostname;", "exit", "5")
+    assert (code, message.split()) == (5, ["n2"])
 
 
 @pytest.mark.parametrize("mpi", ["MPICH"], indirect=True)
@@ -364,16 +364,16 @@ def test_ranks_that_mpirun_starts_on_two_hosts_find_each_other(hosts, package):
         mpi = of_benchmarks("mpi_environments").mpi_environment(package)
         python = str(mpi / "bin" / "python")
     program = [python, str(PROGRAMS / "under_mpi.py")]
-    told = {"MASTER_ADDR": "node2", "MASTER_PORT": "29600"}
+    reported = {"MASTER_ADDR": "node2", "MASTER_PORT": "29600"}
     silent = package == "impi-rt"
-    for names, more, said in (
+    for names, more, message in (
         ("node1,node2", {}, "MASTER_PORT is not set" if silent else "RANKS 4 HOSTS 1 1 2 2 NO-MPI"),
         (
             "node2,node1",
             {},
             "MASTER_PORT is not set" if silent else "is another host. Set MASTER_ADDR to the",
         ),
-        ("node2,node1", told, "RANKS 4 HOSTS 2 2 1 1 NO-MPI"),
+        ("node2,node1", reported, "RANKS 4 HOSTS 2 2 1 1 NO-MPI"),
     ):
         line = over_hosts(package, hosts, names)
         done = subprocess.run(
@@ -384,8 +384,8 @@ def test_ranks_that_mpirun_starts_on_two_hosts_find_each_other(hosts, package):
             timeout=PATIENCE,
             check=False,
         )
-        assert said in done.stdout + done.stderr, done.stdout + done.stderr
-        assert (done.returncode == 0) == ("RANKS" in said), done.stdout + done.stderr
+        assert message in done.stdout + done.stderr, done.stdout + done.stderr
+        assert (done.returncode == 0) == ("RANKS" in message), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("how", ["static", "c10d"])
@@ -410,10 +410,10 @@ def test_ranks_that_torchrun_starts_on_two_hosts_find_each_other(hosts, how):
                 )
             )
         try:
-            said = [process.communicate(timeout=PATIENCE)[0] for process in started]
+            message = [process.communicate(timeout=PATIENCE)[0] for process in started]
         finally:
             for process in started:
                 process.kill()
-        assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+        assert [process.returncode for process in started] == [0, 0], "\n".join(message)
         if "under_mpi" in program[0]:
-            assert "RANKS 4 HOSTS" in "".join(said) and "NO-MPI" in "".join(said)
+            assert "RANKS 4 HOSTS" in "".join(message) and "NO-MPI" in "".join(message)

@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).parent / "programs/told.py"
 
 
 @pytest.mark.parametrize("how", ["ddp", "parallelize"])
-def test_each_rank_tells_its_steps_samples_waits_and_loss(launcher, tmp_path, how):
+def test_each_rank_reports_its_steps_samples_waits_and_loss(launcher, tmp_path, how):
     where = tmp_path / "socket"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(where))
@@ -31,15 +31,15 @@ def test_each_rank_tells_its_steps_samples_waits_and_loss(launcher, tmp_path, ho
     last = {}
     while True:
         try:
-            said = json.loads(listener.recv(4096))
+            text = json.loads(listener.recv(4096))
         except BlockingIOError:
             break
-        last[said["rank"]] = said
+        last[text["rank"]] = text
     listener.close()
     assert last.keys() == {0, 1}
-    for said in last.values():
-        assert (said["size"], said["steps"], said["samples"]) == (2, 8, 60)  # the evaluation does not count
-        assert said["loss"] > 0
-        assert 0 < said["wait"]["data"] <= said["seconds"]
+    for text in last.values():
+        assert (text["size"], text["steps"], text["samples"]) == (2, 8, 60)  # the evaluation does not count
+        assert text["loss"] > 0
+        assert 0 < text["wait"]["data"] <= text["seconds"]
         # DistributedDataParallel waits beside the main thread, maybe while that one has work of its own.
-        assert 0 < said["wait"].get("ranks", 1e-9 * (how == "ddp")) <= said["seconds"]
+        assert 0 < text["wait"].get("ranks", 1e-9 * (how == "ddp")) <= text["seconds"]

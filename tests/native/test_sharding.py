@@ -39,7 +39,7 @@ def test_what_cannot_be_divided_is_refused(launcher):
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
-def test_a_rank_that_asks_for_the_state_alone_says_so(launcher, nodes):
+def test_a_rank_that_requests_the_state_alone_says_so(launcher, nodes):
     ranks = launcher.start("sharded", nodes, "alone")
     ranks.finish()
     assert "REFUSED A rank called optimizer.state_dict(), and another one did not." in ranks.outputs[0], (

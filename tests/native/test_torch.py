@@ -120,26 +120,26 @@ def test_works_say_how_they_ended(launcher, nodes):
         ("type", r"reduce_scatter .*of \d+ x (float32|int32)"),
     ],
 )
-def test_ranks_with_other_sizes_are_told_so(launcher, kind, called):
+def test_ranks_with_other_sizes_get_a_message(launcher, kind, called):
     ranks = launcher.start("torch_mistakes", [0, 0, 0], kind)
     assert ranks.finish(60) == [0, 0, 0], ranks.said()
     for rank in range(3):
-        told = rf"Mismatch Rank \d called {called}.*, but rank \d called {called}"
-        assert re.search(told, ranks.outputs[rank]), ranks.said()
+        reported = rf"Mismatch Rank \d called {called}.*, but rank \d called {called}"
+        assert re.search(reported, ranks.outputs[rank]), ranks.said()
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
-def test_ranks_with_other_types_or_shapes_are_told_so(launcher, nodes):
+def test_ranks_with_other_types_or_shapes_get_a_message(launcher, nodes):
     ranks = launcher.run("torch_mistakes", nodes, "different")
-    said = [re.findall(r"^(\w+\+[ \w]+): (.*)", ranks.outputs[rank], re.MULTILINE) for rank in range(2)]
-    assert len(said[0]) == len(said[1]) == 37, ranks.said()
-    for texts in zip(*said, strict=True):
+    message = [re.findall(r"^(\w+\+[ \w]+): (.*)", ranks.outputs[rank], re.MULTILINE) for rank in range(2)]
+    assert len(message[0]) == len(message[1]) == 37, ranks.said()
+    for texts in zip(*message, strict=True):
         waiting = texts[1:] if texts[0][0].startswith("send") else texts  # who sends need not wait
         assert all("Mismatch Rank" in text for _, text in waiting), texts
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce_scatter", "all_gather"])
-def test_ranks_on_nodes_with_other_sizes_are_told_so_by_their_next_call(launcher, kind):
+def test_ranks_on_nodes_with_other_sizes_get_a_message_by_their_next_call(launcher, kind):
     ranks = launcher.start("torch_mistakes", [0, 1], kind)
     assert ranks.finish(60) == [0, 0], ranks.said()
     assert all("Mismatch Rank" in ranks.outputs[rank] for rank in range(2)), ranks.said()

@@ -116,11 +116,11 @@ def test_from_an_upload_to_results_and_the_cache(
     wait_until("the results are out", lambda: demo.run("head", *found, check=False).stdout == "[3.0, 1.0]")
     print(f"results were out after {time.monotonic() - begun:.0f} s")
 
-    def told() -> bool:
+    def reported() -> bool:
         page.goto("/datasets/")  # it shows what was known of the nodes when it was made
         return bool(re.search(r"\bn[12]\b", page.locator("tr", has_text=NAME).inner_text()))
 
-    wait_until("the catalogue tells where the copy is", told)
+    wait_until("the catalogue tells where the copy is", reported)
     keep("staging-5-where-the-copies-are")
 
     fill_in(page, "Finds the copy")

@@ -83,8 +83,8 @@ def test_the_table_counts_tests_and_names_the_slowest(folder: Path) -> None:
 
 def test_failures_come_last_and_short(folder: Path) -> None:
     program = [sys.executable, results.__file__, str(folder)]
-    told = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True).stdout
-    table, *suites = told.split("\n== Failed: ")
+    reported = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True).stdout
+    table, *suites = reported.split("\n== Failed: ")
     assert table.startswith("\nsuite") and len(suites) == 2
     tests = suites[0].split("\n-- ")
     assert tests[0].strip() == "unit: some"
@@ -98,7 +98,7 @@ def test_failures_come_last_and_short(folder: Path) -> None:
     assert "line 59" in suites[1] and "line 20" in suites[1] and "line 19\n" not in suites[1]
 
 
-def test_a_suite_that_was_killed_is_told_as_well(folder: Path) -> None:
+def test_a_suite_that_was_killed_is_reported_as_well(folder: Path) -> None:
     whole = (folder / "unit--some.xml").read_text()
     (folder / "unit--some.xml").write_text(whole[: len(whole) // 2])
     suites = results.read(folder)
@@ -110,6 +110,6 @@ def test_a_suite_that_was_killed_is_told_as_well(folder: Path) -> None:
 
 def test_of_very_many_failures_the_rest_are_only_named() -> None:
     cases = [results.Case(f"t.py::test_{number}", 0.1, "failed", f"text {number}") for number in range(25)]
-    told = list(results.failures([results.Suite("unit", 1, 1, cases)]))
-    assert "text 19" in told and "text 20" not in told and "t.py::test_24" in told
-    assert "-- and 5 more:" in told
+    reported = list(results.failures([results.Suite("unit", 1, 1, cases)]))
+    assert "text 19" in reported and "text 20" not in reported and "t.py::test_24" in reported
+    assert "-- and 5 more:" in reported

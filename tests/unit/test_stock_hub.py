@@ -25,7 +25,7 @@ def peer() -> Iterator[Any]:
     del sys.modules[spec.name]
 
 
-async def test_its_jobs_write_no_log_into_homes_and_are_told_apart(peer: Any, tmp_path: Path) -> None:
+async def test_its_jobs_write_no_log_into_homes_and_are_distinguished(peer: Any, tmp_path: Path) -> None:
     batchspawner = pytest.importorskip("batchspawner")
     config = Config()
     given = {"token": "t", "password": "p", "wrapper": "w", "command": ["c"]}
@@ -34,8 +34,8 @@ async def test_its_jobs_write_no_log_into_homes_and_are_told_apart(peer: Any, tm
     spawner = batchspawner.SlurmSpawner(config=config, hub=Hub(), user=None, orm_spawner=None, **of_user)
     script = await spawner._get_batch_script(**spawner.get_req_subvars() | {"cmd": "server"})
     assert "--output=/home/ada" in script, "what the stock spawner does by itself"
-    asked: dict[str, str] = {}
+    requested: dict[str, str] = {}
     for line in script.splitlines():
         if line.startswith("#SBATCH "):  # what comes later counts
-            asked |= dict(word.split("=", 1) for word in line.split()[1:] if "=" in word)
-    assert (asked["--output"], asked["--job-name"]) == ("/dev/null", peer.UNIT)
+            requested |= dict(word.split("=", 1) for word in line.split()[1:] if "=" in word)
+    assert (requested["--output"], requested["--job-name"]) == ("/dev/null", peer.UNIT)

@@ -269,13 +269,13 @@ class Demo:
             raise DemoError("The demo does not run.", "Start it with: sudo ./demo up --no-run")
         for node in alive:
             command = ("journalctl", "--no-pager", "--boot", f"--lines={lines}", *units)
-            said = (
+            message = (
                 self.podman.execute(node, *command, check=False, timeout=60)
                 .stdout.decode(errors="replace")
                 .strip()
             )
-            if said and "-- No entries --" not in said:
-                print(f"== {node}\n{said}\n")
+            if message and "-- No entries --" not in message:
+                print(f"== {node}\n{message}\n")
         return 0
 
     def down(self) -> int:

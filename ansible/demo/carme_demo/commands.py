@@ -59,8 +59,8 @@ def run(
         if sink is not None:
             sink.close()
     if check and done.returncode != 0:
-        said = (done.stderr or done.stdout or b"").decode(errors="replace").strip()
-        last = f": {said.splitlines()[-1]}" if said else ""
+        message = (done.stderr or done.stdout or b"").decode(errors="replace").strip()
+        last = f": {message.splitlines()[-1]}" if message else ""
         raise DemoError(
             f"{' '.join(arguments[:6])} ended with status {done.returncode}{last}".rstrip(".") + ".",
             remedy,

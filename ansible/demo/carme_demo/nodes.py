@@ -294,8 +294,8 @@ class Nodes:
         deadline = time.monotonic() + BOOT_SECONDS
         state = "not running"
         while time.monotonic() < deadline:
-            said = self.podman.execute(node.name, "sh", "-c", _BOOT_STATE, check=False, timeout=60)
-            state, _, ssh = said.stdout.decode(errors="replace").strip().partition(" ")
+            message = self.podman.execute(node.name, "sh", "-c", _BOOT_STATE, check=False, timeout=60)
+            state, _, ssh = message.stdout.decode(errors="replace").strip().partition(" ")
             # "degraded" is a failed unit of Slurm or Carme: Ansible's business, not a failed boot.
             if ssh == "active" and state in ("running", "degraded", "starting"):
                 return
@@ -311,8 +311,8 @@ class Nodes:
         archive = tar_archive({"root/.ssh/authorized_keys": (public, 0o600)})
         hosts = []
         for node in self.settings.machines():
-            said = self.podman.execute(node.name, "sh", "-ec", _TRUST_KEY, data=archive, timeout=60)
-            kind, value, *_ = said.stdout.decode().split()
+            message = self.podman.execute(node.name, "sh", "-ec", _TRUST_KEY, data=archive, timeout=60)
+            kind, value, *_ = message.stdout.decode().split()
             hosts.append(f"{node.name},{node.address} {kind} {value}\n")
         archive = tar_archive({"etc/ssh/ssh_known_hosts": ("".join(hosts).encode(), 0o644)})
         self.podman.execute("head", "tar", "-x", "-C", "/", data=archive, timeout=60)

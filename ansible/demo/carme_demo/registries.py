@@ -191,11 +191,11 @@ def local_folder(word: str) -> Path | None:
 
 
 def _without_nested(folders: Iterable[Path]) -> list[Path]:
-    kept: list[Path] = []
+    saved: list[Path] = []
     for folder in sorted(set(folders)):
-        if not any(folder.is_relative_to(parent) for parent in kept):
-            kept.append(folder)
-    return kept
+        if not any(folder.is_relative_to(parent) for parent in saved):
+            saved.append(folder)
+    return saved
 
 
 def npm_files(environment: Mapping[str, str]) -> list[Path]:

@@ -139,8 +139,8 @@ def _services(podman: Podman, node: str) -> list[ServiceStatus]:
         names = [line.split()[0] for line in listed.splitlines() if line.strip()]
         if not names:
             return []
-        asked = podman.execute(node, "systemctl", "is-active", *names, check=False, timeout=30)
-        states = asked.stdout.decode(errors="replace").split()
+        requested = podman.execute(node, "systemctl", "is-active", *names, check=False, timeout=30)
+        states = requested.stdout.decode(errors="replace").split()
     except DemoError:
         return [ServiceStatus(node, "systemd", "silent")]
     return [
@@ -151,12 +151,12 @@ def _services(podman: Podman, node: str) -> list[ServiceStatus]:
 
 def _slurm(podman: Podman) -> dict[str, str]:
     try:
-        said = podman.execute(
+        message = podman.execute(
             "head", "sinfo", "--noheader", "--Node", "--format=%N|%T", check=False, timeout=30
         )
     except DemoError:
         return {}
-    return dict(re.findall(r"^(\w+)\|(\S+)$", said.stdout.decode(errors="replace"), re.MULTILINE))
+    return dict(re.findall(r"^(\w+)\|(\S+)$", message.stdout.decode(errors="replace"), re.MULTILINE))
 
 
 def portal(settings: Settings) -> str:

@@ -108,8 +108,8 @@ class JobWatcher:
 
     def successor(self, job_id: int, user: str, session: str) -> int:
         """The number that the broker got for the job of a session when Slurm had lost it."""
-        told = [one for one in self._sessions.values() if (one.owner, one.name) == (user, session)]
-        return next((one.job_id for one in told if job_id in one.lost_jobs), job_id)
+        reported = [one for one in self._sessions.values() if (one.owner, one.name) == (user, session)]
+        return next((one.job_id for one in reported if job_id in one.lost_jobs), job_id)
 
     def session(self, job_id: int) -> Session | None:
         """What the broker says about the session of this job, None if it has said nothing."""

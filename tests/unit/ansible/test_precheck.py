@@ -213,7 +213,7 @@ def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, A
 @pytest.mark.parametrize(
     ("arguments", "alone"), [(["--tags", "precheck"], True), (["--tags", "hub"], False), ([], False)]
 )
-def test_nothing_but_the_precheck_runs_when_only_that_is_asked_for(
+def test_nothing_but_the_precheck_runs_when_only_that_is_requested(
     playbook: Playbook, tmp_path: Path, arguments: list[str], alone: bool
 ) -> None:
     # Beside a copy of the playbook lie roles that only say their names.
@@ -221,8 +221,8 @@ def test_nothing_but_the_precheck_runs_when_only_that_is_asked_for(
     names = {role["role"] for play in plays for role in play["roles"]}
     for name in names:
         (tmp_path / "roles" / name / "tasks").mkdir(parents=True)
-        said = [{"name": "Say it", "ansible.builtin.debug": {"msg": f"ran-{name}."}}]
-        (tmp_path / "roles" / name / "tasks/main.yml").write_text(yaml.safe_dump(said))
+        message = [{"name": "Say it", "ansible.builtin.debug": {"msg": f"ran-{name}."}}]
+        (tmp_path / "roles" / name / "tasks/main.yml").write_text(yaml.safe_dump(message))
     for play in plays:
         play["gather_facts"] = False
     (tmp_path / "site.yml").write_text(yaml.safe_dump(plays))

@@ -84,11 +84,17 @@ def is_below(path: str, folders: list[str]) -> bool:
 
 def named() -> list[str]:
     """What the table says goes, is put back, or stays."""
-    kept = [name for names in TABLE["removal_kept"].values() for name in names if name.startswith("/")]
+    stored = [name for names in TABLE["removal_kept"].values() for name in names if name.startswith("/")]
     changed = [one["path"] for one in TABLE["removal_changed_files"]]
     data = [rendered(path) for path in TABLE["removal_data_paths"]]
     units = [*TABLE["removal_units"], *TABLE["removal_unit_templates"]]
-    return [*TABLE["removal_paths"], *data, *changed, *kept, *(f"/etc/systemd/system/{one}" for one in units)]
+    return [
+        *TABLE["removal_paths"],
+        *data,
+        *changed,
+        *stored,
+        *(f"/etc/systemd/system/{one}" for one in units),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +140,8 @@ def test_every_package_goes_or_stays_for_a_reason(family: str) -> None:
     components = yaml.safe_load((ROLES / f"base/vars/{family}.yml").read_text())["base_packages_by_component"]
     wanted = {name for names in components.values() for name in names}
     gone = set(TABLE["removal_package_names"][family])
-    kept = {name for names in TABLE["removal_kept"].values() for name in names}
-    assert wanted <= gone | kept and not gone & kept
+    saved = {name for names in TABLE["removal_kept"].values() for name in names}
+    assert wanted <= gone | saved and not gone & saved
     # Jobs go on.
     slurm = [names for component, names in components.items() if component.startswith(("slurm", "munge"))]
     assert not gone & {name for names in slurm for name in names}

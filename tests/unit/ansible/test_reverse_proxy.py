@@ -222,12 +222,12 @@ async def test_an_upload_and_a_download_may_pause(door: Door) -> None:
 
 
 async def test_an_answer_may_take_long(door: Door) -> None:
-    async def asked(path: str) -> tuple[int, str]:
+    async def requested(path: str) -> tuple[int, str]:
         async with door.browser.post(door.at(path), data=b"{}") as reply:
             return reply.status, await reply.text()
 
     paths = [f"{NOTEBOOK}/slow", "/slow", "/jupyter/hub/slow", "/jupyter/hub/api/users/ada/servers"]
-    assert await asyncio.gather(*map(asked, paths)) == [(200, "late")] * len(paths)
+    assert await asyncio.gather(*map(requested, paths)) == [(200, "late")] * len(paths)
 
 
 async def test_events_may_be_far_between(door: Door) -> None:

@@ -154,7 +154,7 @@ def accounted(slurm: FakeSlurm) -> None:
     write(slurm)
 
 
-async def test_the_broker_asks_once_and_sends_what_is_asked_for(accounted: None, site: Site) -> None:
+async def test_the_broker_asks_once_and_sends_what_is_requested(accounted: None, site: Site) -> None:
     access = await site.client.access()
     assert access.associations == ADA.associations and "limits" in access.enforced
     assert access.accounts == ["physics", "vision", "teaching"]
@@ -163,8 +163,8 @@ async def test_the_broker_asks_once_and_sends_what_is_asked_for(accounted: None,
     assert "--account=vision" in submitted and "--qos=normal" in submitted
     with pytest.raises(InvalidRequest, match="does not take jobs of the account 'teaching'"):
         await site.client.submit(request(account="teaching"))
-    asked = [call for call in site.slurm.calls("sacctmgr") if "withassoc" in call["arguments"]]
-    assert len(asked) == 1 and {"name=ada", "cluster=test"} <= set(asked[0]["arguments"])
+    requested = [call for call in site.slurm.calls("sacctmgr") if "withassoc" in call["arguments"]]
+    assert len(requested) == 1 and {"name=ada", "cluster=test"} <= set(requested[0]["arguments"])
     audited = next(line for line in site.audit() if line["action"] == "submit")
     assert (audited["account"], audited["qos"]) == ("vision", "normal")
 

@@ -94,7 +94,7 @@ async def test_system_accounts_are_not_enrolled(portal: Any) -> None:
         await portal.client.enrol("hub", user="root1")
 
 
-async def test_a_home_that_cannot_be_made_is_said(portal: Any, default: None) -> None:
+async def test_a_home_that_cannot_be_made_is_reported(portal: Any, default: None) -> None:
     # bob's home is in a place that there is not.
     with pytest.raises(CarmeError, match=r"/nonexistent|systemctl"):
         await portal.client.enrol("bob", user="root1")
@@ -131,9 +131,9 @@ GIVEN = {Path("/home"): QuotaSettings(limit_gb=100), Path("/scratch"): QuotaSett
 async def test_quotas_are_seen_to_each_time(
     portal: Any, systemd: Systemd, default: None, quotas: Any
 ) -> None:
-    said = ["saw to the quotas on /home and /scratch"] if quotas else []
+    message = ["saw to the quotas on /home and /scratch"] if quotas else []
     for expected in (["added to the account carme in Slurm"], []):
-        assert await portal.client.enrol("ada", user="root1") == expected + said
+        assert await portal.client.enrol("ada", user="root1") == expected + message
     assert systemd.asked() == (["start carme-quota@ada.service"] * 2 if quotas else [])
     systemd.fail("Job for carme-quota@ada.service failed.")
     if quotas:

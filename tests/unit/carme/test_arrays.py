@@ -30,10 +30,10 @@ def array(request_: JobRequest) -> JobRequest:
     ],
 )
 def test_tasks(request_: JobRequest, text: str, numbers: list[int]) -> None:
-    told = JobRequest.read(request_.model_dump() | {"array": text}).array
-    assert told is not None
-    assert list(arrays.numbers(told)) == numbers and arrays.count(told) == len(numbers)
-    assert all(arrays.includes(told, number) for number in numbers) and not arrays.includes(told, 99)
+    reported = JobRequest.read(request_.model_dump() | {"array": text}).array
+    assert reported is not None
+    assert list(arrays.numbers(reported)) == numbers and arrays.count(reported) == len(numbers)
+    assert all(arrays.includes(reported, number) for number in numbers) and not arrays.includes(reported, 99)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ async def test_each_task_has_its_own_log_and_result(site: Any, array: JobRequest
         return (await site.client.job(number, task=3)).id == 203
 
     await until(seen)
-    for asked in ({"job_id": number, "task": 3}, {"job_id": 203}):
-        assert (await site.client.log(**asked)).text == "three\n"
-        assert (await site.client.result(**asked)).text == "3!"
+    for requested in ({"job_id": number, "task": 3}, {"job_id": 203}):
+        assert (await site.client.log(**requested)).text == "three\n"
+        assert (await site.client.result(**requested)).text == "3!"
     assert (await site.client.log(number, task=5)).text == "" == (await site.client.log(number)).text
 
 

@@ -45,13 +45,13 @@ def broken(_: Fixture) -> actions.Outcome:
 
 def test_sessions_run_where_and_on_whose_account_the_site_says() -> None:
     """Where a default account may not use the default partition, no attack could be tried otherwise."""
-    asked: list[dict[str, str]] = []
+    requested: list[dict[str, str]] = []
     settings = cast(Any, SimpleNamespace(site=SimpleNamespace(url="https://localhost")))
     more = {"partition": "gpu", "account": ""}
     fixture = Fixture(settings, None, ("root", "x"), ("root", "y"), "base", 1, more)
-    visitor = SimpleNamespace(login=lambda *_: None, start=lambda fields: asked.append(fields) or "a")
+    visitor = SimpleNamespace(login=lambda *_: None, start=lambda fields: requested.append(fields) or "a")
     fixture._begin(cast(Any, SimpleNamespace(name="ada", password="x", visitor=visitor)))
-    assert asked[0]["partition"] == "gpu" and "account" not in asked[0]
+    assert requested[0]["partition"] == "gpu" and "account" not in requested[0]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_sessions_run_where_and_on_whose_account_the_site_says() -> None:
     ],
 )
 def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, stopped: bool) -> None:
-    said: list[str] = []
-    report = verdict([Attack("x", "Area", "tries | it", attack, control)], FIXTURE, said.append)
+    message: list[str] = []
+    report = verdict([Attack("x", "Area", "tries | it", attack, control)], FIXTURE, message.append)
     (line,) = report["attacks"]
     assert (report["ok"], line["ok"], line["stopped"]) == (ok, ok, stopped)
     assert report["checks"][0]["ok"] is ok and bool(report["checks"][0]["remedy"]) is not ok
@@ -78,7 +78,7 @@ def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, s
     assert ("**" in page) is not ok
     # A cell of the table holds no bar of its own.
     assert page.splitlines()[-1].replace("\\|", "").count("|") == 5
-    assert len(said) == 1
+    assert len(message) == 1
 
 
 def test_attacks_on_gpus_need_gpus() -> None:
@@ -188,6 +188,6 @@ def test_a_server_that_wants_a_certificate(authority: Path, shown: bool) -> None
         server = threading.Thread(target=accept)
         server.start()
         certificate = str(authority) if shown else ""
-        outcome, said = actions.talk("127.0.0.1", listening.getsockname()[1], certificate=certificate)
+        outcome, message = actions.talk("127.0.0.1", listening.getsockname()[1], certificate=certificate)
         server.join()
-    assert outcome is shown, said
+    assert outcome is shown, message

@@ -125,9 +125,9 @@ def test_the_target_that_a_file_begins_on() -> None:
     mirrored = FILE_8.replace("201,101", "(mirrored)").replace("(unmirrored)", "3,1")
     assert parse_first_target_8(mirrored) == "3"
     folder = FILE_8.replace("201,101", "(directory)").replace("(unmirrored)", "(directory)")
-    for told in (lambda: parse_first_target(FOLDER_8), lambda: parse_first_target_8(folder)):
+    for reported in (lambda: parse_first_target(FOLDER_8), lambda: parse_first_target_8(folder)):
         with pytest.raises(CarmeError, match="cannot be read"):
-            told()
+            reported()
 
 
 def most_at_once(order: list[tuple[str, str]], readers: int) -> int:

@@ -86,7 +86,7 @@ def test_other_nodes_wait_until_it_is_complete(instance: BeeOND) -> None:
     instance.stop("7")
 
 
-def test_what_fails_is_said_and_leaves_nothing(instance: BeeOND, tmp_path: Path) -> None:
+def test_what_fails_is_reported_and_leaves_nothing(instance: BeeOND, tmp_path: Path) -> None:
     program = tmp_path / "bin/beeond"
     program.write_text(program.read_text().replace("${BEEOND_FAILS:-}", "yes"))
     with pytest.raises(CarmeError, match="beeond start failed: ERROR: Host is unreachable via ssh: n2"):

@@ -474,7 +474,7 @@ def test_doing_what_is_planned_makes_them_agree(held: list[str], there: list[str
         ({"start": datetime(2026, 11, 20, 12)}, "timezone"),
     ],
 )
-def test_nothing_but_a_plain_hold_can_be_asked_for(fields: dict[str, Any], words: str) -> None:
+def test_nothing_but_a_plain_hold_can_be_requested(fields: dict[str, Any], words: str) -> None:
     fields = dict(fields)
     with pytest.raises(ValueError, match=words):
         hold(fields.pop("name", A), **fields)

@@ -138,7 +138,7 @@ async def test_programs_of_a_user_run_as_that_user_and_know_nothing_of_ours(
         }
 
 
-async def test_the_audit_log_tells_who_did_what_but_no_secret(site: Any, order: JobRequest) -> None:
+async def test_the_audit_log_shows_who_did_what_but_no_secret(site: Any, order: JobRequest) -> None:
     job_id = await site.client.submit(order)
     await site.client.cancel(job_id)
     with pytest.raises(Denied):
@@ -162,7 +162,7 @@ async def test_what_cannot_start_never_reaches_slurm(site: Any, order: JobReques
     assert site.audit()[-1]["result"] == "invalid"
 
 
-async def test_slurms_refusal_is_told_and_leaves_nothing_behind(site: Any, order: JobRequest) -> None:
+async def test_slurms_refusal_is_reported_and_leaves_nothing_behind(site: Any, order: JobRequest) -> None:
     site.slurm.fail("sbatch", "sbatch: error: Batch job submission failed: Invalid account or ...")
     with pytest.raises(SlurmError, match="does not let you use this account") as caught:
         await site.client.submit(order)
@@ -170,7 +170,7 @@ async def test_slurms_refusal_is_told_and_leaves_nothing_behind(site: Any, order
     assert list((site.home / ".local/share/carme/jobs").iterdir()) == []
 
 
-async def test_a_home_that_cannot_be_written_is_told(site: Any, order: JobRequest) -> None:
+async def test_a_home_that_cannot_be_written_is_reported(site: Any, order: JobRequest) -> None:
     (site.home / ".local").write_text("in the way")
     with pytest.raises(
         SlurmError, match=r"The job's folder cannot be made: .*Not a directory|File exists"
@@ -314,7 +314,7 @@ async def test_refusals_cannot_flood_the_audit_log(
     assert len(recorded) + sum(line.get("left_out", 0) for line in lines) == 2 * (REFUSALS_A_MINUTE + 20)
 
 
-async def test_the_audit_log_tells_who_asked_for_others_jobs(site: Any) -> None:
+async def test_the_audit_log_shows_who_requested_others_jobs(site: Any) -> None:
     site.slurm.jobs = [RUNNING | {"A": 8, "u": "bob"}]
     site.act("hub", trusted=True)
     await until(lambda: jobs_of(site.client))
@@ -443,18 +443,18 @@ async def test_slurm_away(site: Any, order: JobRequest) -> None:
     await until(back)
 
 
-async def test_slurm_is_asked_one_question_while_nothing_changes(site: Any) -> None:
+async def test_slurm_is_queried_once_while_nothing_changes(site: Any) -> None:
     site.slurm.jobs = [RUNNING]
     await until(lambda: jobs_of(site.client))
 
-    def asked() -> list[list[str]]:
+    def requested() -> list[list[str]]:
         return [call["arguments"] for name in ("squeue", "scontrol") for call in site.slurm.calls(name)]
 
     async def quiet() -> bool:
-        before = len(asked())
+        before = len(requested())
         polled = len(site.slurm.calls("scontrol")) + 5
         await until(lambda: polls(polled))
-        return all(arguments[-1] == "job" for arguments in asked()[before:])
+        return all(arguments[-1] == "job" for arguments in requested()[before:])
 
     async def polls(count: int) -> bool:
         return len(site.slurm.calls("scontrol")) >= count
@@ -546,7 +546,7 @@ async def test_a_log_that_is_no_file_of_the_user_is_not_read(
             await site.client.log(job_id)
 
 
-async def test_a_batch_job_is_submitted_again_with_its_secrets_which_nobody_is_told(
+async def test_a_batch_job_is_submitted_again_with_its_secrets_which_stay_secret(
     site: Any, request_: JobRequest
 ) -> None:
     command, files = sent("#!/bin/sh -e\necho hello\n", ["a b"])

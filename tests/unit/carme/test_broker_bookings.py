@@ -53,9 +53,9 @@ def job_in_it(state: str) -> dict[str, Any]:
 
 async def test_a_booking_becomes_a_reservation_of_slurm(portal: Any) -> None:
     wanted = hold(node_names=["n1", "n2"], users=["ada", "bob"])
-    kept = await portal.client.reserve(wanted, user="ada")
-    assert (kept.name, kept.start, kept.end) == (NAME, wanted.start, wanted.end)
-    assert (kept.node_names, kept.users) == (["n1", "n2"], ["ada", "bob"])
+    saved = await portal.client.reserve(wanted, user="ada")
+    assert (saved.name, saved.start, saved.end) == (NAME, wanted.start, wanted.end)
+    assert (saved.node_names, saved.users) == (["n1", "n2"], ["ada", "bob"])
     assert changes(portal) == [
         [
             *["create", "reservation", f"ReservationName={NAME}"],
@@ -69,7 +69,7 @@ async def test_a_booking_becomes_a_reservation_of_slurm(portal: Any) -> None:
     assert [one.name for one in await portal.client.reservations()] == [NAME]
 
 
-async def test_slurm_is_told_times_in_utc_whatever_the_zone_of_the_host(portal: Any) -> None:
+async def test_slurm_gets_times_in_utc_whatever_the_zone_of_the_host(portal: Any) -> None:
     await portal.client.reserve(hold(), user="ada")
     created = next(call for call in portal.slurm.calls("scontrol") if call["arguments"][0] == "create")
     assert created["environment"]["TZ"] == "UTC"
@@ -97,14 +97,14 @@ async def test_only_what_differs_is_changed(portal: Any) -> None:
 
 async def test_what_was_to_begin_earlier_begins_now_and_stays_so(portal: Any) -> None:
     late = hold(-60, 60)
-    kept = await portal.client.reserve(late, user="ada")
-    assert late.start < kept.start <= datetime.now(UTC)
+    saved = await portal.client.reserve(late, user="ada")
+    assert late.start < saved.start <= datetime.now(UTC)
     assert "StartTime=now" in changes(portal)[0]
-    assert (await portal.client.reserve(late, user="ada")).start == kept.start
+    assert (await portal.client.reserve(late, user="ada")).start == saved.start
     assert len(changes(portal)) == 1
 
 
-async def test_giving_back_deletes_the_reservation_and_may_be_asked_twice(portal: Any) -> None:
+async def test_giving_back_deletes_the_reservation_and_may_be_repeated(portal: Any) -> None:
     await portal.client.reserve(hold(), user="ada")
     await portal.client.release(NAME, user="ada")
     await portal.client.release(NAME, user="ada")
@@ -142,7 +142,7 @@ async def test_a_booking_in_which_jobs_run_ends_now_and_slurm_ends_them(portal: 
         (hold(last=60 * 24 * 400), "within a year"),
     ],
 )
-async def test_what_there_is_not_is_refused_before_slurm_is_asked(
+async def test_what_there_is_not_is_refused_before_slurm_is_queried(
     portal: Any, wanted: Hold, words: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=words):
@@ -184,7 +184,7 @@ async def test_the_administrators_reservations_cannot_be_deleted(portal: Any, na
     assert changes(portal) == []
 
 
-async def test_slurms_refusal_is_told_in_plain_words(portal: Any) -> None:
+async def test_slurms_refusal_is_reported_in_plain_words(portal: Any) -> None:
     portal.slurm.fail("scontrol", "Error creating the reservation: Requested nodes are busy")
     with pytest.raises(SlurmError, match="Other jobs or bookings have these nodes at that time") as caught:
         await portal.client.reserve(hold(), user="ada")
@@ -214,7 +214,7 @@ def test_what_slurm_24_11_says_of_reservations(said: str, field: str, words: str
     assert words in error.message
 
 
-def test_maintenance_is_told_apart() -> None:
+def test_maintenance_is_distinguished() -> None:
     one, two = parsing.reservations(Path(__file__).with_name("reservations.txt").read_text())
     assert (one.name, one.node_names, one.users, one.maintenance) == (
         NAME,
@@ -227,8 +227,8 @@ def test_maintenance_is_told_apart() -> None:
 
 async def test_a_booking_of_a_project_is_for_its_account(portal: Any) -> None:
     wanted = hold(users=[], accounts=["carme-vision"])
-    kept = await portal.client.reserve(wanted, user="ada")
-    assert (kept.accounts, kept.users) == (["carme-vision"], [])
+    saved = await portal.client.reserve(wanted, user="ada")
+    assert (saved.accounts, saved.users) == (["carme-vision"], [])
     (call,) = changes(portal)
     assert "Accounts=carme-vision" in call and not any(word.startswith("Users=") for word in call)
     await portal.client.reserve(wanted, user="ada")
@@ -250,8 +250,8 @@ def window(first: int = 60, last: int = 180, **fields: Any) -> Window:
 
 async def test_a_maintenance_is_planned_changed_and_called_off(portal: Any) -> None:
     wanted = window()
-    kept = await portal.client.maintain(wanted, user="root")
-    assert (kept.node_names, kept.users, kept.start) == (["n1", "n2"], ["root"], wanted.start)
+    saved = await portal.client.maintain(wanted, user="root")
+    assert (saved.node_names, saved.users, saved.start) == (["n1", "n2"], ["root"], wanted.start)
     await portal.client.maintain(wanted, user="root")
     shorter = wanted.model_copy(update={"end": wanted.end - timedelta(minutes=30), "node_names": ["n1"]})
     assert (await portal.client.maintain(shorter, user="root")).end == shorter.end

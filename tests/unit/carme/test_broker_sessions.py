@@ -273,7 +273,7 @@ async def test_a_session_that_has_lost_a_node_says_so(site: Any, told: str) -> N
     assert session.sentence.startswith("Its node n2 is lost; the session goes on without.")
 
 
-async def test_a_failed_session_tells_the_end_of_its_log(site: Any, order: JobRequest) -> None:
+async def test_a_failed_session_reports_the_end_of_its_log(site: Any, order: JobRequest) -> None:
     job_id = await site.client.submit(order)
     log = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "output.log"
     log.write_text("early\n" * 5000 + "ModuleNotFoundError: no jupyterhub\n")
@@ -300,7 +300,7 @@ async def test_a_cancel_that_fails_is_no_end(site: Any) -> None:
     assert (await reaches(site, SessionState.ENDED)).ending is Ending.DIED_AT_START
 
 
-async def test_whoever_cancels_is_told_apart(site: Any) -> None:
+async def test_whoever_cancels_is_distinguished(site: Any) -> None:
     site.slurm.jobs = [JOB, JOB | {"A": 8, "j": "session-s2"}]
     await reaches(site, SessionState.STARTING, "s2")
     await site.client.cancel(7)
@@ -332,8 +332,8 @@ async def test_what_took_the_place_of_a_preempted_session_is_named(site: Any) ->
     site.slurm.jobs = [preempted, URGENT]
     await told(site, 7, "in favour of job 17 in partition urgent, which has a higher priority; start")
     assert "job 17 in partition urgent" in (await site.client.session("s1")).sentence
-    (asked,) = [call for call in site.slurm.calls("squeue") if "--Format=JobID:20" in call["arguments"]]
-    assert asked["environment"]["USER"] == "ada"
+    (requested,) = [call for call in site.slurm.calls("squeue") if "--Format=JobID:20" in call["arguments"]]
+    assert requested["environment"]["USER"] == "ada"
     # What is known stays when Slurm has forgotten that job.
     site.slurm.jobs = [preempted, JOB | {"A": 9, "j": "session-s9"}]
     await reaches(site, SessionState.STARTING, "s9")
@@ -344,7 +344,7 @@ async def test_what_took_the_place_of_a_preempted_session_is_named(site: Any) ->
     ("hidden", "words"),
     [("", "a job in partition urgent, which has a higher"), ("urgent", "one with a higher priority")],
 )
-async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_told(
+async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_reported(
     site: Any, hidden: str, words: str
 ) -> None:
     (site.slurm.state / "private").write_text(hidden)
@@ -725,7 +725,7 @@ async def test_what_a_full_disk_did_not_take_is_kept_later(
             assert other.session("s1", "ada").state is SessionState.READY
 
 
-async def test_a_store_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+async def test_a_store_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     (tmp_path / "sessions.sqlite").write_text("no database " * 100)
     with pytest.raises(CarmeError, match=r"sessions\.sqlite cannot be opened: file is not a database"):
         await Store(tmp_path).open()

@@ -33,8 +33,8 @@ def spec(call: dict[str, Any]) -> dict[str, Any]:
 async def test_a_job_of_its_own_brings_the_data_first(site: Any, with_data: JobRequest) -> None:
     job_id = await site.client.submit(with_data)
     first, second = site.slurm.calls("sbatch")
-    bringer = next(job for job in await site.client.jobs() if job.id != job_id)
-    assert options(second)["dependency"] == f"afterany:{bringer.id}"
+    stage_in_job = next(job for job in await site.client.jobs() if job.id != job_id)
+    assert options(second)["dependency"] == f"afterany:{stage_in_job.id}"
     # It holds no GPU while it copies, and does not count against the job's own time.
     assert "gres" not in options(first) and options(first)["time"] == "720"
     assert first["uid"] == second["uid"] == UnixAccount.named("ada").uid
@@ -79,9 +79,9 @@ async def test_a_job_s_own_file_system_needs_nodes_that_can_have_it(
 
 
 async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRequest) -> None:
-    asked = {"name": "stage-0123-ab", "stage": with_data.stage, "partition": "gpu", "minutes": 50}
+    requested = {"name": "stage-0123-ab", "stage": with_data.stage, "partition": "gpu", "minutes": 50}
     site.act("hub", trusted=True)
-    number = await site.client.bring(node_names=["n1", "n2"], user="ada", **asked)
+    number = await site.client.bring(node_names=["n1", "n2"], user="ada", **requested)
     (call,) = site.slurm.calls("sbatch")
     given = options(call)
     assert (given["nodelist"], given["nodes"], given["time"]) == ("n1,n2", "2", "50")
@@ -90,12 +90,12 @@ async def test_data_is_brought_to_booked_nodes_ahead(site: Any, with_data: JobRe
     assert spec(call)["command"] == [] and [one["source"] for one in spec(call)["stage"]] == [
         "/data/imagenet"
     ]
-    assert await site.client.bring(node_names=["n1", "n2"], user="ada", **asked) == number
+    assert await site.client.bring(node_names=["n1", "n2"], user="ada", **requested) == number
     assert len(site.slurm.calls("sbatch")) == 1
     feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
     nodes = site.slurm.state / "nodes"
     nodes.write_text(nodes.read_text().replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
-    other = asked | {"name": "stage-0123-cd"}
+    other = requested | {"name": "stage-0123-cd"}
     assert await site.client.bring(node_names=["n1"], user="ada", **other) is None
     site.act("ada")
     with pytest.raises(Denied):
@@ -124,8 +124,8 @@ async def test_nodes_that_have_the_data_are_preferred_and_nothing_is_brought(
     assert feature != with_data.stage[0].feature(4711)
     nodes.write_text(nodes.read_text().replace(f"AvailableFeatures={feature} ", ""))
     await site.client.submit(with_data)
-    _, bringer, again = site.slurm.calls("sbatch")
-    assert "dependency" not in options(bringer) and "dependency" in options(again)
+    _, stage_in_job, again = site.slurm.calls("sbatch")
+    assert "dependency" not in options(stage_in_job) and "dependency" in options(again)
     assert "prefer" not in options(again)
 
 
@@ -165,26 +165,26 @@ async def test_the_job_follows_its_data_and_says_how_far_it_is(
         job.update(running)
     (site.slurm.state / "jobs.json").write_text(json.dumps(jobs))
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return "45 %" in (await site.client.job(job_id)).explanation
 
-    await until(told)
-    said = (await site.client.job(job_id)).explanation
-    assert said.startswith("The data of the job is being staged in (imagenet: 45 %, 1.2 GiB/s, 12.0 s left)")
+    await until(reported)
+    text = (await site.client.job(job_id)).explanation
+    assert text.startswith("The data of the job is being staged in (imagenet: 45 %, 1.2 GiB/s, 12.0 s left)")
     feature = with_data.stage[0].feature(UnixAccount.named("ada").uid)
 
-    async def led() -> bool:
+    async def preferred() -> bool:
         return any(
             call["arguments"] == ["update", f"JobId={job_id}", f"Prefer={feature}"]
             for call in site.slurm.calls("scontrol")
         )
 
-    await until(led)
+    await until(preferred)
     assert f"AvailableFeatures={feature}" in (site.slurm.state / "nodes").read_text()
 
 
 async def test_scratch_where_there_is_none(site: Any, request_: JobRequest) -> None:
-    asked = request_.model_copy(update={"stage": [Stage(source="/data/x", target="scratch")]})
+    requested = request_.model_copy(update={"stage": [Stage(source="/data/x", target="scratch")]})
     with pytest.raises(InvalidRequest, match="no scratch for staging"):
-        await site.client.submit(asked)
+        await site.client.submit(requested)
     assert not site.slurm.calls("sbatch")

@@ -134,10 +134,10 @@ def test_pip_looks_where_the_node_does_but_not_in_folders(node: Node, tmp_path: 
         "[global]\nindex-url = https://pip.example/simple\nextra-index-url =\n  file:///opt/x\n"
         "  https://more.example/\nfind-links = /opt/wheels\nuser = true\ntrusted-host = pip.example\n"
     )
-    told = building._pip_configuration(file)
-    assert "index-url = https://pip.example/simple\n" in told
-    assert "extra-index-url = https://more.example/\n" in told and "trusted-host = pip.example" in told
-    assert "/opt" not in told and "user = true" not in told
+    shown = building._pip_configuration(file)
+    assert "index-url = https://pip.example/simple\n" in shown
+    assert "extra-index-url = https://more.example/\n" in shown and "trusted-host = pip.example" in shown
+    assert "/opt" not in shown and "user = true" not in shown
 
 
 def test_the_program_leaves_a_result_and_honest_exit_codes(node: Node, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ async def test_a_suspended_session_says_so_and_its_time_stands_still(site: Any) 
     assert given.ends == datetime.fromtimestamp(ends + 420 + 600, UTC)
 
 
-async def test_where_slurm_itself_suspends_jobs_it_is_told(site: Any) -> None:
+async def test_where_slurm_itself_suspends_jobs_it_is_reported(site: Any) -> None:
     partitions = site.slurm.state / "partitions"
     partitions.write_text(partitions.read_text().replace(" State=UP", " PreemptMode=GANG,SUSPEND State=UP"))
     cluster = await site.client.cluster()
@@ -215,12 +215,12 @@ async def test_where_slurm_itself_suspends_jobs_it_is_told(site: Any) -> None:
 
     await until(looked)
 
-    async def told() -> bool:
+    async def reported() -> bool:
         site.slurm.jobs = [JOB | {"T": "SUSPENDED", "Q": len(site.slurm.calls("scontrol"))}]
         session = await site.client.session("s1")
         return session.sentence.startswith("Slurm suspended the session in favour of others")
 
-    await until(told)
+    await until(reported)
 
 
 async def test_what_is_missing_for_a_session_that_waits(site: Any) -> None:
@@ -248,7 +248,7 @@ async def test_a_job_of_whole_nodes_has_all_of_their_gpus(site: Any) -> None:
     assert [(jobs[number].gpus, jobs[number].cpus) for number in (7, 8, 9)] == [(4, 8), (4, 8), (8, 16)]
 
 
-async def test_what_squeue_can_tell_is_asked_until_it_answers(slurm: FakeSlurm, accounts: None) -> None:
+async def test_what_squeue_can_report_is_queried_until_it_answers(slurm: FakeSlurm, accounts: None) -> None:
     commands = SlurmCommands()
     slurm.fail("squeue", "squeue: fatal: the configuration could not be fetched")
     with pytest.raises(SlurmError):
@@ -256,5 +256,5 @@ async def test_what_squeue_can_tell_is_asked_until_it_answers(slurm: FakeSlurm, 
     slurm.heal("squeue")
     await commands.queue()
     await commands.queue()
-    asked = ["--helpFormat" in call["arguments"] for call in slurm.calls("squeue")]
-    assert asked == [True, False, True, False, False, False, False]
+    requested = ["--helpFormat" in call["arguments"] for call in slurm.calls("squeue")]
+    assert requested == [True, False, True, False, False, False, False]

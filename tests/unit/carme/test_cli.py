@@ -108,14 +108,14 @@ async def test_a_template_starts_a_script_over_the_nodes_of_its_job(
     assert await carme("submit", "--template", "jax", str(script), "--", "--epochs", "3") == 0
     (folder_of_job,) = jobs.iterdir()
     request = json.loads((folder_of_job / "request.json").read_text())
-    asked = ("name", "image", "nodes", "gpus_per_node")
-    assert [request[name] for name in asked] == ["jax", "torch", 2, 1]
+    requested = ("name", "image", "nodes", "gpus_per_node")
+    assert [request[name] for name in requested] == ["jax", "torch", 2, 1]
     assert request["command"] == ["carme-run", "--backend", "jax", str(script), "--epochs", "3"]
     more = ["--nodes", "1", "--gpus", "0", "--name", "mine", "--", "./simulate", "-n", "1"]
     assert await carme("submit", "--template", "mpi", *more) == 0
     (other,) = set(jobs.iterdir()) - {folder_of_job}
     request = json.loads((other / "request.json").read_text())
-    assert [request[name] for name in asked] == ["mine", "torch", 1, 0]
+    assert [request[name] for name in requested] == ["mine", "torch", 1, 0]
     assert request["command"] == ["carme-run", "--backend", "mpi", "--", "./simulate", "-n", "1"]
     capsys.readouterr()
     assert await carme("submit", "--template", "jax", "nowhere.py") == 1
@@ -134,8 +134,8 @@ async def test_sbatch_lines_are_read_and_the_command_line_wins(
     assert await carme("submit", str(script), "--time", "10m", "--nodes", "1") == 0
     (folder_of_job,) = (site.home / ".local/share/carme/jobs").iterdir()
     request = json.loads((folder_of_job / "request.json").read_text())
-    asked = ("name", "minutes", "nodes", "gpus_per_node", "gpu_type", "memory_mb_per_node", "partition")
-    assert [request[name] for name in asked] == ["my-run", 10, 1, 2, "a100", 8192, None]
+    requested = ("name", "minutes", "nodes", "gpus_per_node", "gpu_type", "memory_mb_per_node", "partition")
+    assert [request[name] for name in requested] == ["my-run", 10, 1, 2, "a100", 8192, None]
     assert request["qos"] == "high"
     error = capsys.readouterr().err
     assert "for what carme submit does not have, which is ignored: --output, --mail-type." in error
@@ -236,8 +236,8 @@ async def test_logs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -
     (folder / "output.log").write_text("one\ntwo\nthree\n")
     for options, words in ((["--tail", "2"], "two\nthree\n"), (["-f", "-n", "1"], "three\n"), (["-n0"], "")):
         assert await carme("logs", "100", *options) == 0
-        told = capsys.readouterr()
-        assert (told.out, told.err) == (words, "")
+        reported = capsys.readouterr()
+        assert (reported.out, reported.err) == (words, "")
 
 
 @pytest.mark.parametrize(
@@ -388,5 +388,5 @@ async def test_results_into_a_full_file_system_are_refused(
     site: Any, file: Path, full: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await carme("submit", "--results", str(full / "new/one"), "--", "true") == 1
-    said = capsys.readouterr().err
-    assert f"{full} is full (0 B free): nothing can be written there, no results." in said
+    message = capsys.readouterr().err
+    assert f"{full} is full (0 B free): nothing can be written there, no results." in message

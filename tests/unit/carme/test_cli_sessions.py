@@ -96,8 +96,8 @@ async def test_show(
     output = capsys.readouterr().out
     assert "higher priority" in output and "place 1 of 1; Slurm has no plan" in output
     assert await carme("show", "s1", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["marks"][0] == {"step": "submitted", "at": "2026-11-20T13:32:20Z"}
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["marks"][0] == {"step": "submitted", "at": "2026-11-20T13:32:20Z"}
 
 
 async def test_open(

@@ -72,7 +72,7 @@ def test_settings_are_frozen() -> None:
         ("[partitions.'']\nidle_minutes = 3", "the name of a table in [partitions] must not be empty."),
     ],
 )
-def test_wrong_values_are_told_in_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_wrong_values_are_reported_in_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     whole = text + "\n" + LEAST if text.startswith("hub") else LEAST + text
     file = write(tmp_path, whole)
     with pytest.raises(ConfigError) as caught:

@@ -34,7 +34,7 @@ from carme.jobs.directives import directives
         ("", {}),
     ],
 )  # fmt: skip
-def test_what_is_asked_for(options: str, asked: dict[str, Any]) -> None:
+def test_what_is_requested(options: str, asked: dict[str, Any]) -> None:
     found = directives(f"#!/bin/sh\n#SBATCH {options}\nsleep 1\n#SBATCH --bad\n")
     if "time" in asked:
         found.asked["time"] = parse_minutes(found.asked["time"])

@@ -157,7 +157,7 @@ def test_every_way_to_end_has_one_sentence_with_a_next_step() -> None:
         assert ("session" in sentence) <= (kind == "session")
 
 
-def test_a_batch_job_tells_the_same() -> None:
+def test_a_batch_job_reports_the_same() -> None:
     assert job(JobState.FAILED, "batch", exit_code=3).explanation.startswith(
         "The job ended with exit code 3;"
     )
@@ -186,7 +186,7 @@ def test_no_log_moves_the_cursor_or_floods_the_page(log: str) -> None:
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
 
 
-def test_the_accounting_tells_who_cancelled_and_the_peak() -> None:
+def test_the_accounting_shows_who_cancelled_and_the_peak() -> None:
     lines = [
         ("7", "1000", "CANCELLED by 0", ""),
         ("7.batch", "", "CANCELLED", "512K"),
@@ -259,7 +259,7 @@ async def test_a_launch_that_slurm_gave_up_is_nobodys_cancellation(site: Any) ->
     await explained(site, "Slurm could not launch the session on node n1")
 
 
-async def test_without_accounting_the_end_is_told_all_the_same(site: Any) -> None:
+async def test_without_accounting_the_end_is_reported_all_the_same(site: Any) -> None:
     site.slurm.fail("sacct", "Slurm accounting storage is disabled")
     site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
     await explained(site, "was cancelled", "does not say by whom")
@@ -267,7 +267,7 @@ async def test_without_accounting_the_end_is_told_all_the_same(site: Any) -> Non
     assert [known.id for known in await site.client.jobs()] in ([], [8])
 
 
-def test_what_the_hub_lost_is_told_in_its_own_words() -> None:
+def test_what_the_hub_lost_is_reported_in_its_own_words() -> None:
     over = job(JobState.CANCELLED, cancelled_by="owner")
     assert ending_of(over, Ending.LOST, True, "The hub did not know it.") == (
         Ending.LOST,

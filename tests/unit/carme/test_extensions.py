@@ -148,7 +148,7 @@ def test_others_wait() -> None:
     )
 
 
-def test_the_nearest_bound_is_told() -> None:
+def test_the_nearest_bound_is_reported() -> None:
     error = refused(600, jobs=[waiting(50)], reservations=[booking(45)])
     assert "booking" in error.message and "15 minutes" in error.message
 
@@ -262,7 +262,7 @@ def test_limits() -> None:
     assert (quality.qos, quality.resources, quality.minutes) == ("normal", {}, None)
 
 
-async def test_the_limit_that_holds_a_job_back_is_told(site: Any) -> None:
+async def test_the_limit_that_holds_a_job_back_is_reported(site: Any) -> None:
     text = Path(__file__).with_name("limits.txt").read_text().replace("user2", "ada")
     (site.slurm.state / "limits").write_text(text)
     site.slurm.jobs = [RUNNING | {"A": 8, "T": "PENDING", "a": "carme", "r": "AssocGrpGRES", "q": "normal"}]
@@ -278,7 +278,7 @@ async def test_the_limit_that_holds_a_job_back_is_told(site: Any) -> None:
     assert json.dumps(site.slurm.calls("scontrol")).count("assoc_mgr") == 1
 
 
-async def test_the_booking_that_has_not_begun_is_told(site: Any) -> None:
+async def test_the_booking_that_has_not_begun_is_reported(site: Any) -> None:
     start = int(datetime.now(UTC).timestamp()) + 7200
     (site.slurm.state / "reservations").write_text(
         f"ReservationName=course StartTime={start} EndTime={start + 60} Nodes=n1 Users=ada TRES=cpu=8\n"

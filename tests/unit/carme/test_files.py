@@ -59,8 +59,8 @@ async def test_a_file_goes_up_and_comes_down(files: Files, site: Any) -> None:
     path = Path(await ask(files.home)) / "data of ada.bin"
     assert path.parent == site.home
     assert not (await ask(files.begun, str(path), UPLOAD)).exists
-    told = await ask(send, files, path, data, upto=2_000_000)
-    assert (told.offset, told.done) == (2_000_000, False) and not path.exists()
+    reported = await ask(send, files, path, data, upto=2_000_000)
+    assert (reported.offset, reported.done) == (2_000_000, False) and not path.exists()
     assert (await ask(files.show, str(site.home))).entries == []  # nothing half done is shown
     assert (await ask(files.begun, str(path), UPLOAD)).offset == 2_000_000
     assert (await ask(send, files, path, data, at=2_000_000)).done
@@ -102,7 +102,7 @@ async def test_an_empty_file_is_a_file(files: Files, site: Any) -> None:
     assert (site.home / "empty").read_bytes() == b""
 
 
-async def test_what_is_there_is_replaced_only_when_that_is_said(files: Files, site: Any) -> None:
+async def test_what_is_there_is_replaced_only_on_request(files: Files, site: Any) -> None:
     path = site.home / "x"
     await ask(send, files, path, b"old")
     assert (await ask(files.begun, str(path), UPLOAD)).exists
@@ -152,7 +152,7 @@ async def test_names_that_are_no_utf8_and_links_are_shown(files: Files, site: An
         ("make", "There is no 'none'"),
     ],
 )
-async def test_what_is_not_there_is_told(files: Files, site: Any, action: str, words: str) -> None:
+async def test_what_is_not_there_is_reported(files: Files, site: Any, action: str, words: str) -> None:
     with pytest.raises(FileError) as caught:
         await ask(getattr(files, action), str(site.home / "no/none"))
     assert words in str(caught.value) and caught.value.number == 2
@@ -223,7 +223,7 @@ async def test_a_file_that_shrinks_is_not_taken_for_whole(files: Files, site: An
     part.close()
 
 
-async def test_room_is_told_where_it_can_be_looked_at(files: Files, site: Any) -> None:
+async def test_room_is_reported_where_it_can_be_looked_at(files: Files, site: Any) -> None:
     home = await ask(files.home)
     found = await ask(files.space, [home, f"{home}/none"])
     assert [one.path for one in found] == [home]

@@ -62,10 +62,10 @@ def test_jobs_have_their_gpus_until_their_limits(jobs: list[Job], expected: list
 
 
 def test_a_reservation_closes_its_nodes_and_counts_no_job_in_it_twice() -> None:
-    kept = reservation(0.5, 1.5)
-    assert free(reservations=(kept,)) == [8, 4, 4, 8, 8, 8]
-    assert free(job(minutes_limit=90), reservations=(kept,)) == [6, 4, 4, 8, 8, 8]
-    assert free(reservations=(kept, reservation(1, 2.5, name="s"))) == [8, 4, 4, 4, 4, 8]
+    saved = reservation(0.5, 1.5)
+    assert free(reservations=(saved,)) == [8, 4, 4, 8, 8, 8]
+    assert free(job(minutes_limit=90), reservations=(saved,)) == [6, 4, 4, 8, 8, 8]
+    assert free(reservations=(saved, reservation(1, 2.5, name="s"))) == [8, 4, 4, 4, 4, 8]
     assert free(reservations=(reservation(-9, -1), reservation(0, 99, node_names=["gone"]))) == [8] * 6
 
 
@@ -75,7 +75,7 @@ def test_nodes_that_take_no_jobs_are_not_free_but_counted() -> None:
     assert (kind.total, kind.queued, set(kind.free), len(kind.free)) == (8, 4, {4}, 144)
 
 
-def test_types_are_told_apart() -> None:
+def test_types_are_distinguished() -> None:
     cluster = Cluster(taken=NOW, nodes=[node("n1", gpus={"a100": 2, "v100": 2}), node("n2", gpus={})])
     found = forecast(cluster, [job(gpu_type="v100"), job(node_list="n2")], [reservation(1, 2)], NOW, steps=5)
     assert {kind.gpu_type: kind.free for kind in found.kinds} == {

@@ -242,7 +242,7 @@ def test_whatever_is_read_it_is_a_request_or_a_sentence(value: Any) -> None:
     assert str(caught.value)
 
 
-def test_a_session_asks_for_what_its_options_say() -> None:
+def test_a_session_requests_what_its_options_say() -> None:
     options = SessionOptions(
         image="torch", nodes=2, gpus_per_node=1, gpu_type="a100", minutes=90, title="Mine"
     )

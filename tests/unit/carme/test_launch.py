@@ -151,7 +151,7 @@ def test_login_files_are_the_programs_and_not_the_launchers(node: Node) -> None:
         (None, "Your login shell /no/such/shell cannot be started on"),
     ],
 )
-def test_what_login_files_did_is_said(node: Node, profile: str | None, words: str) -> None:
+def test_what_login_files_did_is_reported(node: Node, profile: str | None, words: str) -> None:
     before = IMPATIENT_LOGIN if "after 1 seconds" in words else LOGIN
     if profile is None:
         known = {"USER": "ada", "LOGNAME": "ada", "SHELL": "/no/such/shell"}
@@ -297,7 +297,7 @@ def test_a_lost_node_is_brought_back_while_the_first_one_lives(node: Node) -> No
     node.environment |= {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "n1"}
     hosts, tries = keeps_the_list(node, f"[ ! -e {node.folder}/back ]", "exit 3"), node.folder / "tries"
     both, one = "n1:4\\nn2:4\\nn3:4\\n", "n1:4\\nn2:4\\n"
-    tell, seen = records_what_it_sees(node)
+    report, seen = records_what_it_sees(node)
     is_seen = f"until grep -qs n3 {seen}; do sleep 0.05; done"
     node.script(
         "join",
@@ -306,7 +306,7 @@ def test_a_lost_node_is_brought_back_while_the_first_one_lives(node: Node) -> No
         "2) exit 1;; "
         f"3) printf '{both}' >{hosts}; {is_seen}; touch {node.folder}/back;; esac",
     )
-    code, _, errors = node.run(before=tell)
+    code, _, errors = node.run(before=report)
     assert (code, errors) == (3, "")
     together, *alone = [call["arguments"] for call in node.calls("srun")]
     assert "--relative=1" in together
@@ -319,18 +319,18 @@ def test_a_node_that_does_not_come_back_is_given_up(node: Node) -> None:
     node.spec(image=str(node.folder / "torch.sif"), nodes=2)
     enough, tries = node.folder / "enough", node.folder / "tries"
     hosts = keeps_the_list(node, f"[ ! -e {enough} ]", "exit 0")
-    tell, seen = records_what_it_sees(node)
+    report, seen = records_what_it_sees(node)
     node.script(
         "join",
         f"echo try >>{tries}; [ $(wc -l <{tries}) = 1 ] || exit 1; printf 'n1:4\\nn2:4\\n' >{hosts}; "
         f"until grep -qs n2 {seen}; do sleep 0.05; done; echo n1:4 >{hosts}",
     )
-    process = node.start(before=tell)
+    process = node.start(before=report)
     assert process.stderr is not None
-    told = process.stderr.readline()
+    reported = process.stderr.readline()
     enough.touch()
     assert (process.wait(), len(node.calls("srun"))) == (0, 3)
-    assert "After 2 tries to bring n2 back, the job goes on without it." in told
+    assert "After 2 tries to bring n2 back, the job goes on without it." in reported
 
 
 NO_GRACE = "launch.GRACE_SECONDS = 0.2"
@@ -526,18 +526,18 @@ def test_a_job_notes_its_image_and_the_revision_of_its_folder(node: Node) -> Non
         [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
     ).stdout.strip()
     node.spec(command=["true"], workdir=str(folder), image_name=None, digest="")
-    told = {"repository": str(node.folder / "code"), "branch": "topic/x", "revision": head}
+    reported = {"repository": str(node.folder / "code"), "branch": "topic/x", "revision": head}
 
     def noted() -> dict[str, str]:
         (node.key / "begun").unlink(missing_ok=True)
         assert node.run()[0] == 0
         return json.loads((node.key / "facts.json").read_text())
 
-    assert noted() == {"image": "", "digest": "", **told}
+    assert noted() == {"image": "", "digest": "", **reported}
     subprocess.run([*git, "pack-refs", "--all"], check=True)
     assert noted()["revision"] == head
     subprocess.run([*git, "checkout", "-q", "--detach"], check=True)
-    assert noted() == {"image": "", "digest": "", **told, "branch": ""}
+    assert noted() == {"image": "", "digest": "", **reported, "branch": ""}
     subprocess.run([*git, "worktree", "add", "-q", "-b", "other", str(node.folder / "tree")], check=True)
     node.spec(command=["true"], workdir=str(node.folder / "tree"), image_name="torch", digest="sha256:1")
     assert noted() == {

@@ -55,15 +55,15 @@ async def test_an_observer_sees_all_users_figures_and_no_names_or_keys(site: Any
     assert (second.user, second.state, second.reason) == ("bob", JobState.PENDING, "Priority")
     assert view.failure == "" and view.answered is not None
     assert view.cluster is not None and view.cluster.nodes
-    told = view.model_dump_json()
-    assert "secret name" not in told and "abab" not in told
+    reported = view.model_dump_json()
+    assert "secret name" not in reported and "abab" not in reported
 
 
 async def test_reservations_and_licences_are_looked_at_only_while_somebody_observes(site: Any) -> None:
     (site.slurm.state / "licenses").write_text(LICENCES)
     (site.slurm.state / "reservations").write_text(RESERVATION)
 
-    def asked() -> int:
+    def requested() -> int:
         return json.dumps(site.slurm.calls("scontrol")).count("licenses")
 
     polls = len(site.slurm.calls("scontrol"))
@@ -72,7 +72,7 @@ async def test_reservations_and_licences_are_looked_at_only_while_somebody_obser
         return len(site.slurm.calls("scontrol")) >= polls + 5
 
     await until(polled)
-    assert asked() == 0
+    assert requested() == 0
     observe(site)
 
     async def known() -> Any:
@@ -85,7 +85,7 @@ async def test_reservations_and_licences_are_looked_at_only_while_somebody_obser
     assert [one.name for one in view.reservations] == ["course"]
     for _ in range(10):
         await site.client.overview()
-    assert asked() == 1
+    assert requested() == 1
 
 
 async def test_while_slurm_is_away_the_last_picture_stays_and_says_so(site: Any) -> None:
@@ -137,16 +137,16 @@ async def test_an_observer_may_do_nothing_else(site: Any, request_: Any) -> None
     assert (await site.client.events()).jobs == []
 
 
-async def test_anybody_may_ask_what_will_be_free_and_slurm_is_asked_once_a_minute(site: Any) -> None:
+async def test_anybody_may_ask_what_will_be_free_and_slurm_is_queried_once_a_minute(site: Any) -> None:
     (site.slurm.state / "reservations").write_text(RESERVATION)
 
-    def asked() -> int:
+    def requested() -> int:
         return json.dumps(site.slurm.calls("scontrol")).count("reservation")
 
     plans = [await site.client.forecast() for _ in range(5)]
     assert all(kind.free and len(kind.free) == 144 for plan in plans for kind in plan.kinds)
     assert plans[0].kinds
-    assert asked() == 1
+    assert requested() == 1
     # The plan follows what runs as soon as that is seen.
     running = JOB | {
         "T": "RUNNING",
@@ -157,4 +157,4 @@ async def test_anybody_may_ask_what_will_be_free_and_slurm_is_asked_once_a_minut
     site.slurm.jobs = [running]
     await site.client.events(cursor, wait=60)
     assert (await site.client.forecast()).kinds[0].free[0] == before - 3
-    assert asked() == 1
+    assert requested() == 1

@@ -291,7 +291,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("way", ASKED)
-def test_what_jobs_have_however_they_asked_for_it(way: str) -> None:
+def test_what_jobs_have_however_they_requested_it(way: str) -> None:
     recorded, (gpus, cpus, memory_mb) = ASKED[way]
     (has,) = tres.allotted("9|" + recorded + "|\n", "|", "OverSubscribe").values()
     assert (has.gpus, has.cpus, has.memory_mb) == (gpus, cpus, memory_mb)

@@ -86,12 +86,12 @@ WARN, STOP = ("policy_warn", "ok"), ("policy_stop", "ok")
 async def test_a_job_is_stopped_after_its_warnings_and_not_before(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=2)
     await site.look(alert())
-    (said,) = site.policy.notices(site.jobs[0])
-    assert said.text == (
+    (message,) = site.policy.notices(site.jobs[0])
+    assert message.text == (
         "Job 7 idles. This is warning 1 of 2: "
         "unless that changes, the job is stopped at 2026-01-01 08:00 UTC."
     )
-    assert said.change == "End it."
+    assert message.change == "End it."
     await site.look(alert(), after=30)  # the same warning still
     assert site.record() == [WARN]
     await site.look(alert(), after=30)
@@ -105,21 +105,21 @@ async def test_a_job_is_stopped_after_its_warnings_and_not_before(settings: Sett
     assert (entry["user"], entry["job_id"], entry["alerts"], entry["warnings"]) == ("ada", 7, [IDLE], 2)
 
 
-async def test_a_stop_is_told_for_a_day_and_survives_a_restart(settings: Settings, tmp_path: Path) -> None:
+async def test_a_stop_is_shown_for_a_day_and_survives_a_restart(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
     assert site.policy.warnings() == []
     await site.look(alert())
-    (told,) = site.policy.warnings()
-    assert (told.job_id, told.user, told.count, told.most, told.stopped) == (7, "ada", 1, 1, None)
-    assert told.ends == site.now + timedelta(hours=1)
-    assert [(one.text, one.change) for one in told.what] == [("Job 7 idles.", "End it.")]
+    (shown,) = site.policy.warnings()
+    assert (shown.job_id, shown.user, shown.count, shown.most, shown.stopped) == (7, "ada", 1, 1, None)
+    assert shown.ends == site.now + timedelta(hours=1)
+    assert [(one.text, one.change) for one in shown.what] == [("Job 7 idles.", "End it.")]
     await site.look(alert())
     site.jobs = []
     await site.look()
     site.policy = site.anew()
     site.policy.remember()
-    (told,) = site.policy.warnings()
-    assert told.stopped is not None and told.ends is None
+    (shown,) = site.policy.warnings()
+    assert shown.stopped is not None and shown.ends is None
     await site.look(after=24 * 60)
     assert site.policy.warnings() == []
 
@@ -142,8 +142,8 @@ async def test_by_default_nothing_is_stopped_but_it_is_on_record(settings: Setti
     for _ in range(6):
         await site.look(alert())
     assert site.record() == [WARN, WARN, WARN, ("policy_stop", "dry_run")] and site.stopped == []
-    (said,) = site.policy.notices(site.jobs[0])
-    assert said.text == "Job 7 idles. This is warning 3 of 3."
+    (message,) = site.policy.notices(site.jobs[0])
+    assert message.text == "Job 7 idles. This is warning 3 of 3."
 
 
 @pytest.mark.parametrize(

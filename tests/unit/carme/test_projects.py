@@ -35,7 +35,7 @@ def grant(**fields: Any) -> Grant:
 
 async def test_a_project_becomes_an_account_with_limits_and_members(portal: Any) -> None:
     wanted = grant(members=["ada", "bob"], gpus=4, nodes=2, jobs=3, minutes=90, gpu_hours=100)
-    kept = await portal.client.grant(wanted, user="ada")
+    saved = await portal.client.grant(wanted, user="ada")
     assert told(portal) == [
         ["add", "account", VISION, "cluster=test", f"description={VISION}", "organization=carme-project"],
         [
@@ -45,9 +45,9 @@ async def test_a_project_becomes_an_account_with_limits_and_members(portal: Any)
         ["add", "user", "ada", f"account={VISION}", "cluster=test"],
         ["add", "user", "bob", f"account={VISION}", "cluster=test"],
     ]
-    assert kept.members == {"ada": [""], "bob": [""]}
-    assert (kept.resources, kept.jobs, kept.minutes) == ({"gres/gpu": 4, "node": 2}, 3, 90)
-    assert kept.gpu_minutes == 6000
+    assert saved.members == {"ada": [""], "bob": [""]}
+    assert (saved.resources, saved.jobs, saved.minutes) == ({"gres/gpu": 4, "node": 2}, 3, 90)
+    assert saved.gpu_minutes == 6000
     (line,) = [line for line in portal.audit() if line["action"] == "grant"]
     assert (line["by"], line["user"], line["result"], line["gpus"]) == ("hub", "ada", "ok", 4)
     assert [one.account for one in await portal.client.projects()] == [VISION]
@@ -65,7 +65,7 @@ async def test_only_what_differs_is_changed_and_limits_can_be_taken_away(portal:
     first = grant(members=["ada"], gpus=4, gpu_types={"a100": 0}, jobs=3, minutes=90)
     await portal.client.grant(first, user="ada")
     before = len(told(portal))
-    kept = await portal.client.grant(grant(members=["bob"], gpus=2, minutes=90), user="ada")
+    saved = await portal.client.grant(grant(members=["bob"], gpus=2, minutes=90), user="ada")
     where = [f"name={VISION}", "cluster=test"]
     assert told(portal)[before:] == [
         ["modify", "account", "where", *where, "set", "GrpTRES=gres/gpu=2,gres/gpu:a100=-1", "GrpJobs=-1"],
@@ -84,33 +84,33 @@ async def test_only_what_differs_is_changed_and_limits_can_be_taken_away(portal:
             ["add", "user", "bob", f"account={VISION}", "cluster=test"],
         ],
     ]
-    assert (kept.members, kept.resources, kept.jobs) == ({"bob": [""]}, {"gres/gpu": 2}, None)
+    assert (saved.members, saved.resources, saved.jobs) == ({"bob": [""]}, {"gres/gpu": 2}, None)
 
 
 async def test_partitions_are_those_of_the_members(portal: Any) -> None:
     await portal.client.grant(grant(members=["ada"], partitions=["gpu"]), user="ada")
-    kept = await portal.client.grant(grant(members=["ada"]), user="ada")
-    assert kept.members == {"ada": [""]}
+    saved = await portal.client.grant(grant(members=["ada"]), user="ada")
+    assert saved.members == {"ada": [""]}
     assert any(call[-1] == "partition=gpu" for call in told(portal) if call[0] == "delete")
 
 
 async def test_who_leaves_with_jobs_keeps_them_and_starts_no_more(portal: Any) -> None:
     await portal.client.grant(grant(members=["ada", "bob"]), user="ada")
     portal.slurm.jobs = [{"A": 7, "j": "a", "u": "bob", "a": VISION, "P": "gpu", "T": "RUNNING"}]
-    kept = await portal.client.grant(grant(members=["ada"]), user="ada")
-    assert (sorted(kept.members), kept.stopped) == (["ada", "bob"], ["bob"])
+    saved = await portal.client.grant(grant(members=["ada"]), user="ada")
+    assert (sorted(saved.members), saved.stopped) == (["ada", "bob"], ["bob"])
     # Asked again when they have ended, Slurm lets go.
     portal.slurm.jobs = []
-    kept = await portal.client.grant(grant(members=["ada"]), user="ada")
-    assert kept.members == {"ada": [""]}
+    saved = await portal.client.grant(grant(members=["ada"]), user="ada")
+    assert saved.members == {"ada": [""]}
 
 
 async def test_who_comes_back_may_start_again(portal: Any) -> None:
     await portal.client.grant(grant(members=["bob"]), user="ada")
     portal.slurm.jobs = [{"A": 7, "j": "a", "u": "bob", "a": VISION, "P": "gpu", "T": "RUNNING"}]
     await portal.client.grant(grant(), user="ada")
-    kept = await portal.client.grant(grant(members=["bob"]), user="ada")
-    assert (kept.members, kept.stopped) == ({"bob": [""]}, [])
+    saved = await portal.client.grant(grant(members=["bob"]), user="ada")
+    assert (saved.members, saved.stopped) == ({"bob": [""]}, [])
 
 
 async def test_accounts_that_carme_has_not_made_are_left_alone(portal: Any) -> None:
@@ -159,7 +159,7 @@ async def test_users_may_neither_see_nor_change_projects(site: Any) -> None:
     assert site.slurm.calls("sacctmgr") == []
 
 
-async def test_slurm_away_is_said(portal: Any) -> None:
+async def test_slurm_away_is_reported(portal: Any) -> None:
     portal.slurm.fail("sacctmgr", "sacctmgr: error: slurm_persist_conn_open: Connection refused")
     with pytest.raises(SlurmError) as caught:
         await portal.client.grant(grant(members=["ada"]), user="ada")

@@ -74,8 +74,8 @@ def usage(busy: tuple[float, ...] = (0.9, 0.9), **changes: Any) -> Usage:
 
 
 def trained(data_wait: float, rank_wait: float | None = None, **changes: Any) -> Usage:
-    told = TrainingUse(ranks=2, step_seconds=0.25, data_wait=data_wait, rank_wait=rank_wait, loss=0.5)
-    return usage(**changes).model_copy(update={"training": told})
+    reported = TrainingUse(ranks=2, step_seconds=0.25, data_wait=data_wait, rank_wait=rank_wait, loss=0.5)
+    return usage(**changes).model_copy(update={"training": reported})
 
 
 # Advice
@@ -294,21 +294,21 @@ async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None
     assert all(len(curve.values) <= 121 for curve in curves)
 
 
-async def test_what_ranks_told_of_a_run_that_was_a_part_of_the_job(prometheus: Prometheus) -> None:
+async def test_what_ranks_reported_of_a_run_that_was_a_part_of_the_job(prometheus: Prometheus) -> None:
     used, curves = await Metrics(prometheus.url, prometheus.certificates).usage(9, BEGIN, END)
     assert used is not None
-    told = used.training
-    assert told is not None
-    assert told.ranks == 2
-    assert told.step_seconds == pytest.approx(0.25, rel=0.01)
-    assert told.samples_per_second == pytest.approx(256, rel=0.01)
-    assert told.data_wait == pytest.approx(0.6, rel=0.01)
-    assert told.rank_wait is None  # nobody has measured it
-    assert told.loss == pytest.approx(1.05, abs=0.01)
+    reported = used.training
+    assert reported is not None
+    assert reported.ranks == 2
+    assert reported.step_seconds == pytest.approx(0.25, rel=0.01)
+    assert reported.samples_per_second == pytest.approx(256, rel=0.01)
+    assert reported.data_wait == pytest.approx(0.6, rel=0.01)
+    assert reported.rank_wait is None  # nobody has measured it
+    assert reported.loss == pytest.approx(1.05, abs=0.01)
     loss = next(curve for curve in curves if curve.what == "loss")
     assert loss.top == pytest.approx(2.05, abs=0.01) and max(filter(None, loss.values)) > 0.99
     assert {curve.name for curve in curves if curve.what == "wait"} == {"for data"}
-    first, second = told.each
+    first, second = reported.each
     assert (first.node, first.rank, second.rank) == ("n1", 0, 1)
     assert first.step_seconds == pytest.approx(0.25) and first.samples_per_second == pytest.approx(128)
     assert first.data_wait == pytest.approx(0.6) and first.rank_wait is None
@@ -326,7 +326,7 @@ async def test_a_job_without_metrics_has_no_usage(prometheus: Prometheus) -> Non
     assert await Metrics(prometheus.url, prometheus.certificates).usage(7, earlier, earlier) == (None, [])
 
 
-async def test_prometheus_away_is_said(prometheus: Prometheus) -> None:
+async def test_prometheus_away_is_reported(prometheus: Prometheus) -> None:
     with pytest.raises(CarmeError, match="metrics cannot be read"):
         await Metrics("https://127.0.0.1:9", prometheus.certificates).usage(7, BEGIN, END)
     with pytest.raises(CarmeError, match="metrics cannot be read"):
@@ -513,15 +513,15 @@ def test_a_plot_says_which_times_and_heights_it_shows() -> None:
         ),
     ]
     page = as_html(report(curves=curves))
-    said = re.findall("<text[^>]*>([^<]*)</text>", page)
-    assert said[:6] == ["2.5", "1.25", "0", "10:00:00", "10:01:00", "10:02:00 UTC"]
-    assert "mean &lt;b&gt;, at most 2.5" in said
+    message = re.findall("<text[^>]*>([^<]*)</text>", page)
+    assert message[:6] == ["2.5", "1.25", "0", "10:00:00", "10:01:00", "10:02:00 UTC"]
+    assert "mean &lt;b&gt;, at most 2.5" in message
     # Each point stands where its time is, and none outside.
     lines = re.findall('points="([^"]*)"', page)
     assert lines == ["48.0,10.0", "528.0,70.0", "288.0,118.0 528.0,10.0"]
 
 
-def test_what_was_read_and_written_is_told_where_it_is_known() -> None:
+def test_what_was_read_and_written_is_reported_where_it_is_known() -> None:
     moved = Report(job=job(), usage=usage(read_bytes=3 * GIB, written_bytes=0))
     assert "GiB at most, 3.0 GiB read from disks, 0 B written" in as_text(moved)
     assert "disks" not in as_text(Report(job=job(), usage=usage()))
@@ -543,8 +543,8 @@ async def test_the_command(
     monkeypatch.setenv("CARME_CONFIG", str(path))
     site.slurm.account(ACCOUNTED | {"JobName": "a\x1b[31m"})
     assert await asyncio.to_thread(main, ["report", "7"]) == 0
-    said = capsys.readouterr().out
-    assert "\x1b" not in said and "3.0 of 32.0 GiB" in said
+    message = capsys.readouterr().out
+    assert "\x1b" not in message and "3.0 of 32.0 GiB" in message
     assert await asyncio.to_thread(main, ["report", "7", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"]["id"] == 7
     assert await asyncio.to_thread(main, ["report", "7", "--html"]) == 0

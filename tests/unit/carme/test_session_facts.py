@@ -155,8 +155,8 @@ def test_slurms_whole_seconds_are_refined_but_never_contradicted() -> None:
     early = seen(waiting, job(started=second - timedelta(seconds=5)), NOW - timedelta(seconds=1))
     assert [one.at for one in timeline(early)] == [NOW, NOW]
     # The job's own script began before the next look at Slurm.
-    told = noted(late, SessionNote(marks=(mark(Step.PROLOG, 0.7),)))
-    assert timeline(told)[1].at == NOW + timedelta(seconds=0.7)
+    reported = noted(late, SessionNote(marks=(mark(Step.PROLOG, 0.7),)))
+    assert timeline(reported)[1].at == NOW + timedelta(seconds=0.7)
     # A node whose clock is behind says nothing about it.
     wrong = noted(late, SessionNote(marks=(mark(Step.PROLOG, -300),)))
     assert timeline(wrong)[1].at == second + timedelta(seconds=2)
@@ -218,23 +218,23 @@ def test_a_server_that_is_heard_of_after_its_job_was_put_back_is_lost() -> None:
     def at(seconds: float) -> datetime:
         return NOW + timedelta(seconds=seconds)
 
-    def told(facts: Facts) -> Facts:
+    def reported(facts: Facts) -> Facts:
         return facts.model_copy(update={"state": session_of(facts).state})
 
-    facts = told(seen(told(Facts(job=job())), job(JobState.PENDING), at(1), at(1)))
+    facts = reported(seen(reported(Facts(job=job())), job(JobState.PENDING), at(1), at(1)))
     assert facts.state is SessionState.QUEUED
-    facts = told(noted(facts, SessionNote(server=ServerStatus.READY), at(2)))
+    facts = reported(noted(facts, SessionNote(server=ServerStatus.READY), at(2)))
     # A look that had begun before shows what was, maybe.
-    early = told(seen(facts, job(JobState.PENDING), at(3), at(1.9)))
+    early = reported(seen(facts, job(JobState.PENDING), at(3), at(1.9)))
     assert early.state is SessionState.READY
-    lost = told(seen(early, job(JobState.PENDING), at(4), at(3.9)))
+    lost = reported(seen(early, job(JobState.PENDING), at(4), at(3.9)))
     assert lost.state is SessionState.LOST
     assert "back into the queue" in session_of(lost).sentence
     # It does not come back with the job, but another one may.
-    again = told(seen(lost, job(), at(5), at(4.9)))
+    again = reported(seen(lost, job(), at(5), at(4.9)))
     assert again.state is SessionState.STARTING
-    assert told(noted(again, SessionNote(server=ServerStatus.READY), at(6))).state is SessionState.READY
-    assert told(seen(facts, job(), at(3), at(2.9))).state is SessionState.READY
+    assert reported(noted(again, SessionNote(server=ServerStatus.READY), at(6))).state is SessionState.READY
+    assert reported(seen(facts, job(), at(3), at(2.9))).state is SessionState.READY
 
 
 def test_what_clears_away_a_session_that_its_owner_stopped_does_not_say_why_it_ended() -> None:

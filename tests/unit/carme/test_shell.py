@@ -44,7 +44,7 @@ def test_others_cannot_be_entered(values: dict[str, Any]) -> None:
         ({"fabric.json": WHERE, "fabric.key": "k" * 64, "fabric.pem": "nothing"}, "fabric.pem: "),
     ],
 )
-def test_a_folder_that_does_not_tell_the_way(tmp_path: Path, files: dict[str, str], words: str) -> None:
+def test_a_folder_that_does_not_show_the_way(tmp_path: Path, files: dict[str, str], words: str) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(CarmeError, match=words):

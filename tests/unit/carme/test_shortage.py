@@ -54,14 +54,14 @@ def busy(name: str, gpus: int, **values: Any) -> Node:
 
 def test_who_has_the_gpus_and_until_when() -> None:
     others = [running(1, minutes_limit=30), running(2, user="ada", gpus=1), running(3, minutes_limit=600)]
-    said = missing(waiting(gpus=3), [busy("n1", 3), busy("n2", 4)], *others)
+    message = missing(waiting(gpus=3), [busy("n1", 3), busy("n2", 4)], *others)
     who = "your job 2 and 2 jobs of others"
-    assert said == f"2 GPUs must become free on n1, in use by {who} until {at(60)} at the latest"
-    assert "secret" not in said and "bob" not in said
+    assert message == f"2 GPUs must become free on n1, in use by {who} until {at(60)} at the latest"
+    assert "secret" not in message and "bob" not in message
     # With all of it the longest counts; without a limit nobody can say.
     assert missing(waiting(), [busy("n1", 3)], *others).endswith(f"until {at(600)} at the latest")
-    said = missing(waiting(), [busy("n1", 1)], running(1, minutes_limit=None))
-    assert said == "1 GPU must become free on n1, in use by 1 job of others"
+    message = missing(waiting(), [busy("n1", 1)], running(1, minutes_limit=None))
+    assert message == "1 GPU must become free on n1, in use by 1 job of others"
 
 
 def test_the_end_that_slurm_gives_counts() -> None:
@@ -76,10 +76,10 @@ def test_the_end_that_slurm_gives_counts() -> None:
 def test_a_job_over_several_nodes() -> None:
     nodes = [busy("n1", 4), busy("n2", 0), busy("n3", 4)]
     others = [running(1, gpus=4), running(2, gpus=4, node_list="n3", minutes_limit=90)]
-    said = missing(waiting(nodes=2, gpus=8, cpus=8), nodes, *others)
-    assert said == f"4 GPUs must become free on n1, in use by 1 job of others until {at(60)} at the latest"
-    said = missing(waiting(nodes=3, gpus=12, cpus=12), nodes, *others)
-    assert said.startswith("8 GPUs must become free on n1 and n3, in use by 2 jobs of others until")
+    message = missing(waiting(nodes=2, gpus=8, cpus=8), nodes, *others)
+    assert message == f"4 GPUs must become free on n1, in use by 1 job of others until {at(60)} at the latest"
+    message = missing(waiting(nodes=3, gpus=12, cpus=12), nodes, *others)
+    assert message.startswith("8 GPUs must become free on n1 and n3, in use by 2 jobs of others until")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_job_over_several_nodes() -> None:
 )
 def test_each_resource(values: dict[str, int], expected: str) -> None:
     there = running(1, gpus=2, cpus=2, memory_mb=200)
-    said = missing(waiting(**values), [busy("n1", 2)], there)
-    assert said.partition(", in use")[0] == expected
+    message = missing(waiting(**values), [busy("n1", 2)], there)
+    assert message.partition(", in use")[0] == expected
 
 
 def test_nodes_that_take_no_jobs() -> None:
@@ -106,13 +106,13 @@ def test_nodes_that_take_no_jobs() -> None:
 
 def test_a_reservation_keeps_nodes_that_are_free() -> None:
     now, later = reservation("maint", -5, 90, "n1", "n2"), reservation("carme-b", 30, 200, "n1")
-    said = missing(waiting(), [node("n1"), node("n2")], kept=(now,))
-    assert said == (
+    text = missing(waiting(), [node("n1"), node("n2")], kept=(now,))
+    assert text == (
         "4 GPUs, 4 processors and 400 MiB of memory must become free on n1, kept for the "
         f"reservation maint until {at(90)} at the latest"
     )
-    said = missing(waiting(minutes_limit=60), [node("n1")], kept=(later,))
-    assert said.endswith(f", kept for the reservation carme-b from {at(30)} on until {at(200)} at the latest")
+    text = missing(waiting(minutes_limit=60), [node("n1")], kept=(later,))
+    assert text.endswith(f", kept for the reservation carme-b from {at(30)} on until {at(200)} at the latest")
     # It ends before the booking begins, runs in it itself, or there is another node.
     assert missing(waiting(minutes_limit=20), [node("n1")], kept=(later,)) == ""
     assert missing(waiting(reservation="maint"), [node("n1"), node("n3")], kept=(now,)) == ""
@@ -121,10 +121,10 @@ def test_a_reservation_keeps_nodes_that_are_free() -> None:
 
 def test_a_job_of_a_reservation_waits_for_its_nodes_alone() -> None:
     own = reservation("carme-a", -5, 90, "n2")
-    said = missing(
+    message = missing(
         waiting(reservation="carme-a"), [node("n1"), busy("n2", 2)], running(1, node_list="n2"), kept=(own,)
     )
-    assert said.startswith("2 GPUs must become free on n2, in use by 1 job of others")
+    assert message.startswith("2 GPUs must become free on n2, in use by 1 job of others")
 
 
 def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
@@ -132,8 +132,8 @@ def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
     outside = running(1, gpus=1, minutes_limit=30)
     inside = running(2, gpus=2, user="eve", reservation="carme-a", minutes_limit=80)
     assert missing(waiting(gpus=1, cpus=1), [busy("n1", 3)], outside, inside, kept=(some,)) == ""
-    said = missing(waiting(gpus=2, cpus=2), [busy("n1", 1)], outside, kept=(some,))
-    assert said == (
+    message = missing(waiting(gpus=2, cpus=2), [busy("n1", 1)], outside, kept=(some,))
+    assert message == (
         f"1 GPU must become free on n1, in use by 1 job of others and kept for the reservation carme-a "
         f"until {at(30)} at the latest"
     )
@@ -141,11 +141,11 @@ def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
 
 def test_which_nodes_reservations_keep() -> None:
     cluster = of([node("n1"), node("n2"), node("n3")])
-    kept = [reservation("maint", -5, 90, "n1", "n2", "x9"), reservation("carme-b", 30, 200, "n3")]
-    assert kept_nodes(waiting(), cluster, kept, NOW) == (
+    saved = [reservation("maint", -5, 90, "n1", "n2", "x9"), reservation("carme-b", 30, 200, "n3")]
+    assert kept_nodes(waiting(), cluster, saved, NOW) == (
         f"kept for the reservation maint until {at(90)}: n1 and n2"
     )
-    assert kept_nodes(waiting(reservation="maint"), cluster, kept, NOW) == (
+    assert kept_nodes(waiting(reservation="maint"), cluster, saved, NOW) == (
         f"kept for the reservation carme-b from {at(30)} on until {at(200)}: n3"
     )
-    assert kept_nodes(waiting(reservation="maint", minutes_limit=20), cluster, kept, NOW) == ""
+    assert kept_nodes(waiting(reservation="maint", minutes_limit=20), cluster, saved, NOW) == ""

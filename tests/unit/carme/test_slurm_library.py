@@ -198,9 +198,9 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
 
 async def test_both_adapters_agree(host: Host, library: SlurmLibrary) -> None:
     commands = await look(SlurmCommands(cluster="try"))
-    asked = host.calls()
+    requested = host.calls()
     assert await look(library) == commands
-    assert host.calls() == asked  # none of it from the programs
+    assert host.calls() == requested  # none of it from the programs
 
 
 @pytest.fixture
@@ -284,8 +284,8 @@ async def test_a_library_that_fails_leaves_the_commands(
     # After a while it is tried again.
     host.mode("")
     monkeypatch.setattr(library, "_resting_until", 0.0)
-    asked = host.calls()
-    assert await look(library) == known and host.calls() == asked
+    requested = host.calls()
+    assert await look(library) == known and host.calls() == requested
 
 
 async def test_a_library_that_hangs_holds_nobody_up(

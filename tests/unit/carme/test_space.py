@@ -92,8 +92,8 @@ print(json.dumps(dataclasses.asdict(space.space_of(sys.argv[1]))))
         text=True,
         check=True,
     )
-    told = json.loads(done.stdout)
-    return Space(**told | {"quota": Limits(**told["quota"]) if told["quota"] else None})
+    reported = json.loads(done.stdout)
+    return Space(**reported | {"quota": Limits(**reported["quota"]) if reported["quota"] else None})
 
 
 def test_the_kernel_s_account(tmp_path: Path) -> None:

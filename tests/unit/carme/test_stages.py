@@ -77,7 +77,7 @@ def test_wrong_words_are_named(datasets: Datasets, text: str, words: str) -> Non
 
 
 def test_requests_refuse_what_no_node_can_read() -> None:
-    asked = {"name": "a", "kind": "batch", "command": ["x"], "minutes": 1}
+    requested = {"name": "a", "kind": "batch", "command": ["x"], "minutes": 1}
     for stage in (
         {"source": "data"},
         {"source": "/a\nb"},
@@ -85,11 +85,11 @@ def test_requests_refuse_what_no_node_can_read() -> None:
         {"source": "/a", "x": 1},
     ):
         with pytest.raises(InvalidRequest):
-            JobRequest.read({**asked, "stage": [stage]})
+            JobRequest.read({**requested, "stage": [stage]})
     with pytest.raises(InvalidRequest):
-        JobRequest.read({**asked, "results": "results"})
+        JobRequest.read({**requested, "results": "results"})
     with pytest.raises(InvalidRequest):
-        JobRequest.read({**asked, "stage": [{"source": f"/{number}"} for number in range(17)]})
+        JobRequest.read({**requested, "stage": [{"source": f"/{number}"} for number in range(17)]})
     options = SessionOptions(image="base", minutes=5, stage=[Stage(source="/data/x")], results="/home/a/out")
     again = SessionOptions.read(json.loads(options.model_dump_json()))
     request = again.request(name="s", command=["x"], environment={})

@@ -87,7 +87,7 @@ def test_all_that_users_meet_has_a_german_sentence(module: str) -> None:
     assert not missing
 
 
-def test_the_budget_of_bookings_is_told() -> None:
+def test_the_budget_of_bookings_is_reported() -> None:
     for whose in ("you may book in 28 days you have", "the project 'x' may book in 28 days it has"):
         text = f"The booking costs 8 GPU-hours; of the 10 that {whose} 2.5 left."
         assert "sind 2.5 übrig" in translated(text, "de")
@@ -95,10 +95,10 @@ def test_the_budget_of_bookings_is_told() -> None:
 
 def test_values_are_translated_and_names_are_not() -> None:
     assert translated("Ask for 1 to 4.", "de") == "Verlangen Sie 1 bis 4."
-    said = translated("A booking lasts at most 12 hours, not 1 day 2 hours 5 minutes.", "de-AT")
-    assert said == "Eine Buchung dauert höchstens 12 Stunden, nicht 1 Tag 2 Stunden 5 Minuten."
-    said = translated("There is no partition 'job and session'; there are: a, b and c.", "de")
-    assert said == "Es gibt keine Partition 'job and session'; es gibt: a, b und c."
+    message = translated("A booking lasts at most 12 hours, not 1 day 2 hours 5 minutes.", "de-AT")
+    assert message == "Eine Buchung dauert höchstens 12 Stunden, nicht 1 Tag 2 Stunden 5 Minuten."
+    message = translated("There is no partition 'job and session'; there are: a, b and c.", "de")
+    assert message == "Es gibt keine Partition 'job and session'; es gibt: a, b und c."
     assert translated("'minutes' must be at least 1, not 0.", "de").startswith("'minutes' muss mindestens 1")
     for text in ("", "Something that nobody has translated.", "x" * 5000):
         assert translated(text, "de") == text
@@ -126,8 +126,8 @@ def test_why_a_job_waits(detail: str) -> None:
     ]
     for reason in (*PENDING_REASONS, *limits, "SomethingNew"):
         text = waiting_for(reason, "" if reason == "SomethingNew" else detail)
-        said = translated(text, "de")
-        assert said != text and (detail in said or reason == "SomethingNew"), text
+        message = translated(text, "de")
+        assert message != text and (detail in message or reason == "SomethingNew"), text
 
 
 def test_what_is_missing_for_a_job() -> None:
@@ -146,21 +146,21 @@ def test_what_is_missing_for_a_job() -> None:
         "4 GPUs must become free on n1, in use by your job 7 and 2 jobs of others and kept for the "
         "reservations carme-b and maint until 14:53 at the latest",
     ):
-        said = translated(waiting_for("Resources", detail), "de")
+        message = translated(waiting_for("Resources", detail), "de")
         assert not {"must", "use", "jobs", "next", "down", "memory", "kept", "on", "and"} & set(
-            said.split()
-        ), said
+            message.split()
+        ), message
     for detail in (
         "kept for the reservation maint until 14:53: n1 and n2",
         "kept for the reservation carme-b from 13:00 on until 14:53: n1 and n2 and down or drained: n3, n4",
     ):
-        said = translated(waiting_for("ReqNodeNotAvail, UnavailableNodes:n1", detail), "de")
-        assert not {"kept", "on", "until", "from", "reserved", "down", "and"} & set(said.split()), said
-        assert "14:53" in said
+        message = translated(waiting_for("ReqNodeNotAvail, UnavailableNodes:n1", detail), "de")
+        assert not {"kept", "on", "until", "from", "reserved", "down", "and"} & set(message.split()), message
+        assert "14:53" in message
     for by_slurm, left in ((True, 90), (False, None)):
         for session in (True, False):
-            said = translated(suspended(session, by_slurm, left), "de")
-            assert "angehalten" in said and "minute" not in said, said
+            message = translated(suspended(session, by_slurm, left), "de")
+            assert "angehalten" in message and "minute" not in message, message
 
 
 def ended(kind: str, **values: object) -> Job:
@@ -218,7 +218,7 @@ def test_templates_have_the_same_values() -> None:
         assert german.strip() == german and german, english
 
 
-def test_errors_are_told_in_the_language_that_is_followed() -> None:
+def test_errors_are_reported_in_the_language_that_is_followed() -> None:
     error = InvalidRequest("A booking cannot begin in the past.", "The earliest start now is 9:00.")
     try:
         follow(lambda: "de")
@@ -241,11 +241,11 @@ def test_commands_follow_the_terminal(
     monkeypatch.setenv("CARME_URL", "https://carme.invalid")
     monkeypatch.setenv("CARME_TOKEN", "x")
     try:
-        for language, said in (
+        for language, message in (
             ("de_DE.UTF-8", "ist keine Zeitdauer"),
             ("C.UTF-8", "is not a length of time"),
         ):
             monkeypatch.setenv("LANG", language)
-            assert main(words) == 1 and said in capsys.readouterr().err
+            assert main(words) == 1 and message in capsys.readouterr().err
     finally:
         follow(lambda: None)

@@ -86,9 +86,9 @@ def test_status_is_for_people_and_for_programs() -> None:
         [ServiceStatus("head", "carme-hub", "failed")],
         ["carme-hub on head is failed."],
     )
-    told = json.loads(status.as_json())
-    assert told["ready"] is False
-    assert told["nodes"] == [{"name": "n1", "address": "10.77.0.11", "running": True, "slurm": "idle"}]
+    reported = json.loads(status.as_json())
+    assert reported["ready"] is False
+    assert reported["nodes"] == [{"name": "n1", "address": "10.77.0.11", "running": True, "slurm": "idle"}]
     assert "not ready" in status.as_text()
     assert "carme-hub on head is failed." in status.as_text()
     assert json.loads(Status("carme", "u").as_json())["ready"] is True

@@ -67,13 +67,13 @@ def test_ansible_reaches_the_head_locally_and_the_nodes_by_address() -> None:
     }
 
 
-def test_ansible_is_told_site_users_and_gpus() -> None:
-    told = variables(Settings(gpus=1, port=9443), {"user1": "a", "user2": "b", "admin": "c"})
-    assert told["site_url"] == "https://localhost:9443"
-    assert told["demo_gpus_per_node"] == 1
-    assert told["images_names"] == ["base", "torch"]
-    assert told["images_horovod"] is False
-    assert told["demo_users"] == [
+def test_ansible_gets_site_users_and_gpus() -> None:
+    reported = variables(Settings(gpus=1, port=9443), {"user1": "a", "user2": "b", "admin": "c"})
+    assert reported["site_url"] == "https://localhost:9443"
+    assert reported["demo_gpus_per_node"] == 1
+    assert reported["images_names"] == ["base", "torch"]
+    assert reported["images_horovod"] is False
+    assert reported["demo_users"] == [
         {"name": "user1", "uid": 2001, "admin": False, "password": "a"},
         {"name": "user2", "uid": 2002, "admin": False, "password": "b"},
         {"name": "admin", "uid": 2003, "admin": True, "password": "c"},

@@ -82,7 +82,7 @@ def test_local_package_folders_are_mounted_read_only_at_their_own_path(
     assert f"{tmp_path}:{tmp_path}:ro" in nodes.creation_options(Settings().machines()[1], "carme-1")
 
 
-def test_a_nodes_files_tell_it_its_gpus_and_the_registries() -> None:
+def test_a_nodes_files_give_it_its_gpus_and_the_registries() -> None:
     registries = Registries(pip=(("retries", "3"),), authorities="-----BEGIN CERTIFICATE-----")
     settings = Settings(gpus=2)
     archive = tarfile.TarFile(fileobj=io.BytesIO(files_archive(settings.machines()[1], settings, registries)))
@@ -175,13 +175,13 @@ def test_a_process_is_known_to_be_there_or_not() -> None:
     assert not process_exists(2**22 + 1)
 
 
-def test_too_little_space_is_said_with_numbers() -> None:
+def test_too_little_space_is_reported_with_numbers() -> None:
     with pytest.raises(DemoError, match=r"3\.0 GB free .* needs 12 GB"):
         host.check_space(3 * 10**9, first=True)
     host.check_space(3 * 10**9, first=False)
 
 
-def test_a_taken_port_is_said_with_the_way_out() -> None:
+def test_a_taken_port_is_reported_with_the_way_out() -> None:
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -190,7 +190,7 @@ def test_a_taken_port_is_said_with_the_way_out() -> None:
             host.check_port(taken.getsockname()[1])
 
 
-def test_a_network_in_use_is_said_but_our_own_bridge_does_not_count() -> None:
+def test_a_network_in_use_is_reported_but_our_own_bridge_does_not_count() -> None:
     routes = "10.77.0.0/16 dev tun0 proto kernel scope link\n"
     with pytest.raises(DemoError, match=r"10\.77\.0\.0/16 on tun0.*--subnet"):
         host.check_routes(routes, "10.77.0.0/24", "carme0")
@@ -232,11 +232,11 @@ def test_a_node_stopped_while_it_learnt_whom_to_trust_learns_it_at_its_next_star
     places = {"SETTINGS": tmp_path, "OWN_AUTHORITIES": own, "BUNDLE": bundle}
     for name, place in places.items():
         monkeypatch.setitem(known.__globals__, name, place)
-    asked: list[object] = []
-    monkeypatch.setattr("subprocess.run", lambda command, **how: asked.append(command))
+    requested: list[object] = []
+    monkeypatch.setattr("subprocess.run", lambda command, **how: requested.append(command))
     known()  # and stopped before the bundle was written
     known()
-    assert len(asked) == 2 and (own / "demo-host-0.crt").read_text() == CERTIFICATE
+    assert len(requested) == 2 and (own / "demo-host-0.crt").read_text() == CERTIFICATE
     bundle.write_text(CERTIFICATE)
     known()
-    assert len(asked) == 2
+    assert len(requested) == 2

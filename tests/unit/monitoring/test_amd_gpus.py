@@ -54,7 +54,7 @@ def test_figures_have_the_names_and_units_of_all_gpus(start: Starts, gpus: Path)
     assert exporter.values("carme_gpu_link_bytes_per_second") == []
 
 
-def test_an_older_gpu_tells_its_mean_power_and_no_energy(start: Starts, gpus: Path):
+def test_an_older_gpu_reports_its_mean_power_and_no_energy(start: Starts, gpus: Path):
     describe(gpus, "old=1")
     exporter = start(amd=gpus)
     assert exporter.values("carme_gpu_power_watts") == [300]

@@ -50,7 +50,7 @@ def test_every_query_is_promql(uid: str, tmp_path: Path):
     assert f"{len(rules)} rules found" in done.stdout
 
 
-def test_every_query_asks_for_what_is_exported(start: Starts, tmp_path: Path):
+def test_every_query_requests_what_is_exported(start: Starts, tmp_path: Path):
     known = exported(start, tmp_path)
     for uid, board in BOARDS.items():
         queries = [*expressions(render(uid, board)), *board.variables.values()]

@@ -100,7 +100,7 @@ def test_errors_are_counted_by_kind_and_link(start: Starts, gpus: Path):
         (0x1, None),  # idle: nothing slows it down
     ],
 )
-def test_each_reason_for_lower_clocks_is_told_apart(start: Starts, gpus: Path, bit: int, reason: str | None):
+def test_reasons_for_lower_clocks_are_distinguished(start: Starts, gpus: Path, bit: int, reason: str | None):
     describe(gpus, f"throttle={bit}")
     found = {
         dict(labels)["reason"]: value

@@ -130,7 +130,7 @@ def descriptors() -> set[str]:
     return found
 
 
-def test_files_that_stay_open_tell_what_is_new_and_close_with_the_job(root: Path, tmp_path: Path):
+def test_files_that_stay_open_report_what_is_new_and_close_with_the_job(root: Path, tmp_path: Path):
     job = version_two(root)
     cgroups = Cgroups(root, tmp_path / "proc")
     assert [usage.threads for usage in cgroups.usage()] == [12]

@@ -107,7 +107,7 @@ def test_a_file_of_something_else_is_as_none(text: str, processes: Path, tmp_pat
     assert told(file) == (30, 3)
 
 
-def test_what_control_groups_tell_counts_more(tmp_path: Path):
+def test_what_control_groups_report_counts_more(tmp_path: Path):
     (tmp_path / "jobs.json").write_text('{"7": {"0": [1, 2, 1, 2]}}')
     usage = Usage(7, read_bytes=0, written_bytes=9)
     MovedRecords(tmp_path / "jobs.json").add_to([usage])

@@ -234,7 +234,7 @@ def test_after_the_exporter_s_restart_ranks_are_heard_again(site: Site) -> None:
     assert site.training.jobs().keys() == {7}
 
 
-def test_a_socket_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_socket_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     path = f"{ROOT / 'monitoring/src'}:{ROOT / 'carme/src'}"
     done = subprocess.run(
         [sys.executable, "-m", "carme_monitoring.node.exporter", "--training", tmp_path / "none/socket"],

@@ -22,7 +22,7 @@ def everything(found: Any) -> Iterator[dict[str, Any]]:
         yield from everything(inner)
 
 
-def test_every_pattern_asks_for_what_is_exported(start: Starts, tmp_path: Path) -> None:
+def test_every_pattern_requests_what_is_exported(start: Starts, tmp_path: Path) -> None:
     patterns = {
         step["parameters"][0]
         for step in everything(zabbix.render())

@@ -32,12 +32,12 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This process's environment without any job, and with `more`."""
-    kept = {
+    saved = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SLURM", "CARME")) and name not in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     }
-    return kept | {"PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])} | more
+    return saved | {"PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])} | more
 
 
 class Process:

@@ -129,8 +129,8 @@ def test_a_node_that_gets_no_processor_joins_all_the_same(make_job: MakeJob) -> 
 
 def carry(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while said := source.recv(4096):
-            target.sendall(said)
+        while message := source.recv(4096):
+            target.sendall(message)
         target.shutdown(socket.SHUT_WR)
 
 
@@ -162,7 +162,7 @@ def refused(peer: socket.socket) -> bool:
     return True
 
 
-def test_strangers_are_dropped_while_a_run_goes_on(
+def test_unauthenticated_peers_are_dropped_while_a_run_goes_on(
     make_job: MakeJob, script: Script, witness: Witness
 ) -> None:
     job = make_job("n1", "n2")
@@ -314,7 +314,7 @@ def agent(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_what_the_agent_cannot_do_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_what_the_agent_cannot_do_is_reported_in_one_sentence(tmp_path: Path) -> None:
     key, environment = tmp_path / "key", tmp_path / "environment.json"
     key.write_text("x" * 64)
     key.chmod(0o600)

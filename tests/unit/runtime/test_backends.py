@@ -65,10 +65,10 @@ def test_ranks_of_tensorflow_know_each_other(local: Launch, script: Script, tmp_
     folders = f"{clean_environment()['PYTHONPATH']}:{tmp_path}"
     code, out, errors = local("-n", "3", "--backend", "tensorflow", path, PYTHONPATH=folders).wait()
     assert (code, errors) == (0, "")
-    told = [json.loads(line.partition("] ")[2]) for line in out.splitlines()]
-    assert sorted(one["task"]["index"] for one in told) == [0, 1, 2]
-    workers = told[0]["cluster"]["worker"]
-    assert len(set(workers)) == 3 and all(one["cluster"]["worker"] == workers for one in told)
+    reported = [json.loads(line.partition("] ")[2]) for line in out.splitlines()]
+    assert sorted(one["task"]["index"] for one in reported) == [0, 1, 2]
+    workers = reported[0]["cluster"]["worker"]
+    assert len(set(workers)) == 3 and all(one["cluster"]["worker"] == workers for one in reported)
 
 
 def spread(*devices: int, ranks: int | None = None, caller: dict[str, str] | None = None) -> Setup:

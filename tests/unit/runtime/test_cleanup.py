@@ -86,7 +86,7 @@ def test_what_left_its_rank_is_ended(local: Launch, make_daemon: Callable[[], Da
     assert (code, errors) == (0, "") and out.startswith("Nothing was left behind on ")
 
 
-def test_what_does_not_listen_is_told_and_killed_by_force(
+def test_what_does_not_listen_is_reported_and_killed_by_force(
     local: Launch, make_daemon: Callable[[str], Daemon], tmp_path: Path
 ) -> None:
     trapped = tmp_path / "trapped"
@@ -120,7 +120,7 @@ def test_ranks_of_a_killed_launcher_and_keeper_are_ended(local: Launch, tmp_path
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_rank_of_which_a_dying_launcher_could_not_tell_is_ended(told: bool) -> None:
+def test_a_rank_of_which_a_dying_launcher_could_not_report_is_ended(told: bool) -> None:
     entry = {"CARME_RUN": f"test:{time.monotonic_ns()}"}
     keeper = Keeper()
     keeper.begin()

@@ -182,7 +182,7 @@ def test_the_verdict_is_three_sentences(result: Result) -> None:
     assert verdict.sentences(dataclasses.replace(result, rows=[]))[0].startswith("Nothing was measured")
 
 
-def test_contestants_that_cannot_be_told_apart_are_level(result: Result) -> None:
+def test_contestants_that_cannot_be_distinguished_are_level(result: Result) -> None:
     result.rows += [row("torch-carme", "mlp", 2, 0.5501)]
     assert "level with" in verdict.sentences(result)[0]
     assert "level)" in report.text(result)

@@ -75,9 +75,9 @@ def test_environment_output_and_programs_are_not_seen_on_the_way(
     eavesdropper: tuple[Job, Eavesdropper], script: Callable[[str], str]
 ) -> None:
     job, relay = eavesdropper
-    told = {"DATABASE_PASSWORD": "correct-horse", "JUPYTERHUB_API_TOKEN": HUB_TOKEN}
+    reported = {"DATABASE_PASSWORD": "correct-horse", "JUPYTERHUB_API_TOKEN": HUB_TOKEN}
     text = "import os; print(os.environ['DATABASE_PASSWORD'], 'JUPYTERHUB_API_TOKEN' in os.environ)"
-    code, out, _ = job.launch(script(text), environment=told).wait()
+    code, out, _ = job.launch(script(text), environment=reported).wait()
     assert code == 0
     assert sorted(out.splitlines()) == ["[rank 0] correct-horse False", "[rank 1] correct-horse False"]
     for secret in ("correct-horse", HUB_TOKEN, "DATABASE", "environment", script(text)):
@@ -175,7 +175,7 @@ def test_a_false_first_agent_learns_nothing(make_job: MakeJob, tmp_path: Path) -
     assert job.join(1, port=port).wait()[0] == 1
 
 
-def test_too_many_strangers_do_not_keep_the_owner_out_for_long(make_job: MakeJob) -> None:
+def test_too_many_unauthenticated_peers_do_not_keep_the_owner_out_for_long(make_job: MakeJob) -> None:
     job = make_job("n1", "n2", joining=False)
     strangers = [socket.create_connection(("127.0.0.1", job.port), PATIENCE) for _ in range(70)]
     job.first.wait_for_error("too many connections that have not proved yet that they know the key")

@@ -29,8 +29,8 @@ def spread(*devices: int, address: str = "10.0.0.{}") -> list[Place]:
 
 
 def test_ranks_know_their_numbers_on_and_across_nodes() -> None:
-    told = horovod.variables(spread(2, 1, 2), 1234, {})
-    assert [[told[rank][f"HOROVOD_{name}"] for name in NAMES] for rank in range(5)] == [
+    reported = horovod.variables(spread(2, 1, 2), 1234, {})
+    assert [[reported[rank][f"HOROVOD_{name}"] for name in NAMES] for rank in range(5)] == [
         ["0", "5", "0", "2", "0", "3", "n1"],
         ["1", "5", "1", "2", "0", "2", "n1"],
         ["2", "5", "0", "1", "1", "3", "n2"],
@@ -38,22 +38,22 @@ def test_ranks_know_their_numbers_on_and_across_nodes() -> None:
         ["4", "5", "1", "2", "1", "2", "n3"],
     ]
     for rank, interface in enumerate(["eth0", "eth0", "eth1", "eth2", "eth2"]):
-        assert told[rank]["HOROVOD_GLOO_IFACE"] == interface
-        assert told[rank]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.1"
-        assert told[rank]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
-        assert told[rank]["HOROVOD_CONTROLLER"] == told[rank]["HOROVOD_CPU_OPERATIONS"] == "gloo"
+        assert reported[rank]["HOROVOD_GLOO_IFACE"] == interface
+        assert reported[rank]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.1"
+        assert reported[rank]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
+        assert reported[rank]["HOROVOD_CONTROLLER"] == reported[rank]["HOROVOD_CPU_OPERATIONS"] == "gloo"
 
 
 def test_ranks_of_one_node_stay_off_the_network() -> None:
-    told = horovod.variables(spread(2), 1234, {})
+    reported = horovod.variables(spread(2), 1234, {})
     for rank in range(2):
-        assert told[rank]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
-        assert told[rank]["HOROVOD_GLOO_IFACE"] == "lo"
+        assert reported[rank]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
+        assert reported[rank]["HOROVOD_GLOO_IFACE"] == "lo"
 
 
 def test_the_caller_may_name_the_interface() -> None:
-    told = horovod.variables(spread(1, 1), 1234, {"HOROVOD_GLOO_IFACE": "ib0"})
-    assert [told[rank]["HOROVOD_GLOO_IFACE"] for rank in range(2)] == ["ib0", "ib0"]
+    reported = horovod.variables(spread(1, 1), 1234, {"HOROVOD_GLOO_IFACE": "ib0"})
+    assert [reported[rank]["HOROVOD_GLOO_IFACE"] for rank in range(2)] == ["ib0", "ib0"]
 
 
 def test_an_address_that_horovod_cannot_use() -> None:

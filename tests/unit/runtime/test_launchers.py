@@ -13,9 +13,9 @@ SRUN = {
 
 
 def test_ranks_of_srun_meet_on_its_first_node() -> None:
-    told = translated(SRUN)
-    port = told.pop("MASTER_PORT")
-    assert told == {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "node07"}
+    reported = translated(SRUN)
+    port = reported.pop("MASTER_PORT")
+    assert reported == {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "node07"}
     assert 20_000 <= int(port) < 32_000
     assert translated(SRUN | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1"})["MASTER_PORT"] == port
     assert translated(SRUN | {"SLURM_STEP_ID": "2"})["MASTER_PORT"] != port
@@ -30,8 +30,8 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
 
 
 def test_ranks_of_srun_on_one_node_need_no_network() -> None:
-    told = translated(SRUN | {"SLURM_STEP_NUM_NODES": "1"})
-    assert told["MASTER_ADDR"] == "127.0.0.1" and told["LOCAL_WORLD_SIZE"] == "4"
+    reported = translated(SRUN | {"SLURM_STEP_NUM_NODES": "1"})
+    assert reported["MASTER_ADDR"] == "127.0.0.1" and reported["LOCAL_WORLD_SIZE"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_what_is_no_rank_of_srun_is_not_taken_for_one(more: dict[str, str]) -> N
 
 
 def test_what_is_set_stays() -> None:
-    told = translated(SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"})
-    assert "MASTER_ADDR" not in told and "MASTER_PORT" not in told
+    reported = translated(SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"})
+    assert "MASTER_ADDR" not in reported and "MASTER_PORT" not in reported
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_what_is_set_stays() -> None:
     ids=["Open MPI", "MPICH and Intel MPI"],
 )  # fmt: skip
 def test_ranks_of_mpirun(environment: dict[str, str]) -> None:
-    told = translated(SRUN | environment)  # mpirun in a job of Slurm: it counts, not srun
-    assert (told["RANK"], told["WORLD_SIZE"], told["LOCAL_RANK"]) == ("1", "2", "1")
-    assert told["MASTER_ADDR"] == "127.0.0.1" and "MASTER_PORT" in told
+    reported = translated(SRUN | environment)  # mpirun in a job of Slurm: it counts, not srun
+    assert (reported["RANK"], reported["WORLD_SIZE"], reported["LOCAL_RANK"]) == ("1", "2", "1")
+    assert reported["MASTER_ADDR"] == "127.0.0.1" and "MASTER_PORT" in reported
     local = next(name for name in environment if "LOCAL_SIZE" in name or "LOCALNRANKS" in name)
     assert "MASTER_ADDR" not in translated(environment | {local: "1"})  # on several nodes nobody knows
 
@@ -104,13 +104,13 @@ def test_ranks_of_mpirun_on_several_nodes_meet_on_its_host(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ancestors: list[list[str]], host: str
 ) -> None:
     monkeypatch.setattr(launchers, "_ancestors", lambda: iter(ancestors))
-    told = translated(environment)
-    assert told["MASTER_ADDR"] == host and 20_000 <= int(told["MASTER_PORT"]) < 32_000
+    reported = translated(environment)
+    assert reported["MASTER_ADDR"] == host and 20_000 <= int(reported["MASTER_PORT"]) < 32_000
     own = {"MASTER_ADDR": "c", "MASTER_PORT": "5"}
     assert own.keys() & translated(environment | own).keys() == set()
 
 
-def test_where_nobody_tells_of_mpirun_nobody_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_names_mpirun_nobody_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "_ancestors", lambda: iter([["sh"], ["sshd", "--control-port"]]))
     assert "MASTER_ADDR" not in translated(MPICH)
     nameless = OPEN_MPI | {"PMIX_NAMESPACE": "1234567"}

@@ -50,9 +50,9 @@ def test_a_cell_runs_on_all_ranks(notebook: Notebook, tmp_path: Path) -> None:
     )
     code, out, errors = notebook("x = 1", cell, "print('after', x)").wait()
     assert code == 0, errors
-    said = "2 a b ['--epochs', '3 4'] found beside the notebook ü"
+    message = "2 a b ['--epochs', '3 4'] found beside the notebook ü"
     assert sorted(out.splitlines()) == sorted(
-        ["CELL ended", f"[rank 0] {said}", f"[rank 1] {said}", "CELL ended", "after 1", "CELL ended"]
+        ["CELL ended", f"[rank 0] {message}", f"[rank 1] {message}", "CELL ended", "after 1", "CELL ended"]
     )
     assert left(tmp_path) == []
 

@@ -95,7 +95,7 @@ def test_numbers_that_follow_from_the_inputs_are_not_sent():
     assert Pieces(graph, (3,)).channels == {(0, 1): ("layer1",)}
 
 
-def test_a_memory_limit_moves_the_cuts_and_the_least_is_told():
+def test_a_memory_limit_moves_the_cuts_and_the_least_is_reported():
     heavy = {i: f"w{i}" for i in range(8)}
     graph = network([1] * 8, parameters=heavy, held=64 * KIB)
     free = plan(graph, Request(2, 8, stages=2, micro_batches=2))
@@ -109,7 +109,7 @@ def test_a_memory_limit_moves_the_cuts_and_the_least_is_told():
     assert plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=least))
 
 
-def test_what_is_not_asked_for_is_chosen():
+def test_what_is_not_requested_is_chosen():
     graph = network([3.0] * 12)
     free = plan(graph, Request(4, 8))
     assert (free.schedule.ranks, free.replicas) == (1, 4)  # with room for all, replicas need not wait

@@ -161,7 +161,7 @@ def test_a_run_goes_on_from_its_folder_alone(tmp_path: Path):
         Net.resume(tmp_path / "run")
 
 
-def test_a_task_whose_worker_was_killed_is_told_its_attempt(tmp_path: Path):
+def test_a_task_whose_worker_was_killed_gets_its_attempt(tmp_path: Path):
     net = Net("attempts")
     x, y = net.place("x", int, tokens=[1]), net.place("y", int)
 

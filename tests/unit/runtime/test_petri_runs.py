@@ -277,10 +277,10 @@ def test_a_run_has_one_coordinator(folder: Path):
             "try: Journal(Path(sys.argv[1]), {'places': ['x'], 'net': 'single'}, [])\n"
             "except Exception as error: print(error.message)"
         )
-        said = subprocess.run(
+        message = subprocess.run(
             [sys.executable, "-c", other, str(folder)], env=_environment(), capture_output=True, text=True
         )
-        assert "has a coordinator already" in said.stdout, said
+        assert "has a coordinator already" in message.stdout, message
     Net.resume(folder, net=net, workers=1).close()
     with pytest.raises(PetriError, match="There is no run in"):
         Net.resume(folder.parent / "none")
@@ -430,7 +430,7 @@ def test_a_chain_makes_each_step_once(folder: Path, tmp_path: Path):
         assert sum(map(len, run.wait(HANG).values())) == 1
 
 
-def test_a_step_of_a_chain_that_fails_is_told_as_itself(folder: Path):
+def test_a_step_of_a_chain_that_fails_is_reported_as_itself(folder: Path):
     net = Net("broken")
     places = [net.place(name, int) for name in "abcd"]
     net.add("first", places[0] >> places[1], lambda x: x)

@@ -12,9 +12,9 @@ def test_the_table_sums_up_what_each_rank_wrote(tmp_path: Path) -> None:
     recorder.add(profile.WAITING, "allreduce", began)
     recorder.add(profile.COLLECTIVE, "allreduce", began, 3_000_000)
     recorder.write()
-    said = profile.table(tmp_path, 2).splitlines()
-    assert said[2].split()[0] == "0" and said[2].split()[-2:] == ["1", "3.0"]
-    assert "1   left no profile" in said[3]
+    message = profile.table(tmp_path, 2).splitlines()
+    assert message[2].split()[0] == "0" and message[2].split()[-2:] == ["1", "3.0"]
+    assert "1   left no profile" in message[3]
     trace = json.loads((tmp_path / "rank-0.json").read_text())
     assert [event["ph"] for event in trace["traceEvents"]] == ["M", "X", "b", "e"]
     sums = trace["carme"]

@@ -128,7 +128,7 @@ def test_todays_command_line_of_tarantella(local: Launch, script: Script) -> Non
         (["--log-level", "ERROR"], ["error"]),
     ],
 )
-def test_the_log_has_the_level_that_was_asked_for(
+def test_the_log_has_the_level_that_was_requested(
     local: Launch, script: Script, options: list[str], levels: list[str]
 ) -> None:
     path = script(
@@ -151,7 +151,7 @@ def test_the_programs_own_log_is_not_doubled(local: Launch, script: Script) -> N
         assert local(*options, path).wait()[2].count("said once") == 1
 
 
-def test_a_level_that_is_none_is_told(local: Launch, script: Script) -> None:
+def test_a_level_that_is_none_is_reported(local: Launch, script: Script) -> None:
     path = script("import carme_runtime.logs")
     _, _, errors = local("-x", "CARME_LOG_LEVEL=loud", path).wait()
     assert "CARME_LOG_LEVEL=loud is no level. Choose from DEBUG, INFO, WARNING, ERROR." in errors
@@ -246,12 +246,12 @@ def test_memory_is_near_the_cores(job: Job, script: Script) -> None:
     ):
         code, out, errors = job.launch("-n", "2", "--nodes", "1", *options, "--", path).wait()
         assert (code, errors) == (0, "")
-        said = [line.split()[2:] for line in sorted(out.splitlines())]
-        assert all(policy.startswith(words) for policy, *_ in said), out
+        message = [line.split()[2:] for line in sorted(out.splitlines())]
+        assert all(policy.startswith(words) for policy, *_ in message), out
         if options and len(list(memory.NODES.glob("node[0-9]*"))) == 1:
-            assert {policy for policy, *_ in said} == {f"bind:{nodes[0]}"}
+            assert {policy for policy, *_ in message} == {f"bind:{nodes[0]}"}
         if options and len(CORES) > 1:
-            assert not {*said[0][1:]} & {*said[1][1:]}  # and cores are pinned
+            assert not {*message[0][1:]} & {*message[1][1:]}  # and cores are pinned
 
 
 def test_the_nodes_of_cores_and_no_other_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:

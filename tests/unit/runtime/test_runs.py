@@ -34,8 +34,8 @@ def test_ranks_are_spread_over_both_nodes_in_blocks(job: Job, script: Script, no
     ranks = shown(out)
     assert sorted(ranks) == [0, 1, 2, 3]
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"]
-    told = [[ranks[rank][0][name] for name in (*names, "SLURMD_NODENAME")] for rank in range(4)]
-    assert told == [
+    reported = [[ranks[rank][0][name] for name in (*names, "SLURMD_NODENAME")] for rank in range(4)]
+    assert reported == [
         ["0", "4", "0", "2", "0", "0", "n1"],
         ["1", "4", "1", "2", "0", "0", "n1"],
         ["2", "4", "0", "2", "1", "1", "n2"],
@@ -129,8 +129,8 @@ def test_a_rank_that_fails_ends_the_run_with_its_traceback(
     code, _, errors = run.wait()
     assert code == 1
     assert witness.all_gone()
-    told, _, traceback = errors.partition("carme-run: ")
-    assert "[rank 2] ValueError: rank two is broken" in told
+    reported, _, traceback = errors.partition("carme-run: ")
+    assert "[rank 2] ValueError: rank two is broken" in reported
     assert traceback.startswith(
         "Rank 2 on n2 ended with exit code 1, so the others were stopped. Its last error output:\n"
         "Traceback (most recent call last):\n"

@@ -256,7 +256,7 @@ def test_the_loss_of_its_node_ends_the_shell(make_job: MakeJob) -> None:
     shell.close()
 
 
-def test_an_agent_that_was_killed_is_said_to_be_silent(make_job: MakeJob) -> None:
+def test_an_agent_that_was_killed_is_reported_to_be_silent(make_job: MakeJob) -> None:
     job = make_job("n1")
     job.first.popen.kill()
     job.first.popen.wait()

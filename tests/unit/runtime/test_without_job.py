@@ -30,7 +30,7 @@ def test_one_rank_is_the_default(local: Launch) -> None:
     assert local("--", "echo", "x", CUDA_VISIBLE_DEVICES="0,1").wait()[1].count("x") == 2
 
 
-def test_options_behind_a_script_are_its_own_and_that_is_said(local: Launch, script: Script) -> None:
+def test_options_behind_a_script_are_its_own_with_a_message(local: Launch, script: Script) -> None:
     show = script("import sys; print(*sys.argv[1:])")
     code, out, errors = local(show, "-n", "2", "--backend", "x").wait()
     assert (code, out) == (0, "[rank 0] -n 2 --backend x\n")
@@ -109,7 +109,7 @@ def test_a_killed_launcher_leaves_no_ranks(local: Launch, script: Script, witnes
         (["--gpus", "2", "x.py"], "unrecognized arguments: --gpus"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(
+def test_what_is_wrong_is_reported_before_anything_starts(
     local: Launch, arguments: list[str], words: str
 ) -> None:
     code, out, errors = local(*arguments).wait()
@@ -165,7 +165,7 @@ def test_what_is_set_for_python_is_the_programs(tmp_path: Path, python: list[str
     assert ended.stdout.strip().endswith(f"{path} {'/nonexistent' if isolated else '1'}")
 
 
-def test_output_that_cannot_be_written_is_said() -> None:
+def test_output_that_cannot_be_written_is_reported() -> None:
     line = f"{sys.executable} -m carme_runtime.launcher.command -- echo hello > /dev/full"
     done = subprocess.run(
         ["bash", "-c", line], env=clean_environment(), capture_output=True, text=True, check=False

@@ -58,7 +58,7 @@ async def test_the_broker_hears_of_each_step(running: Site) -> None:
     await eventually(lambda: running.broker.session(100).at(Step.FIRST_PAGE), "the first page is noted")
 
 
-async def test_a_server_is_told_when_it_ends(running: Site) -> None:
+async def test_a_server_hears_when_it_ends(running: Site) -> None:
     with_policy(running, idle_minutes=30, extend=False)
     answer = (await running.report(100, "activity", json=activity())).json()
     unknown = {"ends": None, "warned": [], "stops_idle": None, "warned_idle": []}
@@ -112,7 +112,7 @@ async def test_only_the_server_itself_may_report(running: Site) -> None:
             assert response.status_code == 403
 
 
-async def test_more_time_is_asked_of_the_broker(running: Site) -> None:
+async def test_more_time_is_requested_from_the_broker(running: Site) -> None:
     response = await running.report(100, "extend", json={"minutes": 30})
     assert response.status_code == 200
     assert response.json()["minutes_limit"] == 30
@@ -292,7 +292,7 @@ async def test_a_round_that_fails_is_not_the_last(running: Site, monkeypatch: py
     watching.cancel()
 
 
-async def test_the_reason_of_a_stop_is_told_before_the_job_is_cancelled(running: Site) -> None:
+async def test_the_reason_of_a_stop_is_reported_before_the_job_is_cancelled(running: Site) -> None:
     await running.api("DELETE", "users/ada/servers/s1")
     await eventually(lambda: running.broker.jobs[100].is_over, "the job is over")
     assert running.broker.session(100).ending is Ending.STOPPED
@@ -331,7 +331,7 @@ async def test_a_job_that_ends_is_noted_as_gone_without_an_ending(running: Site)
     assert running.broker.session(100).ending is Ending.TIME_LIMIT
 
 
-async def test_a_server_that_does_not_report_is_told_as_lost(
+async def test_a_server_that_does_not_report_is_reported_as_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spawner, "LONGEST_START", timedelta(seconds=0.2))

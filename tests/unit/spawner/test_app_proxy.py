@@ -46,7 +46,7 @@ class Echo(web.RequestHandler):
 
     async def answer(self) -> None:
         headers = {name.lower(): value for name, value in self.request.headers.items()}
-        asked = {
+        requested = {
             "method": self.request.method,
             "uri": self.request.uri,
             "size": self.size,
@@ -76,7 +76,7 @@ class Echo(web.RequestHandler):
             case "code":
                 self.set_status(int(self.get_query_argument("code")))
             case _:
-                self.write(asked | {"sha256": self.digest.hexdigest()})
+                self.write(requested | {"sha256": self.digest.hexdigest()})
 
     get = post = put = delete = patch = options = head = answer
 

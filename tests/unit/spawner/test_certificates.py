@@ -34,8 +34,8 @@ def address(url: str) -> tuple[str, int]:
 
 async def answer(host: str, port: int, context: ssl.SSLContext | None, name: str | None = None) -> bytes:
     """What is said to a request; without a context it is sent in the clear."""
-    asked = (name or host) if context else None
-    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=asked)
+    requested = (name or host) if context else None
+    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=requested)
     try:
         writer.write(b"GET /jupyter/hub/api HTTP/1.0\r\n\r\n")
         return await reader.read()

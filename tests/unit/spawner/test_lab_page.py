@@ -69,8 +69,8 @@ class Front:
             async with self.client.request(
                 request.method, url, headers=headers, data=body, allow_redirects=False
             ) as answer:
-                kept = {key: value for key, value in answer.headers.items() if key.lower() not in HOP}
-                return web.Response(status=answer.status, headers=kept, body=await answer.read())
+                saved = {key: value for key, value in answer.headers.items() if key.lower() not in HOP}
+                return web.Response(status=answer.status, headers=saved, body=await answer.read())
         except aiohttp.ClientError:
             return web.json_response({"message": "No server"}, status=503)
 
@@ -173,7 +173,7 @@ CONNECT = (
 )
 
 
-async def test_the_end_of_the_session_is_said_with_its_cause_and_nothing_is_asked_any_more(
+async def test_the_end_of_the_session_is_reported_with_its_cause_and_nothing_is_queried_any_more(
     front: Front, page: Page, server: Site
 ) -> None:
     await page.goto(f"{front.url}{BASE}lab")

@@ -26,7 +26,7 @@ class HinderedBroker(AsyncBrokerClient):
 STARTING, READY = SessionNote(server=ServerStatus.STARTING), SessionNote(server=ServerStatus.READY)
 
 
-async def test_a_note_is_told_again_while_the_broker_is_away_or_has_too_many_clients() -> None:
+async def test_a_note_is_reported_again_while_the_broker_is_away_or_has_too_many_clients() -> None:
     broker = HinderedBroker([BrokerUnavailable("Away."), CarmeError("Full.", code="busy")])
     notes = Notes(broker, logging.getLogger("notes"))
     notes.tell(1, "ada", "s1", STARTING)

@@ -46,7 +46,7 @@ async def test_the_servers_own_token_sets_host_and_port(waiting: Site) -> None:
     assert (await waiting.report(100, "ready", json=moved)).status_code == 409
 
 
-async def test_a_server_that_is_ahead_of_the_broker_is_told_to_try_again(site: Site) -> None:
+async def test_a_server_that_is_ahead_of_the_broker_has_to_try_again(site: Site) -> None:
     site.broker.command = ["sleep", "600"]
     site.broker.answering.clear()
     starting = asyncio.create_task(site.start())
@@ -60,7 +60,7 @@ async def test_a_server_that_is_ahead_of_the_broker_is_told_to_try_again(site: S
     assert response.status_code == 204
 
 
-async def test_a_server_that_is_ahead_of_the_news_of_its_job_is_told_to_try_again(site: Site) -> None:
+async def test_a_server_that_is_ahead_of_the_news_of_its_job_has_to_try_again(site: Site) -> None:
     site.broker.command = None
     await site.start()
     await eventually(lambda: spawner(site).job_id, "the hub knows the job")

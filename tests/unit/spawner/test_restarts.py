@@ -221,7 +221,7 @@ async def test_a_hub_that_ends_between_report_and_route_opens_the_route_later(si
     assert site.routes["/jupyter/user/ada/s1/"]["target"] == target
 
 
-async def test_a_note_that_ends_with_the_hub_is_told_by_the_next(site: Site) -> None:
+async def test_a_note_that_ends_with_the_hub_is_reported_by_the_next(site: Site) -> None:
     site.broker.hearing.clear()
     await site.start()
     await eventually(site.is_ready, "the server is ready")
@@ -263,7 +263,7 @@ async def test_a_broker_that_ends_during_a_submission_costs_no_session_and_no_se
     assert list(site.broker.jobs) == [100]
 
 
-async def test_a_broker_that_takes_too_long_is_not_asked_for_a_second_job(
+async def test_a_broker_that_takes_too_long_gets_no_second_request(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.broker.command = None

@@ -109,7 +109,7 @@ def test_a_launcher_counts_while_its_ranks_compute_elsewhere(
     assert processes.busy() is False
 
 
-def test_what_cannot_be_known_is_said_so() -> None:
+def test_what_cannot_be_known_is_reported() -> None:
     assert Processes(top=1).busy() is None
     ended = subprocess.Popen(["true"])
     ended.wait()

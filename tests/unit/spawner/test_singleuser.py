@@ -47,7 +47,7 @@ async def leave(site: Site) -> None:
         shutil.rmtree(Path(tempfile.gettempdir(), f"carme-{process.pid}"), ignore_errors=True)
 
 
-async def test_it_reports_to_the_hub_and_asks_for_a_login(server: Site) -> None:
+async def test_it_reports_to_the_hub_and_requests_a_login(server: Site) -> None:
     status, body = await server.visit("/api")
     assert status == 200
     assert "version" in json.loads(body)
@@ -131,7 +131,7 @@ async def test_a_browser_gets_pages_and_the_hub_hears_of_the_first(server: Site)
     assert json.loads(body)["extend"] is True
 
 
-async def test_more_time_is_asked_of_the_hub(server: Site) -> None:
+async def test_more_time_is_requested_from_the_hub(server: Site) -> None:
     token = server.token(100)
     status, body = await server.visit("/carme/extend", token, post={"minutes": 30})
     assert status == 200
@@ -238,7 +238,7 @@ async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
     assert [part.stat().st_mode & 0o777 for part in (folder, folder.parent)] == [0o700, 0o700]
 
 
-async def test_it_and_its_kernels_end_when_told_to(server: Site) -> None:
+async def test_it_and_its_kernels_end_when_it_should(server: Site) -> None:
     status, _ = await server.visit("/api/kernels", server.token(100), post={"name": "python3"})
     assert status == 201
     process = server.broker.processes[100]

@@ -78,8 +78,8 @@ def test_no_secret_is_on_record(alice: User) -> None:
 
 def test_a_node_is_drained_with_the_reason_and_that_is_on_record(root: Browser, broker: FakeBroker) -> None:
     root.send("/admin/nodes/", "/admin/nodes/n1/", do="drain", reason="fan broken")
-    [asked] = broker.asked_for("node")
-    assert (asked.name, asked.drain, asked.reason, asked.user) == ("n1", True, "fan broken (root1)", "root1")
+    [sent] = broker.asked_for("node")
+    assert (sent.name, sent.drain, sent.reason, sent.user) == ("n1", True, "fan broken (root1)", "root1")
     assert "drained the node n1: fan broken" in text(root.get("/admin/record/?q=drained"))
     root.send("/admin/nodes/", "/admin/nodes/n2/", do="resume")
     assert broker.asked_for("node")[-1].drain is False
@@ -128,7 +128,7 @@ def test_the_record_has_one_line_for_each_change(root: Browser, admin: User, ali
     assert "<br>" not in row and "<div>" not in row
 
 
-def test_what_the_broker_refuses_is_said_and_not_on_record(root: Browser, broker: FakeBroker) -> None:
+def test_what_the_broker_refuses_is_reported_and_not_on_record(root: Browser, broker: FakeBroker) -> None:
     broker.refusal = NotFound("There is no node 'n9'.", "Look again.")
     root.send("/admin/nodes/", "/admin/nodes/n9/", do="drain", reason="x")
     assert "no node &#x27;n9&#x27;" in text(root.get("/admin/nodes/"))
@@ -178,13 +178,13 @@ def test_the_audit_log_is_exported_as_it_is_searched(root: Browser, alice: User,
     assert browser.get("/admin/record/export/").status_code in (302, 404)
 
 
-def test_a_job_is_stopped_and_its_owner_told_why(root: Browser, browser: Browser, broker: FakeBroker) -> None:
+def test_a_job_is_stopped_and_its_owner_notified(root: Browser, browser: Browser, broker: FakeBroker) -> None:
     broker.put(make_job(7))
     assert "job 7" in text(root.get("/admin/jobs/?q=alice"))
     assert "No jobs are waiting" in text(root.get("/admin/jobs/?q=bob"))
     root.send("/admin/jobs/7/stop/", "/admin/jobs/7/stop/", message="The room gets <b>hot</b>.")
-    [asked] = broker.asked_for("cancel")
-    assert (asked.job_id, asked.user) == (7, None), "not as its owner"
+    [requested] = broker.asked_for("cancel")
+    assert (requested.job_id, requested.user) == (7, None), "not as its owner"
     page = text(browser.get("/profile/"))
     assert "ended your job 7 (job 7). The room gets &lt;b&gt;hot&lt;/b&gt;." in page and "badge" in page
     assert "ended job 7" in text(root.get("/admin/record/?q=ended"))
@@ -223,7 +223,7 @@ def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, bro
     assert "carol can work now" in shown and "no-store" in answer["Cache-Control"]
     password = shown.split("<code>")[1].split("</code>")[0]
     assert User.objects.get(username="carol").check_password(password)
-    assert [asked.name for asked in broker.asked_for("enrol")] == ["carol"]
+    assert [requested.name for requested in broker.asked_for("enrol")] == ["carol"]
     assert set(broker.granted["carme-vision"].members) == {"alice", "carol"}
     # Asked again, nothing is done twice, and the password stays.
     shown = text(root.send(page, page, name="carol", project=project.pk))
@@ -364,9 +364,9 @@ def test_the_command_takes_in_and_says_what_it_did(
 ) -> None:
     services.create(admin, "vision", "Computer vision", alice, site_broker())
     call_command("take_in", "carol", "--project", "vision", "--json")
-    told = json.loads(capsys.readouterr().out)
-    assert User.objects.get(username="carol").check_password(told["password"])
-    assert "added to the project vision" in told["done"]
+    reported = json.loads(capsys.readouterr().out)
+    assert User.objects.get(username="carol").check_password(reported["password"])
+    assert "added to the project vision" in reported["done"]
     call_command("take_in", "carol", "--json")
     assert json.loads(capsys.readouterr().out)["password"] == ""
     with pytest.raises(CommandError, match="no open project 'x'"):

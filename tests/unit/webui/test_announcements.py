@@ -68,8 +68,8 @@ def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_called_off(
     sent = {"title": "New <b>cables</b>", "text": "All is back in the evening.", **times(24, 26)}
     assert root.send(page, page, **sent).status_code == 302
     row = Maintenance.objects.get()
-    [asked] = broker.asked_for("maintain")
-    assert asked.window.node_names == ["n1", "n2", "n3"] and asked.user == "root1"
+    [requested] = broker.asked_for("maintain")
+    assert requested.window.node_names == ["n1", "n2", "n3"] and requested.user == "root1"
     assert broker.kept[row.name].maintenance and row.whole and row.kept
     for where in ("/", "/jobs/", "/profile/", "/bookings/"):
         shown = text(browser.get(where))
@@ -106,7 +106,7 @@ def test_what_cannot_be_planned(
     assert not Maintenance.objects.exists() and not broker.kept
 
 
-def test_bookings_in_its_time_move_or_are_told_and_later_ones_are_refused(
+def test_bookings_in_its_time_move_or_are_reported_and_later_ones_are_refused(
     alice: User,
     bob: User,
     admin: User,
@@ -120,9 +120,9 @@ def test_bookings_in_its_time_move_or_are_told_and_later_ones_are_refused(
     reconcile(site_broker())
     first.refresh_from_db()
     assert first.node_names == ["n2"] and not first.problem
-    told = [one.text for one in Notice.objects.filter(user=alice)]
-    assert any("concerns your booking" in one for one in told)
-    assert any("is now on n2, because of maintenance" in one for one in told)
+    reported = [one.text for one in Notice.objects.filter(user=alice)]
+    assert any("concerns your booking" in one for one in reported)
+    assert any("is now on n2, because of maintenance" in one for one in reported)
     # Nowhere to go: it keeps its nodes, and its owner knows.
     second = make(bob, 60, 180, node_names=["n1"])
     reconcile(site_broker())
@@ -159,7 +159,7 @@ def test_two_maintenances_of_the_same_nodes_and_time(admin: User, broker: FakeBr
     assert set(broker.kept) == {rows[1].name}
 
 
-def test_owners_of_jobs_that_run_into_it_are_told_once(alice: User, bob: User, broker: FakeBroker) -> None:
+def test_owners_of_jobs_within_it_are_notified_once(alice: User, bob: User, broker: FakeBroker) -> None:
     now = timezone.now()
     broker.put(make_job(7, user="alice", started=now, minutes_limit=120))
     broker.put(make_job(8, user="bob", started=now, minutes_limit=30))
@@ -230,17 +230,17 @@ def test_news_are_on_the_dashboard_until_their_day(
 def test_programs_read_both(alice: User, program: Program, broker: FakeBroker) -> None:
     row = planned(text="Why")
     News.objects.create(title="New GPUs")
-    [told] = program.ask("get", "maintenance").json()
-    assert (told["name"], told["title"], told["node_names"]) == (row.name, "New cables", ["n1"])
+    [reported] = program.ask("get", "maintenance").json()
+    assert (reported["name"], reported["title"], reported["node_names"]) == (row.name, "New cables", ["n1"])
     assert [one["title"] for one in program.ask("get", "news").json()] == ["New GPUs"]
 
 
 def test_pages_ask_no_more_with_more_of_them(root: Browser, broker: FakeBroker, alice: User) -> None:
     def queries(path: str) -> int:
         root.get(path)
-        with CaptureQueriesContext(connection) as asked:
+        with CaptureQueriesContext(connection) as requested:
             root.get(path)
-        return len(asked)
+        return len(requested)
 
     planned()
     News.objects.create(title="one")

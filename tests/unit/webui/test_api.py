@@ -26,9 +26,9 @@ def problem(answer: Any, status: int) -> dict[str, Any]:
     """What the API says when it refuses, having seen that it says it properly."""
     assert answer.status_code == status, answer.content
     assert answer["Content-Type"] == "application/problem+json"
-    said = json.loads(answer.content)
-    assert said["status"] == status and said["title"] and said["detail"]
-    return said
+    message = json.loads(answer.content)
+    assert message["status"] == status and message["title"] and message["detail"]
+    return message
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def test_a_token_is_shown_once_and_kept_as_a_digest(browser: Browser, alice: Use
     assert secret not in str(vars(row)) and row.scopes == ["jobs"]
     again = browser.get("/tokens/").content.decode()
     assert "my laptop" in again and secret not in again
-    said = Program(secret).ask("get", "profile").json()
-    assert said["user"] == "alice" and said["scopes"] == ["jobs"]
+    message = Program(secret).ask("get", "profile").json()
+    assert message["user"] == "alice" and message["scopes"] == ["jobs"]
 
 
 def test_a_revoked_token_is_of_no_use(browser: Browser, alice: User) -> None:
@@ -107,8 +107,8 @@ def test_expired_tokens_and_closed_accounts_open_nothing(alice: User) -> None:
 def test_without_a_token_there_is_nothing(db: None, header: str) -> None:
     stranger = Program("")
     answer = stranger.get("/api/v1/jobs", headers={"authorization": header} if header else {})
-    said = problem(answer, 401)
-    assert answer["WWW-Authenticate"] == "Bearer" and "API tokens" in said["detail"]
+    message = problem(answer, 401)
+    assert answer["WWW-Authenticate"] == "Bearer" and "API tokens" in message["detail"]
 
 
 def test_a_login_is_no_token(browser: Browser) -> None:
@@ -148,8 +148,8 @@ def test_a_token_does_only_what_it_is_for(
     alice: User, broker: FakeBroker, scope: str, method: str, path: str, body: Any
 ) -> None:
     others = set(SCOPES) - {scope}
-    said = problem(program_of(alice, *others).ask(method, path, body), 403)
-    assert f"'{scope}'" in said["detail"]
+    message = problem(program_of(alice, *others).ask(method, path, body), 403)
+    assert f"'{scope}'" in message["detail"]
     assert not [request for request in broker.asked if request.method != "cluster"]
 
 
@@ -180,13 +180,13 @@ def test_whatever_refuses_answers_with_a_problem(
 
 
 def test_the_sentences_are_those_of_the_page(program: Program, browser: Browser, broker: FakeBroker) -> None:
-    said = problem(program.ask("post", "sessions", OPTIONS | {"nodes": 9}), 422)
-    assert said["field"] == "nodes"
+    message = problem(program.ask("post", "sessions", OPTIONS | {"nodes": 9}), 422)
+    assert message["field"] == "nodes"
     page = browser.send("/", "/sessions/start/", image="torch", nodes="9", gpus_per_node="0", minutes="60",
                         partition="gpu")  # fmt: skip
     from html import unescape
 
-    assert said["detail"] in unescape(page.content.decode())
+    assert message["detail"] in unescape(page.content.decode())
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_the_sentences_are_those_of_the_page(program: Program, browser: Browser,
 def test_what_cannot_be_started_is_refused(
     program: Program, broker: FakeBroker, body: Any, field: str
 ) -> None:
-    said = problem(program.ask("post", "sessions", body), 422)
-    assert said["field"] == field and "Denied" not in said["detail"]
+    message = problem(program.ask("post", "sessions", body), 422)
+    assert message["field"] == field and "Denied" not in message["detail"]
     assert not Session.objects.exists()
 
 
@@ -218,12 +218,12 @@ def test_what_is_no_request_is_refused(program: Program, broker: FakeBroker, bod
     problem(answer, answer.status_code)
 
 
-def test_a_broker_that_is_down_is_said(program: Program) -> None:
-    said = problem(program.ask("get", "cluster"), 503)
-    assert said["code"] == "broker-unavailable" and "does not answer" in said["detail"]
+def test_a_broker_that_is_down_is_reported(program: Program) -> None:
+    message = problem(program.ask("get", "cluster"), 503)
+    assert message["code"] == "broker-unavailable" and "does not answer" in message["detail"]
 
 
-def test_what_slurm_refuses_is_said(program: Program, broker: FakeBroker) -> None:
+def test_what_slurm_refuses_is_reported(program: Program, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm says no.", "Ask for less.", code="limit")
     assert (
         problem(program.ask("post", "jobs", {"command": ["true"]}), 409)["detail"]
@@ -281,8 +281,8 @@ def test_jobs_are_filtered(program: Program) -> None:
     assert found(until=(now - timedelta(days=1)).isoformat()) == [1]
     for wrong in ({"since": "yesterday"}, {"since": "0001-01-01T00:00:00Z"}, {"state": "x"}, {"limit": 0},
                   {"cursor": "x"}, {"q": "a\0b"}, {"since": "2026-01-01T00:00:00"}):  # fmt: skip
-        said = problem(program.ask("get", "jobs", **wrong), 422)
-        assert said["field"] == next(iter(wrong))
+        message = problem(program.ask("get", "jobs", **wrong), 422)
+        assert message["field"] == next(iter(wrong))
 
 
 def test_the_number_of_questions_does_not_grow_with_jobs(program: Program, browser: Browser) -> None:
@@ -290,9 +290,9 @@ def test_the_number_of_questions_does_not_grow_with_jobs(program: Program, brows
         ask()
         with CaptureQueriesContext(
             connection,
-        ) as asked:
+        ) as requested:
             ask()
-        return len(asked)
+        return len(requested)
 
     paths = [
         lambda: program.ask("get", "jobs"),
@@ -319,13 +319,13 @@ def test_a_batch_job_is_submitted_as_me(program: Program, broker: FakeBroker, bo
     assert not broker.asked_for("submit")
     answer = program.ask("post", "jobs", body)
     assert answer.status_code == 201, answer.content
-    (asked,) = broker.asked_for("submit")
-    assert asked.user == "alice" and asked.request.kind == "batch"
+    (sent,) = broker.asked_for("submit")
+    assert sent.user == "alice" and sent.request.kind == "batch"
     if "script" in body:
-        assert asked.request.command[-2:] == ["a b", "$(reboot)"] and "reboot" not in asked.request.command[2]
-        assert asked.request.files == {"script": body["script"]}
+        assert sent.request.command[-2:] == ["a b", "$(reboot)"] and "reboot" not in sent.request.command[2]
+        assert sent.request.files == {"script": body["script"]}
     if "script_path" in body:
-        assert asked.request.command == ["/usr/bin/env", "python3", "/home/alice/train.sh"]
+        assert sent.request.command == ["/usr/bin/env", "python3", "/home/alice/train.sh"]
     number = answer.json()["id"]
     assert program.ask("get", f"jobs/{number}").json()["state"] == "PENDING"
     again = program.ask("post", f"jobs/{number}/resubmit").json()["id"]
@@ -342,8 +342,8 @@ def test_sbatch_lines_count_where_the_request_says_nothing(
     broker.scripts["alice", "a.sh"] = text
     body = {how: text if how == "script" else "a.sh", "gpus_per_node": 1}
     assert program.ask("post", "jobs", body).json()["ignored"] == ["--mail-type", "--chdir"]
-    (asked,) = broker.asked_for("submit")
-    request = asked.request
+    (requested,) = broker.asked_for("submit")
+    request = requested.request
     assert (request.name, request.gpus_per_node, request.minutes) == ("mine", 1, 30)
     assert request.memory_mb_per_node == 2048
     wrong = program.ask("post", "jobs", {"script": "#SBATCH --nodes=many\n"})
@@ -487,7 +487,7 @@ def test_the_document_names_every_address_and_its_refusals(db: None) -> None:
     for path in document["paths"].values():
         for operation in path.values():
             assert operation["security"] and operation["description"]
-            refusals = {status: said for status, said in operation["responses"].items() if int(status) >= 400}
+            refusals = {status: text for status, text in operation["responses"].items() if int(status) >= 400}
             assert {"401", "403", "422", "429", "503"} <= set(refusals)
-            for said in refusals.values():
-                assert list(said["content"]) == ["application/problem+json"]
+            for text in refusals.values():
+                assert list(text["content"]) == ["application/problem+json"]

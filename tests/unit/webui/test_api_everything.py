@@ -116,8 +116,8 @@ def test_no_path_leads_out_of_my_folders(program: Program, home: Path, path: str
         ("get", "files", None), ("get", "files/content", None), ("delete", "files", None),
         ("patch", "files", {"name": "x"}), ("post", "files/folders", {"name": "x"}),
     ):  # fmt: skip
-        said = problem(program.ask(method, f"{address}?path={where}", sent), 422)
-        assert "does not show this folder" in said["detail"] and said["field"] == "path"
+        message = problem(program.ask(method, f"{address}?path={where}", sent), 422)
+        assert "does not show this folder" in message["detail"] and message["field"] == "path"
     problem(program.put(f"/api/v1/files/upload?path={where}&id={UPLOAD}&offset=0&size=1", b"x"), 422)
 
 
@@ -129,7 +129,7 @@ def test_a_new_name_is_one_name(program: Program, home: Path, name: str) -> None
     assert [one.name for one in home.iterdir()] == ["x"]
 
 
-def test_what_is_missing_or_closed_is_said_so(program: Program, home: Path) -> None:
+def test_what_is_missing_or_closed_is_reported(program: Program, home: Path) -> None:
     assert "no 'x'" in problem(program.ask("get", at("files/content", home / "x")), 404)["detail"]
     assert "cannot be deleted" in problem(program.ask("delete", at("files", home)), 422)["detail"]
     problem(send(program, home / "x", b"abc", size=10**17), 422)
@@ -181,9 +181,9 @@ def test_notices_are_read_and_chosen(program: Program, alice: User, bob: User) -
     tell(alice, "first", link="/jobs/7/")
     tell(alice, "second")
     tell(bob, "not hers")
-    told = program.ask("get", "notices", unread="true").json()["items"]
-    assert [one["text"] for one in told] == ["second", "first"]
-    assert told[1]["link"] == "https://carme.example:8443/jobs/7/"
+    reported = program.ask("get", "notices", unread="true").json()["items"]
+    assert [one["text"] for one in reported] == ["second", "first"]
+    assert reported[1]["link"] == "https://carme.example:8443/jobs/7/"
     assert program.ask("post", "notices/read").status_code == 204
     assert program.ask("get", "notices", unread="true").json()["items"] == []
     assert len(program.ask("get", "notices").json()["items"]) == 2
@@ -217,9 +217,9 @@ def test_a_project_from_its_making_to_its_end(
     invited = program.ask("post", "projects/vision/invitations", {"user": "bob"})
     assert (invited.status_code, invited.json()["invited"]) == (201, ["bob"])
     his = program_of(bob)
-    (asked,) = his.ask("get", "invitations").json()
-    assert (asked["project"], asked["by"]) == ("vision", "alice")
-    assert his.ask("post", f"invitations/{asked['number']}", {"accept": True}).status_code == 200
+    (requested,) = his.ask("get", "invitations").json()
+    assert (requested["project"], requested["by"]) == ("vision", "alice")
+    assert his.ask("post", f"invitations/{requested['number']}", {"accept": True}).status_code == 200
     assert his.ask("get", "projects/vision").json()["members"] == ["alice", "bob"]
     assert set(broker.granted["carme-vision"].members) == {"alice", "bob"}
     role = program.ask("patch", "projects/vision/members/bob", {"manager": True})
@@ -303,7 +303,7 @@ def test_only_administrators_are_offered_the_scope(browser: Browser, alice: User
     assert 'value="admin"' in browser.get("/tokens/").content.decode()
 
 
-def test_users_are_taken_in_told_and_shut_out(
+def test_users_are_added_notified_and_disabled(
     root: Program, admin: User, bob: User, vision: Project, broker: FakeBroker
 ) -> None:
     made = root.ask("post", "admin/users", {"name": "eve", "email": "eve@example.org", "project": "vision"})
@@ -341,7 +341,7 @@ def test_nodes_are_drained_with_a_reason(root: Program, broker: FakeBroker) -> N
     problem(root.ask("put", "admin/nodes/n1/drain", {"reason": "x"}), 409)
 
 
-def test_any_job_is_stopped_and_its_owner_told_why(root: Program, bob: User, broker: FakeBroker) -> None:
+def test_any_job_is_stopped_and_its_owner_notified(root: Program, bob: User, broker: FakeBroker) -> None:
     for number in range(1, 6):
         broker.put(make_job(number, user="bob" if number % 2 else "eve", state="RUNNING"))
     first = root.ask("get", "admin/jobs", limit=2).json()
@@ -418,9 +418,9 @@ def test_the_start_of_maintenance_that_has_begun_stays(root: Program, broker: Fa
     assert root.ask("patch", f"maintenance/{row.name}", {"end": later}).status_code == 200
 
 
-def test_policies_are_told(root: Program) -> None:
-    told = {part["title"]: part["values"] for part in root.ask("get", "admin/policies").json()}
-    assert told["Sessions"]["maximum_minutes"] == 600
+def test_policies_are_reported(root: Program) -> None:
+    reported = {part["title"]: part["values"] for part in root.ask("get", "admin/policies").json()}
+    assert reported["Sessions"]["maximum_minutes"] == 600
 
 
 @pytest.mark.parametrize(
@@ -455,14 +455,14 @@ def test_questions_to_the_database_do_not_grow_with_rows(
         tell(admin, "x")
         broker.put(make_job(number, user=user.username))
 
-    def asked() -> int:
+    def requested() -> int:
         with CaptureQueriesContext(connection) as queries:
             assert root.ask("get", path).status_code == 200
         return len(queries)
 
     add(1)
-    asked()  # notes that the token was used
-    before = asked()
+    requested()  # notes that the token was used
+    before = requested()
     for number in range(2, 8):
         add(number)
-    assert asked() == before
+    assert requested() == before

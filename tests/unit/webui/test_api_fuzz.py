@@ -118,7 +118,7 @@ def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBro
     if role != "anonymous":
         program = program_of(User.objects.get(pk=alice.pk), *SCOPES)
         headers["Authorization"] = program.defaults["HTTP_AUTHORIZATION"]
-    before, asked_before = hers(carol), len(broker.asked)
+    before, sent_before = hers(carol), len(broker.asked)
     answered: set[int] = set()
 
     for operation in operations():
@@ -147,22 +147,22 @@ def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBro
                 answered.add(answer.status_code)
                 after = hers(carol)
                 transaction.set_rollback(True)
-            told = (
+            reported = (
                 f"{case.method} {case.formatted_path} {case.body!r}: {answer.status_code} {answer.text[:300]}"
             )
-            assert answer.status_code < 500 or answer.status_code == 503, told
+            assert answer.status_code < 500 or answer.status_code == 503, reported
             if role == "anonymous":
-                assert answer.status_code in (401, 404, 405), told
+                assert answer.status_code in (401, 404, 405), reported
             if not (manages and case.path.startswith(OF_ADMINS)):
-                assert MARK not in answer.text, told
-                assert after == before, told
+                assert MARK not in answer.text, reported
+                assert after == before, reported
             if answer.status_code not in (404, 405):
                 case.validate_response(answer, checks=[status_code_conformance, content_type_conformance])
             if answer.status_code >= 400:
-                assert answer.headers["content-type"] == ["application/problem+json"], told
+                assert answer.headers["content-type"] == ["application/problem+json"], reported
 
         send()
 
     if not manages:
-        assert {getattr(request, "user", None) for request in broker.asked[asked_before:]} <= {None, "alice"}
+        assert {getattr(request, "user", None) for request in broker.asked[sent_before:]} <= {None, "alice"}
     assert answered >= ({401} if role == "anonymous" else {200, 404, 422}), "something was really asked"

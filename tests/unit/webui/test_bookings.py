@@ -68,8 +68,8 @@ def test_a_booking_becomes_a_reservation(
         ["n1"],
     )
     assert (made.start, made.minutes, made.gpu_hours) == (tomorrow(), 120, 8)
-    kept = broker.kept[made.name]
-    assert (kept.start, kept.end, kept.node_names, kept.users) == (
+    saved = broker.kept[made.name]
+    assert (saved.start, saved.end, saved.node_names, saved.users) == (
         made.start, made.end, ["n1"], ["alice", "bob"],
     )  # fmt: skip
     assert made.kept and not made.problem

@@ -91,8 +91,8 @@ def fail() -> None:
 
 def test_a_function_returns_its_value(client: carme.Client, broker: FakeBroker, run: Any) -> None:
     job = client.submit(add, 40, named={"second": 2}, gpus=2, nodes=1, image="torch", minutes=5)
-    (asked,) = broker.asked_for("submit")
-    assert (asked.user, asked.request.gpus_per_node, asked.request.name) == ("alice", 2, "add")
+    (requested,) = broker.asked_for("submit")
+    assert (requested.user, requested.request.gpus_per_node, requested.request.name) == ("alice", 2, "add")
     assert job.state is JobState.PENDING and not job.done()
     with pytest.raises(TimeoutError, match="not over after 0"):
         job.result(timeout=0)
@@ -116,8 +116,8 @@ def test_a_function_that_dies_after_much_output_shows_its_end_at_once(
     with pytest.raises(JobFailed) as caught:
         job.result()
     assert len(str(caught.value)) < 20_000
-    asked = broker.asked_for("log")
-    assert len(asked) == 5 and not any(one.offset < 1 << 25 for one in asked if one.tail is None)
+    requested = broker.asked_for("log")
+    assert len(requested) == 5 and not any(one.offset < 1 << 25 for one in requested if one.tail is None)
 
 
 def test_a_module_of_the_users_is_not_taken_for_the_librarys(
@@ -150,8 +150,8 @@ def test_another_version_of_python_is_a_sentence(client: carme.Client, broker: F
 
 def test_a_map_gives_its_results_in_order(client: carme.Client, broker: FakeBroker, run: Any) -> None:
     jobs = client.map(add, [1, 2, 3], [10, 20, 30], at_once=2, gpus=1)
-    (asked,) = broker.asked_for("submit")  # one array
-    assert (asked.request.array, asked.request.gpus_per_node, asked.request.name) == ("0-2%2", 1, "add")
+    (sent,) = broker.asked_for("submit")  # one array
+    assert (sent.request.array, sent.request.gpus_per_node, sent.request.name) == ("0-2%2", 1, "add")
     assert jobs.id is not None
     Job.store([broker.queue[jobs.id]])
     assert not jobs.done() and [job.state for job in jobs] == [JobState.PENDING] * 3
@@ -174,11 +174,11 @@ def test_items_of_many_megabytes_travel_beside_the_request(
 ) -> None:
     items = [str(number) * 4_000_000 for number in range(3)]  # the second and third part split items
     tasks = client.map(length, items, image="torch")
-    (asked,) = broker.asked_for("submit")
-    assert sum(map(len, asked.request.files.values())) < 200_000
-    (kept,) = (home / ".local/share/carme/inputs").iterdir()
-    assert kept.stat().st_size > 12_000_000 and kept.stat().st_mode & 0o077 == 0
-    assert kept.parent.stat().st_mode & 0o077 == 0
+    (requested,) = broker.asked_for("submit")
+    assert sum(map(len, requested.request.files.values())) < 200_000
+    (saved,) = (home / ".local/share/carme/inputs").iterdir()
+    assert saved.stat().st_size > 12_000_000 and saved.stat().st_mode & 0o077 == 0
+    assert saved.parent.stat().st_mode & 0o077 == 0
     for job in tasks:
         run(job.id, job.task)
     assert tasks.results() == [("0", 4_000_000), ("1", 4_000_000), ("2", 4_000_000)]
@@ -187,10 +187,10 @@ def test_items_of_many_megabytes_travel_beside_the_request(
     assert single.result() == ("x", 700_000)
 
 
-def test_items_that_are_gone_are_told(client: carme.Client, run: Any, home: Path) -> None:
+def test_items_that_are_gone_are_reported(client: carme.Client, run: Any, home: Path) -> None:
     job = client.submit(length, "x" * 700_000)
-    (kept,) = (home / ".local/share/carme/inputs").iterdir()
-    kept.unlink()
+    (saved,) = (home / ".local/share/carme/inputs").iterdir()
+    saved.unlink()
     run(job.id)
     with pytest.raises(JobFailed, match=r"cannot be read: No such file or directory\. Submit the job anew"):
         job.result()
@@ -198,11 +198,11 @@ def test_items_that_are_gone_are_told(client: carme.Client, run: Any, home: Path
 
 def test_old_items_are_removed_when_new_ones_come(client: carme.Client, home: Path) -> None:
     client.submit(length, "x" * 700_000)
-    (kept,) = (home / ".local/share/carme/inputs").iterdir()
-    os.utime(kept, (0, 0))
+    (saved,) = (home / ".local/share/carme/inputs").iterdir()
+    os.utime(saved, (0, 0))
     client.submit(length, "y" * 700_000)
     (fresh,) = (home / ".local/share/carme/inputs").iterdir()
-    assert fresh.name != kept.name
+    assert fresh.name != saved.name
 
 
 def test_a_task_that_was_cancelled_while_it_waited(client: carme.Client, broker: FakeBroker) -> None:
@@ -278,8 +278,8 @@ def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client
     assert broker.wanted[again.id].array == "4" and again.task == 4
     tasks[1].cancel()
     tasks.cancel()
-    asked = [(one.job_id, one.task) for one in broker.asked_for("cancel")]
-    assert asked == [(tasks.id, 2), (tasks.id, None)]
+    requested = [(one.job_id, one.task) for one in broker.asked_for("cancel")]
+    assert requested == [(tasks.id, 2), (tasks.id, None)]
     with pytest.raises(InvalidRequest, match="gpus") as caught:
         client.submit(["true"], gpu=1)  # pyright: ignore[reportCallIssue]
     assert caught.value.field == "gpu"
@@ -501,8 +501,8 @@ def test_more_time_and_more_processors(
     assert job.extend(30).minutes_limit == 30
     assert tasks[1].extend(45).minutes_limit == 45
     assert elsewhere("extend", str(job.id), "1h")["minutes_limit"] == 60
-    asked = [(one.job_id, one.minutes, one.user) for one in broker.asked_for("extend")]
-    assert asked == [(job.id, 30, "alice"), (99, 45, "alice"), (job.id, 60, "alice")]
+    requested = [(one.job_id, one.minutes, one.user) for one in broker.asked_for("extend")]
+    assert requested == [(job.id, 30, "alice"), (99, 45, "alice"), (job.id, 60, "alice")]
     sizes = ["--cpus", "3", "--memory", "5000"]
     started = elsewhere("session", "start", "--image", "torch", "--time", "30", *sizes)
     options = started["options"]
@@ -538,7 +538,7 @@ def test_a_token_that_others_may_read_is_not_used(elsewhere: Any, capsys: Any) -
     assert "Others may read" in capsys.readouterr().err
 
 
-def test_a_computer_without_the_client_is_told_how_to_get_it(
+def test_a_computer_without_the_client_learns_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("carme.cli.portal.is_remote", lambda: True)
@@ -600,10 +600,10 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
 def test_data_is_named_from_elsewhere(elsewhere: Any, broker: FakeBroker, capsys: Any) -> None:
     words = ["--stage", "scratch:/data/x y", "--stage", "/data/y", "--results", "/scratch/r", "--", "true"]
     assert main(["submit", "--json", *words]) == 0
-    (asked,) = broker.asked_for("submit")
-    stages = [(stage.target, stage.source) for stage in asked.request.stage]
+    (requested,) = broker.asked_for("submit")
+    stages = [(stage.target, stage.source) for stage in requested.request.stage]
     assert stages == [("scratch", "/data/x y"), ("local", "/data/y")]
-    assert asked.request.results == "/scratch/r"
+    assert requested.request.results == "/scratch/r"
     capsys.readouterr()
     assert main(["submit", "--results", "here", "--", "true"]) == 1
     assert main(["submit", "--stage", "nothing-known", "--", "true"]) == 1
@@ -615,9 +615,9 @@ def test_a_template_from_elsewhere_starts_what_lies_on_the_cluster(
 ) -> None:
     words = ["--template", "jax", "--image", "torch", "--gpus", "0", "--", "/home/alice/train.py"]
     assert main(["submit", *words]) == 0
-    (asked,) = broker.asked_for("submit")
-    assert asked.request.command == ["carme-run", "--backend", "jax", "--", "/home/alice/train.py"]
-    assert (asked.request.name, asked.request.nodes, asked.request.image) == ("jax", 2, "torch")
+    (requested,) = broker.asked_for("submit")
+    assert requested.request.command == ["carme-run", "--backend", "jax", "--", "/home/alice/train.py"]
+    assert (requested.request.name, requested.request.nodes, requested.request.image) == ("jax", 2, "torch")
     capsys.readouterr()
     assert main(["submit", "--template", "jax", "--image", "torch", "train.py"]) == 1
     assert "'train.py' lies here. Copy it there" in capsys.readouterr().err
@@ -709,7 +709,7 @@ def test_an_interrupted_download_goes_on_unless_the_file_has_changed(
     assert (tmp_path / "back").read_bytes() == b"abcdefghijkl"
 
 
-def test_what_cannot_be_read_or_found_is_said_so(client: carme.Client, home: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_read_or_found_is_reported(client: carme.Client, home: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         client.files.upload(tmp_path / "nothing", f"{home}/x")
     with pytest.raises(NotFound, match="no 'x'"):
@@ -778,27 +778,27 @@ def test_commands_of_files_projects_and_administration(
     monkeypatch.setenv("CARME_TOKEN", token)
     (tmp_path / "here").write_text("hello")
 
-    def told(*words: str) -> Any:
+    def seen(*words: str) -> Any:
         assert main([*words, "--json"]) == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)
 
-    assert told("files", "upload", str(tmp_path / "here"), f"{home}/") == {"path": f"{home}/here"}
-    assert told("files", "list")["entries"][0]["name"] == "here"
+    assert seen("files", "upload", str(tmp_path / "here"), f"{home}/") == {"path": f"{home}/here"}
+    assert seen("files", "list")["entries"][0]["name"] == "here"
     assert main(["files", "list"]) == 0 and "here" in capsys.readouterr().out
     there = str(tmp_path / "there")
-    assert told("files", "download", f"{home}/here", there) == {"file": there}
-    assert told("presets", "save", "small", "--image", "torch", "--time", "30")["options"]["minutes"] == 30
-    assert told("notices", "choose", "job-over", "--page", "yes", "--mail", "no")["page"]
-    assert told("projects", "list") == [] and told("projects", "invitations") == []
+    assert seen("files", "download", f"{home}/here", there) == {"file": there}
+    assert seen("presets", "save", "small", "--image", "torch", "--time", "30")["options"]["minutes"] == 30
+    assert seen("notices", "choose", "job-over", "--page", "yes", "--mail", "no")["page"]
+    assert seen("projects", "list") == [] and seen("projects", "invitations") == []
     assert main(["projects", "accept", "vision"]) == 1 and "Nobody asks you" in capsys.readouterr().err
     assert main(["admin", "users"]) == 1
     User.objects.filter(username="alice").update(is_staff=True)
-    assert told("admin", "users")[0]["name"] == "alice"
-    assert told("projects", "create", "vision", "--title", "Vision", "--manager", "alice")["name"] == "vision"
-    assert told("projects", "limit", "vision", "--gpus", "3", "--time", "2h")["minutes"] == 120
-    assert told("projects", "limit", "vision", "--gpus", "none")["gpus"] is None
+    assert seen("admin", "users")[0]["name"] == "alice"
+    assert seen("projects", "create", "vision", "--title", "Vision", "--manager", "alice")["name"] == "vision"
+    assert seen("projects", "limit", "vision", "--gpus", "3", "--time", "2h")["minutes"] == 120
+    assert seen("projects", "limit", "vision", "--gpus", "none")["gpus"] is None
     assert main(["projects", "show", "vision"]) == 0 and "carme-vision" in capsys.readouterr().out
-    assert told("admin", "record", "gpus", "--since", "2026-01-01")[0]["who"] == "alice"
+    assert seen("admin", "record", "gpus", "--since", "2026-01-01")[0]["who"] == "alice"
     for words in (["nodes"], ["jobs"], ["approvals"], ["record"], ["policies"], ["maintenance"], ["news"]):
         assert main(["admin", *words]) == 0 and capsys.readouterr().out
     assert main(["admin", "record", "--since", "someday"]) == 1 and "is no day" in capsys.readouterr().err

@@ -57,12 +57,12 @@ def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, a
         ]
     )
     page = browser.get("/").content.decode()
-    told = words(browser.get("/live/"))
-    assert "Running train &lt;b&gt; 7 2 nodes · 8 GPUs 16 minutes left" in told
+    reported = words(browser.get("/live/"))
+    assert "Running train &lt;b&gt; 7 2 nodes · 8 GPUs 16 minutes left" in reported
     assert '<progress class="row-bar " max="100" value="2' in page
-    assert re.search("Pending next 8 1 node · 1 GPU .*higher priority", told)
+    assert re.search("Pending next 8 1 node · 1 GPU .*higher priority", reported)
     for other in ("session-s1", "bobs", "ended"):
-        assert other not in told
+        assert other not in reported
 
 
 def test_an_array_is_one_of_my_jobs(browser: Browser, alice: User) -> None:
@@ -95,7 +95,7 @@ def test_how_busy_my_gpus_are(browser: Browser, alice: User, site: None) -> None
     assert "job 8" not in words(answer)  # another user's
 
 
-def test_nothing_is_told_while_no_job_of_mine_has_gpus(browser: Browser, alice: User, site: None) -> None:
+def test_nothing_is_reported_while_no_job_of_mine_has_gpus(browser: Browser, alice: User, site: None) -> None:
     Job.store([make_job(8, user="bob")])
     assert words(browser.get("/metrics/busy/")) == ""
 

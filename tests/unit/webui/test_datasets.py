@@ -79,14 +79,14 @@ def test_an_upload_becomes_a_dataset_that_sessions_start_with(
 
     fields = {"name": "digits", "path": f"{home}/digits.tar.gz", "title": "--site", "licence": "CC0 <b>"}
     answer = browser.send(page, page, **fields)
-    (asked,) = [one for one in broker.asked if isinstance(one, protocol.Submit)]
-    assert answer.status_code == 302 and asked.user == "alice" and asked.request.gpus_per_node == 0
-    assert "has version" in run(asked.request, home)
+    (requested,) = [one for one in broker.asked if isinstance(one, protocol.Submit)]
+    assert answer.status_code == 302 and requested.user == "alice" and requested.request.gpus_per_node == 0
+    assert "has version" in run(requested.request, home)
 
     html = browser.get("/datasets/").content.decode()
     assert "digits" in html and "CC0 &lt;b&gt;" in html and f"<code>{home}/digits</code>" in html
-    said = words(browser.get("/datasets/"))
-    assert "yours" in said and "--site" in said and " 2 " in said
+    message = words(browser.get("/datasets/"))
+    assert "yours" in message and "--site" in message and " 2 " in message
 
     assert 'value="digits"' in browser.get("/?stage=digits").content.decode()
     assert start(browser, stage="digits").status_code == 302
@@ -96,14 +96,14 @@ def test_an_upload_becomes_a_dataset_that_sessions_start_with(
     assert stage.version.startswith("blake")
 
 
-def test_copies_and_versions_are_told(
+def test_copies_and_versions_are_reported(
     browser: Browser, broker: FakeBroker, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = entered("ab", "/data/x")
     older = entered("ef", "/data/<b>")
-    told = f'{{"title": "X", "licence": "", "versions": [{json.dumps(older)}, {json.dumps(version)}]}}'
-    (home / OWN / "x.json").write_text(told)
-    for name, wrong in (("broken", "{"), ("list", "[]"), ("none", '{"versions": []}'), ("a b", told)):
+    reported = f'{{"title": "X", "licence": "", "versions": [{json.dumps(older)}, {json.dumps(version)}]}}'
+    (home / OWN / "x.json").write_text(reported)
+    for name, wrong in (("broken", "{"), ("list", "[]"), ("none", '{"versions": []}'), ("a b", reported)):
         (home / OWN / f"{name}.json").write_text(wrong)
     os.mkfifo(home / OWN / "pipe.json")
     (home / OWN / "loop.json").symlink_to("loop.json")
@@ -116,11 +116,11 @@ def test_copies_and_versions_are_told(
         for node in broker.cluster.nodes
     ]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
-    said = words(browser.get("/datasets/"))
-    assert "All 2 versions x efefefefefef 3 files, 5 B, added 1 Jan 2026 /data/&lt;b&gt;" in said
+    message = words(browser.get("/datasets/"))
+    assert "All 2 versions x efefefefefef 3 files, 5 B, added 1 Jan 2026 /data/&lt;b&gt;" in message
     assert 'href="/?stage=x@efefefefefef"' in browser.get("/datasets/").content.decode()
-    assert "abababababab" in said and "not there" in said and "yours n2 /data/x" in said
-    assert "broken" not in said and "pipe" not in said
+    assert "abababababab" in message and "not there" in message and "yours n2 /data/x" in message
+    assert "broken" not in message and "pipe" not in message
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_programs_name_own_datasets_too(
 ) -> None:
     version = entered("cd", "/data/y")
     (home / OWN / "y.json").write_text(json.dumps({"versions": [version]}))
-    asked = {"command": ["true"], "stage": ["y"]}
-    assert program.ask("post", "jobs", asked).status_code == 201
+    requested = {"command": ["true"], "stage": ["y"]}
+    assert program.ask("post", "jobs", requested).status_code == 201
     (job,) = [one for one in broker.asked if isinstance(one, protocol.Submit)]
     assert (job.request.stage[0].source, job.request.stage[0].version) == ("/data/y", version["digest"])
-    refused = program.ask("post", "jobs", asked | {"stage": ["z"]})
+    refused = program.ask("post", "jobs", requested | {"stage": ["z"]})
     assert refused.status_code == 422 and "there are: y" in refused.json()["detail"]

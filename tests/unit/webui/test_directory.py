@@ -121,7 +121,7 @@ def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
         server.wait(HANG)
 
 
-def test_a_right_password_tells_who_it_is(ldap: LdapSettings) -> None:
+def test_a_right_password_shows_who_it_is(ldap: LdapSettings) -> None:
     found = look_up("carol", "pw of carol", ldap, SECRET)
     assert found == Entry("carol", "carol@example.org", "carol Müller", admin=False)
     found = look_up("dora", "pw of dora", ldap, SECRET)
@@ -155,7 +155,7 @@ def test_a_server_that_cannot_prove_itself_gets_no_password(ldap: LdapSettings) 
         look_up("carol", "pw of carol", elsewhere, SECRET)
 
 
-def test_who_may_not_ask_is_told_so(ldap: LdapSettings) -> None:
+def test_who_may_not_ask_gets_a_message(ldap: LdapSettings) -> None:
     with pytest.raises(LDAPException):
         look_up("carol", "pw of carol", ldap, "wrong")
 
@@ -184,7 +184,7 @@ def test_a_user_of_the_directory_signs_in_and_is_taken_in(
     carol = User.objects.get(username="carol")
     assert (carol.email, carol.first_name, carol.last_name) == ("carol@example.org", "carol", "Müller")
     assert not carol.has_usable_password() and not carol.is_staff
-    assert [asked.name for asked in broker.asked_for("enrol")] == ["carol"]
+    assert [requested.name for requested in broker.asked_for("enrol")] == ["carol"]
     second = Browser()
     assert sign_in(second, "carol", "pw of carol").status_code == 302
     assert len(broker.asked_for("enrol")) == 1 and User.objects.count() == 1
@@ -198,7 +198,7 @@ def test_who_could_not_be_enrolled_is_at_the_next_sign_in(
     broker.refusal = None
     for _again in range(2):
         assert sign_in(Browser(), "carol", "pw of carol").status_code == 302
-    assert [asked.name for asked in broker.asked_for("enrol")] == ["carol", "carol"]
+    assert [requested.name for requested in broker.asked_for("enrol")] == ["carol", "carol"]
 
 
 def test_who_is_an_administrator_follows_the_group(
@@ -235,7 +235,7 @@ def test_an_account_of_the_portal_is_not_taken_over(
     assert sign_in(anonymous, "carol", PASSWORD).status_code == 302
 
 
-def test_while_the_directory_is_away_that_is_said_and_others_get_in(
+def test_while_the_directory_is_away_that_is_reported_and_others_get_in(
     anonymous: Browser, site: LdapSettings, settings, alice: User
 ) -> None:
     away = site.model_copy(update={"url": "ldaps://localhost:1"})

@@ -61,7 +61,7 @@ def test_a_folder_is_shown_and_walked(browser: Browser, home: Path) -> None:
     assert body(browser.get(latin)) == b"latin"
 
 
-def test_what_is_hidden_is_shown_when_it_is_asked_for(browser: Browser, home: Path) -> None:
+def test_what_is_hidden_is_shown_when_it_is_requested(browser: Browser, home: Path) -> None:
     (home / ".cache/inside").mkdir(parents=True)
     (home / "seen.txt").write_text("x")
     page = browser.get("/files/").content.decode()
@@ -85,14 +85,14 @@ def test_a_file_is_downloaded_whole_and_in_parts(browser: Browser, home: Path) -
     answer = browser.get(address)
     assert body(answer) == data and answer["Content-Length"] == "2500000"
     assert answer["Content-Disposition"] == 'attachment; filename="weights.pt"'
-    for asked, expected, told in (
+    for requested, expected, reported in (
         ("bytes=10-19", data[10:20], "bytes 10-19/2500000"),
         ("bytes=2499990-", data[-10:], "bytes 2499990-2499999/2500000"),
         ("bytes=-5", data[-5:], "bytes 2499995-2499999/2500000"),
         ("bytes=2499999-9999999", data[-1:], "bytes 2499999-2499999/2500000"),
     ):
-        part = browser.get(address, headers={"range": asked})
-        assert (part.status_code, body(part), part["Content-Range"]) == (206, expected, told)
+        part = browser.get(address, headers={"range": requested})
+        assert (part.status_code, body(part), part["Content-Range"]) == (206, expected, reported)
     whole = browser.get(address, headers={"range": "bytes=1-2", "if-range": '"another"'})
     assert whole.status_code == 200 and body(whole) == data
     assert browser.get(address, headers={"range": "bytes=2500000-"}).status_code == 416
@@ -167,13 +167,13 @@ def test_a_strange_name_is_refused(browser: Browser, home: Path, name: str) -> N
     "path", ["/etc/passwd", "relative", "HOME/../../../etc/passwd", "//etc/passwd", "HOMEx/y", "/", "\0"]
 )
 def test_only_ones_own_places_are_shown(browser: Browser, home: Path, path: str) -> None:
-    asked = quote(path.replace("HOME", str(home)))
+    requested = quote(path.replace("HOME", str(home)))
     for address in ("/files/", "/files/download/", "/files/delete/"):
-        answer = browser.get(f"{address}?path={asked}")
+        answer = browser.get(f"{address}?path={requested}")
         assert answer.status_code == 422 and "does not show this folder" in words(answer)
-    browser.send("/files/", "/files/delete/", path=asked, folder=asked)
+    browser.send("/files/", "/files/delete/", path=requested, folder=requested)
     assert Path("/etc/passwd").exists()
-    answer = browser.get(f"/files/upload/?path={asked}&id={UPLOAD}")
+    answer = browser.get(f"/files/upload/?path={requested}&id={UPLOAD}")
     assert answer.status_code == 422
 
 

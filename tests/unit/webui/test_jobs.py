@@ -49,9 +49,9 @@ def sweep_is_due() -> None:
 def array(broker: FakeBroker, number: int = 50, **states: str) -> None:
     """An array of ten tasks, of which those from `len(states)` on wait."""
     for task, state in enumerate(states.values()):
-        told: dict[str, Any] = {"state": state, "ended": None if state == "RUNNING" else NOW}
+        reported: dict[str, Any] = {"state": state, "ended": None if state == "RUNNING" else NOW}
         broker.put(
-            make_job(number + 1 + task, array_id=number, task=task, kind="batch", name="sweep", **told)
+            make_job(number + 1 + task, array_id=number, task=task, kind="batch", name="sweep", **reported)
         )
     rest = f"{len(states)}-9%2"
     broker.put(make_job(number, state="PENDING", array_id=number, tasks=rest, kind="batch", name="sweep"))
@@ -72,17 +72,17 @@ def test_the_list_shows_an_array_once_and_its_page_all_tasks(
     assert "Only task 2" in browser.get("/jobs/50/cancel/?task=2").content.decode()
     browser.send("/jobs/50/cancel/?task=2", "/jobs/50/cancel/", task="2")
     browser.send("/jobs/50/cancel/", "/jobs/50/cancel/")
-    assert [(asked.job_id, asked.task) for asked in broker.asked_for("cancel")] == [(50, 2), (50, None)]
+    assert [(wanted.job_id, wanted.task) for wanted in broker.asked_for("cancel")] == [(50, 2), (50, None)]
 
 
 def ended_array(broker: FakeBroker) -> None:
     """An array of six tasks, of which the second failed; Slurm gives the last one the array's number."""
     for task in range(5):
         state, code = ("FAILED", 3) if task == 1 else ("COMPLETED", 0)
-        told: dict[str, Any] = {"state": state, "exit_code": code, "started": NOW, "ended": NOW}
-        broker.put(make_job(51 + task, array_id=50, task=task, kind="batch", name="sweep", **told))
-    told = {"state": "COMPLETED", "exit_code": 0, "started": NOW, "ended": NOW + timedelta(minutes=5)}
-    broker.put(make_job(50, array_id=50, task=5, kind="batch", name="sweep", **told))
+        reported: dict[str, Any] = {"state": state, "exit_code": code, "started": NOW, "ended": NOW}
+        broker.put(make_job(51 + task, array_id=50, task=task, kind="batch", name="sweep", **reported))
+    reported = {"state": "COMPLETED", "exit_code": 0, "started": NOW, "ended": NOW + timedelta(minutes=5)}
+    broker.put(make_job(50, array_id=50, task=5, kind="batch", name="sweep", **reported))
     broker.logs |= {50: b"log of the last task", 52: b"log of the failed task"}
 
 
@@ -94,13 +94,13 @@ def test_an_array_says_how_many_of_its_tasks_failed(db, browser: Browser, broker
     ended_array(broker)
     news()
     answer = browser.get("/jobs/50/")
-    page, said = text(answer), words(answer)
+    page, message = text(answer), words(answer)
     assert title.findall(page) == before, "an array keeps its title"
-    assert "Failed 1 of 6 tasks failed." in said and "6 tasks: 5 completed, 1 failed" in said
+    assert "Failed 1 of 6 tasks failed." in message and "6 tasks: 5 completed, 1 failed" in message
     assert "/jobs/52/#log-heading" in page and "/jobs/50/?task=5" in page, "links to the tasks and their logs"
     for gone in ("Cancel all tasks", "/cancel/", "Exit code", "log of the last", 'hx-trigger="news', "/use/"):
         assert gone not in page, gone
-    assert "20 Nov 2026, 12:05:00" in said, "the end of the last task"
+    assert "20 Nov 2026, 12:05:00" in message, "the end of the last task"
     assert "1 of 6 tasks failed." in words(browser.get("/jobs/"))
     assert browser.get("/jobs/50/cancel/").status_code == 302, "there is nothing to cancel"
     task = text(browser.get("/jobs/50/?task=5"))
@@ -154,8 +154,8 @@ def test_owners_hear_of_an_array_once_when_all_of_it_is_over(
     broker.put(make_job(52, state="COMPLETED", array_id=50, task=1, kind="batch", name="sweep", ended=NOW))
     broker.put(make_job(50, state="COMPLETED", array_id=50, task=9, kind="batch", name="sweep", ended=NOW))
     news()
-    (told,) = Notice.objects.all()
-    assert "array 50 (sweep) have ended; 1 of them failed" in told.text
+    (reported,) = Notice.objects.all()
+    assert "array 50 (sweep) have ended; 1 of them failed" in reported.text
 
 
 # --- the mirror ------------------------------------------------------------------------------------------
@@ -280,8 +280,8 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
     news()
     assert 'hx-get="/jobs/1/use/"' in browser.get("/jobs/1/").content.decode()
     part = browser.get("/jobs/1/use/").content.decode()
-    for said in ("50% used", "<polyline", "n1 &lt;GPU&gt; 0", "Ask &lt;for&gt; less.", "--gpus 1"):
-        assert said in part, said
+    for message in ("50% used", "<polyline", "n1 &lt;GPU&gt; 0", "Ask &lt;for&gt; less.", "--gpus 1"):
+        assert message in part, message
     assert "every 30s" in part
     assert {request.user for request in broker.asked_for("report")} == {"alice"}
 
@@ -300,7 +300,7 @@ def test_a_job_is_near_its_end_by_minutes_and_by_the_share_of_its_time(
 
 
 def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: FakeBroker) -> None:
-    for job, monitored, said in (
+    for job, monitored, message in (
         (make_job(1, state="PENDING"), True, "nothing yet: it has not started"),
         (make_job(1, started=NOW), True, "not known yet: the first measurements come"),
         (make_job(1, started=NOW), False, "this site has no monitoring"),
@@ -308,7 +308,7 @@ def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: Fa
     ):
         Job.store([broker.put(job)])
         broker.reports[1] = Report(job=job, monitored=monitored)
-        assert said in words(browser.get("/jobs/1/use/"))
+        assert message in words(browser.get("/jobs/1/use/"))
     broker.put(make_job(1, started=NOW))
     news()
     assert "state from:body" in text(browser.get("/jobs/1/use/")), "asked for anew when the job starts"
@@ -393,14 +393,14 @@ def test_the_accounting_of_years_is_read_backwards_once(db, broker: FakeBroker, 
     broker.leave(make_job(5, state="RUNNING", submitted=now - timedelta(days=2)))  # the sync's
     read_past(site_broker(), now)
     assert states() == dict.fromkeys((2, 3, 4), "COMPLETED"), "no older one, and none that runs"
-    asked = len(broker.asked_for("history"))
+    requested = len(broker.asked_for("history"))
     Job.objects.filter(id=2).update(name="as it was")
     read_past(site_broker(), now)
-    assert len(broker.asked_for("history")) == asked + 1, "only the last day is read again"
+    assert len(broker.asked_for("history")) == requested + 1, "only the last day is read again"
     assert Job.objects.get(id=2).name == "as it was"
 
 
-def test_more_jobs_than_are_told_at_once_are_all_read(db, broker: FakeBroker, monkeypatch) -> None:
+def test_more_jobs_than_are_reported_at_once_are_all_read(db, broker: FakeBroker, monkeypatch) -> None:
     monkeypatch.setattr(backfill, "LIMIT", 5)
     now = timezone.now()
     for number in range(1, 41):
@@ -427,8 +427,8 @@ FIELDS = {"nodes": "1", "gpus_per_node": "0", "minutes": "5"}
 def test_sbatch_lines_count_where_the_form_says_nothing(browser: Browser, broker: FakeBroker) -> None:
     script = "#!/bin/sh\r\n#SBATCH --gpus=2 --time=30 -o log\r\ntrue\r\n"
     answer = browser.send("/jobs/submit/", "/jobs/submit/", script=script, **FIELDS)
-    (asked,) = broker.asked_for("submit")
-    assert (asked.request.gpus_per_node, asked.request.minutes) == (2, 5)
+    (requested,) = broker.asked_for("submit")
+    assert (requested.request.gpus_per_node, requested.request.minutes) == (2, 5)
     shown = browser.get(answer["Location"], follow=True).content.decode()
     assert "options that are ignored: -o." in shown
 
@@ -438,8 +438,8 @@ def test_a_jobs_page_shows_its_life_as_a_picture_with_a_table(
 ) -> None:
     times: dict[str, Any] = {"submitted": NOW, "started": NOW + timedelta(minutes=5)}
     times["ended"] = NOW + timedelta(minutes=20)
-    told = make_job(7, state="COMPLETED", kind="batch", nodes=2, node_list="n[1-2]", **times)
-    Job.store([told])
+    reported = make_job(7, state="COMPLETED", kind="batch", nodes=2, node_list="n[1-2]", **times)
+    Job.store([reported])
     page = browser.get("/jobs/7/").content.decode()
     bars = re.findall(r'<rect class="(\w+)" x="(\d+)" y="1" width="(\d+)"', page)
     assert bars == [("queued", "0", "250"), ("running", "250", "750"), ("running", "250", "750")]
@@ -499,9 +499,9 @@ def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: Fake
     answer = browser.send(
         "/jobs/submit/", "/jobs/submit/", script=script, arguments="'a b' c", name="mine", **FIELDS
     )
-    (asked,) = broker.asked_for("submit")
-    assert asked.user == "alice" and asked.request.name == "mine"
-    assert asked.request.files == {"script": "#!/bin/bash\necho $HOME\n"} and asked.request.command[-2:] == [
+    (query,) = broker.asked_for("submit")
+    assert query.user == "alice" and query.request.name == "mine"
+    assert query.request.files == {"script": "#!/bin/bash\necho $HOME\n"} and query.request.command[-2:] == [
         "a b",
         "c",
     ]
@@ -538,8 +538,8 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
     script = area.get_text().removeprefix("\n").replace("\n", "\r\n")
     fields = FIELDS | {"script_encoding": str(hidden["value"])}
     browser.send("/jobs/submit/?job=50", "/jobs/submit/", script=script + "print('ü')\r\n", **fields)
-    kept = contents.to_bytes(broker.wanted[max(broker.wanted)].files["script"])
-    assert kept == LATIN_1 + b"print('\xfc')\n"
+    saved = contents.to_bytes(broker.wanted[max(broker.wanted)].files["script"])
+    assert saved == LATIN_1 + b"print('\xfc')\n"
     refused = browser.send("/jobs/submit/?job=50", "/jobs/submit/", script=script + "€", **fields)
     assert refused.status_code == 422 and "letters that Latin-1, its encoding, does not have" in text(refused)
 
@@ -578,8 +578,8 @@ def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) ->
     assert "50 minutes left" in page and 'action="/jobs/1/extend/"' in page
     assert 'id="extend"' not in browser.get("/jobs/2/").content.decode()
     browser.send("/jobs/1/", "/jobs/1/extend/", minutes="30")
-    asked = broker.asked_for("extend")
-    assert [(one.job_id, one.minutes, one.user) for one in asked] == [(1, 30, "alice")]
+    requested = broker.asked_for("extend")
+    assert [(one.job_id, one.minutes, one.user) for one in requested] == [(1, 30, "alice")]
     assert "The job now ends at" in browser.get("/jobs/1/").content.decode()
     for minutes in ("", "0", "-5", "x", "9" * 5000):
         browser.send("/jobs/1/", "/jobs/1/extend/", minutes=minutes)
@@ -606,7 +606,7 @@ def test_the_time_that_is_left_is_slurms(browser: Browser, broker: FakeBroker) -
     assert Job.objects.get(id=2).remaining is None
 
 
-def test_data_folder_and_results_are_asked_for_shown_and_kept(browser: Browser, broker: FakeBroker) -> None:
+def test_data_folder_and_results_are_requested_shown_and_kept(browser: Browser, broker: FakeBroker) -> None:
     wished = {
         "workdir": "/home/alice/run",
         "stage": "/data/a, scratch:/data/b",
@@ -614,15 +614,15 @@ def test_data_folder_and_results_are_asked_for_shown_and_kept(browser: Browser, 
     }
     answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **wished, **FIELDS)
     assert answer.status_code == 302, answer.content.decode()
-    (asked,) = broker.asked_for("submit")
-    assert [(one.source, one.target) for one in asked.request.stage] == [
+    (requested,) = broker.asked_for("submit")
+    assert [(one.source, one.target) for one in requested.request.stage] == [
         ("/data/a", "local"),
         ("/data/b", "scratch"),
     ]
     number = browser.get(answer["Location"], follow=True).resolver_match.kwargs["job_id"]
-    said = browser.get(f"/jobs/{number}/recipe/").content.decode()
-    assert 'href="/files/?path=/home/alice/run"' in said and "scratch:/data/b" in said
-    assert 'href="/files/?path=/home/alice/%3Cout%3E"' in said and "&lt;out&gt;" in said
+    message = browser.get(f"/jobs/{number}/recipe/").content.decode()
+    assert 'href="/files/?path=/home/alice/run"' in message and "scratch:/data/b" in message
+    assert 'href="/files/?path=/home/alice/%3Cout%3E"' in message and "&lt;out&gt;" in message
     form = browser.get(f"/jobs/submit/?job={number}").context["form"]
     assert {name: form[name].value() for name in wished} == wished | {
         "stage": "local:/data/a scratch:/data/b"

@@ -93,7 +93,7 @@ def test_signing_out_needs_a_form(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_signing_out_tells_the_hub(browser: Browser, hub: FakeHub, at_once, down: bool) -> None:
+def test_signing_out_notifies_the_hub(browser: Browser, hub: FakeHub, at_once, down: bool) -> None:
     hub.down = down
     begin = time.time()
     assert browser.send("/accounts/logout/", "/accounts/logout/").status_code == 302

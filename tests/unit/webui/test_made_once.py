@@ -44,32 +44,32 @@ def page(browser: Browser, path: str = "/") -> str:
     return answer.content.decode()
 
 
-def test_it_is_asked_again_after_news_and_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    kept = Cached(lambda: asked.append(1) or len(asked))
+def test_it_is_queried_again_after_news_and_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[int] = []
+    saved = Cached(lambda: requested.append(1) or len(requested))
     monkeypatch.setattr(Cached, "seconds", 3600.0)
-    assert [kept(), kept()] == [1, 1]
+    assert [saved(), saved()] == [1, 1]
     notifier.notify(["alice"])  # is nothing that all see
-    assert kept() == 1
+    assert saved() == 1
     notifier.notify_all()
-    assert [kept(), kept()] == [2, 2]
+    assert [saved(), saved()] == [2, 2]
     monkeypatch.setattr(Cached, "seconds", 0.0)
     notifier.notify_all()
-    assert [kept(), kept()] == [3, 4]
+    assert [saved(), saved()] == [3, 4]
 
 
-def test_what_is_told_while_it_is_asked_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_reported_while_it_is_queried_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cached, "seconds", 3600.0)
-    asked: list[int] = []
+    requested: list[int] = []
 
     def ask() -> int:
-        asked.append(1)
-        if len(asked) == 1:
+        requested.append(1)
+        if len(requested) == 1:
             notifier.notify_all()  # after the look, before the answer
-        return len(asked)
+        return len(requested)
 
-    kept = Cached(ask)
-    assert [kept(), kept(), kept()] == [1, 2, 2]
+    saved = Cached(ask)
+    assert [saved(), saved(), saved()] == [1, 2, 2]
 
 
 def test_results_are_those_of_the_same_things_in_the_same_language() -> None:
@@ -105,7 +105,7 @@ def test_news_and_maintenance_are_on_pages_at_once_and_go_at_once(
     assert "New cables" in page(browser, "/jobs/")
 
 
-def test_why_the_mirror_is_silent_is_said_at_once(
+def test_why_the_mirror_is_silent_is_reported_at_once(
     browser: Browser, broker: FakeBroker, remembering: None
 ) -> None:
     Mirror.load()
@@ -170,7 +170,7 @@ def test_one_form_is_made_for_all_of_whom_it_is_true(
     assert 'value="99"' not in page(browser) and len(forms._shown) == 2
 
 
-def test_statements_find_what_is_asked_for_now(alice: User, bob: User) -> None:
+def test_statements_find_what_is_requested_now(alice: User, bob: User) -> None:
     now = timezone.now()
     options = {"image": "torch", "minutes": 60, "title": ""}
 
@@ -189,9 +189,9 @@ def test_statements_find_what_is_asked_for_now(alice: User, bob: User) -> None:
     assert names == ["s00000000", "s00000001", "s00000002", "s00000020"]
     assert len(Session.of_late(alice, now - timedelta(days=1))) == 6  # five that ended, and the other
     assert [row.name for row in Session.of_late(bob, since)] == ["s00000021"]
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as requested:
         assert all(row.owner.username == "alice" for row in Session.of_late(alice, since))
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
@@ -254,10 +254,10 @@ def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
     assert (taken(browser), taken(other)) == (0, 0)
     hers = booked(alice, "n1", "plan")
     assert (taken(browser), taken(other)) == (1, 1)
-    asked = booked(alice, "n2", "asked", state="requested")
+    requested = booked(alice, "n2", "asked", state="requested")
     assert (taken(browser), taken(other)) == (2, 2) and 'class="asked"' in page(other, "/bookings/")
     assert hers.move(Cause.CANCELLED) and (taken(browser), taken(other)) == (1, 1)
-    asked.delete()
+    requested.delete()
     assert (taken(browser), taken(other)) == (0, 0)
 
 

@@ -149,13 +149,13 @@ def test_one_sees_one_s_own(browser: Browser, other: Browser, site: None) -> Non
 @pytest.mark.parametrize(
     "match", [[], ["carme_job_cpus"], ['{user="bob"}'], ['{__name__=~".+"}', "carme_secret"]]
 )
-def test_names_and_values_of_others_are_not_told(browser: Browser, site: None, match: list[str]) -> None:
-    asked = {"match[]": match}
+def test_names_and_values_of_others_are_not_reported(browser: Browser, site: None, match: list[str]) -> None:
+    requested = {"match[]": match}
     for question in ("series", "labels", "label/user/values", "label/jobid/values", "label/owner/values"):
-        answer = browser.get(f"/metrics/mine/api/v1/{question}", asked)
+        answer = browser.get(f"/metrics/mine/api/v1/{question}", requested)
         assert answer.status_code == 200
-        told = json.dumps(answer.json()["data"])
-        assert "bob" not in told and "carol" not in told and "owner" not in told
+        reported = json.dumps(answer.json()["data"])
+        assert "bob" not in reported and "carol" not in reported and "owner" not in reported
     values = browser.get("/metrics/mine/api/v1/label/user/values").json()["data"]
     assert values == ["alice"]
 
@@ -205,11 +205,11 @@ def test_other_questions_are_not_passed_on(browser: Browser, site: None, questio
     assert browser.get(f"/metrics/mine/api/v1/{question}").status_code in (400, 404)
 
 
-def test_strangers_are_led_to_the_login(anonymous: Browser, site: None) -> None:
+def test_unauthenticated_peers_are_sent_to_the_login(anonymous: Browser, site: None) -> None:
     assert ask(anonymous, "up").status_code == 302
 
 
-def test_mistakes_and_an_absent_prometheus_are_said(browser: Browser, settings, site: None) -> None:
+def test_mistakes_and_an_absent_prometheus_are_reported(browser: Browser, settings, site: None) -> None:
     wrong = ask(browser, "sum(")
     assert wrong.status_code == 400 and "no PromQL" in wrong.json()["error"]
     late = ask(browser, "carme_job_cpus", question="query_range", start="x", end="1", step="1")

@@ -132,7 +132,7 @@ def test_many_workers_send_each_mail_once(post: MailServer, reachable: User) -> 
     assert sorted(subject(mail)[-2] for mail in post.mails) == ["0", "1", "3", "4"]
 
 
-def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(
+def test_a_server_that_is_busy_is_queried_again_and_one_that_refuses_is_not(
     post: MailServer, reachable: User
 ) -> None:
     tell(reachable, "Something.")
@@ -272,7 +272,7 @@ def make_options():
     return SessionOptions(image="torch", minutes=60)
 
 
-def test_jobs_that_end_are_told_once_and_many_together(alice: User, broker: FakeBroker) -> None:
+def test_jobs_that_end_are_reported_once_and_many_together(alice: User, broker: FakeBroker) -> None:
     alice.wanted = {"job-over": [True, False]}
     alice.save()
     for number in (1, 11, 12, 13, 14):
@@ -291,7 +291,7 @@ def test_jobs_that_end_are_told_once_and_many_together(alice: User, broker: Fake
     assert sorted(told(alice, Kind.JOB_OVER))[0] == "4 of your jobs have ended."
 
 
-def test_what_the_policy_about_alerts_does_is_told_as_the_user_wants_it(
+def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     post: MailServer, reachable: User, broker: FakeBroker
 ) -> None:
     idle = Advice(topic="CarmeGpuIdle", text="Job 7: GPU 0 has not been used.", change="Cancel it.")
@@ -333,8 +333,8 @@ def test_a_booking_is_decided_begins_and_is_given_back(
     rules: Callable[..., None],
 ) -> None:
     admin = User.objects.create(username="root1", is_staff=True)
-    asked = make(alice, state=BookingState.REQUESTED)
-    services.approve(asked, site_broker())
+    requested = make(alice, state=BookingState.REQUESTED)
+    services.approve(requested, site_broker())
     refused = make(alice, state=BookingState.REQUESTED, node_names=["n2"])
     services.deny(refused)
     words = told(alice, Kind.BOOKING_DECIDED)

@@ -28,43 +28,43 @@ LONG = HANG
 
 
 async def test_whoever_waits_is_woken_by_news_of_their_own() -> None:
-    told = Notifier()
-    seen = told.version("alice")
-    waiting = asyncio.create_task(told.wait("alice", seen, LONG))
+    reported = Notifier()
+    seen = reported.version("alice")
+    waiting = asyncio.create_task(reported.wait("alice", seen, LONG))
     await asyncio.sleep(0)
-    told.notify(["bob"])
+    reported.notify(["bob"])
     await asyncio.sleep(0)
     assert not waiting.done()
-    threading.Thread(target=told.notify, args=(["alice"],)).start()
+    threading.Thread(target=reported.notify, args=(["alice"],)).start()
     assert await waiting != seen
 
 
 async def test_what_came_before_is_not_missed() -> None:
-    told = Notifier()
-    seen = told.version("alice")
-    told.notify(["alice"])
-    assert await told.wait("alice", seen, LONG) != seen
-    assert await told.wait("alice", "", LONG) == told.version("alice"), "also after a restart"
+    reported = Notifier()
+    seen = reported.version("alice")
+    reported.notify(["alice"])
+    assert await reported.wait("alice", seen, LONG) != seen
+    assert await reported.wait("alice", "", LONG) == reported.version("alice"), "also after a restart"
 
 
 async def test_news_for_all_wake_all() -> None:
-    told = Notifier()
-    waiting = [asyncio.create_task(told.wait(user, told.version(user), LONG)) for user in ("alice", "bob")]
+    shown = Notifier()
+    waiting = [asyncio.create_task(shown.wait(user, shown.version(user), LONG)) for user in ("alice", "bob")]
     await asyncio.sleep(0)
-    told.notify_all()
+    shown.notify_all()
     await asyncio.gather(*waiting)
 
 
 async def test_waiting_ends_and_leaves_nothing_behind() -> None:
-    told = Notifier()
-    seen = told.version("alice")
-    assert await told.wait("alice", seen, 0.01) == seen
-    cancelled = asyncio.create_task(told.wait("alice", seen, LONG))
+    reported = Notifier()
+    seen = reported.version("alice")
+    assert await reported.wait("alice", seen, 0.01) == seen
+    cancelled = asyncio.create_task(reported.wait("alice", seen, LONG))
     await asyncio.sleep(0)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
-    assert not told._waiting
+    assert not reported._waiting
 
 
 def test_errands_of_one_key_never_overlap_and_a_failure_ends_only_itself() -> None:
@@ -146,7 +146,7 @@ async def first_event(cookies: str, seen: str, opened: asyncio.Event) -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_the_stream_tells_of_a_change() -> None:
+async def test_the_stream_reports_a_change() -> None:
     cookies = await sync_to_async(sign_in)()
     opened = asyncio.Event()
     waiting = asyncio.create_task(first_event(cookies, notifier.version("alice"), opened))
@@ -167,7 +167,7 @@ async def test_the_stream_needs_a_login() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_keeper_starts_what_was_asked_for_and_follows_it(broker: FakeBroker, hub: FakeHub) -> None:
+def test_the_sync_starts_what_was_requested_and_follows_it(broker: FakeBroker, hub: FakeHub) -> None:
     """The whole path in the server's process: what an earlier process left undone, then the broker's news."""
     alice = User.objects.create_user("alice", password=PASSWORD)
     options = {"image": "torch", "minutes": 60, "title": "Left undone"}

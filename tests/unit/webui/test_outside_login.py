@@ -29,8 +29,8 @@ def running() -> Iterator[Provider]:
 def provider(running: Provider, settings, folder) -> Provider:
     (folder / "secrets/oidc-provider-secret").write_text(SECRET)
     site = django_settings.SITE
-    told = OidcSettings(issuer=running.issuer, client_id=CLIENT, name="Example University")
-    settings.SITE = site.model_copy(update={"oidc": told})
+    reported = OidcSettings(issuer=running.issuer, client_id=CLIENT, name="Example University")
+    settings.SITE = site.model_copy(update={"oidc": reported})
     running.claims = {"sub": "u-1", "preferred_username": "alice"}
     running.change, running.key, running.down = {}, "own", False
     return running
@@ -156,7 +156,7 @@ def test_an_account_comes_of_a_unix_account_alone(
     assert not made.has_usable_password() and not made.is_staff and enrolled == ["ada"]
 
 
-def test_a_second_factor_is_asked_for_here_too(
+def test_a_second_factor_is_requested_here_too(
     anonymous: Browser, provider: Provider, outsider: User
 ) -> None:
     from allauth.mfa.totp.internal import auth
@@ -166,7 +166,7 @@ def test_a_second_factor_is_asked_for_here_too(
     assert "_auth_user_id" not in anonymous.session
 
 
-def test_a_provider_that_is_away_is_said_so(anonymous: Browser, provider: Provider, outsider: User) -> None:
+def test_a_provider_that_is_away_is_reported(anonymous: Browser, provider: Provider, outsider: User) -> None:
     provider.down = True
     assert is_refused(anonymous, anonymous.get(BEGIN), "The provider does not answer")
 

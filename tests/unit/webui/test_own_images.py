@@ -59,9 +59,9 @@ def test_an_image_is_built_by_a_job_and_a_session_starts_in_it(
     answer = browser.send("/images/build/", "/images/build/", **WISH)
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
     row = OwnImage.objects.get()
-    asked = broker.asked_for("submit")[0]
-    assert asked.user == "alice" and asked.request.image is None
-    recipe = json.loads(asked.request.files[RECIPE])
+    requested = broker.asked_for("submit")[0]
+    assert requested.user == "alice" and requested.request.image is None
+    recipe = json.loads(requested.request.files[RECIPE])
     assert (recipe["text"], recipe["base"], recipe["shared"]) == ("numpy==2.1\n", "torch", False)
     assert recipe["file"] == row.file and row.file.startswith(
         f"{broker.home}/.local/share/carme/images/mine-"
@@ -85,8 +85,8 @@ def test_the_sites_images_show_their_packages(browser: Browser, program: Program
     assert "Torch &lt;lab&gt;" in page and "JupyterLab" in page
     assert "<li>numpy 2.1</li><li>torch 1.0</li>" in page
     assert browser.get("/images/site/nothing/").status_code == 404
-    told = program.get("/api/v1/images/at/torch").json()
-    assert (told["name"], told["packages"]) == ("torch", {"numpy": "2.1", "torch": "1.0"})
+    reported = program.get("/api/v1/images/at/torch").json()
+    assert (reported["name"], reported["packages"]) == ("torch", {"numpy": "2.1", "torch": "1.0"})
     assert "packages" not in program.get("/api/v1/images").json()[0]
     refused = program.get("/api/v1/images/at/nothing")
     assert (refused.status_code, "There is no image 'nothing'" in refused.json()["detail"]) == (404, True)
@@ -193,8 +193,8 @@ def test_nobody_uses_an_image_that_is_not_shared(
         {"command": ["true"], "image": "mine", "minutes": 5},
     ):
         assert api.ask("POST", "jobs", body).status_code == 422
-    asked = {"image": "mine@alice", "minutes": 5, "image_file": {"file": "/x.sif", "digest": DIGEST}}
-    assert api.ask("POST", "sessions", asked).status_code == 422
+    requested = {"image": "mine@alice", "minutes": 5, "image_file": {"file": "/x.sif", "digest": DIGEST}}
+    assert api.ask("POST", "sessions", requested).status_code == 422
     assert OwnImage.objects.filter(owner__username="alice").exists()
 
 

@@ -165,7 +165,7 @@ def version_of(answer: http.client.HTTPResponse) -> str:
         return re.findall(r'data-version="([^"]+)"', answer.read().decode())[0]
 
 
-def test_each_process_hears_what_another_was_told_and_a_dead_one_is_replaced(
+def test_each_process_hears_of_what_another_reported_and_a_dead_one_is_replaced(
     portal: Portal, broker: FakeBroker, alice: User
 ) -> None:
     cookies = signed_in(alice)
@@ -210,7 +210,7 @@ def test_it_ends_in_order_and_with_the_one_that_watches(portal: Portal) -> None:
     until(lambda: not any(map(lives, processes)))
 
 
-def test_it_ends_when_it_is_told_to(portal: Portal) -> None:
+def test_it_ends_when_it_should(portal: Portal) -> None:
     processes = portal.processes
     portal.program.terminate()
     assert portal.program.wait(LONG) == 0

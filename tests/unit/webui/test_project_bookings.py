@@ -92,9 +92,9 @@ def test_each_rule_holds_for_its_partition_or_project_alone(
         services.book(alice, in_three_days(60, ruled or "", 9), settings.SITE, site_broker())
     if ruled is not None:
         owner = bob if ruled else alice  # a project's rules count what its members have booked
-        said = RULES[rule][1]
-        if said:
-            with pytest.raises(InvalidRequest, match=said) as caught:
+        message = RULES[rule][1]
+        if message:
+            with pytest.raises(InvalidRequest, match=message) as caught:
                 services.book(owner, in_three_days(120, ruled), site, site_broker())
             if ruled and rule in ("at_a_time", "gpu_hours", "share_percent"):
                 assert "project 'vision'" in str(caught.value)
@@ -145,8 +145,8 @@ def test_all_members_may_use_it_and_nobody_else(
 ) -> None:
     assert book(browser, project="vision").status_code == 302
     row = Booking.objects.get()
-    [asked] = broker.asked_for("reserve")
-    assert asked.hold.accounts == ["carme-vision"] and asked.hold.users == []
+    [requested] = broker.asked_for("reserve")
+    assert requested.hold.accounts == ["carme-vision"] and requested.hold.users == []
     assert broker.kept[row.name].accounts == ["carme-vision"]
     page = text(other.get(row.get_absolute_url()))
     assert "Computer vision" in page and "booked by alice" in page and "Start a session in it" in page
@@ -302,9 +302,9 @@ def test_a_list_of_them_asks_no_more_with_more(
             "/",
         ):
             browser.get(path)
-            with CaptureQueriesContext(connection) as asked:
+            with CaptureQueriesContext(connection) as requested:
                 browser.get(path)
-            found.append(len(asked))
+            found.append(len(requested))
         return found
 
     make(alice, project=vision)

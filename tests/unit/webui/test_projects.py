@@ -33,7 +33,7 @@ def vision(admin: User, alice: User, broker: FakeBroker) -> Project:
 # --- the journey -----------------------------------------------------------------------------------------
 
 
-def test_an_admin_makes_a_project_its_manager_invites_and_slurm_is_told(
+def test_an_admin_makes_a_project_its_manager_invites_and_slurm_follows(
     root: Browser, browser: Browser, other: Browser, broker: FakeBroker
 ) -> None:
     answer = root.send(
@@ -79,7 +79,7 @@ def test_an_invitation_can_be_declined_and_withdrawn(
 # --- who may not -----------------------------------------------------------------------------------------
 
 
-def test_strangers_see_nothing(other: Browser, vision: Project) -> None:
+def test_unauthenticated_peers_see_nothing(other: Browser, vision: Project) -> None:
     assert "vision" not in text(other.get("/projects/"))
     for page in (PAGE, f"{PAGE}limits/", "/projects/new/"):
         assert other.get(page).status_code == 404
@@ -255,7 +255,7 @@ def test_a_session_runs_in_a_project(browser: Browser, vision: Project, hub, at_
         ({"gpu_hours": 0}, "has used up"),
     ],
 )
-def test_what_the_project_forbids_is_said_at_once(
+def test_what_the_project_forbids_is_reported_at_once(
     browser: Browser, vision: Project, limits: dict[str, Any], sentence: str
 ) -> None:
     Project.objects.update(**limits)

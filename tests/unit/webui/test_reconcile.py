@@ -54,12 +54,12 @@ def test_data_is_brought_once_before_the_booking(alice: User, broker: FakeBroker
     row = with_data(alice, node_names=["n1", "n2"], session_results="/home/alice/out")
     for _ in range(3):
         reconcile(site_broker())
-    (asked,) = broker.asked_for("bring")
-    assert (asked.user, asked.node_names, asked.partition) == ("alice", ["n1", "n2"], "gpu")
-    assert asked.stage[0].source == "/data/imagenet" and 57 <= asked.minutes <= 60
+    (requested,) = broker.asked_for("bring")
+    assert (requested.user, requested.node_names, requested.partition) == ("alice", ["n1", "n2"], "gpu")
+    assert requested.stage[0].source == "/data/imagenet" and 57 <= requested.minutes <= 60
     row.refresh_from_db()
     job = broker.queue[row.stage_job or 0]
-    assert job.name == asked.name and row.staged is None
+    assert job.name == requested.name and row.staged is None
     broker.put(job.model_copy(update={"state": JobState.COMPLETED, "ended": timezone.now()}))
     reconcile(site_broker())
     row.refresh_from_db()
@@ -71,7 +71,7 @@ def test_data_is_brought_once_before_the_booking(alice: User, broker: FakeBroker
     assert len(broker.asked_for("bring")) == 1 and not broker.asked_for("cancel")
 
 
-def test_data_that_cannot_be_brought_is_told_once(alice: User, broker: FakeBroker, rules) -> None:
+def test_data_that_cannot_be_brought_is_reported_once(alice: User, broker: FakeBroker, rules) -> None:
     row = with_data(alice)
     reconcile(site_broker())
     row.refresh_from_db()
@@ -81,13 +81,13 @@ def test_data_that_cannot_be_brought_is_told_once(alice: User, broker: FakeBroke
         reconcile(site_broker())
     row.refresh_from_db()
     assert f"Job {job.id}" in row.stage_problem and len(broker.asked_for("bring")) == 1
-    (told,) = Notice.objects.filter(user=alice, kind="booking-problem")
-    assert row.stage_problem in told.text
+    (reported,) = Notice.objects.filter(user=alice, kind="booking-problem")
+    assert row.stage_problem in reported.text
     reconcile(site_broker(), after(61))
     assert Session.objects.get().asked_for.stage, "the session tries again"
 
 
-def test_what_the_broker_refuses_is_told_and_what_it_cannot_say_is_tried_again(
+def test_what_the_broker_refuses_is_reported_and_what_it_cannot_say_is_tried_again(
     alice: User, broker: FakeBroker, rules
 ) -> None:
     row = with_data(alice)
@@ -115,13 +115,13 @@ def test_data_of_a_booking_that_is_deleted_or_moved_is_not_brought_any_more(
     Booking.objects.filter(pk=row.pk).update(node_names=["n2"])
     reconcile(site_broker())
     row.refresh_from_db()
-    assert [asked.job_id for asked in broker.asked_for("cancel")] == [first] and row.stage_job != first
+    assert [sent.job_id for sent in broker.asked_for("cancel")] == [first] and row.stage_job != first
     assert broker.asked_for("bring")[-1].node_names == ["n2"]
     second = row.stage_job
     services.delete(row, site_broker())
     reconcile(site_broker())
     reconcile(site_broker())
-    assert [asked.job_id for asked in broker.asked_for("cancel")] == [first, second]
+    assert [sent.job_id for sent in broker.asked_for("cancel")] == [first, second]
 
 
 def test_what_is_not_there_at_the_start_the_session_brings(alice: User, broker: FakeBroker, rules) -> None:
@@ -130,7 +130,7 @@ def test_what_is_not_there_at_the_start_the_session_brings(alice: User, broker: 
     row.refresh_from_db()
     number = row.stage_job
     reconcile(site_broker(), after(61))
-    assert [asked.job_id for asked in broker.asked_for("cancel")] == [number]
+    assert [requested.job_id for requested in broker.asked_for("cancel")] == [number]
     assert Session.objects.get().asked_for.stage
 
 
@@ -220,7 +220,7 @@ def test_during_an_outage_nothing_is_forgotten(alice: User, broker: FakeBroker, 
     assert row.name in broker.kept and row.kept and not row.problem
 
 
-def test_what_slurm_refuses_is_tried_again_and_told(
+def test_what_slurm_refuses_is_tried_again_and_reported(
     alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     row, second = make(alice), make(bob, node_names=["n2"])
@@ -324,7 +324,7 @@ def test_a_booking_far_ahead_waits_for_its_node_to_come_back(alice: User, broker
     assert row.node_names == ["n1"]
 
 
-def test_without_another_node_its_owner_is_told_until_it_is_back(
+def test_without_another_node_its_owner_is_notified_until_it_is_back(
     alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     row = make(alice, 30, 180)

@@ -28,11 +28,11 @@ def quota(broker: FakeBroker, tmp_path: Path) -> FakeBroker:
 
 
 def uses(broker: FakeBroker, kibibytes: int) -> None:
-    told = f"{os.getuid()} 2000000 0 {kibibytes << 10} 1000 0 7"
-    broker.environment["SIMULATED_QUOTA"] = told
+    reported = f"{os.getuid()} 2000000 0 {kibibytes << 10} 1000 0 7"
+    broker.environment["SIMULATED_QUOTA"] = reported
 
 
-def test_the_dashboard_tells_quota_and_free_space(browser: Browser, quota: FakeBroker) -> None:
+def test_the_dashboard_reports_quota_and_free_space(browser: Browser, quota: FakeBroker) -> None:
     assert 'hx-get="/files/room/"' in browser.get("/").content.decode()
     answer = browser.get("/files/room/")
     assert "Home 976.6 MB of 1.9 GB used, 7 of 1000 files" in words(answer)
@@ -44,7 +44,7 @@ def test_the_dashboard_tells_quota_and_free_space(browser: Browser, quota: FakeB
     assert "Home is full" in words(browser.get("/files/room/"))
 
 
-def test_without_a_quota_the_free_space_is_told(browser: Browser, quota: FakeBroker) -> None:
+def test_without_a_quota_the_free_space_is_reported(browser: Browser, quota: FakeBroker) -> None:
     quota.environment.clear()
     found = words(browser.get("/files/room/"))
     assert re.search(r"Home [\d.]+ [GT]B free", found), found
@@ -76,7 +76,7 @@ def test_nothing_starts_while_the_home_is_full(browser: Browser, quota: FakeBrok
     assert len(hub.servers) == 1
 
 
-def test_the_site_s_other_folders_are_told_where_they_are_there(
+def test_the_site_s_other_folders_are_reported_where_they_are_there(
     browser: Browser, quota: FakeBroker, hub: FakeHub, settings: Any
 ) -> None:
     scratch = quota.home.parent / "scratch"
@@ -95,12 +95,12 @@ def test_programs_and_batch_jobs_are_refused_as_well(
     uses(quota, 2_000_000)
     browser.get("/files/room/")
     sentence = "Home is full"
-    for path, asked in (
+    for path, requested in (
         ("jobs", {"command": ["true"]}),
         ("jobs/check", {"command": ["true"]}),
         ("sessions", {"image": "torch", "minutes": 5}),
     ):
-        answer = program.ask("post", path, asked)
+        answer = program.ask("post", path, requested)
         assert answer.status_code == 422 and sentence in answer.json()["detail"], (path, answer.content)
     answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **FIELDS)
     assert answer.status_code == 422 and sentence in answer.content.decode()

@@ -98,7 +98,7 @@ def test_a_recovery_code_opens_once(browser: Browser, anonymous: Browser) -> Non
     assert second.get("/").status_code == 302
 
 
-def test_the_notebooks_login_asks_for_it_as_well(browser: Browser, anonymous: Browser) -> None:
+def test_the_notebooks_login_requests_it_as_well(browser: Browser, anonymous: Browser) -> None:
     register_hub()
     secret, _codes = turn_on(browser)
     wanted = authorize(anonymous)["Location"]

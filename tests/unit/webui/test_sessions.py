@@ -137,8 +137,8 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
     assert re.search(r"Container started</th>.*?1\.0</td>", page, re.S)
 
     sentence = "It used 9 GiB of memory and was allowed 8 GiB. Ask for more GPUs."
-    said = f"{sentence}{LOG_FOLLOWS}Killed"
-    broker.tell(make_session(NAME, "ended", 8, ending="out_of_memory", sentence=said))
+    message = f"{sentence}{LOG_FOLLOWS}Killed"
+    broker.tell(make_session(NAME, "ended", 8, ending="out_of_memory", sentence=message))
     broker.logs[7] = b"Killed"
     broker.put(make_job(7, state="OUT_OF_MEMORY", ended=NOW))
     rounds()
@@ -342,7 +342,7 @@ def test_a_broker_that_is_down_is_a_banner_and_refuses_starts(browser: Browser, 
     assert not Session.objects.exists()
 
 
-def test_a_start_that_fails_later_tells_the_spawners_words(
+def test_a_start_that_fails_later_reports_the_spawners_words(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     hub.starts = "pending"
@@ -356,7 +356,7 @@ def test_a_start_that_fails_later_tells_the_spawners_words(
     assert not hub.servers, "the hub keeps no record of it"
 
 
-def test_a_start_that_fails_at_once_tells_the_spawners_words(
+def test_a_start_that_fails_at_once_reports_the_spawners_words(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     hub.starts = "refuse"
@@ -367,7 +367,7 @@ def test_a_start_that_fails_at_once_tells_the_spawners_words(
     assert (the().ending, the().sentence) == ("refused", "Slurm refuses the account. Choose another one.")
 
 
-def test_once_there_is_a_job_the_broker_tells_how_it_failed(
+def test_once_there_is_a_job_the_broker_reports_how_it_failed(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     broker.tell(make_session(NAME, "starting", 3))
@@ -379,7 +379,7 @@ def test_once_there_is_a_job_the_broker_tells_how_it_failed(
     assert (the().ending, the().sentence) == ("died_at_start", "It died: no space left.")
 
 
-def test_a_start_that_the_hub_never_got_is_asked_for_again(
+def test_a_start_that_the_hub_never_got_is_requested_again(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     hub.starts = "silent"
@@ -390,23 +390,23 @@ def test_a_start_that_the_hub_never_got_is_asked_for_again(
     assert len(hub.servers) == 1
 
 
-def test_a_start_whose_answer_was_lost_is_not_asked_for_twice(
+def test_a_start_whose_answer_was_lost_is_not_requested_twice(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     hub.starts = "silent"
     start(browser)
-    asked = len(hub.called("POST"))
+    requested = len(hub.called("POST"))
     broker.tell(make_session(NAME, "queued", 2))
     # The hub has forgotten all about it, but there is a job.
     Session.objects.update(asked=timezone.now() - timedelta(seconds=3))
     tend_all()
-    assert len(hub.called("POST")) == asked
+    assert len(hub.called("POST")) == requested
     assert the().state == "queued"
     hub.set("alice", NAME, pending="spawn")
     Session.objects.update(state="requested", asked=timezone.now() - timedelta(seconds=3))
     broker.told.clear()
     tend_all()
-    assert len(hub.called("POST")) == asked, "the hub is at it"
+    assert len(hub.called("POST")) == requested, "the hub is at it"
 
 
 def test_a_start_that_comes_to_nothing_is_given_up(
@@ -436,7 +436,7 @@ def test_a_job_that_comes_after_the_start_was_given_up_is_ended(
     assert the().is_over and the().settled
 
 
-def test_a_portal_that_dies_before_it_asked_the_hub_asks_when_it_is_back(
+def test_a_portal_that_dies_before_it_queried_the_hub_asks_when_it_is_back(
     browser: Browser, broker: FakeBroker, hub: FakeHub, killed
 ) -> None:
     start(browser)
@@ -508,7 +508,7 @@ def test_stopping_asks_first(browser: Browser, ready: Session, broker: FakeBroke
     assert len(hub.calls) == calls, "an old session costs nothing"
 
 
-def test_a_stop_that_the_hub_lost_is_asked_for_again(
+def test_a_stop_that_the_hub_lost_is_requested_again(
     browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
 ) -> None:
     hub.down = True
@@ -549,7 +549,7 @@ def test_stopping_before_there_was_a_job(browser: Browser, broker: FakeBroker, h
     assert not hub.servers
 
 
-def test_stopping_before_the_hub_was_asked(
+def test_stopping_before_the_hub_was_queried(
     browser: Browser, broker: FakeBroker, hub: FakeHub, killed
 ) -> None:
     start(browser)
@@ -595,7 +595,7 @@ def test_a_lost_session_says_so_and_may_come_back(
     assert the().state == "ready" and "Node n1" not in shown(browser)
 
 
-def test_the_hub_is_not_asked_about_sessions_that_run(ready: Session, hub: FakeHub) -> None:
+def test_the_hub_is_not_queried_about_sessions_that_run(ready: Session, hub: FakeHub) -> None:
     before = len(hub.calls)
     for _ in range(5):
         rounds(seconds=60)
@@ -635,12 +635,12 @@ def test_while_slurm_is_silent_nothing_is_shown_as_certain(
 def runs_until(broker: FakeBroker, minutes: float, **fields: object) -> None:
     """The session was given 60 minutes, of which so many are left."""
     ends = timezone.now() + timedelta(minutes=minutes)
-    told = make_session(NAME, "ready", 8, ends=ends, **fields)
+    reported = make_session(NAME, "ready", 8, ends=ends, **fields)
     marks = tuple(
         mark.model_copy(update={"at": ends - timedelta(minutes=60)}) if mark.step == "allocated" else mark
-        for mark in told.marks
+        for mark in reported.marks
     )
-    broker.tell(told.model_copy(update={"marks": marks}))
+    broker.tell(reported.model_copy(update={"marks": marks}))
     rounds()
 
 
@@ -688,8 +688,8 @@ def test_extending(browser: Browser, ready: Session, broker: FakeBroker) -> None
     assert (request.job_id, request.minutes, request.user) == (7, 120, "alice")
     page = shown(browser)
     assert "The session now ends at 14:00 UTC." in page
-    told = the().last_told
-    assert told is not None and told.ends == NOW + timedelta(hours=2)
+    reported = the().last_told
+    assert reported is not None and reported.ends == NOW + timedelta(hours=2)
 
 
 def test_a_refused_extension_says_why(browser: Browser, ready: Session, broker: FakeBroker) -> None:
@@ -778,7 +778,7 @@ def test_an_app_that_the_image_lacks_is_refused(
     assert not Session.objects.exists()
 
 
-def test_apps_are_asked_for_only_where_there_is_a_choice(
+def test_apps_are_requested_only_where_there_is_a_choice(
     browser: Browser, broker: FakeBroker, apps: None, folder
 ) -> None:
     assert 'name="app"' in shown(browser, "/")
@@ -899,7 +899,7 @@ def test_free_gpus_leave_out_nodes_that_take_no_jobs(browser: Browser, broker: F
     assert "3 of 8 free" in page
 
 
-def test_the_partition_is_asked_for_only_where_there_is_a_choice(
+def test_the_partition_is_requested_only_where_there_is_a_choice(
     browser: Browser, broker: FakeBroker
 ) -> None:
     assert 'name="partition"' in browser.get("/").content.decode()

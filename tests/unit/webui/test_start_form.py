@@ -115,8 +115,8 @@ def test_the_accounts_and_qualities_that_slurm_knows_are_offered_and_sent(
         return html_module.unescape(answer.content.decode())
 
     assert "does not take jobs of the account 'physics'" in refused(partition="vision", nodes=1)
-    said = refused(qos="low")
-    assert "quality of service 'low'" in said and "Choose one of these qualities of service: " in said
+    message = refused(qos="low")
+    assert "quality of service 'low'" in message and "Choose one of these qualities of service: " in message
     assert "allows quality of service long at most 1 hour 30 minutes for one job" in refused(qos="long")
     assert not Session.objects.exists()
     wanted = FORM | {"qos": "long", "account": "physics", "minutes": 60}
@@ -127,8 +127,8 @@ def test_the_accounts_and_qualities_that_slurm_knows_are_offered_and_sent(
 
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
     assert prospect(browser) == "Starts now. Cost in GPU-hours: 16."
-    asked = [request.request for request in broker.asked_for("test")]
-    assert [(one.nodes, one.gpus_per_node, one.minutes) for one in asked] == [(2, 4, 120)]
+    requested = [request.request for request in broker.asked_for("test")]
+    assert [(one.nodes, one.gpus_per_node, one.minutes) for one in requested] == [(2, 4, 120)]
     assert not Session.objects.exists()
 
 
@@ -240,20 +240,20 @@ def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: Fa
     assert [request.user for request in broker.asked_for("test")] == ["alice", "bob"]
 
 
-def test_a_refusal_of_slurm_is_told(browser: Browser, broker: FakeBroker) -> None:
+def test_a_refusal_of_slurm_is_reported(browser: Browser, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Your account may use 2 GPUs at most.", "Ask for fewer.")
     assert prospect(browser) == "Your account may use 2 GPUs at most. Ask for fewer."
 
 
 @pytest.mark.parametrize("values", [{"nodes": 99}, {"minutes": "soon"}, {"image": "<b>"}])
-def test_what_the_form_refuses_is_not_asked(
+def test_what_the_form_refuses_is_not_queried(
     browser: Browser, broker: FakeBroker, values: dict[str, Any]
 ) -> None:
     assert prospect(browser, **values) == ""
     assert not broker.asked_for("test")
 
 
-def test_a_silent_cluster_is_told(browser: Browser, broker: FakeBroker) -> None:
+def test_a_silent_cluster_is_reported(browser: Browser, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
     assert prospect(browser) == "Slurm does not answer. Wait."
     broker.refusal = None
@@ -317,9 +317,9 @@ def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker:
 def test_the_plan_does_not_contradict_what_is_free_now(free: int, plan: list[int], words: str) -> None:
     kind = GpuForecast(gpu_type="a100", total=8, queued=0, free=plan)
     forecast = Forecast(start=timezone.now(), step_minutes=30, kinds=[kind])
-    (told,) = supply_plan.shown([Supply(kind="a100", free=free, total=8, per_node=4)], forecast)
-    assert words in told.words
-    assert f"{free} will be free" not in told.words
+    (reported,) = supply_plan.shown([Supply(kind="a100", free=free, total=8, per_node=4)], forecast)
+    assert words in reported.words
+    assert f"{free} will be free" not in reported.words
 
 
 def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBroker) -> None:

@@ -50,14 +50,14 @@ def test_every_text_has_a_german_one(catalogue: ModuleType) -> None:
     missing = []
     for text in texts:
         if isinstance(text, str):
-            said = [german.gettext(text)]
+            message = [german.gettext(text)]
         else:
-            said = [german.ngettext(text[0], text[1], count) for count in (1, 2)]
+            message = [german.ngettext(text[0], text[1], count) for count in (1, 2)]
         known = german._catalog  # type: ignore[attr-defined]
         if (text if isinstance(text, str) else (text[0], 0)) not in known:
             missing.append(text)
         english = text if isinstance(text, str) else text[1]
-        assert all(sorted(PLACES.findall(one)) == sorted(PLACES.findall(english)) for one in said), text
+        assert all(sorted(PLACES.findall(one)) == sorted(PLACES.findall(english)) for one in message), text
     assert not missing, "run webui/catalogue.py, which says how to go on"
 
 
@@ -94,7 +94,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_pages_are_german_where_the_browser_asks_for_it(
+def test_pages_are_german_where_the_browser_requests_it(
     browser: Browser, broker: FakeBroker, page: str
 ) -> None:
     german = browser.get(page, headers={"accept-language": "de-DE,de;q=0.9,en;q=0.5"})

@@ -95,18 +95,18 @@ class Picture:
         return self._seen("reservations", lambda: broker().reservations())
 
     def _seen(self, name: str, ask: Callable[[], Any], least: float = 0.0) -> Any:
-        kept = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
+        saved = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
         until, value, failure = self._known.get(name, (0.0, None, None))
         now = time.monotonic()
         if now >= until:
             # Who has nothing that is nearly new waits for who is asking.
             turn = self._asking[name]
-            if turn.acquire(blocking=now >= until + kept):
+            if turn.acquire(blocking=now >= until + saved):
                 try:
                     until, value, failure = self._known.get(name, (0.0, None, None))
                     if time.monotonic() >= until:
                         value, failure = _answer(ask)
-                        self._known[name] = time.monotonic() + kept, value, failure
+                        self._known[name] = time.monotonic() + saved, value, failure
                 finally:
                     turn.release()
         if failure is not None:

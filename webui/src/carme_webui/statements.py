@@ -44,8 +44,8 @@ class Statement(Generic[Row]):
 
     @cached_property
     def _made(self) -> tuple[type[Row], str, tuple[Any, ...]]:
-        asked = self._make()
-        return asked.model, *asked.query.sql_with_params()
+        requested = self._make()
+        return requested.model, *requested.query.sql_with_params()
 
     def rows(self, **given: Any) -> list[Row]:
         """The rows.

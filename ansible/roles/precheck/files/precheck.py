@@ -300,8 +300,8 @@ def account(wanted):
             "Set carme_cluster to its name; 'sacctmgr show cluster' lists them.",
         )
     accounts = {name for name, _user in pairs}
-    asked = [wanted["account"], *(user["account"] for user in wanted["users"])]
-    strange = sorted({name for name in asked if name and name not in accounts})
+    requested = [wanted["account"], *(user["account"] for user in wanted["users"])]
+    strange = sorted({name for name in requested if name and name not in accounts})
     if strange:
         raise Problem(
             "Slurm has no account {}.".format(", ".join(strange)),

@@ -161,17 +161,17 @@ def gpus(user: str, node_names: list[str], count: int, partition: str = "", acco
     """A job of an ordinary user must see the GPUs that it asked for, and the other ones not."""
     script = 'echo "$CUDA_VISIBLE_DEVICES"; for d in /dev/nvidia[0-9]*; do (: <"$d") 2>&1; done; true'
     for name in node_names:
-        said = run(
+        message = run(
             *("runuser", "--user", user, "--", "srun", "--chdir=/", "--immediate=60", "--time=1"),
             *([f"--partition={partition}"] if partition else []),
             *([f"--account={account}"] if account else []),
             *(f"--nodelist={name}", "--gres=gpu:1", "sh", "-c", script),
             timeout=90,
         )
-        visible = said.split("\n", 1)[0]
+        visible = message.split("\n", 1)[0]
         if len(visible.split(",")) != 1 or not visible:
             raise Wrong(f"A job with one GPU on {name} sees '{visible}'.")
-        refused = said.lower().count("operation not permitted")
+        refused = message.lower().count("operation not permitted")
         if refused != count - 1:
             raise Wrong(f"A job with one GPU on {name} is kept from {refused} of the {count - 1} other GPUs.")
     return f"one GPU visible, {count - 1} closed, on {len(node_names)} nodes"

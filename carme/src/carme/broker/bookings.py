@@ -54,10 +54,10 @@ class Bookings:
                 await self._change(hold, there)
             else:
                 return there
-            kept = (await self._look()).get(hold.name)
-        if kept is None:
+            saved = (await self._look()).get(hold.name)
+        if saved is None:
             raise _lost(hold.name)
-        return kept
+        return saved
 
     async def maintain(self, window: Window, cluster: Cluster) -> Reservation:
         """Make Slurm keep nodes for maintenance: whatever runs or is reserved there, no job starts then.
@@ -80,10 +80,10 @@ class Bookings:
                 await self._change(window, there)
             else:
                 return there
-            kept = (await self._look()).get(window.name)
-        if kept is None:
+            saved = (await self._look()).get(window.name)
+        if saved is None:
             raise _lost(window.name)
-        return kept
+        return saved
 
     async def _change(self, hold: Hold | Window, there: Reservation) -> None:
         # Slurm refuses to set what it has already once jobs run there, so only what differs is set.

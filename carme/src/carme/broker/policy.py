@@ -76,7 +76,7 @@ def firing(answer: Any, names: Iterable[str]) -> dict[int, list[Alert]]:
     found: dict[int, list[Alert]] = {}
     wanted = set(names)
     for alert in answer["data"]["alerts"]:
-        labels, said = alert["labels"], alert.get("annotations", {})
+        labels, message = alert["labels"], alert.get("annotations", {})
         job, name = str(labels.get("jobid", "")), labels.get("alertname", "")
         if alert.get("state") != "firing" or name not in wanted or not (job.isascii() and job.isdecimal()):
             continue
@@ -87,8 +87,8 @@ def firing(answer: Any, names: Iterable[str]) -> dict[int, list[Alert]]:
                     name=name,
                     job_id=int(job),
                     user=labels.get("user", ""),
-                    summary=said.get("summary", ""),
-                    advice=said.get("advice", ""),
+                    summary=message.get("summary", ""),
+                    advice=message.get("advice", ""),
                 )
             )
     return found

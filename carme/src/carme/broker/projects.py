@@ -47,14 +47,14 @@ class Projects:
                 )
             for change in changes(grant, there):
                 await self._do(grant.account, change)
-            kept = (await self._slurm.project_accounts()).get(grant.account)
-        if kept is None:
+            saved = (await self._slurm.project_accounts()).get(grant.account)
+        if saved is None:
             raise SlurmError(
                 f"Slurm has made the account {grant.account} and lost it again.",
                 "It is made anew in a moment.",
                 code="slurm-away",
             )
-        return kept
+        return saved
 
     async def _do(self, account: str, change: Change) -> None:
         match change.kind:

@@ -172,6 +172,6 @@ class Store:
 
 
 def _estimate(row: tuple[int, str, str, int | None, int | None]) -> Estimate:
-    job_id, earliest, latest, kept, number = row
-    told = Range(datetime.fromisoformat(earliest), datetime.fromisoformat(latest))
-    return Estimate(job_id, told, None if kept is None else bool(kept), number)
+    job_id, earliest, latest, saved, number = row
+    reported = Range(datetime.fromisoformat(earliest), datetime.fromisoformat(latest))
+    return Estimate(job_id, reported, None if saved is None else bool(saved), number)

@@ -53,8 +53,8 @@ class Waiting:
             if self._due("limits", bool(limited), not limited <= self._users):
                 self._limits = await self._slurm.limits(sorted(limited)[:USERS_AT_ONCE])
                 self._users = limited
-            kept = any(job.reason in _SHORT or job.reason.startswith(_NODES) for job in waiting)
-            if self._due("reservations", bool(booked) or kept, not booked <= self._booked):
+            saved = any(job.reason in _SHORT or job.reason.startswith(_NODES) for job in waiting)
+            if self._due("reservations", bool(booked) or saved, not booked <= self._booked):
                 self._reservations = await self._slurm.reservations()
                 self._booked = booked
         except CarmeError:
@@ -114,8 +114,8 @@ class Waiting:
             gone = [node.name for node in cluster.nodes if node.name in members and not node.available]
             more = f" and {len(gone) - NODES_SHOWN} more" if len(gone) > NODES_SHOWN else ""
             away = ", ".join(gone[:NODES_SHOWN]) + more
-            if kept := kept_nodes(job, cluster, self._reservations, datetime.now(UTC)):
-                return kept + (f" and down or drained: {away}" if away else "")
+            if saved := kept_nodes(job, cluster, self._reservations, datetime.now(UTC)):
+                return saved + (f" and down or drained: {away}" if away else "")
             return away
         return ""
 
@@ -128,11 +128,11 @@ def _shortages(
     found: dict[int, str] = {}
     known: dict[tuple[object, ...], str] = {}
     for job in sorted(short, key=lambda job: (-(job.priority or 0), job.id)):
-        asked = (job.user, job.partition, job.nodes, job.gpus, job.gpu_type, job.cpus, job.memory_mb)
-        asked = (*asked, job.minutes_limit, job.reservation)
-        if asked not in known:
+        requested = (job.user, job.partition, job.nodes, job.gpus, job.gpu_type, job.cpus, job.memory_mb)
+        requested = (*requested, job.minutes_limit, job.reservation)
+        if requested not in known:
             if len(known) == SHORT_AT_ONCE:
                 continue
-            known[asked] = shortage(job, cluster, running, now, reservations)
-        found[job.id] = known[asked]
+            known[requested] = shortage(job, cluster, running, now, reservations)
+        found[job.id] = known[requested]
     return found

@@ -380,10 +380,10 @@ class Watch:
                 self._feed.forget(entry.changed)
             else:
                 patient = now < self._missing[job_id] + LOST_SECONDS
-                told = await self._vanished(entry.job, patient)
-                if told.id != job_id:
+                reported = await self._vanished(entry.job, patient)
+                if reported.id != job_id:
                     del self._entries[job_id]
-                jobs[told.id] = told
+                jobs[reported.id] = reported
         changed = False
         for job in jobs.values():
             old = self._entries.get(job.id)

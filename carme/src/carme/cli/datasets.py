@@ -80,14 +80,14 @@ def _list(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     one = datasets().get(options.name)
-    told = _told(one, _copies(one))
+    reported = _told(one, _copies(one))
     if options.json:
-        print_json(told)
+        print_json(reported)
         return 0
     print(f"{one.name}{': ' + one.title if one.title else ''}")
     print(f"Licence: {one.licence or 'not told'}. Catalogue: {'the site' if one.site else 'yours'}.")
     rows = []
-    for version, each in zip(one.versions, told["versions"], strict=True):
+    for version, each in zip(one.versions, reported["versions"], strict=True):
         what = [version.short, moment(version.added), version.files, size(version.size), version.path]
         rows.append([*what, each["readers"], ", ".join(each["copies"]) or "-"])
     print_table(["VERSION", "ADDED", "FILES", "SIZE", "PATH", "READERS", "YOUR COPIES ON"], rows)

@@ -43,12 +43,12 @@ def _page(name: str, made: argparse.ArgumentParser, about: str, deep: bool) -> s
     commands = list(_commands(made))
     if commands:
         lines += [".SH COMMANDS"]
-    for words, command, told in commands:
+    for words, command, reported in commands:
         if deep:
-            lines += [f".SS {_quoted(command.prog)}", _text(_sentence(told)), *_synopsis(command)]
+            lines += [f".SS {_quoted(command.prog)}", _text(_sentence(reported)), *_synopsis(command)]
             lines += _arguments(command, heading=False)
         else:
-            lines += [".TP", rf"\fB{_text(', '.join(words))}\fR", f"{_text(_sentence(told))}"]
+            lines += [".TP", rf"\fB{_text(', '.join(words))}\fR", f"{_text(_sentence(reported))}"]
             lines += [rf"See \fB{_text(f'{made.prog}-{words[0]}')}\fR(1)."]
     if made.epilog:
         lines += [".SH NOTES", *_as_it_is(made.epilog)]
@@ -63,11 +63,11 @@ def _commands(
     """Each command's name and other names, its parser, and what it is said to do."""
     for action in made._actions:
         if isinstance(action, argparse._SubParsersAction):
-            told = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            reported = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, command in dict(action.choices).items():
-                if name in told:
+                if name in reported:
                     others = [one for one, same in action.choices.items() if same is command and one != name]
-                    yield [name, *others], command, told[name]
+                    yield [name, *others], command, reported[name]
 
 
 def _synopsis(made: argparse.ArgumentParser) -> list[str]:
@@ -81,8 +81,8 @@ def _arguments(made: argparse.ArgumentParser, heading: bool = True) -> list[str]
         if action.help == argparse.SUPPRESS or isinstance(action, argparse._SubParsersAction):
             continue
         called = formatter._format_action_invocation(action)
-        told = formatter._expand_help(action) if action.help else ""
-        lines += [".TP", rf"\fB{_text(called)}\fR", _text(_sentence(told))]
+        reported = formatter._expand_help(action) if action.help else ""
+        lines += [".TP", rf"\fB{_text(called)}\fR", _text(_sentence(reported))]
     return [".SH OPTIONS", *lines] if heading and lines else lines
 
 

@@ -102,10 +102,10 @@ def _read_script(options: argparse.Namespace) -> None:
                 text = from_bytes(file.read(MAXIMUM_BYTES))
         except OSError:
             text = ""  # what uses it says so
-        asked, ignored = directives(text.removeprefix("\ufeff"))
+        requested, ignored = directives(text.removeprefix("\ufeff"))
         if options.project:
-            asked.pop("account", None)
-        for name, value in asked.items():
+            requested.pop("account", None)
+        for name, value in requested.items():
             if getattr(options, name) is None:
                 setattr(options, name, value)
         if ignored:
@@ -268,7 +268,7 @@ def _through_portal(
     with portal.client() as site:
         from carme.client import Asked  # it is installed, or there would be no client
 
-        asked = Asked(
+        requested = Asked(
             gpus=options.gpus,
             nodes=options.nodes,
             minutes=parse_minutes(options.time) if options.time else None,
@@ -286,9 +286,9 @@ def _through_portal(
             results=results,
         )
         if options.array:
-            job_id = site.array(what, options.array, *arguments, **asked).id
+            job_id = site.array(what, options.array, *arguments, **requested).id
         else:
-            job_id = site.submit(what, *arguments, **asked).id
+            job_id = site.submit(what, *arguments, **requested).id
     assert job_id is not None
     return _tell(options, job_id)
 

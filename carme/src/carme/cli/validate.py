@@ -54,7 +54,7 @@ def _validate(arguments: argparse.Namespace) -> int:
             "Give --stranger and --stranger-password-file.",
         )
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
     verdict = Validation(
@@ -74,7 +74,7 @@ def _validate(arguments: argparse.Namespace) -> int:
             **({"account": arguments.account} if arguments.account else {}),
         },
         training=arguments.training,
-        tell=tell,
+        tell=report,
     ).run()
     if arguments.json:
         print_json(verdict)

@@ -37,8 +37,8 @@ class Admin:
 
     def take_in(self, name: str, *, email: str = "", project: str = "") -> api.Onboarded:
         """Take in a user: portal account, association in Slurm, home, quotas, project; may be asked again."""
-        asked = {"name": name, "email": email, "project": project}
-        return api.Onboarded.model_validate(self._connection.ask("POST", "admin/users", asked))
+        requested = {"name": name, "email": email, "project": project}
+        return api.Onboarded.model_validate(self._connection.ask("POST", "admin/users", requested))
 
     def set_active(self, name: str, active: bool) -> api.UserOut:
         """Let a user sign in again, or no more."""
@@ -85,8 +85,8 @@ class Admin:
 
     def decide(self, booking: str, approve: bool, reason: str = "") -> api.BookingOut:
         """Approve or refuse a booking that waits for that; its owner is told the reason."""
-        asked = {"approve": approve, "reason": reason}
-        found = self._connection.ask("POST", f"bookings/{booking}/decision", asked)
+        requested = {"approve": approve, "reason": reason}
+        found = self._connection.ask("POST", f"bookings/{booking}/decision", requested)
         return api.BookingOut.model_validate(found)
 
     def record(
@@ -128,9 +128,9 @@ class Admin:
             until: The last day on which it is on the dashboard.
             number: That of news that this replaces.
         """
-        asked = {"title": title, "text": text, "until": until.isoformat() if until else None}
+        requested = {"title": title, "text": text, "until": until.isoformat() if until else None}
         where = ("POST", "news") if number is None else ("PUT", f"news/{number}")
-        return api.NewsOut.model_validate(self._connection.ask(*where, asked))
+        return api.NewsOut.model_validate(self._connection.ask(*where, requested))
 
     def take_away(self, number: int) -> None:
         """Tell it no more."""
@@ -150,14 +150,14 @@ class Admin:
             nodes: Which; none: all.
             text: What users should know.
         """
-        asked = {"title": title, "text": text, "nodes": list(nodes)}
-        asked |= {"start": start.isoformat(), "end": end.isoformat()}
-        return api.MaintenanceOut.model_validate(self._connection.ask("POST", "maintenance", asked))
+        requested = {"title": title, "text": text, "nodes": list(nodes)}
+        requested |= {"start": start.isoformat(), "end": end.isoformat()}
+        return api.MaintenanceOut.model_validate(self._connection.ask("POST", "maintenance", requested))
 
     def change_maintenance(self, name: str, **values: Any) -> api.MaintenanceOut:
         """Change `title`, `text`, `nodes`, `start` or `end`; the rest stays."""
-        asked = {key: one.isoformat() if isinstance(one, datetime) else one for key, one in values.items()}
-        return api.MaintenanceOut.model_validate(self._connection.ask("PATCH", f"maintenance/{name}", asked))
+        sent = {key: one.isoformat() if isinstance(one, datetime) else one for key, one in values.items()}
+        return api.MaintenanceOut.model_validate(self._connection.ask("PATCH", f"maintenance/{name}", sent))
 
     def call_off(self, name: str) -> None:
         """Do not do it, or end it now."""

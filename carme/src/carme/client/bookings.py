@@ -60,8 +60,8 @@ class Booking:
         Raises:
             InvalidRequest: There is no such image or dataset, or the session has been started already.
         """
-        asked = {"image": image, "stage": list(stage), "results": results}
-        return self._is(self._connection.ask("PUT", f"bookings/{self.name}/session", asked))
+        requested = {"image": image, "stage": list(stage), "results": results}
+        return self._is(self._connection.ask("PUT", f"bookings/{self.name}/session", requested))
 
     def offer(self, user: str | None) -> api.BookingOut:
         """Let another user take it over; None: nobody any more. It stays mine until then."""
@@ -115,10 +115,10 @@ class Bookings:
         Raises:
             InvalidRequest: The site's rules or what others have forbid it; see `free_slots`.
         """
-        asked = {"start": start.isoformat(), "minutes": minutes, "gpu_type": gpu_type, "gpus_per_node": gpus}
-        asked |= {"partition": partition, "nodes": nodes, "title": title, "users": users or []}
-        asked |= {"project": project}
-        return self._made(self._connection.ask("POST", "bookings", asked))
+        sent = {"start": start.isoformat(), "minutes": minutes, "gpu_type": gpu_type, "gpus_per_node": gpus}
+        sent |= {"partition": partition, "nodes": nodes, "title": title, "users": users or []}
+        sent |= {"project": project}
+        return self._made(self._connection.ask("POST", "bookings", sent))
 
     def get(self, name: str) -> Booking:
         """One that I may see. Raises NotFound."""

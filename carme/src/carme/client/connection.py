@@ -269,9 +269,9 @@ _KINDS: dict[int, type[CarmeError]] = {
 
 def _refusal(answer: httpx.Response) -> CarmeError:
     try:
-        said = answer.json()
+        message = answer.json()
         kind = _KINDS.get(answer.status_code, CarmeError)
-        return kind(str(said["detail"]), "", str(said["code"]), said.get("field"))
+        return kind(str(message["detail"]), "", str(message["code"]), message.get("field"))
     except (ValueError, KeyError, TypeError):
         return Unreachable(
             f"{answer.url.host} answered {answer.status_code}, and not as a portal of Carme does.",

@@ -67,14 +67,14 @@ class Files:
                 # The same file sent to the same place is the same upload.
                 known = f"{file.resolve()}\0{path}\0{state.st_size}\0{state.st_mtime_ns}"
                 upload = hashlib.sha256(os.fsencode(known)).hexdigest()[:32]
-                told = self._connection.ask("GET", _at("files/upload", path, id=upload))
-                if told["exists"] and not replace:
+                reported = self._connection.ask("GET", _at("files/upload", path, id=upload))
+                if reported["exists"] and not replace:
                     raise InvalidRequest(
                         f"There is something called {path!r} already.",
                         "Choose another name, or replace it.",
                         field="path",
                     )
-                offset = min(told["offset"], state.st_size)
+                offset = min(reported["offset"], state.st_size)
                 while True:
                     stream.seek(offset)
                     data = stream.read(min(PART, state.st_size - offset))
@@ -83,11 +83,11 @@ class Files:
                             f"The file {str(file)!r} became shorter while it was sent.", "Send it again."
                         )
                     query = {"id": upload, "offset": offset, "size": state.st_size, "replace": int(replace)}
-                    told = self._connection.send("files/upload", data, _query(path, **query))
-                    offset = told["offset"]
+                    reported = self._connection.send("files/upload", data, _query(path, **query))
+                    offset = reported["offset"]
                     if progress is not None:
                         progress(offset, state.st_size)
-                    if told["done"]:
+                    if reported["done"]:
                         return path
         except OSError as error:
             raise InvalidRequest(

@@ -65,8 +65,8 @@ class Image:
         Raises:
             InvalidRequest: With the field, and what is expected.
         """
-        asked = {"project": project, "folder": folder}
-        found = self._connection.ask("PUT", f"images/own/{self.reference}/share", asked)
+        requested = {"project": project, "folder": folder}
+        found = self._connection.ask("PUT", f"images/own/{self.reference}/share", requested)
         self._known = api.ImageBuild.model_validate(found)
         return self._known
 
@@ -87,8 +87,8 @@ class Images:
 
     def details(self, name: str) -> api.ImageDetails:
         """One of them, with its packages. Raises NotFound."""
-        told = self._connection.ask("GET", f"images/at/{quote(name, safe='')}")
-        return api.ImageDetails.model_validate(told)
+        reported = self._connection.ask("GET", f"images/at/{quote(name, safe='')}")
+        return api.ImageDetails.model_validate(reported)
 
     def build(
         self,
@@ -123,9 +123,9 @@ class Images:
             text = "\n".join(requirements) + "\n"
         else:
             text = _read(Path(str(requirements if definition is None else definition)))
-        asked = {"name": name, "kind": "definition" if definition is not None else "requirements"}
-        asked |= {"text": text, "base": base, "title": title, "folder": folder, "project": project}
-        return self._made(self._connection.ask("POST", "images/own", asked))
+        requested = {"name": name, "kind": "definition" if definition is not None else "requirements"}
+        requested |= {"text": text, "base": base, "title": title, "folder": folder, "project": project}
+        return self._made(self._connection.ask("POST", "images/own", requested))
 
     def get(self, reference: str) -> Image:
         """One of mine by its name, or another's as `name@owner`. Raises NotFound."""

@@ -157,9 +157,9 @@ class Job:
         if info.state is JobState.COMPLETED and not self._returns:
             return "".join(self.logs())
         last = "\n".join(self._last_words().splitlines()[-LAST_LINES:])
-        said = info.explanation or f"Its state is {info.state}."
+        message = info.explanation or f"Its state is {info.state}."
         raise JobFailed(
-            f"Job {self.name} left no result. {said}" + (f"\nIts last lines:\n{last}" if last else "")
+            f"Job {self.name} left no result. {message}" + (f"\nIts last lines:\n{last}" if last else "")
         )
 
     def _last_words(self) -> str:
@@ -264,9 +264,9 @@ class Array(list[Job]):
         by_task = {one.task: one for one in known if one.task is not None}
         for task, job in self._tasks.items():
             others = (one for one in known if one.task is None and arrays.includes(one.tasks, task))
-            told = by_task.get(task) or next(others, None)
-            if told is not None:
-                job._known = told
+            reported = by_task.get(task) or next(others, None)
+            if reported is not None:
+                job._known = reported
             elif known:
                 job.info()  # it was cancelled while it waited, of which nothing is left in the list
         return known

@@ -39,8 +39,8 @@ class Presets:
         Raises:
             InvalidRequest: They are not possible, or there are too many presets.
         """
-        asked = {"name": name, "options": options}
-        return api.PresetOut.model_validate(self._connection.ask("POST", "presets", asked))
+        requested = {"name": name, "options": options}
+        return api.PresetOut.model_validate(self._connection.ask("POST", "presets", requested))
 
     def start(self, name: str) -> Session:
         """Start a session with them. Raises as `Sessions.start` does, and NotFound."""

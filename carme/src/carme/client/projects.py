@@ -35,8 +35,8 @@ class Projects:
 
     def create(self, name: str, title: str, manager: str) -> api.ProjectOut:
         """Make one with its first manager; for administrators."""
-        asked = {"name": name, "title": title, "manager": manager}
-        return _project(self._connection.ask("POST", "projects", asked))
+        requested = {"name": name, "title": title, "manager": manager}
+        return _project(self._connection.ask("POST", "projects", requested))
 
     def limit(self, name: str, **limits: Any) -> api.ProjectOut:
         """Change what it may use; for administrators.

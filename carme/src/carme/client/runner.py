@@ -31,17 +31,17 @@ def main() -> int:
     order = json.loads((folder / "files/function.json").read_text(encoding="utf-8"))
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if here != order["python"]:
-        said = (
+        message = (
             f"The function was sent from Python {order['python']}, and the job runs {here}; functions travel "
             "between the same versions only. Choose an image with that version, or submit a script."
         )
-        return _leave(folder, error=said)
+        return _leave(folder, error=message)
     pickler = _cloudpickle(folder / "files/cloudpickle.py")
     try:
         packed = _packed(order, int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
     except OSError as error:
-        said = f"{order['input']}, in which function and arguments lay, cannot be read: {error.strerror}."
-        return _leave(folder, error=f"{said} Submit the job anew.")
+        message = f"{order['input']}, in which function and arguments lay, cannot be read: {error.strerror}."
+        return _leave(folder, error=f"{message} Submit the job anew.")
     try:
         function, (arguments, named) = map(pickle.loads, packed)
         value = pickler.dumps(function(*arguments, **named))

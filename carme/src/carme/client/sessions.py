@@ -114,11 +114,11 @@ class Sessions:
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        asked = {"image": image, "minutes": minutes, "gpus_per_node": gpus, "nodes": nodes, "title": title}
-        asked |= {"gpu_type": gpu_type, "partition": partition, "reservation": reservation, "app": app}
-        asked |= {"cpus_per_node": cpus, "memory_mb_per_node": memory_mb}
-        asked |= {"account": account, "qos": qos, "stage": list(stage), "results": results}
-        return self._made(self._connection.ask("POST", "sessions", asked))
+        sent = {"image": image, "minutes": minutes, "gpus_per_node": gpus, "nodes": nodes, "title": title}
+        sent |= {"gpu_type": gpu_type, "partition": partition, "reservation": reservation, "app": app}
+        sent |= {"cpus_per_node": cpus, "memory_mb_per_node": memory_mb}
+        sent |= {"account": account, "qos": qos, "stage": list(stage), "results": results}
+        return self._made(self._connection.ask("POST", "sessions", sent))
 
     def get(self, name: str) -> Session:
         """One of my sessions. Raises NotFound."""

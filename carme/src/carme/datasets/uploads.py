@@ -85,5 +85,5 @@ def _extract(archive: str, draft: Path) -> None:
         env={**os.environ, "LC_ALL": "C"},
     )  # fmt: skip
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "exiting now" not in line.lower()]
-        raise EOFError((said or done.stderr.splitlines() or ["tar failed"])[0][:200].rstrip("."))
+        message = [line for line in done.stderr.splitlines() if "exiting now" not in line.lower()]
+        raise EOFError((message or done.stderr.splitlines() or ["tar failed"])[0][:200].rstrip("."))

@@ -132,8 +132,8 @@ class Files:
     def space(self, paths: list[str]) -> list[Space]:
         """The user's quota and the free space in these folders, of those that can be looked at."""
         return [
-            Space(**told | {"quota": Limits(**told["quota"]) if told["quota"] else None})
-            for told in self._ask("space", paths=paths)["spaces"]
+            Space(**reported | {"quota": Limits(**reported["quota"]) if reported["quota"] else None})
+            for reported in self._ask("space", paths=paths)["spaces"]
         ]
 
     def show(self, path: str) -> Listing:
@@ -142,13 +142,13 @@ class Files:
 
     def datasets(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         """What is in the user's own catalogue, by name, and who may read the folders that it names."""
-        told = self._ask("datasets", path=OWN)
-        return told["datasets"], told["readers"]
+        reported = self._ask("datasets", path=OWN)
+        return reported["datasets"], reported["readers"]
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Part:
         """Bytes of a file from `offset` on; the caller closes the part."""
-        connection, stream, told = self._begin("read", path=path, offset=offset, length=length)
-        return Part(connection, stream, told)
+        connection, stream, reported = self._begin("read", path=path, offset=offset, length=length)
+        return Part(connection, stream, reported)
 
     def begun(self, path: str, upload: str) -> Upload:
         """How much has arrived of the upload that is called `upload` (32 hexadecimal digits)."""
@@ -187,10 +187,10 @@ class Files:
                 connection.sendall(data)
                 left -= len(data)
 
-        connection, stream, told = self._begin(do, send=send, length=length, **values)
+        connection, stream, reported = self._begin(do, send=send, length=length, **values)
         stream.close()
         connection.close()
-        return told
+        return reported
 
     def make(self, path: str) -> None:
         """A new folder."""
@@ -209,10 +209,10 @@ class Files:
         self._ask("remove", path=path)
 
     def _ask(self, do: str, **values: Any) -> dict[str, Any]:
-        connection, stream, told = self._begin(do, **values)
+        connection, stream, reported = self._begin(do, **values)
         stream.close()
         connection.close()
-        return told
+        return reported
 
     def _begin(
         self, do: str, send: Any = None, **values: Any

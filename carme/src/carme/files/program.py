@@ -37,9 +37,9 @@ def main() -> int:
     """Do what is asked."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     try:
-        asked = json.loads(source.readline(1 << 16))
-        action = ACTIONS[asked.pop("do")]
-        answer = action(source, sink, **asked)
+        requested = json.loads(source.readline(1 << 16))
+        action = ACTIONS[requested.pop("do")]
+        answer = action(source, sink, **requested)
     except OSError as error:
         return _say(sink, {"error": error.errno or 0, "message": error.strerror or str(error)})
     except Refused as error:
@@ -74,10 +74,10 @@ def show(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
                 more = True
                 break
             try:
-                told = _told(entry.stat())
+                reported = _told(entry.stat())
             except OSError:  # a link to nowhere, or gone by now
-                told = {"kind": "other", "size": 0, "changed": 0.0}
-            entries.append({"name": entry.name, "link": entry.is_symlink(), **told})
+                reported = {"kind": "other", "size": 0, "changed": 0.0}
+            entries.append({"name": entry.name, "link": entry.is_symlink(), **reported})
     return {"entries": entries, "more": more}
 
 
@@ -259,12 +259,12 @@ def copy(source: BinaryIO, sink: BinaryIO, path: str, to: str, shared: bool = Fa
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         to_file = os.open(partial, flags, 0o600)
         try:
-            told = time.monotonic()
+            reported = time.monotonic()
             while os.sendfile(to_file, from_file, None, 16 * CHUNK):
-                if time.monotonic() - told > SIGN_OF_LIFE:
+                if time.monotonic() - reported > SIGN_OF_LIFE:
                     sink.write(b" ")
                     sink.flush()
-                    told = time.monotonic()
+                    reported = time.monotonic()
             if shared:
                 os.fchmod(to_file, 0o644)
             os.fsync(to_file)

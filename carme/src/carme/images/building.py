@@ -199,13 +199,13 @@ def _pip_configuration(file: Path) -> str:
     known = configparser.RawConfigParser()
     with contextlib.suppress(configparser.Error):
         known.read(file)
-    kept = {"cert": "/mnt/ca.crt", "disable-pip-version-check": "true", "root-user-action": "ignore"}
+    saved = {"cert": "/mnt/ca.crt", "disable-pip-version-check": "true", "root-user-action": "ignore"}
     for name in ("index-url", "extra-index-url", "find-links", "trusted-host", "timeout", "retries"):
         words = known.get("global", name, fallback="").split()
         places = [word for word in words if "/" not in word or word.startswith(("http://", "https://"))]
         if places:
-            kept[name] = " ".join(places)
-    return "\n".join(["[global]", *(f"{name} = {value}" for name, value in kept.items())]) + "\n"
+            saved[name] = " ".join(places)
+    return "\n".join(["[global]", *(f"{name} = {value}" for name, value in saved.items())]) + "\n"
 
 
 def _inside(image: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -249,12 +249,12 @@ def _entry_points(labels: dict[str, str], image: Path) -> dict[str, str]:
     prefix = "carme.entry-point."
     offered = {name.removeprefix(prefix): title for name, title in labels.items() if name.startswith(prefix)}
     listed = _inside(image, "ls", "/opt/carme/apps").stdout.split()
-    kept = {
+    saved = {
         name: title[:200]
         for name, title in sorted(offered.items())
         if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) and name in ("lab", "terminal", *listed)
     }
-    return dict(list(kept.items())[:50]) or {"lab": "JupyterLab"}
+    return dict(list(saved.items())[:50]) or {"lab": "JupyterLab"}
 
 
 def _packages(image: Path) -> dict[str, str]:

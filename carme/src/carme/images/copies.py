@@ -47,23 +47,23 @@ def refresh(catalogue: ImageCatalogue, copies: Path, limit_bytes: int) -> list[s
         key=lambda image: image.built.timestamp() if image.built else 0.0,
         reverse=True,
     )
-    kept: list[Image] = []
+    saved: list[Image] = []
     room = limit_bytes
     for image in images:
         size = image.file.stat().st_size
         if size <= room:
             room -= size
-            kept.append(image)
+            saved.append(image)
         else:
             done.append(f"{image.name}: no room for its {size / 1e6:.0f} MB")
-    wanted = {file for image in kept for file in (image.file.name, f"{image.name}.json")}
+    wanted = {file for image in saved for file in (image.file.name, f"{image.name}.json")}
     for file in copies.iterdir():
         if file.name not in wanted:
             done.append(f"{file.name}: removed")
             # The manifest goes first: a copy without one is never used.
             file.with_suffix(".json").unlink(missing_ok=True)
             file.unlink(missing_ok=True)
-    for image in kept:
+    for image in saved:
         copy = copies / image.file.name
         if not copy.is_file() or digest_of(str(copy)) != image.digest:
             done.append(f"{image.name}: {_copy(image, copy)}")

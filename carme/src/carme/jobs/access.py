@@ -240,9 +240,9 @@ def check_limits(
     account = account or access.default_account or ""
     qos = access.quality(account, partition.name, request.qos)
     gpus = request.nodes * request.gpus_per_node
-    asked = {"node": ("nodes", "node", request.nodes), "gres/gpu": ("gpus_per_node", "GPU", gpus)}
+    requested = {"node": ("nodes", "node", request.nodes), "gres/gpu": ("gpus_per_node", "GPU", gpus)}
     if request.gpu_type:
-        asked[f"gres/gpu:{request.gpu_type}"] = ("gpus_per_node", f"{request.gpu_type} GPU", gpus)
+        requested[f"gres/gpu:{request.gpu_type}"] = ("gpus_per_node", f"{request.gpu_type} GPU", gpus)
     # The first holder that sets a limit is the one whose limit counts.
     known: set[str] = set()
     for one in limits_of(access.user, account, qos, access.limits):
@@ -251,7 +251,7 @@ def check_limits(
             if request.minutes > one.minutes:
                 raise _too_much(one, f"{minutes_text(one.minutes)} for one job", "minutes")
         most = {name: count for name, (count, _used) in one.resources.items()} | one.each
-        for name, (field, unit, count) in asked.items():
+        for name, (field, unit, count) in requested.items():
             if name in most and name not in known:
                 known.add(name)
                 if count > most[name]:

@@ -137,7 +137,7 @@ def _fitting(request: JobRequest | SessionOptions, nodes: list[Node]) -> list[No
 
 
 def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, nodes: list[Node]) -> None:
-    kind, asked = request.gpu_type, request.gpus_per_node
+    kind, requested = request.gpu_type, request.gpus_per_node
     if kind is not None:
         kinds = sorted({kind for node in nodes for kind in node.gpus})
         if kind not in kinds:
@@ -147,7 +147,7 @@ def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, node
                 "Choose one of these, or leave the type open." if kinds else "Leave the GPU type open.",
                 field="gpu_type",
             )
-    if asked == 0:
+    if requested == 0:
         if kind is not None:
             raise InvalidRequest(
                 f"A GPU type, {kind}, was named, but no GPU was asked for.",
@@ -159,20 +159,20 @@ def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, node
     of_type = f" of type {kind}" if kind else ""
     if most == 0:
         raise InvalidRequest(
-            f"The nodes of partition {partition.name!r} have no GPUs; {asked} were asked for.",
+            f"The nodes of partition {partition.name!r} have no GPUs; {requested} were asked for.",
             "Ask for 0 GPUs, or choose another partition.",
             field="gpus_per_node",
         )
-    if asked > most:
+    if requested > most:
         raise InvalidRequest(
-            f"A node has at most {number(most, 'GPU')}{of_type}; {asked} were asked for.",
+            f"A node has at most {number(most, 'GPU')}{of_type}; {requested} were asked for.",
             f"Ask for {_range(1, most)}.",
             field="gpus_per_node",
         )
     fitting = len(_fitting(request, nodes))
     if request.nodes > fitting:
         raise InvalidRequest(
-            f"The partition {partition.name!r} has {number(fitting, 'node')} with {number(asked, 'GPU')}"
+            f"The partition {partition.name!r} has {number(fitting, 'node')} with {number(requested, 'GPU')}"
             f"{of_type}; {request.nodes} were asked for.",
             f"Ask for {_range(1, fitting)}, or for fewer GPUs on each.",
             field="nodes",

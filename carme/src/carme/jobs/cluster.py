@@ -70,8 +70,8 @@ class Cluster(_Seen):
 
     def members(self, partitions: str) -> list[Node]:
         """The nodes of these partitions, whose names are joined by commas."""
-        asked = set(partitions.split(","))
-        names = {name for one in self.partitions if one.name in asked for name in one.node_names}
+        requested = set(partitions.split(","))
+        names = {name for one in self.partitions if one.name in requested for name in one.node_names}
         return [node for node in self.nodes if node.name in names]
 
 

@@ -61,12 +61,12 @@ def directives(text: str) -> Directives:
         # What is no UTF-8 can be named on no page.
         words = [word.encode(errors="replace").decode() for word in others if word.startswith("-")]
         ignored += [word.partition("=")[0] for word in words]
-    asked = _combined(found)
+    requested = _combined(found)
     ignored = [word for word in dict.fromkeys(ignored) if word not in _NEEDLESS]
     for name, what in (("memory", "--mem=0"), ("time", "--time without a limit")):
         if vars(found).get(name) == 0:
             ignored.append(what)
-    return Directives(asked, ignored)
+    return Directives(requested, ignored)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,28 +98,28 @@ def _parser() -> argparse.ArgumentParser:
 def _combined(found: argparse.Namespace) -> dict[str, Any]:
     """What the options ask for of each node."""
     given = vars(found)
-    asked = {name: given[name] for name in _SAME if name in given}
+    requested = {name: given[name] for name in _SAME if name in given}
     nodes = given.get("nodes", 1)
     if "nodes" in given:
-        asked["nodes"] = nodes
+        requested["nodes"] = nodes
     if given.get("time"):
-        asked["time"] = str(given["time"])
+        requested["time"] = str(given["time"])
     tasks = given.get("tasks_per_node", math.ceil(given.get("tasks", nodes) / nodes))
     if {"tasks", "tasks_per_node", "cpus_per_task"} & given.keys():
-        asked["cpus"] = tasks * given.get("cpus_per_task", 1)
+        requested["cpus"] = tasks * given.get("cpus_per_task", 1)
     if given.get("memory"):
-        asked["memory"] = given["memory"]
+        requested["memory"] = given["memory"]
     elif given.get("memory_per_cpu"):
-        asked["memory"] = given["memory_per_cpu"] * asked.get("cpus", 1)
+        requested["memory"] = given["memory_per_cpu"] * requested.get("cpus", 1)
     for name, times, parts in (
         ("gpus_in_all", 1, nodes), ("gpus_per_task", tasks, 1), ("gpus_per_node", 1, 1),
     ):  # fmt: skip
         if given.get(name):
             kind, count = given[name]
-            asked["gpus"] = math.ceil(count * times / parts)
+            requested["gpus"] = math.ceil(count * times / parts)
             if kind:
-                asked["gpu_type"] = kind
-    return asked
+                requested["gpu_type"] = kind
+    return requested
 
 
 def _name(text: str) -> str:

@@ -133,8 +133,8 @@ class _Seal:
 def _read(folder: Path) -> tuple[dict[str, Any], bytes, ssl.SSLContext]:
     certificate = folder / "fabric.pem"
     try:
-        said = json.loads((folder / "fabric.json").read_bytes())
-        where = {"host": str(said["host"]), "port": int(said["port"])}
+        message = json.loads((folder / "fabric.json").read_bytes())
+        where = {"host": str(message["host"]), "port": int(message["port"])}
         key = (folder / "fabric.key").read_bytes().strip()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -85,8 +85,8 @@ def shortage(
     for node in able:
         if node.available:
             there = running.get(node.name, ())
-            kept = [_kept(one, node, there, now) for one in others if node.name in one.node_names]
-            waits.append(_wait(node, kind, needed, there, kept))
+            saved = [_kept(one, node, there, now) for one in others if node.name in one.node_names]
+            waits.append(_wait(node, kind, needed, there, saved))
     count = max(1, job.nodes)
     if len(waits) < count:
         gone = [node.name for node in able if not node.available]
@@ -98,12 +98,12 @@ def shortage(
     lacks = [sum(amounts) for amounts in zip(*(wait.lacks for wait in short), strict=True)]
     held = [one for wait in short for one in wait.holders]
     holders = {one.job_id: one.user for one in held if one.job_id}
-    kept_for = {one.reservation: one.begins for one in held if not one.job_id}
+    saved_for = {one.reservation: one.begins for one in held if not one.job_id}
     until = max(wait.until for wait in short)
     what = f"{_amounts(lacks)} must become free on {_some([wait.node for wait in short])}"
     if held:
         why = [f"in use by {_holders(job.user, holders)}"] if holders else []
-        what += f", {' and '.join([*why, *_reservations(kept_for, now)])}"
+        what += f", {' and '.join([*why, *_reservations(saved_for, now)])}"
         if until < _NEVER:
             what += f" until {moment_text(until, now)} at the latest"
     return what
@@ -118,8 +118,8 @@ def kept_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservation], 
     for one in sorted(_in_the_way(job, reservations, now), key=lambda one: one.start):
         if nodes := [name for name in one.node_names if name in names]:
             begins = one.start if one.start > now else None
-            (kept,) = _reservations({one.name: begins}, now)
-            return f"{kept} until {moment_text(one.end, now)}: {_some(nodes)}"
+            (saved,) = _reservations({one.name: begins}, now)
+            return f"{saved} until {moment_text(one.end, now)}: {_some(nodes)}"
     return ""
 
 

@@ -95,7 +95,7 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
     name, source = wanted.name, wanted.source
     begun, said, outlook = time.monotonic(), 0.0, Outlook()
 
-    def tell(what: Any) -> None:
+    def report(what: Any) -> None:
         nonlocal said
         if isinstance(what, Progress):
             rates = outlook(what)
@@ -111,13 +111,13 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
     try:
         if wanted.target == "ram":
             path = f"/dev/shm/carme-{job_id}-{wanted.key}"
-            result = sync(source, path, Options(estimate=True), tell=tell)
+            result = sync(source, path, Options(estimate=True), tell=report)
             staged.folders.append(path)
             if not result.ok:
                 raise CarmeError(f"{result.problems[0].path}: {result.problems[0].reason}.")
             was_there = False
         elif wanted.target == "beeond":
-            path, was_there = _into_beeond(wanted, places, job_id, tell)
+            path, was_there = _into_beeond(wanted, places, job_id, report)
             place = os.path.dirname(path)
             if place not in staged.binds:
                 staged.binds.append(place)
@@ -125,7 +125,7 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
         else:
             place, limit = _place(wanted.target, places)
             path, held, was_there = Cache(place, limit).hold(
-                wanted.key, source, wanted.version, job=job_id, tell=tell
+                wanted.key, source, wanted.version, job=job_id, tell=report
             )
             staged.held.append(held)
     except CarmeError as error:

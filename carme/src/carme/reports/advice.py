@@ -44,10 +44,10 @@ def advise(job: Job, usage: Usage | None) -> list[Advice]:
     """What to change, the weightiest first; empty when all is well or too little is known."""
     found = []
     if usage is not None and usage.seconds >= LONG_ENOUGH:
-        said = _training(usage)
+        message = _training(usage)
         # What ranks say of their waiting is better than what is guessed from GPUs and processors.
-        guessed = [one for one in _gpus(job, usage) if not (said and one.topic in ("loader", "balance"))]
-        found += [*said, *guessed, *_memory(job, usage), *_cpus(job, usage)]
+        guessed = [one for one in _gpus(job, usage) if not (message and one.topic in ("loader", "balance"))]
+        found += [*message, *guessed, *_memory(job, usage), *_cpus(job, usage)]
     elif job.state is JobState.OUT_OF_MEMORY:
         found += _out_of_memory(job)
     return [*found, *_time(job)]
@@ -118,18 +118,18 @@ def _gpus(job: Job, usage: Usage) -> list[Advice]:
 
 
 def _training(usage: Usage) -> list[Advice]:
-    told = usage.training
-    if told is None:
+    seen = usage.training
+    if seen is None:
         return []
     who = "GPUs" if usage.gpus else "ranks"
-    if (told.data_wait or 0.0) > WAITS:
+    if (seen.data_wait or 0.0) > WAITS:
         busy = (efficiency(usage).get("cpu") or 0.0) > BUSY_CPU
         given = max((node.cpus or 0 for node in usage.nodes), default=0)
         if busy and given:
             return [
                 Advice(
                     topic="loader",
-                    text=f"The {who} waited for data {told.data_wait:.0%} of the time, while all processors "
+                    text=f"The {who} waited for data {seen.data_wait:.0%} of the time, while all processors "
                     "were busy preparing it. Ask for more processors, or prepare the data once.",
                     change=f"--cpus {int(2 * given)}",
                 )
@@ -137,17 +137,17 @@ def _training(usage: Usage) -> list[Advice]:
         return [
             Advice(
                 topic="loader",
-                text=f"The {who} waited for data {told.data_wait:.0%} of the time, and processors were free. "
+                text=f"The {who} waited for data {seen.data_wait:.0%} of the time, and processors were free. "
                 "Stage the folder to the nodes, and give the loader more workers.",
                 change="--stage local:FOLDER, and DataLoader(..., num_workers=PROCESSORS, "
                 "persistent_workers=True)",
             )
         ]
-    if told.ranks > 1 and (told.rank_wait or 0.0) > WAITS:
+    if seen.ranks > 1 and (seen.rank_wait or 0.0) > WAITS:
         return [
             Advice(
                 topic="balance",
-                text=f"Ranks waited for each other {told.rank_wait:.0%} of the time. Make each rank's batch "
+                text=f"Ranks waited for each other {seen.rank_wait:.0%} of the time. Make each rank's batch "
                 "larger, give all ranks equal shares, or use fewer nodes; carme-run --profile shows which "
                 "rank comes last.",
                 change="carme-run --profile FOLDER PROGRAM",

@@ -107,18 +107,18 @@ class Metrics:
         span = max(1, math.ceil(end - begin))
         query = f'last_over_time({{__name__=~"carme_training_.+",{selector}}}[{span}s])'
         answer = self._prometheus.ask("/api/v1/query", [("query", query), ("time", end)])
-        told: dict[tuple[int, str], dict[str, float]] = {}
+        reported: dict[tuple[int, str], dict[str, float]] = {}
         for series in answer["data"]["result"]:
             labels, value = series["metric"], float(series["value"][1])
             rank = str(labels.get("rank", ""))
             if rank.isascii() and rank.isdecimal() and math.isfinite(value):
                 name = f"{labels['__name__'].removeprefix('carme_training_')}{labels.get('cause', '')}"
-                told.setdefault((int(rank), str(labels.get("node", ""))), {})[name] = value
-        return [_rank(rank, node, sums) for (rank, node), sums in sorted(told.items())]
+                reported.setdefault((int(rank), str(labels.get("node", ""))), {})[name] = value
+        return [_rank(rank, node, sums) for (rank, node), sums in sorted(reported.items())]
 
     def _range(self, query: str, begin: float, end: float, step: float) -> _Series:
-        asked = [("query", query), ("start", begin), ("end", end), ("step", step)]
-        answer = self._prometheus.ask("/api/v1/query_range", asked)
+        requested = [("query", query), ("start", begin), ("end", end), ("step", step)]
+        answer = self._prometheus.ask("/api/v1/query_range", requested)
         count = int((end - begin) // step) + 1
         found: _Series = {}
         for series in answer["data"]["result"]:

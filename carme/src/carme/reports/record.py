@@ -25,11 +25,11 @@ _TRAINING = ("step_seconds", "samples_per_second", "data_wait", "rank_wait", "lo
 
 def write_record(usage: Usage) -> str:
     """The text for a usage."""
-    kept = [node.node for node in usage.nodes[:MOST_NODES]]
-    known = set(kept)
+    saved = [node.node for node in usage.nodes[:MOST_NODES]]
+    known = set(saved)
     body: dict[str, Any] = {
         "t": round(usage.seconds),
-        "x": usage.nodes_left_out + len(usage.nodes) - len(kept),
+        "x": usage.nodes_left_out + len(usage.nodes) - len(saved),
         "n": [
             [node.node, *map(_short, (node.cpus, node.cpus_used, node.memory_bytes, node.memory_limit_bytes))]
             for node in usage.nodes[:MOST_NODES]
@@ -50,11 +50,11 @@ def write_record(usage: Usage) -> str:
     moved = [[_short(node.read_bytes), _short(node.written_bytes)] for node in usage.nodes[:MOST_NODES]]
     if any(value is not None for values in moved for value in values):
         body["m"] = moved
-    if told := usage.training:
-        body["r"] = [told.ranks, *(_short(getattr(told, name)) for name in _TRAINING)]
+    if reported := usage.training:
+        body["r"] = [reported.ranks, *(_short(getattr(reported, name)) for name in _TRAINING)]
         body["e"] = [
             [one.node, one.rank, *(_short(getattr(one, name)) for name in _TRAINING)]
-            for one in told.each[:MOST_RANKS]
+            for one in reported.each[:MOST_RANKS]
         ]
     packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode(), 9)
     return PREFIX + base64.b64encode(packed).decode()
@@ -99,12 +99,12 @@ def _training(words: list[float | None] | None, each: list[list[Any]]) -> Traini
     if words is None:
         return None
     ranks, *values = words
-    told = [
+    reported = [
         RankUse.model_validate({"node": node, "rank": rank, **dict(zip(_TRAINING, of_rank, strict=True))})
         for node, rank, *of_rank in each
     ]
     return TrainingUse.model_validate(
-        {"ranks": ranks, "each": told, **dict(zip(_TRAINING, values, strict=True))}
+        {"ranks": ranks, "each": reported, **dict(zip(_TRAINING, values, strict=True))}
     )
 
 

@@ -264,8 +264,8 @@ def _latest(*moments: datetime | None) -> datetime | None:
 
 def _missing(facts: Facts, silent: Collection[str]) -> str:
     """What is said of a session that goes on without some of its nodes."""
-    kept = expand(facts.job.node_list)
-    gone = [node for node in expand(facts.nodes) if node not in kept or node in silent]
+    saved = expand(facts.job.node_list)
+    gone = [node for node in expand(facts.nodes) if node not in saved or node in silent]
     if not gone:
         return ""
     nodes = f"Its node {gone[0]} is" if len(gone) == 1 else f"Its nodes {', '.join(gone)} are"

@@ -55,14 +55,14 @@ def places(jobs: Iterable[Job]) -> dict[int, Place]:
     waiting = [job for job in jobs if job.is_pending and job.state is not JobState.CONFIGURING]
     waiting.sort(key=lambda job: (-(job.priority or 0), job.id))
     found: dict[int, Place] = {}
-    for asked in {job.partition for job in waiting}:
-        partitions = set(asked.split(","))
+    for requested in {job.partition for job in waiting}:
+        partitions = set(requested.split(","))
         queue = [job for job in waiting if job.priority != 0 and partitions & set(job.partition.split(","))]
         for place, job in enumerate(queue, start=1):
-            if job.partition == asked:
+            if job.partition == requested:
                 found[job.id] = Place(place, len(queue))
         for job in waiting:
-            if job.partition == asked and job.priority == 0:
+            if job.partition == requested and job.priority == 0:
                 found[job.id] = Place(len(queue) + 1, len(queue) + 1)
     return found
 

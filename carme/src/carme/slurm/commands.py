@@ -215,8 +215,8 @@ class SlurmCommands:
         which = [f"account={','.join(ours)}", f"cluster={self._cluster}"]
         form = f"format={','.join(parsing.ASSOCIATION_FIELDS)}"
         associations = await _ask(*_MANAGE, "show", "association", "where", *which, form)
-        asked = [f"accounts={','.join(ours)}", "flags=assoc"]
-        use = await _ask("scontrol", "--oneliner", "show", "assoc_mgr", *asked)
+        requested = [f"accounts={','.join(ours)}", "flags=assoc"]
+        use = await _ask("scontrol", "--oneliner", "show", "assoc_mgr", *requested)
         return parsing.project_accounts(associations, use)
 
     async def account_exists(self, account: str) -> bool:

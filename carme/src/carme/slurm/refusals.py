@@ -106,10 +106,10 @@ _GONE = re.compile(r"[Ii]nvalid job id|[Jj]ob has already finished|already compl
 
 def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest:
     """The error that stands for what a program of Slurm wrote before it failed."""
-    said = " ".join(
+    text = " ".join(
         re.sub(r"^(\w+: )?(error: |fatal: )?", "", line).strip() for line in output.splitlines()
     ).strip()
-    said = said[:300] or "nothing"
+    text = text[:300] or "nothing"
     if _GONE.search(output):
         return NotFound(
             "Slurm does not know this job (any more).", "It may have ended; look into the job history."
@@ -122,7 +122,7 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
         )
     if _AWAY.search(output):
         return SlurmError(
-            f"Slurm does not answer: {program} says {said!r}.",
+            f"Slurm does not answer: {program} says {text!r}.",
             "Running jobs go on; try again in a moment, or tell an administrator.",
             code="slurm-away",
         )
@@ -140,7 +140,7 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
         )
     for pattern, field, message, remedy in _REFUSALS:
         if re.search(pattern, output):
-            return SlurmError(f"{message} (Slurm: {said})", remedy, field=field)
+            return SlurmError(f"{message} (Slurm: {text})", remedy, field=field)
     return SlurmError(
-        f"Slurm refused: {program} says {said!r}.", "Correct the request, or tell an administrator."
+        f"Slurm refused: {program} says {text!r}.", "Correct the request, or tell an administrator."
     )

@@ -79,11 +79,11 @@ def allotted_of(field: Mapping[str, str], whole_nodes: bool) -> Allotted:
     tres = tres_of(text_of(field["tres-alloc"]))
     nodes = max(1, to_int(field["NumNodes"]))
     times = {"job": 1, "node": nodes, "socket": nodes, "task": max(1, to_int(field["NumTasks"]))}
-    asked = {way: gpus_asked(field[f"tres-per-{way}"]) for way in times}
+    requested = {way: gpus_asked(field[f"tres-per-{way}"]) for way in times}
     # A job may name a total and what each node or task has of it.
-    way = next((way for way in ("job", "node", "task", "socket") if asked[way]), "job")
-    gpus = gpus_counted(tres) or {kind: many * times[way] for kind, many in asked[way].items()}
-    if set(gpus) == {"gpu"} and len(kinds := {kind for one in asked.values() for kind in one}) == 1:
+    way = next((way for way in ("job", "node", "task", "socket") if requested[way]), "job")
+    gpus = gpus_counted(tres) or {kind: many * times[way] for kind, many in requested[way].items()}
+    if set(gpus) == {"gpu"} and len(kinds := {kind for one in requested.values() for kind in one}) == 1:
         gpus = {kinds.pop(): gpus["gpu"]}
     return Allotted(
         restarts=to_int(field["RestartCnt"]),

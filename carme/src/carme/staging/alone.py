@@ -76,11 +76,11 @@ def serve() -> None:
 
     from carme.staging import engine
 
-    def told(value: Any) -> None:
+    def reported(value: Any) -> None:
         answer("told", value)
 
     try:
-        result = getattr(engine, name)(*arguments, tell=told if wanted else None)
+        result = getattr(engine, name)(*arguments, tell=reported if wanted else None)
     except CarmeError as error:
         answer("error", error)
     else:

@@ -145,8 +145,8 @@ class Janitor:
         for user in self._users():
             # One user's folder must not keep the others' from being looked at.
             with self._told(f"copies of user {user}"):
-                said = become(user, lambda user=user: known_text(self._of(user), measured))
-                entries += [(used, taken, user, key) for used, taken, key in json.loads(said)]
+                message = become(user, lambda user=user: known_text(self._of(user), measured))
+                entries += [(used, taken, user, key) for used, taken, key in json.loads(message)]
         return entries
 
     def _is_over(self, entries: list[tuple[float, int, int, str]]) -> bool:
@@ -308,11 +308,11 @@ def become(uid: int, do: Callable[[], str]) -> str:
             os._exit(code)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        said = pipe.read()
+        message = pipe.read()
     _, status = os.waitpid(child, 0)
     if status:
         raise CarmeError(f"What was to be done as user {uid} failed.", "See the line above.")
-    return said
+    return message
 
 
 def active_jobs() -> set[str]:

@@ -72,8 +72,8 @@ def pack_image(
             errors="replace",
         )  # fmt: skip
         if made.returncode:
-            said = [line.strip() for line in made.stdout.splitlines() if line.strip()]
-            last = tree.shown(said[-1] if said else "nothing")
+            message = [line.strip() for line in made.stdout.splitlines() if line.strip()]
+            last = tree.shown(message[-1] if message else "nothing")
             raise CarmeError(
                 f"The image could not be made: mksquashfs said: {last}.",
                 "See to that, then run the same command again.",

@@ -143,10 +143,10 @@ class Spread:
         counts, hosts = Counts(), set[str]()
         with contextlib.suppress(FileNotFoundError):
             for path in (self.folder / "workers").iterdir():
-                told = _read(path)
-                if told and not path.name.startswith("."):
-                    counts.add(Counts(**told["counts"]))
-                    hosts.add(told["host"])
+                reported = _read(path)
+                if reported and not path.name.startswith("."):
+                    counts.add(Counts(**reported["counts"]))
+                    hosts.add(reported["host"])
         return counts, sorted(hosts)
 
     def finish(self, tell: Tell | None = None) -> Result:
@@ -156,7 +156,7 @@ class Spread:
             for unit in self._begun():
                 _copy_unit(self.source, self.destination, unit, self.options, None)
 
-        def told(what: Problem | Progress | tuple[str, str]) -> None:
+        def reported(what: Problem | Progress | tuple[str, str]) -> None:
             if tell and isinstance(what, Problem):
                 tell(what)
 
@@ -164,7 +164,7 @@ class Spread:
         if self.dsync and options.verify != "none":
             # It does not read back what it has written.
             options = Options(**{**vars(options), "contents": True})
-        result = copy(self.source, self.destination, options, tell=told)
+        result = copy(self.source, self.destination, options, tell=reported)
         if self.dsync:
             result.engine = "dsync"
             result.warnings.append("what dsync has copied counts as unchanged")
@@ -210,7 +210,7 @@ def work(folder: str, name: str = "") -> Result:
             counts.add(now)
         _write(mine, {"host": host, "counts": vars(counts)})
 
-    def tell(what: Problem | Progress | tuple[str, str]) -> None:
+    def report(what: Problem | Progress | tuple[str, str]) -> None:
         nonlocal said
         if isinstance(what, Progress) and time.monotonic() - said > TELL:
             said = time.monotonic()
@@ -225,7 +225,7 @@ def work(folder: str, name: str = "") -> Result:
                 os.close(os.open(where / "claims" / str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 continue
-            result = _copy_unit(source, destination, unit, options, tell)
+            result = _copy_unit(source, destination, unit, options, report)
             total.counts.add(result.counts)
             total.problems += result.problems
             total.engine, total.hash = result.engine, result.hash or total.hash

@@ -334,12 +334,12 @@ class Copier(ContentCopier):
         ):
             return batch
 
-        def tell(files: int, size: int) -> None:
+        def report(files: int, size: int) -> None:
             self.report.counts.copied += files
             self.report.counts.bytes_copied += size
             self.let_others_run()
 
-        return native.copy(source, target, batch, writing, writing is None and self.plain_owner, tell)
+        return native.copy(source, target, batch, writing, writing is None and self.plain_owner, report)
 
     def _names(self, source: int, target: int | None, path: str, names: list[str]) -> bool:
         """Entries of which some may be at the destination; whether more comes into it, now or later."""

@@ -254,8 +254,8 @@ class BeeGFS:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CarmeError(f"{words[0]} cannot be asked: {error}.", "Tell an administrator.") from None
         if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            why = said[-1][:200] if said else "it says nothing"
+            message = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            why = message[-1][:200] if message else "it says nothing"
             raise CarmeError(f"{words[0]} failed: {why}.", "Tell an administrator.")
         return done.stdout
 

@@ -127,9 +127,9 @@ class BeeOND:
             CarmeError: Something of it is left. Asked again it goes on.
         """
         status, mount = self.state / f"{job}.status", self.mounts / job
-        kept = [self.state / f"{job}.{what}" for what in ("status", "data", "nodes", "log")]
+        saved = [self.state / f"{job}.{what}" for what in ("status", "data", "nodes", "log")]
         mark = self.marks / job
-        if not (mark.exists() or os.path.lexists(mount) or any(path.exists() for path in kept)):
+        if not (mark.exists() or os.path.lexists(mount) or any(path.exists() for path in saved)):
             return False
         failed = ""
         # After the host's start none of its processes is there, and their numbers are others' by now.
@@ -144,7 +144,7 @@ class BeeOND:
             mount.rmdir()
         if failed:
             raise CarmeError(failed, "The janitor tries again.")
-        for path in kept:
+        for path in saved:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -185,8 +185,8 @@ class BeeOND:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CarmeError(f"beeond {words[0]} failed: {error}.", "Tell an administrator.") from None
         if done.returncode:
-            said = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
-            why = next((line for line in said if "ERROR" in line), said[-1] if said else "it says nothing")
+            text = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+            why = next((line for line in text if "ERROR" in line), text[-1] if text else "it says nothing")
             raise CarmeError(f"beeond {words[0]} failed: {why[:200]}.", "Tell an administrator.")
 
 

@@ -42,6 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"carme-quota: {error}", file=sys.stderr)
             failed = True
         else:
-            said = f"{quota.limit_gb} GiB" if made else "the limits that were there stay"
-            print(f"{path}: {said}")
+            message = f"{quota.limit_gb} GiB" if made else "the limits that were there stay"
+            print(f"{path}: {message}")
     return 1 if failed else 0

@@ -48,9 +48,9 @@ def _table(code: str) -> dict[str, str]:
 def _patterns(code: str) -> list[tuple[re.Pattern[str], str]]:
     """The templates with values, those that say most first: `A booking lasts` comes before `{0} lasts`."""
     found = []
-    for template, said in _table(code).items():
+    for template, message in _table(code).items():
         escaped = re.escape(template)
         if _PLACE.search(escaped):
             pattern = re.compile(_PLACE.sub("(.+?)", escaped), re.DOTALL)
-            found.append((len(_PLACE.sub("", escaped)), pattern, said))
-    return [(pattern, said) for _length, pattern, said in sorted(found, key=lambda one: -one[0])]
+            found.append((len(_PLACE.sub("", escaped)), pattern, message))
+    return [(pattern, message) for _length, pattern, message in sorted(found, key=lambda one: -one[0])]

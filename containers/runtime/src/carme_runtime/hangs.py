@@ -91,8 +91,8 @@ class Watch:
         try:
             while not self._stopped.wait(self._pause):
                 waiting = self._look()
-                asked = self._answer(asking=False)
-                if waiting and not asked:  # else another one was the first to ask
+                requested = self._answer(asking=False)
+                if waiting and not requested:  # else another one was the first to ask
                     self._report(waiting)
         finally:
             del self._talk  # the group goes with its owner
@@ -197,24 +197,24 @@ class _Talk:
     def answer(self, member: int, number: int, asking: bool, where: str) -> None:
         """Answer question `number` of `member`."""
         text = where.encode(errors="replace")[:_LONGEST_ANSWER]
-        told = _ANSWER.pack(number, asking, len(text)) + text
-        self._send(member, _ANSWER_TAG, bytearray(told.ljust(_ANSWER.size + _LONGEST_ANSWER, b"\0")))
+        reported = _ANSWER.pack(number, asking, len(text)) + text
+        self._send(member, _ANSWER_TAG, bytearray(reported.ljust(_ANSWER.size + _LONGEST_ANSWER, b"\0")))
 
     def questions(self) -> Iterator[tuple[int, int]]:
         """Who has asked since the last time, and the numbers of the questions."""
-        for member, told in self._came(self._questions):
+        for member, reported in self._came(self._questions):
             self._questions[member] = self._expect(member, _QUESTION_TAG, _QUESTION)
-            yield member, _QUESTION.unpack(told)[0]
+            yield member, _QUESTION.unpack(reported)[0]
 
     def answers(self, number: int) -> Iterator[tuple[int, bool, str]]:
         """Who has answered question `number`, whether that one asks as well, and where it is."""
-        for member, told in self._came(self._answers):
+        for member, reported in self._came(self._answers):
             self._owed[member] -= 1
             if self._owed[member]:
                 self._answers[member] = self._expect(member, _ANSWER_TAG, _ANSWER, _LONGEST_ANSWER)
-            answered, asking, size = _ANSWER.unpack_from(told)
+            answered, asking, size = _ANSWER.unpack_from(reported)
             if answered == number:  # else it comes too late
-                text = told[_ANSWER.size : _ANSWER.size + size]
+                text = reported[_ANSWER.size : _ANSWER.size + size]
                 yield member, asking, text.decode(errors="replace")
 
     def _came(self, expected: dict[int, tuple[bytearray, Pending]]) -> Iterator[tuple[int, bytearray]]:

@@ -126,8 +126,8 @@ class Recorder:
             draft.write_text(json.dumps({"traceEvents": events, "carme": sums}))
             draft.replace(file_of(self._folder, self._rank))
         except OSError as error:
-            said = f"The profile of rank {self._rank} cannot be written: {error.strerror}."
-            print(f"carme: {said}", file=sys.stderr, flush=True)
+            message = f"The profile of rank {self._rank} cannot be written: {error.strerror}."
+            print(f"carme: {message}", file=sys.stderr, flush=True)
 
 
 recorder: Recorder | None = None

@@ -93,7 +93,7 @@ class Progress:
         ranks, data = self._waits()
         wait = {"ranks": round(ranks - self._waited[0], 6), "data": round(data - self._waited[1], 6)}
         seconds = time.perf_counter() - self._begin
-        said: dict[str, Any] = {
+        message: dict[str, Any] = {
             "rank": self._rank,
             "size": self._size,
             "seconds": round(seconds, 6),
@@ -102,10 +102,10 @@ class Progress:
             "wait": {name: min(value, seconds) for name, value in wait.items() if value > 0},
         }
         if self._samples:
-            said["samples"] = self._samples
+            message["samples"] = self._samples
         if self._loss is not None and math.isfinite(self._loss):
-            said["loss"] = self._loss
-        return json.dumps(said).encode()
+            message["loss"] = self._loss
+        return json.dumps(message).encode()
 
     def _waits(self) -> tuple[float, float]:
         return profile.recorder.waits() if profile.recorder else (0.0, 0.0)

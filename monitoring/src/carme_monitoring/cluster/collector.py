@@ -58,15 +58,15 @@ class ClusterCollector(Collector):
     def _collect(self) -> Iterator[Metric]:
         begun = time.monotonic()
         answers = self._health()
-        asked = time.monotonic()
+        requested = time.monotonic()
         try:
-            overview, said = self._overview(), ""
+            overview, message = self._overview(), ""
         except CarmeError as error:
-            overview, said = None, str(error)
-        answers["broker"] = Answer(overview is not None, time.monotonic() - asked)
-        if said != self._said:
-            _log.warning("%s", said) if said else _log.info("The broker answers again.")
-            self._said = said
+            overview, message = None, str(error)
+        answers["broker"] = Answer(overview is not None, time.monotonic() - requested)
+        if message != self._said:
+            _log.warning("%s", message) if message else _log.info("The broker answers again.")
+            self._said = message
         yield from _services(answers)
         if overview is not None:
             self._events.take(overview)
@@ -120,14 +120,14 @@ class ClusterCollector(Collector):
         for (_, reason), count in reasons.items():
             all_reasons[reason] += count
         kinds = self._kept(all_reasons)
-        told: Counter[tuple[str, str]] = Counter()
+        reported: Counter[tuple[str, str]] = Counter()
         for (partition, reason), count in reasons.items():
-            told[partition, kinds[reason]] += count
+            reported[partition, kinds[reason]] += count
         yield _counted(
             "carme_queue_pending_jobs",
             "Jobs that wait, by Slurm's reason.",
             ("partition", "reason"),
-            told,
+            reported,
         )
         yield _counted(
             "carme_queue_pending_gpus",
@@ -230,10 +230,10 @@ class ClusterCollector(Collector):
         states = GaugeMetricFamily("carme_nodes", "Nodes, by Slurm's state.", labels=("state",))
         counts = Counter(node.state.lower().rstrip("*~#!%$@^-") for node in nodes)
         names = self._kept(counts)
-        told: Counter[str] = Counter()
+        reported: Counter[str] = Counter()
         for state, count in counts.items():
-            told[names[state]] += count
-        for state, count in told.items():
+            reported[names[state]] += count
+        for state, count in reported.items():
             states.add_metric((state,), count)
         yield states
         available = GaugeMetricFamily(

@@ -102,10 +102,10 @@ def _loaded() -> ctypes.CDLL:
         try:
             return ctypes.CDLL(name)
         except OSError as error:
-            said = str(error)
+            message = str(error)
             # Found, and something that it needs is not there: looking on would hide the reason.
-            if "No such file" not in said and "cannot open shared object" not in said:
-                raise GpuLibraryFailed(said) from None
+            if "No such file" not in message and "cannot open shared object" not in message:
+                raise GpuLibraryFailed(message) from None
     raise GpuLibraryMissing("There is no libamd_smi.so.")
 
 
@@ -255,7 +255,7 @@ def _gpus(calls: _Calls) -> Iterator[ctypes.c_void_p]:
 def _whole(calls: _Calls, device: _Device, processes: tuple[GpuProcess, ...]) -> GpuReading:
     handle = device.handle
 
-    def asked(name: str, layout: str, *arguments: object) -> tuple[int, ...] | None:
+    def requested(name: str, layout: str, *arguments: object) -> tuple[int, ...] | None:
         """None where the GPU does not know such a thing."""
         try:
             return calls.answer(name, layout, handle, *arguments)
@@ -268,15 +268,15 @@ def _whole(calls: _Calls, device: _Device, processes: tuple[GpuProcess, ...]) ->
         if error.status not in _PRESENT:
             raise _Lost from None
         total = None
-    used = asked("get_gpu_memory_usage", "Q", _VRAM)
-    engines = asked("get_gpu_activity", "II")
-    power = asked("get_power_info", "8xII")
-    limit = asked("get_power_cap_info", "Q", 0)
-    ecc = asked("get_gpu_total_ecc_count", "QQ")
+    used = requested("get_gpu_memory_usage", "Q", _VRAM)
+    engines = requested("get_gpu_activity", "II")
+    power = requested("get_power_info", "8xII")
+    limit = requested("get_power_cap_info", "Q", 0)
+    ecc = requested("get_gpu_total_ecc_count", "QQ")
     sensors = {
         name: answer[0]
         for name, number in _TEMPERATURES.items()
-        if (answer := asked("get_temp_metric", "q", number, _CURRENT)) and answer[0] >= 0
+        if (answer := requested("get_temp_metric", "q", number, _CURRENT)) and answer[0] >= 0
     }
     edge = sensors.pop("edge", None)
     if edge is None:  # GPUs for computing have no sensor there
@@ -284,7 +284,7 @@ def _whole(calls: _Calls, device: _Device, processes: tuple[GpuProcess, ...]) ->
     clocks = {
         name: answer[0]
         for name, number in _CLOCKS.items()
-        if (answer := asked("get_clock_info", "I", number)) and answer[0] not in _UNKNOWN
+        if (answer := requested("get_clock_info", "I", number)) and answer[0] not in _UNKNOWN
     }
     return GpuReading(
         gpu=device.gpu,

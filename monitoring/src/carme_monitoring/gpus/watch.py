@@ -57,19 +57,19 @@ class _Reader:
             self._wanted.acquire()
             begun = time.monotonic()
             try:
-                readings, state, said = self.library.read(), LibraryState.OK, ""
+                readings, state, message = self.library.read(), LibraryState.OK, ""
             except GpuLibraryMissing as error:
-                readings, state, said = [], LibraryState.MISSING, str(error)
+                readings, state, message = [], LibraryState.MISSING, str(error)
             except GpuLibraryFailed as error:
-                readings, state, said = [], LibraryState.FAILED, str(error)
+                readings, state, message = [], LibraryState.FAILED, str(error)
             except Exception as error:
                 _log.exception("Reading the GPUs through %s failed.", self.library.vendor)
-                readings, state, said = [], LibraryState.FAILED, repr(error)
+                readings, state, message = [], LibraryState.FAILED, repr(error)
             with self._done:
                 self._look = Look(state, readings, time.monotonic() - begun)
                 self._answered += 1
                 self._done.notify_all()
-            self._tell(state, said)
+            self._tell(state, message)
 
     def _tell(self, state: LibraryState, said: str) -> None:
         if (state, said) != self._said:

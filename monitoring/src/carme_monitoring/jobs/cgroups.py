@@ -277,9 +277,9 @@ class Cgroups:
     # -- reading them
 
     def _version_two(self, job: _Folders, uid: int | None) -> Usage:
-        says = self._files.text
+        states = self._files.text
         folder = job.by_controller[""]
-        cpu = _table(says(f"{folder}/cpu.stat"))
+        cpu = _table(states(f"{folder}/cpu.stat"))
         read, written = self._io(f"{folder}/io.stat")
         steps = {
             found[1]: self._step_of_version_two(f"{folder}/{step}")
@@ -293,12 +293,12 @@ class Cgroups:
             cpu_user_seconds=_scaled(cpu.get("user_usec"), 1e-6),
             cpu_system_seconds=_scaled(cpu.get("system_usec"), 1e-6),
             memory_bytes=_minus(
-                _number(says(f"{folder}/memory.current")),
-                _field(says(f"{folder}/memory.stat"), "inactive_file"),
+                _number(states(f"{folder}/memory.current")),
+                _field(states(f"{folder}/memory.stat"), "inactive_file"),
             ),
-            memory_peak_bytes=_number(says(f"{folder}/memory.peak")),
-            memory_limit_bytes=_limit(_number(says(f"{folder}/memory.max"))),
-            oom_kills=_field(says(f"{folder}/memory.events"), "oom_kill"),
+            memory_peak_bytes=_number(states(f"{folder}/memory.peak")),
+            memory_limit_bytes=_limit(_number(states(f"{folder}/memory.max"))),
+            oom_kills=_field(states(f"{folder}/memory.events"), "oom_kill"),
             read_bytes=read,
             written_bytes=written,
             threads=sum(threads) if threads else None,
@@ -306,7 +306,7 @@ class Cgroups:
         )
 
     def _step_of_version_two(self, step: str) -> StepUsage:
-        says = self._files.text
+        shows = self._files.text
         read, written = self._io(f"{step}/io.stat")
         # Slurm enables no controller that counts them; lists there are without any.
         tasks = [
@@ -314,12 +314,13 @@ class Cgroups:
         ]
         threads = [count for count in tasks if count is not None]
         return StepUsage(
-            _scaled(_field(says(f"{step}/cpu.stat"), "usage_usec"), 1e-6),
+            _scaled(_field(shows(f"{step}/cpu.stat"), "usage_usec"), 1e-6),
             _minus(
-                _number(says(f"{step}/memory.current")), _field(says(f"{step}/memory.stat"), "inactive_file")
+                _number(shows(f"{step}/memory.current")),
+                _field(shows(f"{step}/memory.stat"), "inactive_file"),
             ),
-            _number(says(f"{step}/memory.peak")),
-            _field(says(f"{step}/memory.events"), "oom_kill"),
+            _number(shows(f"{step}/memory.peak")),
+            _field(shows(f"{step}/memory.events"), "oom_kill"),
             read,
             written,
             sum(threads) if threads else None,
@@ -331,21 +332,21 @@ class Cgroups:
         return (0, 0) if not text and self._files.lines(path) is not None else _io(text)
 
     def _version_one(self, job: _Folders, *, devices: bool) -> Usage:
-        says = self._files.text
+        states = self._files.text
         memory = job.by_controller.get("memory", "")
         cpu = job.by_controller.get("cpuacct", "")
-        cpu_times = _table(says(f"{cpu}/cpuacct.stat"))
+        cpu_times = _table(states(f"{cpu}/cpuacct.stat"))
         threads = next(iter(job.by_controller.values()))
         steps: dict[str, StepUsage] = {}
         for step in self._folders.names(memory):
             if found := _STEP.match(step):
                 steps[found[1]] = StepUsage(
-                    _scaled(_number(says(f"{cpu}/{step}/cpuacct.usage")), 1e-9),
+                    _scaled(_number(states(f"{cpu}/{step}/cpuacct.usage")), 1e-9),
                     _minus(
-                        _number(says(f"{memory}/{step}/memory.usage_in_bytes")),
-                        _field(says(f"{memory}/{step}/memory.stat"), "total_inactive_file"),
+                        _number(states(f"{memory}/{step}/memory.usage_in_bytes")),
+                        _field(states(f"{memory}/{step}/memory.stat"), "total_inactive_file"),
                     ),
-                    _number(says(f"{memory}/{step}/memory.max_usage_in_bytes")),
+                    _number(states(f"{memory}/{step}/memory.max_usage_in_bytes")),
                     self._kills_beneath(job.job_id, f"{memory}/{step}"),
                     threads=self._tasks_beneath(f"{threads}/{step}", "tasks"),
                 )
@@ -355,14 +356,14 @@ class Cgroups:
             cpu_user_seconds=_scaled(cpu_times.get("user"), 1 / _TICKS),
             cpu_system_seconds=_scaled(cpu_times.get("system"), 1 / _TICKS),
             memory_bytes=_minus(
-                _number(says(f"{memory}/memory.usage_in_bytes")),
-                _field(says(f"{memory}/memory.stat"), "total_inactive_file"),
+                _number(states(f"{memory}/memory.usage_in_bytes")),
+                _field(states(f"{memory}/memory.stat"), "total_inactive_file"),
             ),
-            memory_peak_bytes=_number(says(f"{memory}/memory.max_usage_in_bytes")),
-            memory_limit_bytes=_limit(_number(says(f"{memory}/memory.limit_in_bytes"))),
+            memory_peak_bytes=_number(states(f"{memory}/memory.max_usage_in_bytes")),
+            memory_limit_bytes=_limit(_number(states(f"{memory}/memory.limit_in_bytes"))),
             oom_kills=self._kills_of(job.job_id, memory),
             threads=self._tasks_beneath(threads, "tasks"),
-            devices=_devices(says(f"{job.by_controller.get('devices', '')}/devices.list"))
+            devices=_devices(states(f"{job.by_controller.get('devices', '')}/devices.list"))
             if devices
             else None,
             steps=steps,

@@ -87,9 +87,9 @@ class Network:
             self._pass += 1
             self._jobs = {job_id: self._jobs.get(job_id) or _Job() for job_id in job_ids}
             longest_ago = sorted(self._jobs.values(), key=lambda job: job.looked)[:MOST_JOBS]
-            kept = {id(job) for job in longest_ago}
+            saved = {id(job) for job in longest_ago}
             for job_id, job in self._jobs.items():
-                if id(job) in kept:
+                if id(job) in saved:
                     self._look(job, processes_of(job_id))
             return self._all()
 

@@ -123,37 +123,37 @@ class Training:
                         os.close(descriptor)
         if flags & socket.MSG_TRUNC or process <= 0:
             return
-        said = _read(data)
-        job_id = self._job_of(process) if said else None
-        if said is None or job_id is None:
+        message = _read(data)
+        job_id = self._job_of(process) if message else None
+        if message is None or job_id is None:
             return
-        said.process, said.heard = process, self._clock()
+        message.process, message.heard = process, self._clock()
         with self._lock:
             ranks = self._known.get(job_id)
             if ranks is None:
                 if len(self._known) >= MOST_JOBS:
                     return
                 ranks = self._known[job_id] = {}
-            before = ranks.get(said.rank)
+            before = ranks.get(message.rank)
             if before is None and len(ranks) >= MOST_RANKS:
                 return
             # Two runs in one job: sums that jump to and fro would be read as enormous rates.
-            if before and before.process != process and said.heard - before.heard < SILENT:
+            if before and before.process != process and message.heard - before.heard < SILENT:
                 return
-            ranks[said.rank] = said
+            ranks[message.rank] = message
 
 
 def _read(data: bytes) -> RankProgress | None:
     """A message; None for one that is not as it should be."""
     try:
-        said: Any = json.loads(data)
-        wait = said.get("wait", {})
-        samples, loss = said.get("samples"), said.get("loss")
+        message: Any = json.loads(data)
+        wait = message.get("wait", {})
+        samples, loss = message.get("samples"), message.get("loss")
         return RankProgress(
-            rank=_count(said["rank"]),
-            size=_count(said["size"]),
-            seconds=_seconds(said["seconds"]),
-            steps=_count(said["steps"]),
+            rank=_count(message["rank"]),
+            size=_count(message["size"]),
+            seconds=_seconds(message["seconds"]),
+            steps=_count(message["steps"]),
             samples=None if samples is None else _count(samples),
             loss=None if loss is None else _finite(loss),
             wait={name: _seconds(wait[name]) for name in _WAITS if name in wait},

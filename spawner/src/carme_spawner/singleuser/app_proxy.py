@@ -211,12 +211,12 @@ class AppProxy(LocalProxyHandler):
         return self._channel.protocol if self._channel else None
 
     async def _connect(self, name: str) -> aiohttp.ClientWebSocketResponse:
-        asked = ",".join(self.request.headers.get_list("Sec-WebSocket-Protocol"))
+        requested = ",".join(self.request.headers.get_list("Sec-WebSocket-Protocol"))
         try:
             client = await self._open_client()
             return await client.ws_connect(
                 self._address(),
-                protocols=[word.strip() for word in asked.split(",") if word.strip()],
+                protocols=[word.strip() for word in requested.split(",") if word.strip()],
                 headers=self._headers_for_app(),
                 max_msg_size=0,
             )

@@ -280,10 +280,10 @@ def test_leftovers_of_jobs_that_are_over_go_and_running_ones_stay(
     (node / "jobs/8").mkdir(mode=0o700)
     os.chown(node / "jobs/8", NOBODY, -1)
     as_nobody("touch", str(node / "jobs/7/left"), str(node / "jobs/8/work"))
-    told: list[tuple[str, ...]] = []
+    reported: list[tuple[str, ...]] = []
 
     def ask(*words: str) -> str:
-        told.append(words)
+        reported.append(words)
         if words[0] == "squeue":
             return "8\n"
         return "NodeName=n1 AvailableFeatures=big,carme_1000_000000000000000000000000 ActiveFeatures=big\n"
@@ -293,7 +293,7 @@ def test_leftovers_of_jobs_that_are_over_go_and_running_ones_stay(
     assert Janitor(node, 0).tidy() == 0
     assert not (node / "jobs/7").exists() and (node / "jobs/8/work").exists()
     # The node's own features stay, that of a copy that is gone does not.
-    assert told[-1][-2:] == ("AvailableFeatures=big", "ActiveFeatures=big")
+    assert reported[-1][-2:] == ("AvailableFeatures=big", "ActiveFeatures=big")
 
     def begins(*words: str) -> str:
         # A job that begins while Slurm is asked.

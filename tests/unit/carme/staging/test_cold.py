@@ -74,7 +74,7 @@ def library_for(options: Options) -> Native:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_files_are_asked_for_before_they_are_wanted(
+def test_files_are_requested_before_they_are_wanted(
     cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "_PATIENCE", 0)
@@ -88,7 +88,7 @@ def test_files_are_asked_for_before_they_are_wanted(
             entries = read(FILES + 1)
         names = [name for _, name in entries]
 
-        def tell(files: int, size: int) -> None:
+        def report(files: int, size: int) -> None:
             done = len(os.listdir(target))
             if done + 60 < FILES and size:
                 until = time.monotonic() + 10
@@ -96,7 +96,7 @@ def test_files_are_asked_for_before_they_are_wanted(
                     time.sleep(0.01)
                 there.append((done, found))
 
-        assert not len(compiled.copy(one, other, entries, None, True, tell))
+        assert not len(compiled.copy(one, other, entries, None, True, report))
     finally:
         os.close(one)
         os.close(other)

@@ -91,8 +91,8 @@ def test_what_has_not_changed_needs_no_python(
 ) -> None:
     code, output, errors, started = carme("data", *words, *copied)
     assert (code, errors, started) == (0, "", False)
-    said = carme_data(*words, *map(str, copied)).stdout
-    assert re.sub(r"[\d.]+ s", "", output) == re.sub(r"[\d.]+ s", "", said)
+    message = carme_data(*words, *map(str, copied)).stdout
+    assert re.sub(r"[\d.]+ s", "", output) == re.sub(r"[\d.]+ s", "", message)
     assert "Copied 0 files (0 B), 16 unchanged" in output
 
 
@@ -166,7 +166,7 @@ def test_what_only_the_copy_has_is_for_python_when_it_is_to_go(
     assert not (target / "d0/old").exists()
 
 
-def test_mistakes_are_told_by_python(carme: Installed, copied: tuple[Path, Path], tmp_path: Path) -> None:
+def test_mistakes_are_reported_by_python(carme: Installed, copied: tuple[Path, Path], tmp_path: Path) -> None:
     source, target = copied
     for words in (
         ["copy", source, source],
@@ -189,7 +189,7 @@ def test_a_copy_of_one_file_is_made_by_python(carme: Installed, copied: tuple[Pa
     assert (target / "one").read_bytes() == (source / "d0/f0").read_bytes()
 
 
-def test_an_output_that_is_full_is_told(carme: Installed, copied: tuple[Path, Path]) -> None:
+def test_an_output_that_is_full_is_reported(carme: Installed, copied: tuple[Path, Path]) -> None:
     with Path("/dev/full").open("w") as full:
         code, _none, errors, started = carme("data", "copy", *copied, stdout=full)
     assert (code, started) == (1, False)

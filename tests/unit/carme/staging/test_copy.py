@@ -253,9 +253,9 @@ def test_a_second_sync_finds_what_is_gone_wherever_it_is(
     (target / "at the top").mkdir()
     before = walk(target)
 
-    told: list[object] = []
-    dry = sync(str(source), str(target), dry_run=True, tell=told.append)
-    gone = {path for what, path in (pair for pair in told if isinstance(pair, tuple)) if what == "remove"}
+    reported: list[object] = []
+    dry = sync(str(source), str(target), dry_run=True, tell=reported.append)
+    gone = {path for what, path in (pair for pair in reported if isinstance(pair, tuple)) if what == "remove"}
     assert gone == {"d0/f3", "d7/below/d1", "d8/link", "d9/f3", "d10/f4", "at the top"}
     assert dry.ok and dry.counts.removed == 6 and walk(target) == before
 
@@ -346,10 +346,10 @@ def test_sync_removes_what_is_gone(place: Path) -> None:
     (source / "d2/f0/inside").write_text("a folder now")
     (target / "outside").symlink_to("/etc")
     before = walk(target)
-    told: list[object] = []
-    dry = sync(str(source), str(target), dry_run=True, tell=told.append)
+    reported: list[object] = []
+    dry = sync(str(source), str(target), dry_run=True, tell=reported.append)
     assert walk(target) == before
-    assert {pair for pair in told if isinstance(pair, tuple)} == {
+    assert {pair for pair in reported if isinstance(pair, tuple)} == {
         ("remove", "d0"),
         ("remove", "d1/f0"),
         ("remove", "d2/f0"),
@@ -513,7 +513,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert ended.returncode == 1 and "cannot be written: No space left on device." in ended.stderr
 
 
-def test_the_engine_is_said(tmp_path: Path, library: Path | None) -> None:
+def test_the_engine_is_reported(tmp_path: Path, library: Path | None) -> None:
     many(tmp_path / "source", 1, 2)
     source, target = str(tmp_path / "source"), str(tmp_path / "target")
     assert copy(source, target).engine == ("native" if library else "python")
@@ -534,13 +534,13 @@ def test_the_engine_is_said(tmp_path: Path, library: Path | None) -> None:
         "except InvalidRequest as error: print(error)\n"
     )
     arguments = [str(SOURCE), str(tmp_path / "broken.so"), source, target]
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-I", "-c", program, *arguments], capture_output=True, text=True, check=True
     ).stdout
-    assert told.startswith("python\n") and "was not built for this host" in told
+    assert reported.startswith("python\n") and "was not built for this host" in reported
 
 
-def test_names_that_are_no_text_are_told_safely(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_reported_safely(tmp_path: Path) -> None:
     source, target = from_and_to(tmp_path)
     source.mkdir()
     name = b"a\xff\n\x1b[31m"
@@ -581,19 +581,19 @@ def test_from_a_program_with_threads(tmp_path: Path) -> None:
     source, target = from_and_to(tmp_path)
     many(source, 1, 3)
     (target / "d0/f1").mkdir(parents=True)
-    told: list[object] = []
+    reported: list[object] = []
     ended = threading.Event()
     other = threading.Thread(target=ended.wait)
     other.start()
     try:
-        result = copy(str(source), str(target), tell=told.append)
+        result = copy(str(source), str(target), tell=reported.append)
         with pytest.raises(NotFound):
             copy(str(tmp_path / "nowhere"), str(target))
     finally:
         ended.set()
         other.join()
     assert result.counts.copied == 2
-    assert [problem.path for problem in told if isinstance(problem, Problem)] == ["d0/f1"]
+    assert [problem.path for problem in reported if isinstance(problem, Problem)] == ["d0/f1"]
 
 
 NAMES = st.binary(min_size=1, max_size=12).filter(

@@ -93,9 +93,9 @@ def test_a_failing_device(
     faulty = {**os.environ, "LD_PRELOAD": str(device), "FAULT": fault, "FAULT_FILE": end}
     arguments = ["copy", "--json", "--engine", engine, "--workers", "2", str(source), str(target)]
 
-    told = carme_data(*arguments, env=faulty)
-    assert told.returncode == 1, told.stdout + told.stderr
-    events = [json.loads(line) for line in told.stdout.splitlines()]
+    reported = carme_data(*arguments, env=faulty)
+    assert reported.returncode == 1, reported.stdout + reported.stderr
+    events = [json.loads(line) for line in reported.stdout.splitlines()]
     problems = [each for each in events if each["event"] == "problem"]
     assert [(each["path"], each["reason"]) for each in problems] == [("bad", reason)]
     assert events[-1]["engine"] == engine
@@ -120,9 +120,9 @@ def test_a_quota_that_is_used_up(tmp_path: Path, device: Path, engine: str, size
     (source / "bad").write_bytes(os.urandom(SIZES[size]))
     end = f"/target/{partial_name('bad')}"
     faulty = {**os.environ, "LD_PRELOAD": str(device), "FAULT": "quota", "FAULT_FILE": end}
-    told = carme_data(*arguments, env=faulty)
-    assert told.returncode == 1 and "Traceback" not in told.stderr
-    assert "your quota is used up. See to that, then run the same command again" in told.stderr
+    reported = carme_data(*arguments, env=faulty)
+    assert reported.returncode == 1 and "Traceback" not in reported.stderr
+    assert "your quota is used up. See to that, then run the same command again" in reported.stderr
     assert not (target / "bad").exists() and (target / "good").read_bytes() == b"good"
     assert carme_data(*arguments).returncode == 0
     assert walk(target) == walk(source)

@@ -344,7 +344,7 @@ def test_files_that_vanish_after_they_were_seen(memory: Path, monkeypatch: pytes
 
 
 @root
-def test_what_may_not_be_read_is_told(memory: Path) -> None:
+def test_what_may_not_be_read_is_reported(memory: Path) -> None:
     memory.chmod(0o755)
     source, target = from_and_to(memory)
     many(source, 3, 3)
@@ -396,11 +396,11 @@ def test_a_symlink_on_the_way_is_not_followed(memory: Path) -> None:
     assert walk(target) == walk(source)
 
 
-def test_a_vanished_worker_is_told(memory: Path) -> None:
+def test_a_vanished_worker_is_reported(memory: Path) -> None:
     source, target = from_and_to(memory)
     source.mkdir()
     (source / "large").write_bytes(b"1" * (100 << 20))
-    told: list[object] = []
+    reported: list[object] = []
 
     process = subprocess.Popen(
         command("copy", str(source), str(target), "--bandwidth", "5M", "--workers", "2"),
@@ -413,7 +413,7 @@ def test_a_vanished_worker_is_told(memory: Path) -> None:
     assert len(children) == 2
     os.kill(int(children[0]), signal.SIGKILL)
     _, errors = process.communicate(timeout=HANG)
-    assert process.returncode == 1 and "A worker ended unexpectedly" in errors and not told
-    result = copy(str(source), str(target), tell=told.append)
+    assert process.returncode == 1 and "A worker ended unexpectedly" in errors and not reported
+    result = copy(str(source), str(target), tell=reported.append)
     assert result.ok and walk(target) == walk(source)
-    assert not [each for each in told if isinstance(each, Problem)]
+    assert not [each for each in reported if isinstance(each, Problem)]

@@ -87,7 +87,7 @@ def test_the_library_is_xxh3() -> None:
 
 @pytest.mark.parametrize("hash", ["", *ALGORITHMS])
 @pytest.mark.parametrize("there", [True, False])
-def test_the_digest_is_said(
+def test_the_digest_is_reported(
     tmp_path: Path, library: Path | None, monkeypatch: pytest.MonkeyPatch, hash: str, there: bool
 ) -> None:
     """With xxh3 for the compiled part and, by bytes, without it."""

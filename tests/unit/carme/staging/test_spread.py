@@ -77,7 +77,7 @@ def test_killed_workers_leave_nothing_undone(memory: Path) -> None:
     assert result.ok and walk(target) == walk(source) and tidy(target)
 
 
-def test_what_the_workers_cannot_copy_is_told_at_the_end(memory: Path) -> None:
+def test_what_the_workers_cannot_copy_is_reported_at_the_end(memory: Path) -> None:
     source, target = from_and_to(memory)
     many(source, 5, 3)
     plan = Spread(str(source), str(target), Options())

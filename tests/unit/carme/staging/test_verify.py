@@ -55,7 +55,7 @@ def test_a_good_copy_is_the_same(pair: tuple[Path, Path]) -> None:
     assert verify(str(pair[0] / "large"), str(pair[1] / "large")).ok
 
 
-def test_every_difference_is_told(pair: tuple[Path, Path]) -> None:
+def test_every_difference_is_reported(pair: tuple[Path, Path]) -> None:
     source, target = pair
     same_times(target / "d0/f0", lambda: flip(target / "d0/f0", 5))
     # In its last part, and in two of its parts: told once.

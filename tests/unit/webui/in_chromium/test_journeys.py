@@ -33,7 +33,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     return lambda secret: auth.format_hotp_value(auth.hotp_value(secret, int(now) // 30))
 
 
-def test_an_app_is_set_up_and_asked_for_with_the_keyboard_alone(
+def test_an_app_is_set_up_and_requested_with_the_keyboard_alone(
     page: Page, alice: User, app: Callable[[str], str]
 ) -> None:
     log_in(page)
@@ -292,9 +292,9 @@ def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broke
 def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroker) -> None:
     states = ["COMPLETED", "FAILED", "COMPLETED", "RUNNING"]
     for task, state in enumerate(states):
-        told = {"ended": None if state == "RUNNING" else NOW, "exit_code": int(state == "FAILED")}
+        reported = {"ended": None if state == "RUNNING" else NOW, "exit_code": int(state == "FAILED")}
         number = 20 if task == 3 else 21 + task
-        job = make_job(number, state=state, array_id=20, task=task, kind="batch", started=NOW, **told)
+        job = make_job(number, state=state, array_id=20, task=task, kind="batch", started=NOW, **reported)
         Job.store([broker.put(job)])
     log_in(page)
     page.goto("/jobs/20/")

@@ -53,8 +53,8 @@ def a_marked_life(a_life: None, broker: FakeBroker, alice: User, root: User) -> 
     """A life in which all texts are markup, of which the browser must see nothing as such."""
     Notice.objects.create(user=alice, text="x")
     Deed.objects.create(by=root, text="x")
-    said = {"state": "PENDING", "explanation": MARK, "node_list": MARK, "reason": MARK, "account": MARK}
-    Job.store([broker.put(make_job(9, kind="batch", **said | {"name": MARK, "image": "torch"}))])
+    message = {"state": "PENDING", "explanation": MARK, "node_list": MARK, "reason": MARK, "account": MARK}
+    Job.store([broker.put(make_job(9, kind="batch", **message | {"name": MARK, "image": "torch"}))])
     for model in _of_the_portal():
         texts = {
             field.name: MARK[: field.max_length or None]
@@ -113,8 +113,8 @@ def test_every_text_is_shown_as_text(
             if "look/end" in address or address.startswith("accounts/logout") or address == "news/":
                 continue
             answer = browser.get(f"/{address}")
-            if said := _wrong(answer):
-                wrong[f"{who} {address}"] = said
+            if message := _wrong(answer):
+                wrong[f"{who} {address}"] = message
             if not answer.streaming:
                 seen += b"&lt;img src=x onerror" in answer.content
     assert not wrong, json.dumps(wrong, indent=1)
@@ -125,8 +125,8 @@ def _after(browser: Browser, who: User, address: str, to: str) -> dict[str, str]
     """What is wrong with where a form led."""
     if urlsplit(to).scheme or urlsplit(to).netloc or to.startswith("//"):
         return {f"{who} {address}": f"leads to {to}"}
-    said = _wrong(browser.get(urljoin(f"/{address}", to)))
-    return {f"{who} {address} and after it": said} if said else {}
+    message = _wrong(browser.get(urljoin(f"/{address}", to)))
+    return {f"{who} {address} and after it": message} if message else {}
 
 
 def test_what_every_form_is_sent_comes_back_as_text(
@@ -140,8 +140,8 @@ def test_what_every_form_is_sent_comes_back_as_text(
             if address.startswith(("accounts/", "identity/")) or "look/end" in address:
                 continue  # signs out
             answer = browser.send_with(token, f"/{address}", **FIELDS)
-            if said := _wrong(answer):
-                wrong[f"{who} {address}"] = said
+            if message := _wrong(answer):
+                wrong[f"{who} {address}"] = message
             if answer.status_code == HTTPStatus.FOUND:
                 wrong |= _after(browser, who, address, answer["Location"])
     assert not wrong, json.dumps(wrong, indent=1)

@@ -91,10 +91,10 @@ directory = "{there}/secrets"
 """
         )
         (folder / "secrets/oidc-provider-secret").write_text(SECRET)
-        told = OidcSettings(issuer=issuer, client_id="portal", name="Example University")
+        reported = OidcSettings(issuer=issuer, client_id="portal", name="Example University")
         changed = site.site.model_copy(update={"url": address})
         trusted = site.broker.model_copy(update={"minimum_uid": 0})
-        settings.SITE = site.model_copy(update={"oidc": told, "site": changed, "broker": trusted})
+        settings.SITE = site.model_copy(update={"oidc": reported, "site": changed, "broker": trusted})
         words = [f"{address}/accounts/outside/back/", SECRET, PASSWORD, name, str(listening.fileno())]
         environment = os.environ | {
             "CARME_CONFIG": str(there / "carme.toml"),

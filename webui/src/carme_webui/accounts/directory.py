@@ -152,11 +152,11 @@ class LdapBackend(ModelBackend):
         if new:
             user.set_unusable_password()
         first, _space, last = entry.full_name.partition(" ")
-        told = {"email": entry.email[:254], "first_name": first[:150], "last_name": last[:150]}
+        reported = {"email": entry.email[:254], "first_name": first[:150], "last_name": last[:150]}
         if settings.SITE.ldap.admin_group:
-            told |= {"is_staff": entry.admin, "is_superuser": entry.admin}
-        if new or any(getattr(user, field) != value for field, value in told.items()):
-            for field, value in told.items():
+            reported |= {"is_staff": entry.admin, "is_superuser": entry.admin}
+        if new or any(getattr(user, field) != value for field, value in reported.items()):
+            for field, value in reported.items():
                 setattr(user, field, value)
             user.save()
         enrol_soon(user)

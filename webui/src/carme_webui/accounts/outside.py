@@ -94,10 +94,10 @@ def end(request: HttpRequest) -> HttpResponse:
     except requests.RequestException as error:
         return _refused(request, _away(), error)
     except (AuthlibBaseError, JoseError, CarmeError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        said = _(
+        message = _(
             "The provider's answer was not accepted. Try once more; if that fails, tell an administrator."
         )
-        return _refused(request, said, error)
+        return _refused(request, message, error)
     record_authentication(request, user, method="outside")
     return perform_login(request, Login(user=user, redirect_url=request.session.pop(_NEXT, "") or None))
 

@@ -122,8 +122,8 @@ def stop_job(by: User, number: int, message: str, broker: BrokerClient) -> Job:
     if owner := User.objects.filter(username=job.user).first():
 
         def text() -> str:
-            said = _("An administrator ended your job %(number)s (%(name)s).")
-            return f"{said % {'number': number, 'name': job.name}} {message}".strip()
+            words = _("An administrator ended your job %(number)s (%(name)s).")
+            return f"{words % {'number': number, 'name': job.name}} {message}".strip()
 
         tell(owner, text, link=reverse("job", args=[number]))
     return job

@@ -95,13 +95,13 @@ def _written(value: Any) -> str:
 @for_admins
 def record(request: HttpRequest) -> HttpResponse:
     """Every change: who, when, what, before and after; to be searched."""
-    asked, rows = _searched(request)
+    requested, rows = _searched(request)
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
     context = {
         "page": page,
         "lines": [(one, services.changed_values(one)) for one in page],
-        "asked": asked,
-        "query": urlencode(asked),
+        "asked": requested,
+        "query": urlencode(requested),
     }
     return render(request, "administration/record.html", context)
 
@@ -110,7 +110,7 @@ def record(request: HttpRequest) -> HttpResponse:
 @for_admins
 def export_record(request: HttpRequest) -> StreamingHttpResponse:
     """The same search as a table for other programs."""
-    _asked, rows = _searched(request)
+    _requested, rows = _searched(request)
     lines = csv.writer(Line())
     head = ["time", "user", "action", "kind", "object", "changes", "address"]
     parts = (lines.writerow(line) for line in chain([head], map(_exported, rows.iterator(chunk_size=1000))))
@@ -143,8 +143,8 @@ def _exported(entry: LogEntry) -> list[str]:
 
 def _searched(request: HttpRequest) -> tuple[dict[str, str], "QuerySet[LogEntry]"]:
     """What is looked for in the audit log, and what is found."""
-    asked = {key: wanted_words(request, key, 100) for key in ("q", "who", "since", "until")}
-    return asked, services.changes(asked["q"], asked["who"], _date(asked["since"]), _date(asked["until"]))
+    sent = {key: wanted_words(request, key, 100) for key in ("q", "who", "since", "until")}
+    return sent, services.changes(sent["q"], sent["who"], _date(sent["since"]), _date(sent["until"]))
 
 
 def _date(text: str) -> Any:

@@ -113,8 +113,8 @@ def take_in_user(request: HttpRequest, asked: NewUser) -> Any:
             field="project",
         )
     made, password, done = take_in(by.username, asked.name.strip(), asked.email.strip(), project, broker())
-    told = wire.Onboarded(user=_user(_users().get(pk=made.pk)), password=password, done=done)
-    return Status(HTTPStatus.CREATED, told)
+    reported = wire.Onboarded(user=_user(_users().get(pk=made.pk)), password=password, done=done)
+    return Status(HTTPStatus.CREATED, reported)
 
 
 @router.get("/users/{name}", response=answers(wire.UserOut, *REFUSED))

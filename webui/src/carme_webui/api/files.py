@@ -134,9 +134,9 @@ def send_part(
 
     The `id` is of your own making. What was sent under it can be gone on with later, at `offset` of GET.
     """
-    asked = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}
+    requested = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}
     files, part = _writable(request), cast(BinaryIO, request)  # a request can be read
-    return services.add_part(files, asked_path(request), name, part, asked, replace).model_dump()
+    return services.add_part(files, asked_path(request), name, part, requested, replace).model_dump()
 
 
 @router.post("/folders", response=answers(wire.PlaceOut, *REFUSED, status=HTTPStatus.CREATED))

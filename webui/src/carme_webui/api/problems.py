@@ -22,8 +22,8 @@ def problem(
     status: HTTPStatus, detail: str, code: str = "", field: str | None = None, **headers: str
 ) -> HttpResponse:
     """An answer that says what was wrong and what to do."""
-    said = Problem(title=status.phrase, status=status, detail=detail, code=code or _code(status), field=field)
-    answer = JsonResponse(said.model_dump(), status=status, content_type=CONTENT_TYPE)
+    text = Problem(title=status.phrase, status=status, detail=detail, code=code or _code(status), field=field)
+    answer = JsonResponse(text.model_dump(), status=status, content_type=CONTENT_TYPE)
     for name, value in headers.items():
         answer[name.replace("_", "-")] = value
     return answer
@@ -67,8 +67,8 @@ def as_problems(
             return response
         status = HTTPStatus(response.status_code)
         names = [name for name in ("Allow", "Content-Range") if response.has_header(name)]
-        kept: dict[str, Any] = {name: response[name] for name in names}
-        return problem(status, _sentences().get(status, status.description or status.phrase), **kept)
+        saved: dict[str, Any] = {name: response[name] for name in names}
+        return problem(status, _sentences().get(status, status.description or status.phrase), **saved)
 
     return middleware
 

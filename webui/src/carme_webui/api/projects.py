@@ -192,10 +192,10 @@ def answer_invitation(request: HttpRequest, asked: Reply, number: int = Path(...
     """Join a project that asks me, or do not."""
     user = require(request, "projects")
     row = get_object_or_404(_mine(user), pk=number)
-    told = _invitation(row)
+    reported = _invitation(row)
     services.answer(user, row, asked.accept, broker())
     notifier.notify([user.username])
-    return told
+    return reported
 
 
 def _mine(user: User) -> "QuerySet[Invitation]":

@@ -199,16 +199,16 @@ class Decision(_Said):
 
 def session_out(row: "sessions.Session", apps: list[App] | None = None) -> SessionOut:
     """What is sent of a session."""
-    told = row.last_told
+    reported = row.last_told
     same = ("name", "title", "ending", "label", "job_id", "created", "changed")
     return SessionOut(
         **{name: getattr(row, name) for name in same},
         explanation=translated(row.explanation),
         state=SessionState(row.state),
         options=row.asked_for,
-        node_list=told.node_list if told else "",
-        ends=told.ends if told and not row.is_over else None,
-        stops_idle=told.stops_idle if told and not row.is_over else None,
+        node_list=reported.node_list if reported else "",
+        ends=reported.ends if reported and not row.is_over else None,
+        stops_idle=reported.stops_idle if reported and not row.is_over else None,
         apps=apps or [],
     )
 

@@ -67,12 +67,12 @@ class Api(NinjaAPI):
         document = super().get_openapi_schema(*args, **kwargs)
         for path in document["paths"].values():
             for operation in path.values():
-                for status, said in operation["responses"].items():
+                for status, message in operation["responses"].items():
                     if int(status) >= HTTPStatus.BAD_REQUEST:
-                        said["description"] = ERRORS.get(
+                        message["description"] = ERRORS.get(
                             HTTPStatus(int(status)), HTTPStatus(int(status)).phrase
                         )
-                        said["content"] = {CONTENT_TYPE: said["content"]["application/json"]}
+                        message["content"] = {CONTENT_TYPE: message["content"]["application/json"]}
         return document
 
 
@@ -233,8 +233,8 @@ def _my_job(user: User, job_id: int) -> Job:
 def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
     """My jobs of all years, newest first."""
     states = FILTERS[search.state][1] if search.state else ()
-    asked = search.model_dump(include={"kind", "partition", "since", "until", "array"})
-    rows = Search(text=search.q.strip(), states=states, **asked).within(own_jobs(asker(request)))
+    requested = search.model_dump(include={"kind", "partition", "since", "until", "array"})
+    rows = Search(text=search.q.strip(), states=states, **requested).within(own_jobs(asker(request)))
     return page_of(rows, search, schemas.job_out)
 
 
@@ -276,9 +276,9 @@ def keep_input(
     The answer says its `path`, which the job's command can be told.
     """
     user = require(request, "jobs")
-    asked = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}
+    requested = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}
     part = cast(BinaryIO, request)  # a request can be read
-    return Files(broker(), user.username).keep(name, part, **numbers_of(asked)).model_dump()
+    return Files(broker(), user.username).keep(name, part, **numbers_of(requested)).model_dump()
 
 
 @jobs.get("/{job_id}", response=answers(wire.JobOut, *GONE))
@@ -640,13 +640,13 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
     field = place(detail)
     subject = repr(field) if len(where) > 2 or where[0] in ("path", "query") else "The request"
     if detail["type"] == "extra_forbidden":
-        said = f"There is no field {field!r} in this request."
+        message = f"There is no field {field!r} in this request."
     elif detail["type"] == "string_pattern_mismatch":
-        said = f"{subject} is not of the form that it must have."
+        message = f"{subject} is not of the form that it must have."
     else:
-        said = sentence(detail, subject)
+        message = sentence(detail, subject)
     remedy = _("Correct it and ask again.")
-    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{said} {remedy}", "invalid", field or None)
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{message} {remedy}", "invalid", field or None)
 
 
 @api.exception_handler(Unknown)
@@ -661,8 +661,8 @@ def _refused(request: HttpRequest, error: CarmeError) -> HttpResponse:
 
 @api.exception_handler(TooOften)
 def _too_often(request: HttpRequest, error: TooOften) -> HttpResponse:
-    said = _("These were too many requests in a minute. Ask again in %d s.") % error.seconds
-    return problem(HTTPStatus.TOO_MANY_REQUESTS, said, Retry_After=str(error.seconds))
+    message = _("These were too many requests in a minute. Ask again in %d s.") % error.seconds
+    return problem(HTTPStatus.TOO_MANY_REQUESTS, message, Retry_After=str(error.seconds))
 
 
 @api.exception_handler(HttpError)

@@ -53,14 +53,14 @@ def calendar_text(rows: Iterable[Booking], now: datetime) -> str:
         f"X-WR-CALNAME:{_escaped(site.name)}",
     ]
     for row in rows:
-        asked = row.state == BookingState.REQUESTED
+        requested = row.state == BookingState.REQUESTED
         lines += [
             *["BEGIN:VEVENT", f"UID:{row.name}@{site.url.partition('://')[2].partition(':')[0]}"],
             *[f"DTSTAMP:{_moment(now)}", f"DTSTART:{_moment(row.start)}", f"DTEND:{_moment(row.end)}"],
             f"SUMMARY:{_escaped(row.heading)}",
             f"DESCRIPTION:{_escaped(_what(row))}",
             f"URL:{site.url}{row.get_absolute_url()}",
-            *["STATUS:TENTATIVE" if asked else "STATUS:CONFIRMED", "END:VEVENT"],
+            *["STATUS:TENTATIVE" if requested else "STATUS:CONFIRMED", "END:VEVENT"],
         ]
     lines.append("END:VCALENDAR")
     return "".join(f"{_folded(line)}\r\n" for line in lines)

@@ -329,8 +329,8 @@ def keep(booking: Booking, broker: BrokerClient) -> None:
             raise
         logger.warning("Booking %s is kept later: %s", booking.name, error)
     else:
-        kept = booking.kept or timezone.now()
-        Booking.objects.filter(pk=booking.pk).update(kept=kept, problem="")
+        saved = booking.kept or timezone.now()
+        Booking.objects.filter(pk=booking.pk).update(kept=saved, problem="")
     booking.refresh_from_db()
 
 
@@ -473,12 +473,12 @@ def check_budget(project: Project | None, wish: Wish, changed: Booking | None = 
         ("gpus_per_node", wish.gpus, project.gpu_types.get(wish.gpu_type)),
         ("minutes", wish.minutes, project.minutes),
     ]
-    for field, asked, most in limits:
-        if most is not None and asked > most:
+    for field, requested, most in limits:
+        if most is not None and requested > most:
             words = {"nodes": _("nodes"), "gpus_per_node": _("GPUs"), "minutes": _("minutes")}[field]
             raise InvalidRequest(
                 _("The project %(project)s may have %(most)d %(what)s at most; %(asked)d were asked for.")
-                % {"project": project.name, "most": most, "what": words, "asked": asked},
+                % {"project": project.name, "most": most, "what": words, "asked": requested},
                 _("Ask for less, or ask an administrator for more."),
                 field=field,
             )
@@ -500,8 +500,8 @@ def check_budget(project: Project | None, wish: Wish, changed: Booking | None = 
 
 def _first_state(wish: Wish, owner: User, policy: BookingSettings) -> BookingState:
     """What managers book needs nobody's approval."""
-    asks = needs_approval(wish, policy) and not owner.is_staff
-    return BookingState.REQUESTED if asks else BookingState.APPROVED
+    requests = needs_approval(wish, policy) and not owner.is_staff
+    return BookingState.REQUESTED if requests else BookingState.APPROVED
 
 
 def _check_users(wish: Wish, owner: User) -> None:

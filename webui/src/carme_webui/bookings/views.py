@@ -348,19 +348,19 @@ def _with_slot(request: HttpRequest) -> Any:
 def _asked(request: HttpRequest, offered: list[Kind]) -> dict[str, Any]:
     """What a link into the form fills in."""
     kind = _chosen(offered, request.GET.get("kind", ""))
-    asked = {"kind": kind.key} if kind else {}
+    requested = {"kind": kind.key} if kind else {}
     if node := request.GET.get("node", ""):
-        asked["node_names"] = node[:256]
+        requested["node_names"] = node[:256]
     minutes = request.GET.get("minutes", "")
     if minutes.isdecimal() and len(minutes) < 7 and int(minutes):
-        asked["length"] = f"{int(minutes)}m" if int(minutes) % 60 else f"{int(minutes) // 60}h"
-    return asked
+        requested["length"] = f"{int(minutes)}m" if int(minutes) % 60 else f"{int(minutes) // 60}h"
+    return requested
 
 
 def _asked_start(request: HttpRequest) -> datetime:
     now = timezone.now()
-    asked = moment_of(request.GET.get("start", ""))
-    return max(asked, now) if asked else next_start(now)
+    requested = moment_of(request.GET.get("start", ""))
+    return max(requested, now) if requested else next_start(now)
 
 
 def _chosen(offered: list[Kind], key: str) -> Kind | None:

@@ -49,11 +49,11 @@ class UserDatasets(Datasets):
     @cached_property
     def _home(self) -> tuple[dict[str, Dataset], dict[str, str]]:
         try:
-            told, whose = Files(broker(), self._user.username, PATIENCE).datasets()
+            reported, whose = Files(broker(), self._user.username, PATIENCE).datasets()
         except CarmeError:
             return {}, {}
         found = {}
-        for name, values in told.items():
+        for name, values in reported.items():
             # What lies in homes may be anything.
             try:
                 found[name] = Dataset.model_validate({**values, "name": name, "site": False})

@@ -49,14 +49,14 @@ def content(request: HttpRequest, files: Files, path: str) -> HttpResponse | Str
     path = within(path, places_of(files))
     part = files.read(path)
     tag = f'"{part.size:x}-{int(part.changed * 1e9):x}"'
-    asked = _range(request.headers, part.size, tag)
-    if asked is not None:
+    requested = _range(request.headers, part.size, tag)
+    if requested is not None:
         part.close()
-        if asked[0] >= part.size:
+        if requested[0] >= part.size:
             answer = HttpResponse(status=HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
             answer["Content-Range"] = f"bytes */{part.size}"
             return answer
-        part = files.read(path, asked[0], asked[1])
+        part = files.read(path, requested[0], requested[1])
     name = shown(path.rpartition("/")[2])
     body = _body(part) if request.method == "GET" else _nothing(part)
     answer = StreamingHttpResponse(body, content_type="application/octet-stream")
@@ -65,9 +65,9 @@ def content(request: HttpRequest, files: Files, path: str) -> HttpResponse | Str
     answer["Accept-Ranges"] = "bytes"
     answer["ETag"] = tag
     answer["Cache-Control"] = "private, no-store"
-    if asked is not None:
+    if requested is not None:
         answer.status_code = HTTPStatus.PARTIAL_CONTENT
-        answer["Content-Range"] = f"bytes {asked[0]}-{asked[0] + part.length - 1}/{part.size}"
+        answer["Content-Range"] = f"bytes {requested[0]}-{requested[0] + part.length - 1}/{part.size}"
     return answer
 
 

@@ -79,15 +79,15 @@ def upload(request: HttpRequest) -> JsonResponse:
     files, path, name = _files(request), asked_path(request), request.GET.get("id", "")
     try:
         if request.method == "GET":
-            told = files.begun(within(path, places_of(files)), name)
+            seen = files.begun(within(path, places_of(files)), name)
         else:
-            asked = {key: request.GET.get(key) for key in ("offset", "size")}
-            asked["length"] = request.META.get("CONTENT_LENGTH")
+            sent = {key: request.GET.get(key) for key in ("offset", "size")}
+            sent["length"] = request.META.get("CONTENT_LENGTH")
             # The request has `read`.
-            told = services.add_part(files, path, name, cast(BinaryIO, request), asked, _replaces(request))
+            seen = services.add_part(files, path, name, cast(BinaryIO, request), sent, _replaces(request))
     except CarmeError as error:
         return JsonResponse({"message": str(error)}, status=services.status_of(error))
-    return JsonResponse(told.model_dump())
+    return JsonResponse(seen.model_dump())
 
 
 def _replaces(request: HttpRequest) -> bool:

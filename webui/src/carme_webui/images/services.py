@@ -215,12 +215,12 @@ def share(row: OwnImage, wish: ShareWish, broker: BrokerClient) -> None:
     if now is None:
         files.remove(file)
         raise InvalidRequest(_("The image was changed meanwhile."), _("Look at it, and try again."))
-    told = {row.owner.username, *_members(row.project), *_members(project)}
+    reported = {row.owner.username, *_members(row.project), *_members(project)}
     row.refresh_from_db()
     # Sessions that run in it keep it open.
     with suppress(CarmeError):
         files.remove(str(before))
-    notifier.notify(told)
+    notifier.notify(reported)
 
 
 def _members(project: Project | None) -> list[str]:

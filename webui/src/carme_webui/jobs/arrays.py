@@ -88,28 +88,28 @@ class Progress:
         if not self.is_over:
             return self.words
         if self.failed:
-            told = ngettext("%(n)d of %(all)d task failed.", "%(n)d of %(all)d tasks failed.", number)
-            return told % {"n": self.failed, "all": number}
+            reported = ngettext("%(n)d of %(all)d task failed.", "%(n)d of %(all)d tasks failed.", number)
+            return reported % {"n": self.failed, "all": number}
         if count := self.counts[CANCELLED]:
-            told = ngettext(
+            reported = ngettext(
                 "%(n)d of %(all)d task was cancelled.", "%(n)d of %(all)d tasks were cancelled.", number
             )
-            return told % {"n": count, "all": number}
-        told = ngettext("%d task ended without an error.", "%d tasks ended without an error.", number)
-        return told % number
+            return reported % {"n": count, "all": number}
+        reported = ngettext("%d task ended without an error.", "%d tasks ended without an error.", number)
+        return reported % number
 
     @property
     def words(self) -> str:
         """How many tasks there are, and how many in each state."""
         number = self.counts.total()
-        told = {
+        reported = {
             RUNNING: _("%d running"),
             WAITING: _("%d waiting"),
             COMPLETED: _("%d completed"),
             FAILED: _("%d failed"),
             CANCELLED: _("%d cancelled"),
         }
-        parts = ", ".join(words % self.counts[kind] for kind, words in told.items() if self.counts[kind])
+        parts = ", ".join(words % self.counts[kind] for kind, words in reported.items() if self.counts[kind])
         return ngettext("%d task", "%d tasks", number) % number + f": {parts}"
 
 
@@ -118,21 +118,21 @@ def tell_progress(found: Iterable[Job]) -> None:
     shown = {row.id: row for row in found if row.is_array}
     if not shown:
         return
-    told = {number: Progress() for number in shown}
+    reported = {number: Progress() for number in shown}
     rows = Job.objects.filter(array_id__in=shown).order_by()
     for one in rows.filter(task=None).values("array_id", "state", "tasks", "explanation"):
-        progress, kind = told[one["array_id"]], _kind(one["state"])
+        progress, kind = reported[one["array_id"]], _kind(one["state"])
         progress.counts[kind] += _count(one["tasks"])
         if kind == WAITING:
             progress.waits = one["explanation"]
     groups = rows.exclude(task=None).values("array_id", "state")
     for one in groups.annotate(number=Count("id"), first=Min("started"), last=Max("ended")):
-        progress = told[one["array_id"]]
+        progress = reported[one["array_id"]]
         progress.counts[_kind(one["state"])] += one["number"]
         progress.started = min(filter(None, (progress.started, one["first"])), default=None)
         progress.ended = max(filter(None, (progress.ended, one["last"])), default=None)
     for number, row in shown.items():
-        row.progress = told[number]
+        row.progress = reported[number]
 
 
 def _count(tasks: str) -> int:

@@ -180,9 +180,9 @@ def _sweep(broker: BrokerClient) -> None:
     queued = {job.id for job in broker.jobs(active=True)}
     for row in Job.objects.filter(active=True).exclude(id__in=queued):
         try:
-            told = broker.job(row.id, user=row.user)
-            ended = _ending([told])
-            Job.store([told])
+            reported = broker.job(row.id, user=row.user)
+            ended = _ending([reported])
+            Job.store([reported])
             _tell_ended(ended)
         except NotFound:
             row.state = JobState.UNKNOWN

@@ -80,18 +80,18 @@ def job_list(request: HttpRequest) -> HttpResponse:
     if not search.states:
         tell_progress(page.object_list)
     chosen = request.GET.get("state", "")
-    asked = {name: value for name, value in form.cleaned_data.items() if value}
+    sent = {name: value for name, value in form.cleaned_data.items() if value}
     return render(
         request,
         "jobs/list.html",
         {
             "page": page,
             "form": form,
-            "query": urlencode(asked),
-            "searched": bool(asked),
+            "query": urlencode(sent),
+            "searched": bool(sent),
             "chosen": chosen if chosen in FILTERS else "",
             "states": [
-                (label, urlencode(asked | {"state": key}), key) for key, (label, _states) in FILTERS.items()
+                (label, urlencode(sent | {"state": key}), key) for key, (label, _states) in FILTERS.items()
             ],
             "banner": silence(),
         },
@@ -168,16 +168,16 @@ def submit(request: HttpRequest) -> HttpResponse:
     if form.is_valid() and form.asked is not None:
         site = broker()
         try:
-            asked, ignored = submissions.to_request(form.asked, user, site)
+            requested, ignored = submissions.to_request(form.asked, user, site)
             if ignored:
                 messages.warning(
                     request,
                     _("The script's #SBATCH lines have options that are ignored: %s.") % ", ".join(ignored),
                 )
             if "check" in request.POST:
-                found = submissions.estimate(asked, user, site)
+                found = submissions.estimate(requested, user, site)
                 return _form_page(request, form, banner, found)
-            job_id = submissions.submit(asked, user, site)
+            job_id = submissions.submit(requested, user, site)
         except CarmeError as error:
             form.refuse(error)
         else:

@@ -43,12 +43,12 @@ class Busy:
     def words(self) -> str:
         """The same in words."""
         words = ngettext("%(n)d GPU, %(percent)d %% busy", "%(n)d GPUs, %(percent)d %% busy", self.gpus)
-        told = words % {"n": self.gpus, "percent": self.percent}
+        reported = words % {"n": self.gpus, "percent": self.percent}
         if not self.idle:
-            return told
+            return reported
         if self.idle == self.gpus:
-            return f"{told}: {_('nothing ran on them')}"
-        return f"{told}: {ngettext('%d did nothing', '%d did nothing', self.idle) % self.idle}"
+            return f"{reported}: {_('nothing ran on them')}"
+        return f"{reported}: {ngettext('%d did nothing', '%d did nothing', self.idle) % self.idle}"
 
 
 def has_metrics() -> bool:

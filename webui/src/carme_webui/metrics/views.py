@@ -135,5 +135,5 @@ def _selectors(request: HttpRequest, scope: Scope) -> list[tuple[str, str]]:
 
 def _failed(error: CarmeError, status: HTTPStatus) -> HttpResponse:
     """As Prometheus says it, so that its clients show the sentence."""
-    told: dict[str, Any] = {"status": "error", "errorType": error.code, "error": str(error)}
-    return JsonResponse(told, status=status)
+    reported: dict[str, Any] = {"status": "error", "errorType": error.code, "error": str(error)}
+    return JsonResponse(reported, status=status)

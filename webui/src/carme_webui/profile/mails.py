@@ -105,7 +105,7 @@ def _host(url: str) -> str:
 def _for_ever(error: Exception) -> bool:
     """Whether the server will say the same next time: codes of 500 and above (RFC 5321), or no address."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
-        return all(code >= 500 for code, _said in error.recipients.values())
+        return all(code >= 500 for code, _message in error.recipients.values())
     return isinstance(error, ValueError) or getattr(error, "smtp_code", 0) >= 500
 
 

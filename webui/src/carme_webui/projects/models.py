@@ -126,10 +126,10 @@ class Project(models.Model):
 
     def refused_by(self, cluster: Cluster) -> list[str]:
         """Those of its partitions, or of all that show, that take no jobs of its account."""
-        asked = [one for one in cluster.partitions if one.name in self.partitions]
+        requested = [one for one in cluster.partitions if one.name in self.partitions]
         if not self.partitions:
-            asked = [one for one in cluster.partitions if not one.hidden]
-        return [one.name for one in asked if one.refuses_account(self.account)]
+            requested = [one for one in cluster.partitions if not one.hidden]
+        return [one.name for one in requested if one.refuses_account(self.account)]
 
     @property
     def rules(self) -> list[tuple[str, str]]:

@@ -49,8 +49,8 @@ def _note(project: Project, there: ProjectAccount | None) -> None:
     assert there is not None
     used = there.use.model_dump()
     if project.used != used or project.kept is None or project.problem:
-        kept = project.kept or timezone.now()
-        Project.objects.filter(pk=project.pk).update(used=used, kept=kept, problem="")
+        saved = project.kept or timezone.now()
+        Project.objects.filter(pk=project.pk).update(used=used, kept=saved, problem="")
         _warn(project, there.use.gpu_hours)
 
 

@@ -75,8 +75,8 @@ def keep(project: Project, broker: BrokerClient, by: str, undo: Callable[[], Any
         logger.warning("The project %s is granted later: %s", project.name, error)
     else:
         # Who has left and still has jobs is taken out when these have ended.
-        kept = None if set(state.members) - set(project.grant.members) else timezone.now()
-        Project.objects.filter(pk=project.pk).update(kept=kept, problem="", used=state.use.model_dump())
+        saved = None if set(state.members) - set(project.grant.members) else timezone.now()
+        Project.objects.filter(pk=project.pk).update(kept=saved, problem="", used=state.use.model_dump())
 
 
 def create(by: User, name: str, title: str, manager: User, broker: BrokerClient) -> Project:

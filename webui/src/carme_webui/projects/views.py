@@ -99,16 +99,16 @@ def member(request: HttpRequest, name: str, user: str) -> HttpResponse:
     """Take a member out, or change the role."""
     by, found = signed_in(request), _visible(request, name)
     row = get_object_or_404(Membership.objects.select_related("project"), project=found, user__username=user)
-    asked = request.POST.get("do", "")
+    requested = request.POST.get("do", "")
 
     def do() -> None:
-        if asked == "remove":
+        if requested == "remove":
             services.remove(by, row, broker())
-        elif asked in ("manager", "member"):
-            services.set_manager(by, row, asked == "manager")
+        elif requested in ("manager", "member"):
+            services.set_manager(by, row, requested == "manager")
 
     _try(request, do)
-    if row.user == by and asked == "remove" and not by.is_staff:
+    if row.user == by and requested == "remove" and not by.is_staff:
         return redirect("projects")
     return redirect(found)
 

@@ -155,11 +155,11 @@ def extend(found: Session, minutes: int, broker: BrokerClient) -> Extension:
         InvalidRequest: It does not run, or so much time cannot be had.
         CarmeError: The broker or Slurm refuses.
     """
-    told, most = found.last_told, settings.SITE.sessions.maximum_minutes
-    if told is None or found.is_over:
+    reported, most = found.last_told, settings.SITE.sessions.maximum_minutes
+    if reported is None or found.is_over:
         raise InvalidRequest(_("This session does not run."), _("Start it again instead."))
     check_extension(minutes, most)
-    given = broker.extend(told.job_id, minutes, user=found.owner.username)
-    found.follow(told.model_copy(update={"ends": given.ends}))
+    given = broker.extend(reported.job_id, minutes, user=found.owner.username)
+    found.follow(reported.model_copy(update={"ends": given.ends}))
     notifier.notify([found.owner.username])
     return given

@@ -259,12 +259,12 @@ class StartForm(forms.Form):
         """
         if self.is_bound:
             return self._made()
-        says = get_language(), *(_said(field) for field in self.visible_fields())
-        if says not in _shown:
+        states = get_language(), *(_said(field) for field in self.visible_fields())
+        if states not in _shown:
             if len(_shown) >= MOST_SHOWN:
                 _shown.clear()
-            _shown[says] = self._made()
-        return _shown[says]
+            _shown[states] = self._made()
+        return _shown[states]
 
     def _made(self) -> SafeString:
         return render_to_string("sessions/start_fields.html", {"form": self})

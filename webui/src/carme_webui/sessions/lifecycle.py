@@ -124,8 +124,8 @@ def _is_known(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -
     if not server.stopped:
         # The hub is at it. If it comes to nothing, it is better to say so than to wait for ever.
         return now - session.created <= PATIENCE
-    said = hub.failure(session.owner.username, session.name)
-    return bool(said) and _refuse(session, said)
+    message = hub.failure(session.owner.username, session.name)
+    return bool(message) and _refuse(session, message)
 
 
 def _refuse(session: Session, sentence: str) -> bool:
@@ -145,15 +145,15 @@ def end(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> None
     _note(session, now)
     try:
         removal = hub.remove(user, name)
-        told = find(session, broker)
-        if told is not None and not told.is_over and removal is Removal.UNKNOWN:
-            broker.cancel(told.job_id, user=user, session=name)  # nobody else knows of the job
+        reported = find(session, broker)
+        if reported is not None and not reported.is_over and removal is Removal.UNKNOWN:
+            broker.cancel(reported.job_id, user=user, session=name)  # nobody else knows of the job
     except CarmeError as error:
         logger.warning("Session %s cannot be stopped now: %s", name, error)
         return  # tried again
-    if removal is Removal.UNDER_WAY or not (told is None or told.is_over):
+    if removal is Removal.UNDER_WAY or not (reported is None or reported.is_over):
         return  # the broker tells when it is over
-    if told is None:
+    if reported is None:
         stopped = _("You stopped this session before it had begun.")
         session.move(SessionState.ENDED, ending=Ending.STOPPED, sentence=stopped)
     Session.objects.filter(pk=session.pk, state=SessionState.ENDED).update(settled=True)

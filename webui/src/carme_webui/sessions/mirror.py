@@ -27,11 +27,11 @@ def find(row: Session, broker: BrokerClient) -> Told | None:
         CarmeError: The broker does not answer.
     """
     try:
-        told = broker.session(row.name, user=row.owner.username)
+        reported = broker.session(row.name, user=row.owner.username)
     except NotFound:
         return None
-    row.follow(told)
-    return told
+    row.follow(reported)
+    return reported
 
 
 def sweep(broker: BrokerClient) -> set[str]:

@@ -262,12 +262,12 @@ class Session(models.Model):
         """Why the session is in this state, in plain words; the end of a log has its own place."""
         if self.sentence:
             return self.sentence.partition(LOG_FOLLOWS)[0]
-        told = self.last_told
+        reported = self.last_told
         match self.state:
             case SessionState.REQUESTED:
                 return _("Sending the request to Slurm.")
-            case SessionState.STARTING if told is not None and told.marks:
-                return str(PROGRESS.get(told.marks[-1].step, ""))
+            case SessionState.STARTING if reported is not None and reported.marks:
+                return str(PROGRESS.get(reported.marks[-1].step, ""))
             case SessionState.STOPPING:
                 return _("Stopping its programs and freeing its nodes.")
         return ""

@@ -63,12 +63,12 @@ def prospects(options: SessionOptions, user: str, broker: BrokerClient) -> list[
     Raises:
         CarmeError: Nobody can be asked.
     """
-    asked = _ask(options, user, broker)
-    if asked.start is None or asked.at_once:
-        return [asked]
+    requested = _ask(options, user, broker)
+    if requested.start is None or requested.at_once:
+        return [requested]
     smaller = [_ask(one, user, broker, words) for one, words in _smaller(options)]
-    sooner = [(one.start, one) for one in smaller if one.start and one.start <= asked.start - WORTH]
-    return [asked, *(one for _start, one in sorted(sooner, key=lambda pair: pair[0]))]
+    sooner = [(one.start, one) for one in smaller if one.start and one.start <= requested.start - WORTH]
+    return [requested, *(one for _start, one in sorted(sooner, key=lambda pair: pair[0]))]
 
 
 def gpu_hours(options: SessionOptions) -> float:

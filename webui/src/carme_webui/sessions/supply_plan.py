@@ -76,9 +76,9 @@ def _words(kind: GpuForecast, plan: Forecast, free: int) -> str:
     if most > max(now, free):
         return _("By Slurm's plan %(count)s will be free from %(when)s.") % {"count": most, "when": when}
     if now < free and place:
-        told = {"taken": free - now, "count": most, "when": when}
+        reported = {"taken": free - now, "count": most, "when": when}
         words = _("By Slurm's plan %(taken)s of them are taken soon; %(count)s are free again from %(when)s.")
-        return words % told
+        return words % reported
     if now < free:
         return _("By Slurm's plan %(taken)s of them are taken soon.") % {"taken": free - now}
     if free == kind.total:

@@ -27,10 +27,10 @@ def warn() -> None:
 def warn_of_ends(now: datetime) -> None:
     """Tell each owner once; and once more when it was prolonged and is about to end again."""
     for row in Session.objects.select_related("owner").filter(state=SessionState.READY):
-        told = row.last_told
-        if told is None:
+        shown = row.last_told
+        if shown is None:
             continue
-        left = [(end - now, end) for end in (told.ends, told.stops_idle) if end is not None and end > now]
+        left = [(end - now, end) for end in (shown.ends, shown.stops_idle) if end is not None and end > now]
         if not left or min(left)[0] > BEFORE:
             continue
         minutes, end = max(1, min(left)[0] // timedelta(minutes=1)), min(left)[1]

@@ -29,9 +29,9 @@ class Line:
 
 def timeline(session: Session, job: Job | None) -> list[Line]:
     """The steps that a session has reached, in order, and how long each took."""
-    told = session.last_told
+    reported = session.last_told
     times: dict[str, datetime] = {_(STEPS[Step.REQUESTED]): session.created}
-    for mark in told.marks if told is not None else ():
+    for mark in reported.marks if reported is not None else ():
         if mark.step is not Step.REQUESTED:
             times[_(STEPS[mark.step])] = mark.at
     if session.is_over:

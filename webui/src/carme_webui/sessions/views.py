@@ -112,12 +112,12 @@ class Shown:
     @property
     def extensible(self) -> bool:
         """Whether its owner may ask for more time."""
-        told = self.row.last_told
+        reported = self.row.last_told
         return (
-            told is not None
-            and told.ends is not None
+            reported is not None
+            and reported.ends is not None
             and self.row.state in (SessionState.READY, SessionState.STARTING)
-            and settings.SITE.session_policy(told.partition).extend
+            and settings.SITE.session_policy(reported.partition).extend
         )
 
 
@@ -166,9 +166,9 @@ def prospect(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {}
     if form.is_valid() and form.options is not None:
         try:
-            asked = resolved(form.options, signed_in(request))
-            context["gpu_hours"] = gpu_hours(asked)
-            context["prospects"] = prospects(asked, signed_in(request).username, broker())
+            requested = resolved(form.options, signed_in(request))
+            context["gpu_hours"] = gpu_hours(requested)
+            context["prospects"] = prospects(requested, signed_in(request).username, broker())
         except CarmeError as error:
             context["banner"] = str(error)
     return render(request, "sessions/prospect.html", context)
@@ -343,8 +343,8 @@ def _presets(user: User) -> dict[str, Any]:
 
 def _show(row: Session, banner: str) -> Shown:
     """The session, and whether that is certain: a banner says why it is not."""
-    told = row.last_told
-    ends = remaining(told, timezone.now()) if told is not None and not row.is_over else []
+    reported = row.last_told
+    ends = remaining(reported, timezone.now()) if reported is not None and not row.is_over else []
     return Shown(row, certain=not banner, ends=ends, apps=apps_of(row))
 
 

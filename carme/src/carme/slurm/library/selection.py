@@ -71,18 +71,18 @@ async def _objection(interpreter: str) -> str:
     except CarmeError as error:
         return f"pyslurm cannot be tried ({error.message.rstrip('.')})"
     try:
-        told = json.loads(probe.output.splitlines()[-1])
+        reported = json.loads(probe.output.splitlines()[-1])
     except (ValueError, IndexError):
         return f"pyslurm cannot be loaded ({_last_line(probe)})"
     site = re.search(rb"(\d+\.\d+)\.\d+", version.output)
     if site is None:
         return "sinfo does not tell Slurm's version"
-    release = ".".join(told["version"].split(".")[:2])
-    for name, other in (("pyslurm", release), ("pyslurm's library", told["linked"])):
+    release = ".".join(reported["version"].split(".")[:2])
+    for name, other in (("pyslurm", release), ("pyslurm's library", reported["linked"])):
         if other != site[1].decode():
             return f"{name} is for Slurm {other}, but this host has Slurm {site[1].decode()}"
-    if told["missing"]:
-        return f"pyslurm {told['version']} has no {', '.join(told['missing'])}, which are needed"
+    if reported["missing"]:
+        return f"pyslurm {reported['version']} has no {', '.join(reported['missing'])}, which are needed"
     return ""
 
 

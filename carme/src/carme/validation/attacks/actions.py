@@ -168,15 +168,15 @@ def memory(pid: int) -> Outcome:
 
 def devices(paths: list[str]) -> Outcome:
     """Open GPU devices; one without a driver behind it says ENXIO, a forbidden one EPERM."""
-    said = {}
+    message = {}
     for path in paths:
         try:
             os.close(os.open(path, os.O_RDWR))
-            said[path] = "opened"
+            message[path] = "opened"
         except OSError as error:
-            said[path] = errno.errorcode.get(error.errno or 0, "?")
-    reached = [path for path, how in said.items() if how in ("opened", "ENXIO")]
-    return bool(reached), ", ".join(f"{path} {how}" for path, how in said.items())
+            message[path] = errno.errorcode.get(error.errno or 0, "?")
+    reached = [path for path, how in message.items() if how in ("opened", "ENXIO")]
+    return bool(reached), ", ".join(f"{path} {how}" for path, how in message.items())
 
 
 def gpus_allowed() -> list[str]:
@@ -192,9 +192,9 @@ def run(arguments: list[str], texts: list[str], stdin: str = "") -> Outcome:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)[:200]
-    said = f"{done.stdout}\n{done.stderr}".strip()
-    reached = any(text in said for text in texts) if texts else done.returncode == 0
-    last = said.splitlines()[-1] if said else "nothing"
+    message = f"{done.stdout}\n{done.stderr}".strip()
+    reached = any(text in message for text in texts) if texts else done.returncode == 0
+    last = message.splitlines()[-1] if message else "nothing"
     return reached, f"exit code {done.returncode}, said: {last[:160]}"
 
 
@@ -344,9 +344,9 @@ def process_with(text: str) -> int:
 def serve() -> None:
     """Make the actions that are asked for on standard input, one JSON object a line."""
     for line in sys.stdin:
-        asked = json.loads(line)
+        requested = json.loads(line)
         try:
-            answer: Any = {"result": globals()[asked["action"]](**asked["arguments"])}
+            answer: Any = {"result": globals()[requested["action"]](**requested["arguments"])}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

@@ -78,5 +78,5 @@ class Executor:
 
     def run(self, action: str, **arguments: Any) -> Outcome:
         """Run an action; whether it reached what it was after, and what was said."""
-        reached, said = self.ask(action, **arguments)
-        return bool(reached), str(said)
+        reached, message = self.ask(action, **arguments)
+        return bool(reached), str(message)

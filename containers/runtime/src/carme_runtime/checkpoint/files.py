@@ -62,8 +62,8 @@ def write_share(partial: Path, rank: int, data: memoryview, layout: Layout) -> N
             _write_all(descriptor, piece)
 
     _write(partial / f"share-{rank}", write)
-    said = f"{digest.hexdigest()} {layout.digest()}".encode()
-    _write(partial / f"digest-{rank}", lambda descriptor: _write_all(descriptor, said))
+    message = f"{digest.hexdigest()} {layout.digest()}".encode()
+    _write(partial / f"digest-{rank}", lambda descriptor: _write_all(descriptor, message))
 
 
 def commit(partial: Path, step: int, packed: bytes, layout: Layout, ends: list[int], seconds: float) -> Path:
@@ -77,8 +77,8 @@ def commit(partial: Path, step: int, packed: bytes, layout: Layout, ends: list[i
         ends: By rank, the end of its range of the stream.
         seconds: To wait for the others.
     """
-    said = _await_digests(partial, len(ends), seconds)
-    for rank, (_, of_layout) in enumerate(said):
+    message = _await_digests(partial, len(ends), seconds)
+    for rank, (_, of_layout) in enumerate(message):
         if of_layout != layout.digest():
             raise Mismatch(
                 f"Rank {rank} saved tensors of other shapes or types than rank 0 at step {step}.",
@@ -92,7 +92,7 @@ def commit(partial: Path, step: int, packed: bytes, layout: Layout, ends: list[i
             "tensors": layout.tensors,
             "size": layout.size,
             "ends": ends,
-            "digests": [digest for digest, _ in said],
+            "digests": [digest for digest, _ in message],
         }
     )
     _write(partial / INDEX, lambda descriptor: _write_all(descriptor, _DIGEST(body).digest() + body))

@@ -31,10 +31,10 @@ def joined() -> Ranks:
         size = dist.get_world_size()
 
         def exchange(content: Any) -> list[Any]:
-            told = [content] * size
+            reported = [content] * size
             if size > 1:
-                dist.all_gather_object(told, content)
-            return told
+                dist.all_gather_object(reported, content)
+            return reported
 
         return Ranks(dist.get_rank(), size, exchange)
     keras = sys.modules.get("carme_runtime.keras.world")

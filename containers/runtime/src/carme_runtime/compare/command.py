@@ -128,13 +128,13 @@ def _compare(options: argparse.Namespace) -> None:
         raise CompareError(
             f"The folder {folder} cannot be made ({error.strerror}).", "Choose another with --output."
         ) from None
-    asked = {
+    requested = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in dataclasses.asdict(plan).items()
     }
     # Scripts are ended with SIGTERM; ranks must not stay behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    result = compare(plan, asked, folder, lambda line: print(line, file=sys.stderr, flush=True))
+    result = compare(plan, requested, folder, lambda line: print(line, file=sys.stderr, flush=True))
     results.save(result, folder / "compare.json")
     results.write_whole(folder / "compare.html", report.page(result))
     print(f"The report: {folder / 'compare.html'}", file=sys.stderr, flush=True)

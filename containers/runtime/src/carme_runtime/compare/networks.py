@@ -199,8 +199,8 @@ def loss(network: Network, weights: Weights, inputs: np.ndarray, targets: np.nda
 def _forward(layers: tuple[Layer, ...], weights: Weights, values: np.ndarray) -> np.ndarray:
     for layer in layers:
         if layer.kind == "residual":
-            kept = _forward(layer.shortcut, weights, values)
-            values = _forward(layer.inner, weights, values) + kept
+            saved = _forward(layer.shortcut, weights, values)
+            values = _forward(layer.inner, weights, values) + saved
         else:
             values = _apply(layer, weights, values)
     return values

@@ -72,5 +72,5 @@ def session_variables(folder: Path, address: str, environment: Mapping[str, str]
     `folder`: that of the agent's socket; `address`: this node's. Nothing where `carme-remote` is missing.
     """
     remote = remote_command()
-    told = variables(remote, address) | host_variables(folder) if remote else {}
-    return {name: value for name, value in told.items() if name not in environment}
+    reported = variables(remote, address) | host_variables(folder) if remote else {}
+    return {name: value for name, value in reported.items() if name not in environment}

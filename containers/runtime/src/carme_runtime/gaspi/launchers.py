@@ -79,11 +79,11 @@ def _told(
     first: str,
     job: str = "",
 ) -> dict[str, str]:
-    told = {"RANK": rank, "WORLD_SIZE": size}
+    reported = {"RANK": rank, "WORLD_SIZE": size}
     if local_rank is not None:
-        told["LOCAL_RANK"] = local_rank
+        reported["LOCAL_RANK"] = local_rank
     if local_size is not None:
-        told["LOCAL_WORLD_SIZE"] = local_size
+        reported["LOCAL_WORLD_SIZE"] = local_size
     if local_size == size:
         # Some launchers name the run; and ranks of one node have one parent, unless a shell came in between.
         job = job or environment.get("PMIX_NAMESPACE") or f"{os.getppid()}"
@@ -91,10 +91,10 @@ def _told(
     elif not first and not {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
         first, job = _mpirun(environment)
     if first and "MASTER_PORT" not in environment:
-        told["MASTER_PORT"] = _port_of(job)
+        reported["MASTER_PORT"] = _port_of(job)
     if first and "MASTER_ADDR" not in environment:
-        told["MASTER_ADDR"] = first
-    return told
+        reported["MASTER_ADDR"] = first
+    return reported
 
 
 def _mpirun(environment: Mapping[str, str]) -> tuple[str, str]:

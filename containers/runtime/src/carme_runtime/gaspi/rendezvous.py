@@ -99,7 +99,7 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
     lock = threading.Lock()
     unknown = threading.Semaphore(UNKNOWN_PEERS)
     refusals = handshake.Refusals()
-    news, tell = socket.socketpair()  # whoever was let in wakes the one who accepts
+    news, report = socket.socketpair()  # whoever was let in wakes the one who accepts
 
     def admit(connection: socket.socket, where: str) -> None:
         try:
@@ -108,21 +108,21 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
             else:
                 by = min(deadline, time.monotonic() + handshake.ONE_PEER_SECONDS)
                 rank = handshake.admit(connection, key, by)[0]
-            told = _receive(connection, deadline)  # it is no stranger: it may be slow
+            reported = _receive(connection, deadline)  # it is no stranger: it may be slow
             with lock:
                 if not 0 < rank < place.size or rank in entries:
                     raise handshake.NotAPeer(f"says it is rank {rank}, which is not awaited")
-                if not isinstance(told, dict):
+                if not isinstance(reported, dict):
                     raise handshake.NotAPeer(f"says it is rank {rank}, but not what ranks say")
                 peers[rank] = connection
-                entries[rank] = told
+                entries[rank] = reported
         except (OSError, handshake.NotAPeer, WrongKey, ValueError) as error:
             refusals.tell(where, error)
             connection.close()  # a port scan, or a rank of another job
         finally:
             unknown.release()
             with contextlib.suppress(OSError):
-                tell.send(b".")
+                report.send(b".")
 
     listener = _listen(place, key, deadline)
     waiting = selectors.DefaultSelector()
@@ -163,7 +163,7 @@ def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> 
     finally:
         refusals.over = True
         with lock:
-            for each in (waiting, listener, news, tell, *peers.values()):
+            for each in (waiting, listener, news, report, *peers.values()):
                 each.close()
 
 

@@ -23,18 +23,18 @@ def broadcast_object(
     """The root's object, which must be one that can be pickled."""
     members = members_of(process_set)
     note(members, BROADCAST)
-    told = [obj]
-    dist.broadcast_object_list(told, src=root_rank, group=members.group)
-    return told[0]
+    reported = [obj]
+    dist.broadcast_object_list(reported, src=root_rank, group=members.group)
+    return reported[0]
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
     """The objects of all ranks, by rank."""
     members = members_of(process_set)
     note(members, ALLGATHER)
-    told: list[Any] = [None] * members.size
-    dist.all_gather_object(told, obj, members.group)
-    return told
+    reported: list[Any] = [None] * members.size
+    dist.all_gather_object(reported, obj, members.group)
+    return reported
 
 
 def broadcast_parameters(

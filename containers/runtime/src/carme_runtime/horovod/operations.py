@@ -19,9 +19,9 @@ def _tell(tensor: torch.Tensor, members: Members) -> list[int]:
     """Rows of all ranks' tensors, which may differ in these alone."""
     count = tensor.shape[0]
     mine = [count, tensor[:1].numel() if count else -1, number_of_type(tensor)]
-    told = torch.empty(members.size, 3, dtype=torch.int64)
-    dist.all_gather_into_tensor(told, torch.tensor([mine], dtype=torch.int64), members.group)
-    rows: list[list[int]] = told.tolist()
+    reported = torch.empty(members.size, 3, dtype=torch.int64)
+    dist.all_gather_into_tensor(reported, torch.tensor([mine], dtype=torch.int64), members.group)
+    rows: list[list[int]] = reported.tolist()
     filled = [row for row in rows if row[1] >= 0]
     for index, row in enumerate(rows):
         if row[2] != rows[0][2] or (row[1] >= 0 and row[1] != filled[0][1]):
@@ -203,8 +203,8 @@ def alltoall(
     def back(gradient: torch.Tensor) -> torch.Tensor:
         # Each rank gets back as many rows as it gave; those that it kept have no gradient.
         result, _ = synchronize(_exchange(gradient, counts[0], None, process_set, True))
-        kept = tensor.shape[0] - result.shape[0]
-        return torch.cat([result, result.new_zeros((kept, *result.shape[1:]))]) if kept else result
+        saved = tensor.shape[0] - result.shape[0]
+        return torch.cat([result, result.new_zeros((saved, *result.shape[1:]))]) if saved else result
 
     output = Differentiable.apply(tensor, run, back)
     return output if splits is None else (output, counts[0])  # pyright: ignore

@@ -55,11 +55,11 @@ def init() -> None:
         dist.init_process_group(backend.NAME, store=dist.HashStore(), rank=0, world_size=1)
     rank, size = dist.get_rank(), dist.get_world_size()
     local = os.environ.get("LOCAL_RANK")
-    told: list[Any] = [None] * size
-    dist.all_gather_object(told, (_node(), None if local is None else int(local)))
-    nodes = [node for node, _ in told]
+    reported: list[Any] = [None] * size
+    dist.all_gather_object(reported, (_node(), None if local is None else int(local)))
+    nodes = [node for node, _ in reported]
     local_ranks = [
-        nodes[:index].count(node) if given is None else given for index, (node, given) in enumerate(told)
+        nodes[:index].count(node) if given is None else given for index, (node, given) in enumerate(reported)
     ]
     local_sizes = [nodes.count(node) for node in nodes]
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", local_sizes[rank]))

@@ -294,8 +294,8 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
     last = Last(trained, [work for work, watch in zip(_STOPS, watched, strict=True) if watch])
     # Unwrapped where nothing is changed: Keras looks at the classes of some.
     plain = [one.keras_callback if one.aggregate_logs else one for one in running]
-    told = [Told()] if progress.active() else []
-    return [First(trained), *plain, *told, last], any(not one.aggregate_logs for one in wrapped)
+    reported = [Told()] if progress.active() else []
+    return [First(trained), *plain, *reported, last], any(not one.aggregate_logs for one in wrapped)
 
 
 def look_at_weights(callbacks: Any, here: World) -> bool:

@@ -66,8 +66,8 @@ class GraphSteps(Steps):
         """The logs with the values of this rank alone, where it has them; it has them with the prefix."""
         whole = flat_values(self._model.metrics_variables)
         own: dict[str, float] = {}
-        for kind, kept in self._kept.items():
-            own |= self._results(kept.numpy(), kind)
+        for kind, saved in self._kept.items():
+            own |= self._results(saved.numpy(), kind)
         assign_values(self._model.metrics_variables, whole)
         return {name: own.get(prefix + name, value) for name, value in logs.items()}
 

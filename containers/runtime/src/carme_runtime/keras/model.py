@@ -417,12 +417,12 @@ class Model:
             )
         if isinstance(x, Shares):
             raise InvalidCall("The data were split over ranks already.", "Give the data set itself.")
-        asked = batch_size or whole
-        if training and distribute and asked is not None and asked < size:
-            raise too_small(asked, size)
+        requested = batch_size or whole
+        if training and distribute and requested is not None and requested < size:
+            raise too_small(requested, size)
         if whole is not None:
             x = batched(x, whole)
-        source = adapt(x, y, sample_weight, asked, steps, shuffle, class_weight)
+        source = adapt(x, y, sample_weight, requested, steps, shuffle, class_weight)
         return Shares(source, self._world, lambda part: self._steps.take(part), distribute, whole, training)
 
     def _data_of_call(
@@ -484,11 +484,11 @@ class Model:
         """The outputs of all ranks in the order of the samples."""
         size, first = self._world.parts, self._world.rank % self._world.stages == 0
         lengths = [max(part.samples, 1) for part in history]
-        kept = [
+        saved = [
             piece[: part.samples]
             for piece, part in zip(np.split(own, np.cumsum(lengths)[:-1]), history, strict=True)
         ]
-        whole = np.concatenate(kept)
+        whole = np.concatenate(saved)
         # All ranks of a pipeline have the same.
         everyone = self._world.concatenate(whole if first else whole[:0], "predictions")
         everyone = everyone[:: self._world.stages]

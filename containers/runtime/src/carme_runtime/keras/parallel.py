@@ -53,8 +53,8 @@ def steps_of(
 
 
 def _strategy(data: bool, pipelining: bool) -> str:
-    asked = os.environ.get(strategies.STRATEGY)
-    if asked or strategies.plans_only():
+    requested = os.environ.get(strategies.STRATEGY)
+    if requested or strategies.plans_only():
         usual = strategies.AUTO if data else strategies.PIPELINE
         return strategies.chosen_strategy(usual)
     if not pipelining:

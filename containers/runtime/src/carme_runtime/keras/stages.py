@@ -216,14 +216,14 @@ class PipelineSteps(Steps):
 
     def _gather(self, everywhere: bool) -> None:
         assert self._pipe
-        keeps = everywhere or self._world.is_master
+        retains = everywhere or self._world.is_master
         for v, owners in self._parts():
             holds = self._pipe.stage in owners
             content = v.value.detach() if holds else torch.empty(tuple(v.shape), dtype=v.value.dtype)
             content = content.contiguous()
             if content.numel():
                 self._world.broadcast(_bytes_of(content), owners[0], "a variable")
-            if keeps and not holds:
+            if retains and not holds:
                 v.value.data = content
 
     def _distribute(self) -> None:

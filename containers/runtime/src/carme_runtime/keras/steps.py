@@ -189,8 +189,8 @@ class Steps:
 
     def _keep_local_logs(self, own: np.ndarray, training: bool) -> None:
         prefix = "" if training else VALIDATION
-        kept = self._local.get(prefix)
-        self._local[prefix] = whole = own.copy() if kept is None else kept + own
+        saved = self._local.get(prefix)
+        self._local[prefix] = whole = own.copy() if saved is None else saved + own
         self._local_logs |= self._results(whole, prefix)
 
     def _share_losses(self) -> None:

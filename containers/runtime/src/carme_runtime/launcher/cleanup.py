@@ -42,14 +42,14 @@ async def execute(
     for member in nodes:
         fabric.send(member.number, request)
     try:
-        told = await asyncio.wait_for(_answers(fabric, nodes), SECONDS)
+        reported = await asyncio.wait_for(_answers(fabric, nodes), SECONDS)
     except asyncio.TimeoutError:
         raise CarmeRuntimeError(
             f"Not all nodes said within {SECONDS:.0f} s what is left there.", "See whether they are well."
         ) from None
     remain = False
     for member in nodes:
-        for each in told[member.number]:
+        for each in reported[member.number]:
             name = f"{each['pid']} on {member.host} ({each['command']})"
             if dry_run:
                 print(f"{name} was left behind.")
@@ -58,7 +58,7 @@ async def execute(
             else:
                 remain = True
                 print(f"carme-run: {name} has not ended.{'' if force else ' Add --force.'}", file=sys.stderr)
-    if not any(told.values()):
+    if not any(reported.values()):
         print(f"Nothing was left behind on {', '.join(member.host for member in nodes)}.")
     return NOT_ALL_ENDED if remain else 0
 
@@ -66,11 +66,11 @@ async def execute(
 async def _answers(fabric: Fabric, nodes: tuple[Member, ...]) -> dict[int, list[dict[str, Any]]]:
     """By number of the node, what it told."""
     hosts = {member.number: member.host for member in nodes}
-    told: dict[int, list[dict[str, Any]]] = {}
-    while told.keys() != hosts.keys():
+    reported: dict[int, list[dict[str, Any]]] = {}
+    while reported.keys() != hosts.keys():
         event = await fabric.next_event()
         present = {member.number for member in fabric.members.present}
-        lost = [host for number, host in hosts.items() if number not in present and number not in told]
+        lost = [host for number, host in hosts.items() if number not in present and number not in reported]
         if event.gone or lost:
             named = lost[0] if lost else "this node"
             raise CarmeRuntimeError(f"The agent of {named} was lost.", "See whether the node is down.")
@@ -79,5 +79,5 @@ async def _answers(fabric: Fabric, nodes: tuple[Member, ...]) -> dict[int, list[
         if event.content["type"] == "refused":
             raise CarmeRuntimeError(event.content["message"], event.content.get("remedy", ""))
         if event.content["type"] == "cleaned":
-            told[event.node] = event.content["processes"]
-    return told
+            reported[event.node] = event.content["processes"]
+    return reported

@@ -49,7 +49,7 @@ def variables(places: list[Place], port: int, caller: Mapping[str, str]) -> dict
     across: dict[int, list[int]] = {}
     for place in places:
         across.setdefault(place.local_rank, []).append(place.rank)
-    told: dict[int, dict[str, str]] = {}
+    shown: dict[int, dict[str, str]] = {}
     for place in places:
         peers = across[place.local_rank]
         numbers = {
@@ -64,8 +64,8 @@ def variables(places: list[Place], port: int, caller: Mapping[str, str]) -> dict
         own = {"HOROVOD_HOSTNAME": place.member.host}
         if interface := caller.get("HOROVOD_GLOO_IFACE", interface):
             own["HOROVOD_GLOO_IFACE"] = interface
-        told[place.rank] = shared | own | {f"HOROVOD_{name}": str(value) for name, value in numbers.items()}
-    return told
+        shown[place.rank] = shared | own | {f"HOROVOD_{name}": str(value) for name, value in numbers.items()}
+    return shown
 
 
 @contextlib.asynccontextmanager
@@ -111,15 +111,15 @@ async def _start(fabric: Fabric, places: list[Place], environment: Mapping[str, 
 
 async def _port(fabric: Fabric, places: list[Place]) -> int:
     """What the server says first."""
-    said = {1: "", 2: ""}
+    message = {1: "", 2: ""}
     async for event in _events(fabric, places[0].member.number):
         if event["type"] == "output":
-            said[event["stream"]] += event["text"]
-            if said[1].endswith("\n"):
-                return int(said[1])
+            message[event["stream"]] += event["text"]
+            if message[1].endswith("\n"):
+                return int(message[1])
         elif event["type"] == "refused":
             raise _not_started(places, event["message"])
-    reason = (said[2].strip().splitlines() or ["The node was lost"])[-1]
+    reason = (message[2].strip().splitlines() or ["The node was lost"])[-1]
     raise _not_started(places, reason.rstrip(".") + ".")
 
 

@@ -18,20 +18,20 @@ KNOWN_BY = ((INTEL, "Intel(R) MPI"), (OPEN_MPI, "Open MPI"), (OPEN_MPI, "PRRTE")
 
 def find(environment: Mapping[str, str]) -> tuple[str, str]:
     """The launcher on PATH, and whose it is. Raises CarmeRuntimeError."""
-    said = ""
+    message = ""
     for name in LAUNCHERS:
         program = shutil.which(name, path=environment.get("PATH"))
         if not program:
             continue
-        told = subprocess.run(
+        reported = subprocess.run(
             [program, "--version"], env=dict(environment), capture_output=True, text=True, check=False
         )
         for kind, mark in KNOWN_BY:
-            if mark in told.stdout:
+            if mark in reported.stdout:
                 return program, kind
-        said = said or program
+        message = message or program
     raise CarmeRuntimeError(
-        f"{said} is not of Open MPI, MPICH or Intel MPI." if said else "There is no mpirun on PATH.",
+        f"{message} is not of Open MPI, MPICH or Intel MPI." if message else "There is no mpirun on PATH.",
         "Load or install one of Open MPI, MPICH and Intel MPI, in the image of all nodes.",
     )
 

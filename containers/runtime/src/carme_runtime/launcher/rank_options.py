@@ -21,33 +21,33 @@ class RankOptions:
 
     def of(self, place: Place) -> dict[str, Any]:
         """What the node is told about a rank: first and last but one of its GPUs and of its cores."""
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
         if self.no_gpu:
-            told["devices"] = [0, 0]
+            reported["devices"] = [0, 0]
         elif self.devices_per_rank and place.member.devices:
             begin = place.local_rank * self.devices_per_rank
-            told["devices"] = [begin, begin + self.devices_per_rank]
+            reported["devices"] = [begin, begin + self.devices_per_rank]
         if self.pin_cpus:
             cpus, ranks = place.member.cpus, place.local_size
             if cpus >= ranks:
-                told["cpus"] = [cpus * place.local_rank // ranks, cpus * (place.local_rank + 1) // ranks]
+                reported["cpus"] = [cpus * place.local_rank // ranks, cpus * (place.local_rank + 1) // ranks]
             else:
-                told["cpus"] = [place.local_rank % cpus, place.local_rank % cpus + 1]
+                reported["cpus"] = [place.local_rank % cpus, place.local_rank % cpus + 1]
         if self.pin_memory:
-            told["memory"] = True
-        return told
+            reported["memory"] = True
+        return reported
 
 
 def plan(places: list[Place], rank_options: RankOptions, command: list[str]) -> str:
     """Where ranks would run, for people."""
     lines = [f"{len(places)} ranks of: {shlex.join(command)}"]
     for place in places:
-        told = rank_options.of(place)
+        reported = rank_options.of(place)
         line = f"rank {place.rank} on {place.member.host}, number {place.local_rank} there"
         for what, name in (("devices", "GPU"), ("cpus", "core")):
-            if what in told:
-                begin, end = told[what]
+            if what in reported:
+                begin, end = reported[what]
                 some = f"{name} {begin}" if end == begin + 1 else f"{name}s {begin} to {end - 1}"
                 line += f", {some if end > begin else f'no {name}'}"
-        lines.append(line + ", memory near them" * ("memory" in told))
+        lines.append(line + ", memory near them" * ("memory" in reported))
     return "\n".join(lines)

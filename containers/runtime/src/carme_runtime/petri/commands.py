@@ -112,8 +112,8 @@ def _run(words: list[str]) -> str:
         )
     if code:
         ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        said = b"".join(last).decode(errors="replace").strip()
-        raise CommandError(f"{words[0]} {ended}" + (f": {said}" if said else ""))
+        message = b"".join(last).decode(errors="replace").strip()
+        raise CommandError(f"{words[0]} {ended}" + (f": {message}" if message else ""))
     return out.decode(errors="replace")
 
 

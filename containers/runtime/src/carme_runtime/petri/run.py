@@ -107,12 +107,12 @@ class Run:
 
     def follow(self, seconds: float = 1.0, show: Callable[[str], Any] = print) -> dict[str, list[Any]]:
         """As `wait`, with a line about the run whenever it has changed, at most every `seconds`."""
-        last, told = "", 0
+        last, reported = "", 0
         while True:
             with self._changed:
                 resting = self._changed.wait_for(lambda: self._rest or self._error is not None, seconds)
-                line, notices = self._line(), self.notices[told:]
-            told += len(notices)
+                line, notices = self._line(), self.notices[reported:]
+            reported += len(notices)
             for text in (*notices, *([line] if line != last else [])):
                 show(text)
             last = line

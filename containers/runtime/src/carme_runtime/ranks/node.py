@@ -333,8 +333,8 @@ class _Run:
         self._outputs.allow(count)
 
     def _refuse(self, message: str, remedy: str = "") -> None:
-        told = {"remedy": remedy} if remedy else {}
-        self._reply({"type": "refused", "message": message} | told)
+        reported = {"remedy": remedy} if remedy else {}
+        self._reply({"type": "refused", "message": message} | reported)
         self.stop()
         self._finish_when_all_ended()
 

@@ -77,7 +77,7 @@ def measure(
     with repeated.preserved():
         first_run(repeated, len(moved[0]))
         steps = [_step(repeated, len(moved[0]), optimizer) for _ in range(_STEPS)]
-        state = [value for kept in optimizer.state.values() for value in kept.values()] if optimizer else []
+        state = [value for saved in optimizer.state.values() for value in saved.values()] if optimizer else []
         return profile_of(repeated, steps, network=network, loader=loader, state=state, seconds=seconds)
 
 

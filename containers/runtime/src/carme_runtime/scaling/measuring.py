@@ -136,14 +136,14 @@ def layers(repeated: Repeated, sizes: Sequence[int]) -> tuple[Operator, ...]:
 def memory(repeated: Repeated, sizes: Sequence[int], state: Iterable[Any]) -> Memory:
     """What one rank needs. `state`: tensors of the optimizer."""
     parameters = sum(p.numel() * p.element_size() for p in repeated.parameters)
-    kept = sum(t.numel() * t.element_size() for t in state if isinstance(t, torch.Tensor))
+    saved = sum(t.numel() * t.element_size() for t in state if isinstance(t, torch.Tensor))
     low, high = repeated.held_bytes(sizes[0]), repeated.held_bytes(sizes[-1])
     each = (high - low) // (sizes[-1] - sizes[0]) if len(sizes) > 1 else high // sizes[0]
     if repeated.device.type == "cuda":
         limit = torch.cuda.get_device_properties(repeated.device).total_memory
     else:
         limit = memory_of_rank() or 0
-    return Memory(2 * parameters + kept, max(each, 0), limit)
+    return Memory(2 * parameters + saved, max(each, 0), limit)
 
 
 def input_of(loader: Any, seconds: float) -> Input:

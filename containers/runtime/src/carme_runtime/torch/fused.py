@@ -17,9 +17,9 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in _FUSED:
         return
     for group in optimizer.param_groups:
-        told = any(group.get(name) for name in ("differentiable", "capturable"))
-        told = told or any(group.get(name) is not None for name in ("fused", "foreach"))
-        if told or not all(p.device.type == "cpu" and p.dtype in _FUSIBLE for p in group["params"]):
+        reported = any(group.get(name) for name in ("differentiable", "capturable"))
+        reported = reported or any(group.get(name) is not None for name in ("fused", "foreach"))
+        if reported or not all(p.device.type == "cpu" and p.dtype in _FUSIBLE for p in group["params"]):
             continue
         if type(optimizer) is torch.optim.SGD:
             if not group["momentum"] or group["dampening"]:

@@ -26,8 +26,8 @@ def wait_for_all(group: Group, limit: int, wait_all: bool) -> None:
         arrivals.await_members(wait_all)
         states = arrivals.states
         verdict = torch.tensor(states, dtype=torch.uint8)
-        told = {member: group.send(verdict, member, _TAG) for member in arrivals.others}
-        arrivals.await_messages(told)
+        reported = {member: group.send(verdict, member, _TAG) for member in arrivals.others}
+        arrivals.await_messages(reported)
     else:
         verdict = torch.empty(group.size, dtype=torch.uint8)
         answer = arrivals.await_messages({0: group.receive(verdict, 0, _TAG)})
@@ -101,14 +101,14 @@ def _look(messages: dict[int, Pending], end: float) -> dict[int, int]:
 def _explained(group: Group, states: list[int], limit: int) -> Exception:
     late = [group.ranks[member] for member, state in enumerate(states) if state == _LATE]
     lost = [group.ranks[member] for member, state in enumerate(states) if state == _LOST]
-    said = [f"{_named(late)} did not come to monitored_barrier within {limit / 1000:g} s."] if late else []
+    message = [f"{_named(late)} did not come to monitored_barrier within {limit / 1000:g} s."] if late else []
     if lost:
-        said.append(f"{_named(lost)} {'was' if len(lost) == 1 else 'were'} lost during monitored_barrier.")
+        message.append(f"{_named(lost)} {'was' if len(lost) == 1 else 'were'} lost during monitored_barrier.")
     if late:
         return Timeout(
-            " ".join(said), "See what they do: CARME_HANG_SECONDS=10 lets the ranks print where they are."
+            " ".join(message), "See what they do: CARME_HANG_SECONDS=10 lets the ranks print where they are."
         )
-    return PeerLost(" ".join(said), "Form a new group without them, or start the run again.")
+    return PeerLost(" ".join(message), "Form a new group without them, or start the run again.")
 
 
 def _named(ranks: list[int]) -> str:

@@ -85,8 +85,8 @@ def pipeline(
     points = tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
     try:
-        asked = _Asked(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
-        traced, made = _planned(model, optimizer, example_tensors(example), asked, run)
+        requested = _Asked(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
+        traced, made = _planned(model, optimizer, example_tensors(example), requested, run)
     except PlanError as error:
         if strategies.plans_only():  # what one rank alone is told stays an error of its own
             strategies.refuse_plan(error, run.rank)

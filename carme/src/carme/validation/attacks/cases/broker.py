@@ -79,13 +79,13 @@ def submitted(executor: str, user: str | None, **changes: Any) -> Step:
         request = small_job(**changes).model_dump(mode="json")
         named = fixture.victim.name if user == "VICTIM" else user
         question = {"method": "submit", "request": request, "user": named}
-        reached, said = getattr(fixture, executor).run(
+        reached, message = getattr(fixture, executor).run(
             "broker", path=str(fixture.settings.broker.socket), question=question
         )
-        number = said.removeprefix("granted: ")
+        number = message.removeprefix("granted: ")
         if reached and number.isdecimal():
             BrokerClient(fixture.settings.broker.socket).cancel(int(number))
-        return reached, said
+        return reached, message
 
     return step
 

@@ -41,8 +41,8 @@ def confusing(fixture: Fixture, whose: Player, server: Player, rest: str, text: 
     for spelling in CONFUSING:
         path = spelling.replace("ATTACKER", whose.name).replace("VICTIM", server.name).replace("REST", rest)
         headers = as_browser(whose, f"/jupyter/user/{whose.name}/") | as_browser(whose, whose.base)
-        got, said = by_door(fixture, path, headers=headers, text=text)
-        statuses.add(said)
+        got, message = by_door(fixture, path, headers=headers, text=text)
+        statuses.add(message)
         if got:
             reached.append(spelling)
     return bool(reached), "reached by " + ", ".join(reached) if reached else ", ".join(sorted(statuses))
@@ -109,7 +109,7 @@ def kernel_after(fixture: Fixture, leave: bool) -> Outcome:
         if leave:
             fixture.sign_out(visitor)
         try:
-            said = kernel.run("40 + 2", timeout=60).output
+            message = kernel.run("40 + 2", timeout=60).output
         except ChannelClosed as closed:
-            said = str(closed)
-    return "42" in said, said
+            message = str(closed)
+    return "42" in message, message

@@ -26,9 +26,9 @@ def series(fixture: Fixture, player: Player, scope: str) -> Outcome:
     """Look for the victim's job in what the portal tells of metrics."""
     outcomes = []
     for query in QUERIES:
-        asked = query.replace("JOB", str(fixture.job_id)).replace("VICTIM", fixture.victim.name)
-        asked = quote(asked.replace("ATTACKER", fixture.attacker.name))
-        for path in (f"query?query={asked}", f"series?match[]={asked}"):
+        requested = query.replace("JOB", str(fixture.job_id)).replace("VICTIM", fixture.victim.name)
+        requested = quote(requested.replace("ATTACKER", fixture.attacker.name))
+        for path in (f"query?query={requested}", f"series?match[]={requested}"):
             where = f"/metrics/{scope}/api/v1/{path}"
             outcomes.append(
                 by_door(fixture, where, headers=as_browser(player, where), text=f'"{fixture.job_id}"')

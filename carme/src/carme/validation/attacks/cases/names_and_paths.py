@@ -48,13 +48,13 @@ for name, what, changes in (
 def raw_submission(fixture: Fixture, changes: dict[str, Any]) -> Outcome:
     """Submit what our own models would refuse before it reaches the broker."""
     request = small_job().model_dump(mode="json") | changes
-    reached, said = fixture.attacker_head.run(
+    reached, message = fixture.attacker_head.run(
         "broker", path=str(fixture.settings.broker.socket), question={"method": "submit", "request": request}
     )
-    number = said.removeprefix("granted: ")
+    number = message.removeprefix("granted: ")
     if reached and number.isdecimal():
         BrokerClient(fixture.settings.broker.socket).cancel(int(number))
-    return reached, said
+    return reached, message
 
 
 for name, what, path in (
@@ -80,10 +80,10 @@ def log_by_link(target: Callable[[Fixture], str] | None) -> Step:
         if target:
             folder = f"{fixture.attacker.account.home}/.local/share/carme/jobs/{job.key}"
             fixture.attacker_head.ask("link", target=target(fixture), path=f"{folder}/output.log")
-        reached, said = fixture.attacker_head.run(
+        reached, message = fixture.attacker_head.run(
             "broker", path=str(fixture.settings.broker.socket), question={"method": "log", "job_id": job_id}
         )
-        return reached and '"text": ""' not in said, said
+        return reached and '"text": ""' not in message, message
 
     return step
 

@@ -135,11 +135,11 @@ def cancelled(fixture: Fixture, player: Player, cancel: Callable[[int], Outcome]
     client = BrokerClient(fixture.settings.broker.socket)
     # It does not end by itself while it is waited for.
     job = client.submit(small_job(command=["sleep", "600"], minutes=10), user=player.name)
-    said = cancel(job)[1]
+    message = cancel(job)[1]
     if once_over(client, job):
-        return True, f"a job of their own was cancelled; {said}"
+        return True, f"a job of their own was cancelled; {message}"
     client.cancel(job)
-    return False, said
+    return False, message
 
 
 def once_over(client: BrokerClient, job_id: int) -> Job | None:

@@ -194,7 +194,7 @@ add(
 
 def moves_any(*outcomes: Outcome) -> Outcome:
     """Several tries at the same thing: reached when one was."""
-    return any(reached for reached, _ in outcomes), "; ".join(dict.fromkeys(said for _, said in outcomes))
+    return any(reached for reached, _ in outcomes), "; ".join(dict.fromkeys(text for _, text in outcomes))
 
 
 def websocket(fixture: Fixture, player: Player) -> Outcome:

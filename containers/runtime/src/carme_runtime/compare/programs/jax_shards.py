@@ -63,8 +63,8 @@ def forward(layers: tuple[Layer, ...], weights: Any, values: Any) -> Any:
     """The network's result."""
     for layer in layers:
         if layer.kind == "residual":
-            kept = forward(layer.shortcut, weights, values)
-            values = forward(layer.inner, weights, values) + kept
+            saved = forward(layer.shortcut, weights, values)
+            values = forward(layer.inner, weights, values) + saved
         else:
             values = _apply(layer, weights, values)
     return values

@@ -37,8 +37,8 @@ class _Builder:
     def apply(self, layers: tuple[Layer, ...], values: Any) -> Any:
         for layer in layers:
             if layer.kind == "residual":
-                kept = self.apply(layer.shortcut, values)
-                values = self.layers.Add()([self.apply(layer.inner, values), kept])
+                saved = self.apply(layer.shortcut, values)
+                values = self.layers.Add()([self.apply(layer.inner, values), saved])
             elif layer.kind == "conv":
                 if layer.size > 1:
                     values = self.layers.ZeroPadding2D(layer.size // 2, **self.format)(values)

@@ -457,14 +457,14 @@ def start(
         )
     milliseconds = max(int(timeout * 1000), 1)
     try:
-        told = contextlib.nullcontext()
+        reported = contextlib.nullcontext()
         if rank is not None and size is not None and hosts is not None and port is not None:
             config = Config()
             library.call("config_get", ctypes.byref(config))
             config.sn_port = port
             library.call("config_set", config)
-            told = _told(rank, size, hosts)
-        with told:
+            reported = _told(rank, size, hosts)
+        with reported:
             code = library.raw("proc_init", milliseconds)
         if code == TIMEOUT:
             raise Timeout(
@@ -489,9 +489,9 @@ def _told(rank: int, size: int, hosts: Sequence[str]) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="carme-gpi2-") as folder:
         machines = Path(folder) / "machines"
         machines.write_text("".join(f"{host}\n" for host in hosts))
-        told = variables(rank, size, hosts, str(machines))
-        before = {name: os.environ.get(name) for name in told}
-        os.environ.update(told)
+        reported = variables(rank, size, hosts, str(machines))
+        before = {name: os.environ.get(name) for name in reported}
+        os.environ.update(reported)
         try:
             yield
         finally:

@@ -281,11 +281,11 @@ class Gpi2Group:
                 "See what it does, or allow more time; this group can no longer be used.",
             )
         (length,) = _LENGTH.unpack_from(message)
-        told = bytes(message[_LENGTH.size : _LENGTH.size + length])
-        if not call.agrees(told):
+        reported = bytes(message[_LENGTH.size : _LENGTH.size + length])
+        if not call.agrees(reported):
             raise Mismatch(
                 f"Rank {self._context.rank} called {call.doing}, but rank {rank} called "
-                f"{_Call.described(told)}.",
+                f"{_Call.described(reported)}.",
                 _REMEDY,
             )
         content = memoryview(message)[_LENGTH.size + length :]
@@ -311,8 +311,8 @@ class Gpi2Group:
         if self._error:
             return
         self._error = error
-        said = json.dumps([type(error).__name__, error.message, error.remedy]).encode()
-        content = self._key.to_bytes(8, "little") + said
+        message = json.dumps([type(error).__name__, error.message, error.remedy]).encode()
+        content = self._key.to_bytes(8, "little") + message
         for other in self._others():
             try:
                 self._context.mail.post(self.ranks[other], 0, [content], time.monotonic() + 0.2)

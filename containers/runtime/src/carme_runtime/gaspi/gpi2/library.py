@@ -111,8 +111,8 @@ class Library:
 
     def failure(self, function: str, code: int) -> GaspiError:
         """The error that stands for what a function returned."""
-        said = (self._text(code) or b"").decode(errors="replace") if self._text else ""
-        sentence = f"GPI-2's gaspi_{function} failed with error {code}{f' ({said})' if said else ''}."
+        message = (self._text(code) or b"").decode(errors="replace") if self._text else ""
+        sentence = f"GPI-2's gaspi_{function} failed with error {code}{f' ({message})' if message else ''}."
         if code in _OUT_OF_RESOURCES:
             return OutOfResources(sentence, f"GPI-2 has run out of something: {_OUT_OF_RESOURCES[code]}.")
         if 8 <= code <= 24:
