@@ -29,10 +29,11 @@ def project_name(requirement: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
-def requirements() -> list[str]:
-    """All requirements of all parts, with their extras, except the parts themselves."""
+def requirements(parts: list[str]) -> list[str]:
+    """All requirements of these parts (none: of all), with their extras, except the parts themselves."""
     wanted: list[str] = []
-    for file in sorted([*ROOT.glob("*/pyproject.toml"), *ROOT.glob("containers/*/pyproject.toml")]):
+    files = [*ROOT.glob("*/pyproject.toml"), *ROOT.glob("containers/*/pyproject.toml")]
+    for file in sorted(file for file in files if not parts or file.parent.name in parts):
         project = tomllib.loads(file.read_text())["project"]
         wanted += project.get("dependencies", [])
         for extra in project.get("optional-dependencies", {}).values():
@@ -40,10 +41,10 @@ def requirements() -> list[str]:
     return sorted({item for item in wanted if project_name(item) not in OURS})
 
 
-def install(constrained: bool) -> int:
-    """Install all requirements; the exit code of pip."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--requirement"]
-    command += [str(ROOT / "tests/requirements.txt"), *requirements()]
+def install(parts: list[str], constrained: bool) -> int:
+    """Install the requirements of these parts, or of all and of the tests; the exit code of pip."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *requirements(parts)]
+    command += [] if parts else ["--requirement", str(ROOT / "tests/requirements.txt")]
     return subprocess.call([*command, "--constraint", str(CONSTRAINTS)] if constrained else command)
 
 
@@ -56,14 +57,18 @@ def freeze() -> None:
 
 
 def main() -> int:
-    """Install the versions that are written down; where they cannot be had, what the requirements allow."""
-    if sys.argv[1:] == ["--freeze"]:
+    """Install the versions that are written down; where they cannot be had, what the requirements allow.
+
+    Arguments: the folders of the parts whose requirements are installed; none: of all parts, and the tests'.
+    """
+    parts = sys.argv[1:]
+    if parts == ["--freeze"]:
         freeze()
         return 0
-    if not install(constrained=True):
+    if not install(parts, constrained=True):
         return 0
     print(f"Versions of {CONSTRAINTS.name} cannot be had; installing others.", file=sys.stderr)
-    return install(constrained=False)
+    return install(parts, constrained=False)
 
 
 if __name__ == "__main__":

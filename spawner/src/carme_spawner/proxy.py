@@ -1,12 +1,12 @@
 """The proxy's routes to servers."""
 
-from jupyterhub.proxy import ConfigurableHTTPProxy
+from jupyterhub.proxy import ConfigurableHTTPProxy, Proxy
 from jupyterhub.user import User
 
 from carme_spawner.spawner import CarmeSpawner
 
 
-class PatientProxy(ConfigurableHTTPProxy):
+class EndsServersFirst(Proxy):
     """Takes a server's route away when the server has ended: until then open pages save through it.
 
     JupyterHub itself takes the route away first, and ends the server then.
@@ -19,3 +19,7 @@ class PatientProxy(ConfigurableHTTPProxy):
             spawner.stop_polling()  # who asked for the end needs no news of it
             await spawner.stop()
         await super().delete_user(user, server_name)
+
+
+class PatientProxy(EndsServersFirst, ConfigurableHTTPProxy):
+    """The same of configurable-http-proxy, a service of its own."""

@@ -9,11 +9,13 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import AbstractAsyncContextManager
 
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.config import Settings, load
 from carme.errors import CarmeError
+from carme.slurm import Slurm
 from carme.slurm.library import opened
 
 _log = logging.getLogger("carme.broker")
@@ -40,8 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-async def serve(settings: Settings) -> None:
-    """Answer requests until SIGTERM or SIGINT."""
+async def serve(settings: Settings, slurm: AbstractAsyncContextManager[Slurm] | None = None) -> None:
+    """Answer requests until SIGTERM or SIGINT.
+
+    Args:
+        settings: The site's.
+        slurm: Opens the cluster; by default the site's Slurm.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (most, most)
@@ -50,8 +57,8 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with opened(settings) as slurm:
-        broker = Broker(settings, slurm)
+    async with slurm or opened(settings) as cluster:
+        broker = Broker(settings, cluster)
         await broker.prepare()
         running = asyncio.create_task(broker.run())
         try:

@@ -20,7 +20,7 @@ from carme.jobs.contents import from_bytes
 from carme.launch import facts
 from carme.launch.job import TASKS
 from carme.slurm import UnixAccount
-from carme.slurm.commands import job_folder, log_name
+from carme.slurm.folder import job_folder, log_name
 from carme.slurm.programs import run
 
 FACTS_BYTES = 16_384

@@ -21,7 +21,7 @@ from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Job
 from carme.jobs.fabric import FabricConnection
 from carme.slurm import UnixAccount
-from carme.slurm.commands import job_folder
+from carme.slurm.folder import job_folder
 
 CHUNK = 1 << 16  # bytes read from the keyboard or a pipe at once
 STDIN, STDOUT = 0, 1

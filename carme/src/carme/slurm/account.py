@@ -4,8 +4,9 @@ import contextlib
 import grp
 import os
 import pwd
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from carme.errors import NotFound
 
@@ -23,29 +24,27 @@ class UnixAccount:
     home: str
     shell: str = "/bin/sh"
 
-    @classmethod
-    def named(cls, name: str) -> Self:
+    @staticmethod
+    def named(name: str) -> "UnixAccount":
         """The account called `name`; raises NotFound."""
+        if name in _pretended:
+            return _pretended[name]
         try:
-            return cls._of(pwd.getpwnam(name))
+            return _of(pwd.getpwnam(name))
         except (KeyError, ValueError):
             raise NotFound(
                 f"There is no account {name!r} on this host.", "Ask an administrator to create it."
             ) from None
 
-    @classmethod
-    def numbered(cls, uid: int) -> Self:
+    @staticmethod
+    def numbered(uid: int) -> "UnixAccount":
         """The account with this number; raises NotFound."""
         try:
-            return cls._of(pwd.getpwuid(uid))
+            return _of(pwd.getpwuid(uid))
         except KeyError:
             raise NotFound(
                 f"There is no account with number {uid} on this host.", "Ask an administrator to create it."
             ) from None
-
-    @classmethod
-    def _of(cls, entry: "pwd.struct_passwd") -> Self:
-        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir, entry.pw_shell or "/bin/sh")
 
     def environment(self) -> dict[str, str]:
         """A clean environment: nothing of the caller's but where Slurm's programs and configuration are."""
@@ -75,3 +74,17 @@ class UnixAccount:
             return {}
         groups = os.getgrouplist(self.name, self.gid)
         return {"user": self.uid, "group": self.gid, "extra_groups": groups}
+
+
+#: Accounts that the system does not know, by name. Only the sandbox has some (`carme.sandbox`).
+_pretended: dict[str, UnixAccount] = {}
+
+
+def pretend_accounts(accounts: Iterable[UnixAccount]) -> None:
+    """From now on this process finds these accounts besides those of the system, and no earlier ones."""
+    _pretended.clear()
+    _pretended.update({account.name: account for account in accounts})
+
+
+def _of(entry: "pwd.struct_passwd") -> UnixAccount:
+    return UnixAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir, entry.pw_shell or "/bin/sh")

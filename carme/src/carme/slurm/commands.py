@@ -2,8 +2,6 @@
 
 import contextlib
 import hashlib
-import json
-import marshal
 import re
 import secrets
 import shlex
@@ -24,15 +22,14 @@ from carme.jobs import (
     Reservation,
     Share,
     StartEstimate,
-    submission,
 )
 from carme.jobs.access import Association
-from carme.jobs.certificate import make_certificate
 from carme.jobs.limits import Limits
 from carme.launch.spec import JobSpec
 from carme.projects.models import ORGANISATION, ProjectAccount
 from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
+from carme.slurm.folder import job_folder, log_name, start_in_folder
 from carme.slurm.gateway import Aftermath, ExitStatus, Order
 from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
@@ -311,39 +308,14 @@ class SlurmCommands:
         return output, separator
 
     async def submit(self, order: Order, owner: UnixAccount) -> int:
-        folder = job_folder(owner, order.key)
-        message = {
-            "folder": str(folder),
-            "arguments": [
-                *["sbatch", "--parsable", *_arguments(order), *_places(folder, order.request.array)],
-            ],
-            "script": _script(),
-            "files": {
-                "spec.json": json.dumps(order.spec.dump()),
-                "environment.json": json.dumps(order.request.environment),
-                "fabric.key": secrets.token_hex(32),
-                "fabric.pem": make_certificate(),
-                **(
-                    {"request.json": order.request.model_dump_json()} if order.request.kind == "batch" else {}
-                ),
-                **{f"files/{name}": text for name, text in order.request.files.items()},
-            },
-        }
-        done = await run(
-            *[self._python, "-I", "-S", str(submission.__file__)],
-            owner=owner,
-            stdin=marshal.dumps(message, 4),  # every Python reads this version
+        places = _places(job_folder(owner, order.key), order.request.array)
+        done = await start_in_folder(
+            order, owner, self._python, ["sbatch", "--parsable", *_arguments(order), *places], _script()
         )
-        if done.code == submission.NO_FOLDER:
-            raise SlurmError(
-                f"The job's folder cannot be made: {done.errors.strip()[:300]}.",
-                "See that your home directory exists, is writable and has space left.",
-                code="home",
-            )
         return _submitted(done)
 
     async def submit_again(self, job: Job, owner: UnixAccount, submission: int) -> int:
-        order = _order_of(job)
+        order = order_of(job)
         arguments = [*_arguments(order), *_places(job_folder(owner, order.key))]
         return _submitted(
             await run("sbatch", "--parsable", *arguments, owner=owner, stdin=_script(submission).encode())
@@ -368,11 +340,6 @@ class SlurmCommands:
 
     async def cancel(self, job: str, owner: UnixAccount) -> None:
         _succeeded("scancel", await run("scancel", job, owner=owner))
-
-
-def job_folder(owner: UnixAccount, key: str) -> Path:
-    """A job's private folder in its owner's home."""
-    return Path(owner.home) / ".local/share/carme/jobs" / key
 
 
 def _arguments(order: Order) -> list[str]:
@@ -418,11 +385,6 @@ def _arguments(order: Order) -> list[str]:
     return arguments
 
 
-def log_name(task: int | str | None) -> str:
-    """The file in a job's folder that it, or this task of it, writes its output to."""
-    return "output.log" if task is None else f"output-{task}.log"
-
-
 def _places(folder: Path, array: str | None = None) -> list[str]:
     """Where the job runs and writes."""
     # sbatch replaces %j and the like in the names of output files; %a is the number of a task.
@@ -430,7 +392,7 @@ def _places(folder: Path, array: str | None = None) -> list[str]:
     return [f"--output={log}", f"--error={log}", "--open-mode=append", f"--chdir={folder}"]
 
 
-def _order_of(job: Job) -> Order:
+def order_of(job: Job) -> Order:
     """The order that a job of ours came from, as far as sbatch needs it."""
     assert job.key is not None and job.kind != "other"
     nodes = max(1, job.nodes)

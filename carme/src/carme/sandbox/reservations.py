@@ -1,0 +1,138 @@
+"""The sandbox's reservations: nodes for some users, from one moment to another."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from carme.bookings.models import Hold, Window
+from carme.jobs import Cluster, Job, Reservation
+from carme.slurm.refusals import refusal
+
+__all__ = ["Reservations"]
+
+
+@dataclass(frozen=True)
+class _Reserved:
+    name: str
+    start: datetime
+    end: datetime
+    node_names: tuple[str, ...]
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    maintenance: bool = False
+
+    def overlaps(self, start: datetime, end: datetime) -> bool:
+        return self.start < end and start < self.end
+
+    def admits(self, user: str, account: str | None) -> bool:
+        return user in self.users or account in self.accounts
+
+
+class Reservations:
+    """The part of the gateway's interface about reservations."""
+
+    def __init__(self) -> None:
+        self._reserved: dict[str, _Reserved] = {}
+
+    def _active(self) -> list[Job]:
+        """Jobs that are not over."""
+        raise NotImplementedError
+
+    def _changed(self) -> None:
+        """Something is other than before."""
+        raise NotImplementedError
+
+    async def cluster(self) -> Cluster:
+        raise NotImplementedError
+
+    async def reservations(self) -> list[Reservation]:
+        self._expire()
+        nodes = {node.name: node for node in (await self.cluster()).nodes}
+        return [
+            Reservation(
+                name=one.name,
+                start=one.start,
+                end=one.end,
+                node_names=list(one.node_names),
+                users=list(one.users),
+                accounts=list(one.accounts),
+                cpus=sum(nodes[name].cpus for name in one.node_names),
+                gpus=sum(sum(nodes[name].gpus.values()) for name in one.node_names),
+                maintenance=one.maintenance,
+            )
+            for one in self._reserved.values()
+        ]
+
+    async def make_reservation(self, hold: Hold) -> None:
+        await self._reserve(
+            _Reserved(
+                hold.name,
+                *self._span(hold.start, hold.end),
+                tuple(hold.node_names),
+                tuple(hold.users),
+                tuple(hold.accounts),
+            )
+        )
+
+    async def make_maintenance(self, window: Window) -> None:
+        span = self._span(window.start, window.end)
+        await self._reserve(_Reserved(window.name, *span, tuple(window.node_names), maintenance=True))
+
+    async def change_reservation(
+        self,
+        name: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        node_names: Iterable[str] = (),
+        users: Iterable[str] = (),
+    ) -> None:
+        there = self._found(name)
+        if start is not None and there.start <= datetime.now(UTC):
+            raise refusal("scontrol", "Reservation already started")
+        changed = replace(
+            there,
+            start=start or there.start,
+            end=end or there.end,
+            node_names=tuple(node_names) or there.node_names,
+            users=tuple(users) or there.users,
+        )
+        await self._reserve(changed)
+
+    async def delete_reservation(self, name: str) -> None:
+        self._found(name)
+        if any(job.reservation == name for job in self._active()):
+            raise refusal("scontrol", "Requested reservation is in use")
+        del self._reserved[name]
+        self._changed()
+
+    def _span(self, start: datetime, end: datetime) -> tuple[datetime, datetime]:
+        return max(start, datetime.now(UTC).replace(microsecond=0)), end
+
+    def _found(self, name: str) -> _Reserved:
+        self._expire()
+        if name not in self._reserved:
+            raise refusal("scontrol", "Requested reservation is invalid")
+        return self._reserved[name]
+
+    async def _reserve(self, wanted: _Reserved) -> None:
+        """Have this one instead of an earlier one of its name. Raises SlurmError where nodes are taken."""
+        known = {node.name for node in (await self.cluster()).nodes}
+        if not set(wanted.node_names) <= known or wanted.end <= wanted.start:
+            raise refusal("scontrol", "Requested node configuration is not available")
+        others = [one for one in self._reserved.values() if one.name != wanted.name]
+        if not wanted.maintenance and any(
+            one.overlaps(wanted.start, wanted.end) and set(one.node_names) & set(wanted.node_names)
+            for one in others
+        ):
+            raise refusal("scontrol", "Requested nodes are busy: it overlaps with another reservation")
+        self._reserved[wanted.name] = wanted
+        self._changed()
+
+    def _expire(self) -> list[str]:
+        """Forget reservations that are over; their names."""
+        now = datetime.now(UTC)
+        over = [one.name for one in self._reserved.values() if one.end <= now]
+        for name in over:
+            del self._reserved[name]
+        return over
