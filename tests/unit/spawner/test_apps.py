@@ -44,8 +44,8 @@ async def server(site: Site, tmp_path: Path) -> AsyncIterator[Site]:
         program.chmod(0o755)
     code = (
         "from pathlib import Path\nfrom carme_spawner import singleuser\n"
-        "from carme_spawner.singleuser import apps\n"
-        f"apps.PROGRAMS = Path({str(programs)!r})\nsingleuser.main()"
+        "from carme_spawner.singleuser import programs\n"
+        f"programs.PROGRAMS = Path({str(programs)!r})\nsingleuser.main()"
     )
     site.broker.command = ["env", f"SLURM_JOB_ID={JOB}", sys.executable, "-s", "-c", code, "--allow-root"]
     await site.start()

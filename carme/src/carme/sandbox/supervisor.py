@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="./dev",
         description="Carme on this computer, for developers: portal, broker and sessions over a cluster of "
-        "pretended nodes, whose jobs are processes of yours. Nothing needs root. Whoever reaches the port and "
+        "pretended nodes, whose jobs are processes of yours. It needs no root. Who reaches the port and "
         "has a password can run programs as you, so it listens on the loopback only.",
     )
     parser.add_argument("--port", type=int, default=PORT, help=f"where browsers go (default: {PORT})")

@@ -23,11 +23,11 @@ _PR_SET_PDEATHSIG = 1
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from carme.staging.alone import serve; serve()"
 
 
-def run(name: str, *arguments: Any, tell: Callable[[Any], None] | None) -> Any:
-    """Call a function of `carme.staging.engine` there.
+def run(function: Callable[..., Any], *arguments: Any, tell: Callable[[Any], None] | None) -> Any:
+    """Call a function there.
 
     Args:
-        name: The function.
+        function: One that a module of `carme` has under its name: that name is what travels.
         arguments: For it.
         tell: Called here with what it tells.
 
@@ -41,7 +41,7 @@ def run(name: str, *arguments: Any, tell: Callable[[Any], None] | None) -> Any:
     assert process.stdin is not None and process.stdout is not None
     try:
         with process.stdin as request:
-            pickle.dump((name, arguments, tell is not None, os.getpid()), request)
+            pickle.dump((function, arguments, tell is not None, os.getpid()), request)
         while True:
             kind, value = pickle.load(process.stdout)
             if kind == "told":
@@ -65,7 +65,7 @@ def run(name: str, *arguments: Any, tell: Callable[[Any], None] | None) -> Any:
 def serve() -> None:
     """The other side: one request, answered with what is told and then the result."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    name, arguments, wanted, parent = pickle.load(sys.stdin.buffer)
+    function, arguments, wanted, parent = pickle.load(sys.stdin.buffer)
     if os.getppid() != parent:
         os._exit(1)
     output = sys.stdout.buffer
@@ -74,13 +74,11 @@ def serve() -> None:
         pickle.dump((kind, value), output)
         output.flush()
 
-    from carme.staging import engine
-
     def reported(value: Any) -> None:
         answer("told", value)
 
     try:
-        result = getattr(engine, name)(*arguments, tell=reported if wanted else None)
+        result = function(*arguments, tell=reported if wanted else None)
     except CarmeError as error:
         answer("error", error)
     else:

@@ -208,7 +208,7 @@ def start(name: str, *arguments: Any, tell: Tell | None) -> Any:
     if threading and threading.active_count() > 1:
         from carme.staging import alone
 
-        return alone.run(name, *arguments, tell=tell)
+        return alone.run(globals()[name], *arguments, tell=tell)
     return globals()[name](*arguments, tell=tell)
 
 

@@ -4,15 +4,13 @@ Installed in job images without this package's dependencies: it may import Jupyt
 packages only. Little is imported here, because all that a session's start imports is paid for at each start.
 """
 
+from carme_spawner.singleuser.started import STARTED  # isort: skip  first: it takes the time
+
 import gc
 import os
 import sys
-import time
 
 __all__ = ["STARTED", "main"]
-
-#: When the program began in the container, seconds since 1970.
-STARTED = time.time()
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError
 from yarl import URL
 
-from carme_spawner.singleuser.apps import AppFailed, Programs
+from carme_spawner.singleuser.programs import AppFailed, Programs
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>App not available</title>

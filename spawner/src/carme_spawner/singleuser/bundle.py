@@ -81,24 +81,3 @@ class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         found = self.modules.get(fullname)
         return marshal.loads(found[2]) if found else super().get_code(fullname)
-
-
-def main() -> None:
-    """`python -s -m carme_spawner.singleuser.bundle`: at the end of an image's build."""
-    FILE.unlink(missing_ok=True)
-    from carme_spawner.singleuser import imports
-
-    imports.prepare()
-    from carme_spawner.singleuser.server import SessionServer
-
-    os.environ.setdefault("JUPYTERHUB_SERVICE_URL", "http://127.0.0.1:1")
-    os.environ.setdefault("JUPYTERHUB_API_URL", "http://127.0.0.1:1")
-    os.environ.setdefault("JUPYTERHUB_API_TOKEN", "none")
-    os.environ.setdefault("JUPYTERHUB_CLIENT_ID", "none")
-    os.environ.setdefault("JUPYTERHUB_HOST", "")
-    SessionServer.initialize_server(argv=["--allow-root"])
-    print(f"{FILE}: {write()} modules")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,10 +13,11 @@ from typing import Any
 from jupyter_server.serverapp import ServerApp
 from jupyterhub.singleuser.extension import JupyterHubSingleUser
 
-from carme_spawner.singleuser import STARTED, apps, connections, folders, panel, workspaces
+from carme_spawner.singleuser import apps, connections, folders, panel, workspaces
 from carme_spawner.singleuser.address import service_url
 from carme_spawner.singleuser.certificates import Certificates
 from carme_spawner.singleuser.hub import Hub, Refused, Unanswered
+from carme_spawner.singleuser.started import STARTED
 from carme_spawner.singleuser.time_left import TimeLeft
 
 #: JupyterLab's panel of the session.

@@ -1,7 +1,7 @@
 """The links between nodes: how long messages take on them, and which way of reducing follows from that.
 
-CARME_LINKS is a JSON file of `{"times": [[BYTES, MICROSECONDS], ...]}`, as this module writes it when all
-ranks of a run start it (`carme-run -m carme_runtime.collectives.links FILE`); or `measure`: measure when
+CARME_LINKS is a JSON file of `{"times": [[BYTES, MICROSECONDS], ...]}`, as `carme_runtime.gaspi.links` writes
+it when all ranks of a run start it (`carme-run -m carme_runtime.gaspi.links FILE`); or `measure`: measure when
 the run starts. By default the links are taken for Ethernet of 10 Gbit/s. The choice decides in which order
 numbers are added: with the default or a file results have the same bits in every run, with `measure` two
 runs may choose differently.
@@ -9,7 +9,6 @@ runs may choose differently.
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,25 +64,3 @@ def read(file: Path) -> list[tuple[int, float]]:
             "Give at least two sizes that grow, and a time in microseconds for each.",
         )
     return times
-
-
-def main() -> None:
-    """Measure the links of a run, and let rank 0 write them to the file that is named."""
-    from carme_runtime import gaspi
-
-    if len(sys.argv) != 2:
-        raise SystemExit("Usage: carme-run -m carme_runtime.collectives.links FILE")
-    os.environ.pop(LINKS, None)
-    with gaspi.init() as process:
-        times = process.everyone.measure_links()
-        if process.rank == 0 and times:
-            Path(sys.argv[1]).write_text(json.dumps({"times": times}) + "\n")
-        if process.rank == 0:
-            for size, time in times:
-                print(f"{size} bytes: {time:.1f} microseconds")
-            if not times:
-                print("All ranks are on one node: there are no links.")
-
-
-if __name__ == "__main__":
-    main()

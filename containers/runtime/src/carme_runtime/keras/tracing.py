@@ -19,7 +19,8 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.deferred import WholeBatch, can_defer
 from carme_runtime.keras.layers import SplitLayer
 from carme_runtime.keras.library import keras
-from carme_runtime.torch.tracing import SelfTraced, Traced, graph_of_nodes
+from carme_runtime.torch.traced import SelfTraced, Traced
+from carme_runtime.torch.tracing import graph_of_nodes
 
 _DROPOUT = torch.ops.aten.dropout.default
 _functional: Any = keras.src.models.functional

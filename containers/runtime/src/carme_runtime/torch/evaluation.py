@@ -16,7 +16,8 @@ from torch import fx, nn
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.torch.pieces import counts_batches
-from carme_runtime.torch.tracing import COMPUTED, Traced, capture
+from carme_runtime.torch.traced import Traced
+from carme_runtime.torch.tracing import COMPUTED, capture
 
 # By name of an operator in training: positional and named arguments in evaluation.
 Constants = Mapping[str, tuple[Any, Any]]

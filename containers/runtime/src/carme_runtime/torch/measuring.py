@@ -21,7 +21,7 @@ from torch import fx
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Timing, Value
-from carme_runtime.torch.tracing import Traced, resized, with_values
+from carme_runtime.torch.traced import Traced, resized, with_values
 
 _MOST_REPEATS = 7
 _MARK = "carme operator "

@@ -31,7 +31,7 @@ from carme_runtime.torch.pieces import (
     piece_of,
     update_running_statistics,
 )
-from carme_runtime.torch.tracing import Traced
+from carme_runtime.torch.traced import Traced
 
 Loss = Callable[[Any, Any], torch.Tensor]
 _NAMES = {

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from carme_runtime.pipeline import Pieces
 from carme_runtime.pipeline.pieces import plain
-from carme_runtime.torch.tracing import Traced
+from carme_runtime.torch.traced import Traced
 
 _DROPOUT = torch.ops.aten.dropout.default
 _BATCH_NORM = torch.ops.aten.batch_norm.default

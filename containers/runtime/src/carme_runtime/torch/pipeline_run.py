@@ -23,7 +23,7 @@ from carme_runtime.pipeline import Plan
 from carme_runtime.torch import backend
 from carme_runtime.torch.measuring import measured
 from carme_runtime.torch.parallel import join_run
-from carme_runtime.torch.tracing import Traced
+from carme_runtime.torch.traced import Traced
 
 
 class Run:

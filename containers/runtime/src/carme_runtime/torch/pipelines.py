@@ -26,7 +26,8 @@ from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
 from carme_runtime.torch.pipeline_run import Run
-from carme_runtime.torch.tracing import Traced, capture, example_tensors
+from carme_runtime.torch.traced import Traced
+from carme_runtime.torch.tracing import capture, example_tensors
 from carme_runtime.torch.whole_state import named_groups, whole_optimizer_state
 
 _STEPS_KEPT = 50

@@ -7,7 +7,6 @@ import dataclasses
 import operator
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,43 +15,10 @@ from torch import fx, nn
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Operator, Parameter, Value
 from carme_runtime.logs import log
+from carme_runtime.torch.measuring import measured
+from carme_runtime.torch.traced import SelfTraced, Traced, resized
 
 COMPUTED = ("call_function", "call_method", "call_module")
-
-
-@dataclass
-class Traced:
-    """A model, the framework's graph of it, and ours.
-
-    Args:
-        model: As the user made it.
-        root: Where `get_attr` and `call_module` nodes of `nodes` find what they name.
-        nodes: In order: placeholders, operators, output.
-        tensors: Names of parameters, by the placeholders that stand for them.
-        constants: Tensors that are no parameter or buffer of the model, by name.
-        graph: Ours; operators have the names of their nodes.
-        whole_layers: Names of layers that were not traced into, where the user named some.
-    """
-
-    model: nn.Module
-    root: nn.Module
-    nodes: list[fx.Node]
-    tensors: dict[str, str]
-    constants: dict[str, torch.Tensor]
-    graph: Graph
-    whole_layers: Sequence[str] = ()
-
-    def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters, buffers and constants of the model, by the graph's names."""
-        return {**self.constants, **dict(self.model.named_buffers()), **dict(self.model.named_parameters())}
-
-
-class SelfTraced(nn.Module):
-    """A model that makes its graph itself."""
-
-    def traced(self) -> Traced:
-        """The graph, in training or evaluation as the model is. Raises InvalidCall."""
-        raise NotImplementedError
 
 
 def trace(
@@ -78,8 +44,6 @@ def trace(
     Raises:
         InvalidCall: The example does not fit, or the model cannot be traced.
     """
-    from carme_runtime.torch.measuring import measured
-
     traced = capture(model, example_tensors(example), whole_layers)
     return measured(traced, example_tensors(example), samples, seconds)
 
@@ -101,11 +65,6 @@ def example_tensors(example: Any) -> tuple[torch.Tensor, ...]:
             "Let dimension 0 of each count the same samples, at least one.",
         )
     return tuple(tensors)
-
-
-def resized(tensors: Sequence[torch.Tensor], samples: int) -> tuple[torch.Tensor, ...]:
-    """The same tensors with another number of samples: some of them, or all of them again."""
-    return tuple(t[torch.arange(samples, device=t.device) % len(t)] for t in tensors)
 
 
 def capture(model: nn.Module, example: tuple[torch.Tensor, ...], whole_layers: Sequence[str] = ()) -> Traced:
@@ -329,8 +288,3 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     if schema is None or not any(result.alias_info is not None for result in schema.returns):
         return None
     return next((a for a in node.args if isinstance(a, fx.Node)), None)
-
-
-def with_values(graph: Graph, values: dict[str, Value], **changes: Any) -> Graph:
-    """The graph with its values described."""
-    return dataclasses.replace(graph, values=tuple(values[v.name] for v in graph.values), **changes)

@@ -1,0 +1,187 @@
+"""The code in figures: `python tests/figures.py [--json]`.
+
+Lines of each part, functions over 60 lines, files over 600 lines, and circles of imports: modules that import
+each other, directly or by others. Imports in functions count, those for type checkers alone do not. What is left
+of them is listed in `tests/unit/test_figures.py`, which lets no new one in.
+"""
+
+import argparse
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Each part with the folder that its packages are imported from.
+SOURCES = {
+    "carme": "carme/src",
+    "spawner": "spawner/src",
+    "webui": "webui/src",
+    "monitoring": "monitoring/src",
+    "containers/runtime": "containers/runtime/src",
+    "containers/images": "containers/images",
+    "ansible/demo": "ansible/demo",
+}
+LONGEST_FUNCTION = 60
+LONGEST_FILE = 600
+#: Code of these kinds counts.
+SUFFIXES = (".py", ".cpp", ".hpp", ".h", ".c", ".js", ".css", ".html")
+
+
+def modules() -> dict[str, Path]:
+    """Each module of all parts, by the name that it is imported by."""
+    found = {}
+    for source in SOURCES.values():
+        for file in sorted((ROOT / source).rglob("*.py")):
+            path = file.relative_to(ROOT / source).with_suffix("")
+            parts = path.parts[:-1] if path.name == "__init__" else path.parts
+            if parts and "migrations" not in parts and all(part.isidentifier() for part in parts):
+                found[".".join(parts)] = file
+    return found
+
+
+def imports(tree: ast.AST, name: str, is_package: bool, known: set[str]) -> set[str]:
+    """The modules among `known` that a module imports when it runs."""
+    found = set[str]()
+    for node in _running(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = name.split(".")
+            above = above[: len(above) - node.level + is_package] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            # `from package import module` needs that module; any other name stands in the package itself.
+            found |= {full if (full := f"{base}.{alias.name}") in known else base for alias in node.names}
+    return (found & known) - {name}
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below one, but what only type checkers see."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from (found for other in child.orelse for found in _running(ast.Module([other], [])))
+        else:
+            yield child
+            yield from _running(child)
+
+
+def circles() -> list[list[str]]:
+    """Groups of modules in which each imports each other, directly or by others; sorted."""
+    files = modules()
+    graph = {}
+    for name, file in files.items():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        graph[name] = imports(tree, name, file.name == "__init__.py", set(files))
+    return sorted(sorted(group) for group in _components(graph) if len(group) > 1)
+
+
+def _components(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components (Tarjan 1972), without recursion."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack = set[str]()
+    found: list[list[str]] = []
+    for root in graph:
+        if root in index:
+            continue
+        work = [(root, iter(sorted(graph[root])))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, rest = work[-1]
+            for other in rest:
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    stack.append(other)
+                    on_stack.add(other)
+                    work.append((other, iter(sorted(graph[other]))))
+                    break
+                if other in on_stack:
+                    low[node] = min(low[node], index[other])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    place = stack.index(node)
+                    found.append(stack[place:])
+                    on_stack -= set(stack[place:])
+                    del stack[place:]
+    return found
+
+
+def long_functions() -> dict[str, int]:
+    """`FILE:NAME` to lines, of functions over LONGEST_FUNCTION in all parts and tests."""
+    found = {}
+    for file in _files(".py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > LONGEST_FUNCTION:
+                    found[f"{file.relative_to(ROOT)}:{node.name}"] = lines
+    return found
+
+
+def long_files() -> dict[str, int]:
+    """Files of code with more lines than LONGEST_FILE."""
+    return {
+        str(file.relative_to(ROOT)): lines
+        for file in _files(*SUFFIXES)
+        if (lines := _lines(file)) > LONGEST_FILE
+    }
+
+
+def lines_of_parts() -> dict[str, int]:
+    """Lines of code of each part, and of the tests."""
+    found = dict.fromkeys([*SOURCES, "tests"], 0)
+    for file in _files(*SUFFIXES):
+        path = file.relative_to(ROOT).as_posix()
+        part = next((part for part in found if path.startswith(f"{part}/")), None)
+        if part:
+            found[part] += _lines(file)
+    return found
+
+
+def _lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n")
+
+
+def _files(*suffixes: str) -> list[Path]:
+    """The files of code, without what tools have made."""
+    left_out = {"migrations", "__pycache__", "node_modules", "artifacts", "build", ".git", "vendor"}
+    return sorted(
+        file
+        for part in [*SOURCES, "tests"]
+        for file in (ROOT / part).rglob("*")
+        if file.suffix in suffixes and file.is_file() and not left_out & set(file.relative_to(ROOT).parts)
+    )
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description="The code in figures.")
+    parser.add_argument("--json", action="store_true", help="print them as JSON")
+    figures = {
+        "lines": lines_of_parts(),
+        "functions over 60 lines": long_functions(),
+        "files over 600 lines": long_files(),
+        "circles of imports": {" <-> ".join(modules): len(modules) for modules in circles()},
+    }
+    if parser.parse_args().json:
+        print(json.dumps(figures, indent=2))
+        return 0
+    for title, values in figures.items():
+        print(f"{title}: {sum(values.values()) if title == 'lines' else len(values)}")
+        rows = (
+            values.items() if isinstance(values, dict) else [(" <-> ".join(one), len(one)) for one in values]
+        )
+        for name, number in sorted(rows, key=lambda row: -row[1]):
+            print(f"  {number:6} {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
