@@ -1,8 +1,8 @@
 """The code in figures: `python tests/figures.py [--json]`.
 
 Lines of each part, functions over 60 lines, files over 600 lines, and circles of imports: modules that import
-each other, directly or by others. Imports in functions count, those for type checkers alone do not. What is left
-of them is listed in `tests/unit/test_figures.py`, which lets no new one in.
+each other, directly or by others. Imports in functions count, those for type checkers alone do not. What is
+left of circles is listed in `tests/unit/test_figures.py`, which lets no new ones in.
 """
 
 import argparse

@@ -3,8 +3,9 @@
 import ast
 from pathlib import Path
 
-import figures
 import pytest
+
+import figures
 
 #: What is left, to be shortened and never to grow: circles by their first module, with the number of modules.
 LEFT_CIRCLES = {

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from carme.errors import CarmeError
+from carme.launch import container, preparation
 from carme.launch import job as launch
 from carme.launch.exits import Exit
 from patience import HANG
@@ -79,10 +80,11 @@ class Node:
     def start(self, *options: str, before: str = "") -> "subprocess.Popen[str]":
         # The host's own name may stand for 127.x only.
         program = (
-            "import sys; from carme.launch import job as launch; "
+            "import sys; from carme.launch import job as launch, other_nodes, programs; "
             "launch.address_of = lambda node: '10.0.0.1'; "
-            f"launch.GRACE_SECONDS = {HANG}; launch.STOP_SECONDS = {HANG:.0f}; launch.WATCH_SECONDS = 0.1; "
-            "launch.RETURN_SECONDS = 0.1; launch.RETURN_TRIES = 2; "
+            f"other_nodes.GRACE_SECONDS = {HANG}; programs.STOP_SECONDS = {HANG:.0f}; "
+            "other_nodes.WATCH_SECONDS = launch.WATCH_SECONDS = 0.1; "
+            "other_nodes.RETURN_SECONDS = 0.1; other_nodes.RETURN_TRIES = 2; "
             f"{before}\nsys.exit(launch.main({[*options, str(self.key)]!r}))"
         )
         return subprocess.Popen(
@@ -270,12 +272,12 @@ def records_what_it_sees(node: Node) -> tuple[str, Path]:
     """What has the launcher write down which nodes it has last seen, and where."""
     seen = node.folder / "seen"
     return (
-        "look = launch.Others._look\n"
+        "look = other_nodes.Others._look\n"
         "def look_and_record(others):\n"
         "    present = look(others)\n"
         f"    with open({str(seen)!r}, 'w') as told: print(*(present or ()), file=told)\n"
         "    return present\n"
-        "launch.Others._look = look_and_record\n"
+        "other_nodes.Others._look = look_and_record\n"
     ), seen
 
 
@@ -333,7 +335,7 @@ def test_a_node_that_does_not_come_back_is_given_up(node: Node) -> None:
     assert "After 2 tries to bring n2 back, the job goes on without it." in reported
 
 
-NO_GRACE = "launch.GRACE_SECONDS = 0.2"
+NO_GRACE = "other_nodes.GRACE_SECONDS = 0.2"
 
 
 def test_agents_that_never_joined_end_the_job_and_say_so(node: Node) -> None:
@@ -392,7 +394,7 @@ def test_a_job_of_several_nodes_that_is_stopped_ends_as_its_first_agent_does(nod
 
 def test_who_does_not_heed_sigterm_is_killed(node: Node) -> None:
     node.spec(command=["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"])
-    process = node.start(before="launch.STOP_SECONDS = 1")
+    process = node.start(before="programs.STOP_SECONDS = 1")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate()
@@ -452,22 +454,22 @@ def test_no_folder_and_no_job(node: Node) -> None:
 
 def test_a_private_folder_that_somebody_else_made(tmp_path: Path) -> None:
     folder = tmp_path / "private"
-    launch.make_private(str(folder))
-    launch.make_private(str(folder))
+    preparation.make_private(str(folder))
+    preparation.make_private(str(folder))
     folder.chmod(0o755)
     with pytest.raises(CarmeError, match="is in the way"):
-        launch.make_private(str(folder))
+        preparation.make_private(str(folder))
     folder.rmdir()
     folder.symlink_to(tmp_path)
     with pytest.raises(CarmeError, match="is in the way"):
-        launch.make_private(str(folder))
+        preparation.make_private(str(folder))
 
 
 def test_a_node_is_never_known_by_a_loopback_address() -> None:
     for name in ("127.0.1.1", "localhost", "no.such.name.invalid"):
         with pytest.raises(CarmeError, match="other nodes can reach"):
-            launch.address_of(name)
-    assert launch.address_of("10.1.2.3") == "10.1.2.3"
+            preparation.address_of(name)
+    assert preparation.address_of("10.1.2.3") == "10.1.2.3"
 
 
 def test_allotted_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,12 +477,12 @@ def test_allotted_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (tmp_path / name).touch()
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,2")
     folder = str(tmp_path)
-    assert launch.devices(folder) == [f"{folder}/{name}" for name in ("nvidia0", "nvidia2", "nvidiactl")]
+    assert container.devices(folder) == [f"{folder}/{name}" for name in ("nvidia0", "nvidia2", "nvidiactl")]
     monkeypatch.setenv("SLURM_STEP_GPUS", "1")
-    assert launch.devices(folder) == [f"{folder}/{name}" for name in ("nvidia1", "nvidiactl")]
+    assert container.devices(folder) == [f"{folder}/{name}" for name in ("nvidia1", "nvidiactl")]
     monkeypatch.delenv("SLURM_STEP_GPUS")
     monkeypatch.delenv("SLURM_JOB_GPUS")
-    assert launch.devices(folder) == []
+    assert container.devices(folder) == []
 
 
 def test_an_own_image_is_run_only_as_it_was_built(node: Node) -> None:

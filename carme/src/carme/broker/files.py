@@ -18,7 +18,7 @@ from carme.files import program
 from carme.jobs import Job, JobRequest, reading, scripts
 from carme.jobs.contents import from_bytes
 from carme.launch import facts
-from carme.launch.job import TASKS
+from carme.launch.preparation import TASKS
 from carme.slurm import UnixAccount
 from carme.slurm.folder import job_folder, log_name
 from carme.slurm.programs import run

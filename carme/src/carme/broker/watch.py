@@ -408,7 +408,7 @@ class Watch:
 
         The job of a session that was lost while it waited is submitted again, and may get another number. The
         queue was read before, so it is not there; and should it have begun all the same, it begins only once
-        (`carme.launch.job.begin`).
+        (`carme.launch.preparation.begin`).
 
         Args:
             patient: What cannot be found out now may be found out at the next look.

@@ -1,10 +1,9 @@
 """The links between nodes: how long messages take on them, and which way of reducing follows from that.
 
 CARME_LINKS is a JSON file of `{"times": [[BYTES, MICROSECONDS], ...]}`, as `carme_runtime.gaspi.links` writes
-it when all ranks of a run start it (`carme-run -m carme_runtime.gaspi.links FILE`); or `measure`: measure when
-the run starts. By default the links are taken for Ethernet of 10 Gbit/s. The choice decides in which order
-numbers are added: with the default or a file results have the same bits in every run, with `measure` two
-runs may choose differently.
+it (`carme-run -m carme_runtime.gaspi.links FILE`); or `measure`: measure when the run starts. By default the
+links are taken for Ethernet of 10 Gbit/s. The choice decides in which order numbers are added: with the
+default or a file results have the same bits in every run, with `measure` two runs may choose differently.
 """
 
 import json
