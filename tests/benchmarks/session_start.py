@@ -202,7 +202,8 @@ def prepare(
 
 def contained(site: DemoSite, file: str) -> list[str]:
     """How a job starts something in the container, from the node's own copy where there is one."""
-    code = "import json, sys; from carme.launch.container import container; from carme.launch.spec import JobSpec; "
+    code = "import json, sys; from carme.launch.container import container; "
+    code += "from carme.launch.spec import JobSpec; "
     code += "print(json.dumps(container(JobSpec.load(json.loads(sys.argv[1])))))"
     spec = json.dumps({"image": file, "binds": ["/scratch"], "gpus": 0, "workdir": None})
     return json.loads(site.run(NODE, "/opt/carme/venv/bin/python", "-c", code, spec, user=USER).stdout)

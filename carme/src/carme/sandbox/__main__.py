@@ -25,10 +25,10 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=4, help="how many GPUs each has (default: 4)")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
-    places = Places(options.folder)
-    pretend_accounts(accounts_in(places.homes))
-    slurm = SandboxSlurm(places.slurm, nodes=options.nodes, gpus=options.gpus, kill_wait=5.0)
+    places = Places(options.folder.resolve())
     try:
+        pretend_accounts(accounts_in(places.homes))
+        slurm = SandboxSlurm(places.slurm, nodes=options.nodes, gpus=options.gpus, kill_wait=5.0)
         asyncio.run(serve(load(places.configuration), slurm.opened()))
     except CarmeError as error:
         print(f"carme-sandbox: {error}", file=sys.stderr)

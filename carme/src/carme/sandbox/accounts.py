@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carme.errors import ConfigError
 from carme.slurm.account import UnixAccount
 
 __all__ = ["SandboxAccount", "accounts_in"]
@@ -26,7 +27,13 @@ class SandboxAccount(UnixAccount):
 
 
 def accounts_in(homes: Path) -> list[SandboxAccount]:
-    """One account for each folder in a folder of homes, in the order of their names."""
+    """One account for each folder in a folder of homes, in the order of their names.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if not homes.is_dir():
+        raise ConfigError(f"There is no sandbox in {homes.parent}.", "Make one with ./dev.")
     names = sorted(path.name for path in homes.iterdir() if path.is_dir())
     return [
         SandboxAccount(name, FIRST_UID + number, FIRST_UID + number, str(homes / name))

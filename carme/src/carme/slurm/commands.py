@@ -361,8 +361,8 @@ def _arguments(order: Order) -> list[str]:
         f"--time={request.minutes}",
     ]
     if request.image and request.nodes > 1:
-        # When a node fails the job knows how to go on (`carme.launch.other_nodes`), unless it is the first one: then
-        # the broker ends it.
+        # When a node fails the job knows how to go on (`carme.launch.other_nodes`), unless it is the first
+        # one: then the broker ends it.
         arguments.append("--no-kill")
     if request.array:
         arguments.append(f"--array={request.array}")
