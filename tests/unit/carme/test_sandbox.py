@@ -5,7 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,14 @@ from carme.slurm.account import pretend_accounts
 from patience import HANG
 
 
+async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
+    """What a condition returns, once that is something."""
+    async with asyncio.timeout(HANG):
+        while not (found := await condition()):  # noqa: ASYNC110 - what changes is outside
+            await asyncio.sleep(0.02)
+    return found
+
+
 class Sandbox:
     """A broker over a sandbox, and its client."""
 
@@ -43,10 +51,12 @@ class Sandbox:
 
     async def until(self, number: int, *states: JobState) -> Job:
         """The job, once it is in one of these states."""
-        async with asyncio.timeout(HANG):
-            while (job := await self.client.job(number)).state not in states:
-                await asyncio.sleep(0.02)
-        return job
+
+        async def there() -> Job | None:
+            job = await self.client.job(number)
+            return job if job.state in states else None
+
+        return await eventually(there)
 
     async def log(self, number: int, task: int | None = None) -> str:
         return (await self.client.log(number, task=task)).text
@@ -142,9 +152,12 @@ STUBBORN = "trap '' TERM; setsid sh -c 'echo $$; exec sleep 3600' & echo $$; whi
 
 async def test_a_cancelled_job_leaves_no_process(sandbox: Sandbox) -> None:
     number = await sandbox.submit(STUBBORN)
-    async with asyncio.timeout(HANG):
-        while len(pids := (await sandbox.log(number)).split()) < 2:
-            await asyncio.sleep(0.02)
+
+    async def both() -> list[str]:
+        pids = (await sandbox.log(number)).split()
+        return pids if len(pids) == 2 else []
+
+    pids = await eventually(both)
     await sandbox.client.cancel(number, user="ada")
     job = await sandbox.until(number, *OVER)
     assert (job.state, job.cancelled_by) == (JobState.CANCELLED, "owner")
@@ -177,9 +190,11 @@ async def test_an_extension_moves_the_end(sandbox: Sandbox) -> None:
 async def test_an_array_runs_so_many_tasks_at_a_time(sandbox: Sandbox) -> None:
     script = "echo $SLURM_ARRAY_TASK_ID; while [ ! -e ~/go ]; do sleep 0.05; done"
     number = await sandbox.submit(script, array="0-3%2")
-    async with asyncio.timeout(HANG):
-        while sum(job.is_running for job in await sandbox.client.jobs()) < 2:
-            await asyncio.sleep(0.02)
+
+    async def two_run() -> bool:
+        return sum(job.is_running for job in await sandbox.client.jobs()) == 2
+
+    await eventually(two_run)
     jobs = {job.task: job for job in await sandbox.client.jobs()}
     assert (jobs[None].tasks, jobs[None].id) == ("2-3%2", number)
     assert (jobs[None].reason, jobs[0].array_id, jobs[1].slurm_name) == (
@@ -188,9 +203,11 @@ async def test_an_array_runs_so_many_tasks_at_a_time(sandbox: Sandbox) -> None:
         f"{number}_1",
     )
     (sandbox.homes / "ada/go").touch()
-    async with asyncio.timeout(HANG):
-        while any(job.is_active for job in await sandbox.slurm.queue()):
-            await asyncio.sleep(0.02)
+
+    async def all_over() -> bool:
+        return not any(job.is_active for job in await sandbox.slurm.queue())
+
+    await eventually(all_over)
     jobs = {job.task: job for job in await sandbox.slurm.queue()}
     assert {task: str(job.state) for task, job in jobs.items()} == dict.fromkeys(range(4), "COMPLETED")
     assert jobs[3].id == number  # the last to start has the array's number

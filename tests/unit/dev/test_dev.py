@@ -1,0 +1,143 @@
+"""`./dev`: a site on this computer, from its start to its end, as a developer meets it."""
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from free_ports import free_port
+
+from patience import HANG
+
+DEV = Path(__file__).resolve().parents[3] / "dev"
+
+
+def eventually(condition: Callable[[], Any], what: str) -> Any:
+    """What a condition returns, once that is something."""
+    end = time.monotonic() + HANG
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"It never came to this: {what}")
+
+
+class Dev:
+    """A running `./dev`, and what it has written."""
+
+    def __init__(self, *options: str) -> None:
+        self.port = free_port()
+        # A shell that starts something in the background has it ignore Ctrl-C.
+        command = ["env", "--default-signal=INT", str(DEV), "--port", str(self.port), *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.lines: list[str] = []
+
+    def until(self, text: str) -> str:
+        """The first line with this text."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError("".join(self.lines))
+
+    def stop(self) -> int:
+        """Press Ctrl-C; the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        output, _ = self.process.communicate(timeout=HANG)
+        self.lines.append(output)
+        return self.process.returncode
+
+
+class Browser(httpx.Client):
+    """A browser at the portal."""
+
+    def token(self, page: str) -> str:
+        """The token in a page's forms."""
+        return self.get(page).text.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
+
+    def send(self, page: str, **fields: str) -> httpx.Response:
+        """Open a page, and send the form on it."""
+        values = {"csrfmiddlewaretoken": self.token(page), **fields}
+        return self.post(page, data=values, headers={"origin": str(self.base_url).rstrip("/")})
+
+
+def processes_of(folder: str) -> list[str]:
+    """The command lines of what was started for a sandbox."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"CARME_SANDBOX={folder}".encode() in file.read_bytes().split(b"\0"):
+                found.append((file.parent / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.fixture
+def dev(request: pytest.FixtureRequest) -> Iterator[Dev]:
+    running = Dev(*getattr(request, "param", ()))
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.terminate()
+            running.process.communicate(timeout=HANG)
+
+
+@pytest.mark.parametrize("dev", [["--no-sessions"]], indirect=True)
+def test_from_its_start_over_a_login_and_a_job_to_its_end(dev: Dev) -> None:
+    address = re.search(r"http://\S+", dev.until("portal is ready"))
+    assert address is not None
+    password = dev.until(" ada ").split()[1]
+    folder = dev.until("Files: ").split()[1]
+    with Browser(base_url=address[0], timeout=HANG) as browser:
+        assert browser.get("/jobs/").headers["location"].startswith("/accounts/login/")
+        answer = browser.send("/accounts/login/", login="ada", password=password)
+        assert answer.status_code == 302, answer.text
+        eventually(lambda: "vision" in browser.get("/projects/").text, "there is a project")
+        eventually(lambda: "Group meeting" in browser.get("/bookings/").text, "there is a booking")
+        eventually(lambda: "train-resnet" in browser.get("/jobs/").text, "there are jobs of the past")
+        script = "#!/bin/sh\necho here is $USER with GPU $CUDA_VISIBLE_DEVICES\n"
+        answer = browser.send(
+            "/jobs/submit/", script=script, name="first", gpus_per_node="1", nodes="1", minutes="5"
+        )
+        assert answer.status_code == 302, answer.text
+        job = answer.headers["location"]
+        eventually(lambda: "completed" in browser.get(job).text, "the job is over")
+        assert "here is ada with GPU 0" in unescape(browser.get(job).text)
+    assert len(processes_of(folder)) >= 3
+    assert dev.stop() == 0, "".join(dev.lines)
+    assert processes_of(folder) == []
+    assert not Path(folder).exists()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", dev.port)) != 0
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [str(DEV), "--port", str(port), "--folder", str(tmp_path / "site")],
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"dev: The portal cannot listen on port {port}: Address already in use. "
+        "Choose another one with --port.\n"
+    )
+
+
+def test_help_says_who_can_reach_it() -> None:
+    done = subprocess.run([str(DEV), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "listens on the loopback only" in " ".join(done.stdout.split())
