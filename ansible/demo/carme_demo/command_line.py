@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import host, image, leftovers, registries, settings, status
@@ -43,6 +43,27 @@ def parser() -> argparse.ArgumentParser:
         )
         return each
 
+    _add_up(command)
+    _add_hosts(command)
+    show = command(
+        "status", "show nodes, services and address; the exit status is 0 only when the demo is ready"
+    )
+    show.add_argument("--json", action="store_true", help="print for programs")
+    command("run", "run the main job as an ordinary user: start a notebook and train over the nodes")
+    _add_looks(command)
+    command("down", "stop everything, keep the nodes' disks: the next up takes seconds")
+    reset = command("reset", "remove the nodes and all data; downloaded packages and images stay")
+    reset.add_argument(
+        "--all", action="store_true", help="remove these too, and the settings: no trace stays"
+    )
+    return top
+
+
+#: Makes a command of its name and its help.
+Command = Callable[[str, str], argparse.ArgumentParser]
+
+
+def _add_up(command: Command) -> None:
     up = command("up", "set the demo up, repair it or bring it up to date, then run the main job")
     up.add_argument("--no-run", action="store_true", help="leave the main job out")
     up.add_argument("--nodes", type=int, metavar="N", help="compute nodes (default: 2, or as before)")
@@ -70,19 +91,17 @@ def parser() -> argparse.ArgumentParser:
         "minutes",
     )
 
+
+def _add_hosts(command: Command) -> None:
     hosts = command("hosts", "set up the bare hosts only: nothing of Carme is installed")
     for option in ("--nodes", "--gpus", "--port"):
         hosts.add_argument(option, type=int, metavar="N", help="as for up")
     hosts.add_argument("--subnet", help="as for up")
     hosts.set_defaults(images=None, monitoring=None, horovod=None)
 
-    show = command(
-        "status", "show nodes, services and address; the exit status is 0 only when the demo is ready"
-    )
-    show.add_argument("--json", action="store_true", help="print for programs")
 
-    command("run", "run the main job as an ordinary user: start a notebook and train over the nodes")
-
+def _add_looks(command: Command) -> None:
+    """What looks inside the nodes."""
     shell = command("shell", "open a shell as root on a node, or run a command there")
     shell.add_argument("node", help="head, n1, n2 ...")
     shell.add_argument(
@@ -98,14 +117,6 @@ def parser() -> argparse.ArgumentParser:
         help="ansible (default), image, packages, boot, slurm, or a systemd unit such as carme-hub",
     )
     logs.add_argument("-n", "--lines", type=int, default=60, metavar="N", help="lines per log (default: 60)")
-
-    command("down", "stop everything, keep the nodes' disks: the next up takes seconds")
-
-    reset = command("reset", "remove the nodes and all data; downloaded packages and images stay")
-    reset.add_argument(
-        "--all", action="store_true", help="remove these too, and the settings: no trace stays"
-    )
-    return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

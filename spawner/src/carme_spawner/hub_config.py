@@ -40,15 +40,23 @@ def hub_config(settings: Settings) -> Config:
         ConfigError: A secret is missing or is not what it has to be.
     """
     c = Config()
-    hub, portal = settings.hub, f"http://{settings.portal.listen}"
-    path, site = hub.base_path, settings.site.url
     for name in ("listen", "proxy_api_url"):
-        if not getattr(hub, name).startswith("https://"):
+        if not getattr(settings.hub, name).startswith("https://"):
             raise ConfigError(
-                f"'{name}' in [hub] must begin with https://, and is '{getattr(hub, name)}'.",
+                f"'{name}' in [hub] must begin with https://, and is '{getattr(settings.hub, name)}'.",
                 "Correct it: hub, proxy and the servers of sessions speak TLS with each other.",
             )
+    _set_addresses(c, settings)
+    _set_proxy(c, settings)
+    _set_sessions(c, settings)
+    _set_login(c, settings)
+    _let_portal_in(c, settings)
+    return c
 
+
+def _set_addresses(c: Config, settings: Settings) -> None:
+    """Where the hub listens, what it is called, and where its tables and keys are."""
+    hub, path, site = settings.hub, settings.hub.base_path, settings.site.url
     c.JupyterHub.bind_url = hub.proxy_url + path
     c.JupyterHub.hub_bind_url = hub.listen
     c.JupyterHub.hub_connect_url = hub.listen
@@ -64,6 +72,9 @@ def hub_config(settings: Settings) -> Config:
     # The hub's own pages serve who comes by hand; the portal is the front page.
     c.JupyterHub.default_url = site + "/"
 
+
+def _set_proxy(c: Config, settings: Settings) -> None:
+    """How the hub gets along with a proxy that it does not start."""
     # The proxy is a service of its own, so routes and servers live on while the hub restarts.
     c.JupyterHub.cleanup_servers = False
     c.JupyterHub.cleanup_proxy = False
@@ -71,10 +82,14 @@ def hub_config(settings: Settings) -> Config:
     c.JupyterHub.last_activity_interval = 1
     c.JupyterHub.proxy_class = PatientProxy
     c.ConfigurableHTTPProxy.should_start = False
-    c.ConfigurableHTTPProxy.api_url = hub.proxy_api_url
+    c.ConfigurableHTTPProxy.api_url = settings.hub.proxy_api_url
     c.ConfigurableHTTPProxy.auth_token = settings.secret("proxy-auth-token")
 
-    c.JupyterHub.authenticator_class = PortalAuthenticator
+
+def _set_sessions(c: Config, settings: Settings) -> None:
+    """Sessions are named servers, which the broker starts."""
+    c.JupyterHub.spawner_class = CarmeSpawner
+    c.CarmeSpawner.settings = settings
     c.JupyterHub.allow_named_servers = True
     c.JupyterHub.named_server_limit_per_user = server_limit
     # Starts that wait in Slurm's queue count as starting, and Slurm itself limits who gets what: no limit
@@ -90,6 +105,11 @@ def hub_config(settings: Settings) -> Config:
     }
     c.Spawner.consecutive_failure_limit = 0
 
+
+def _set_login(c: Config, settings: Settings) -> None:
+    """Users sign in at the portal."""
+    portal, path, site = f"http://{settings.portal.listen}", settings.hub.base_path, settings.site.url
+    c.JupyterHub.authenticator_class = PortalAuthenticator
     c.GenericOAuthenticator.client_id = "jupyterhub"
     c.GenericOAuthenticator.client_secret = settings.secret("oidc-client-secret")
     c.GenericOAuthenticator.oauth_callback_url = f"{site}{path}hub/oauth_callback"
@@ -104,6 +124,9 @@ def hub_config(settings: Settings) -> Config:
     # The portal decides who may sign in.
     c.GenericOAuthenticator.allow_all = True
 
+
+def _let_portal_in(c: Config, settings: Settings) -> None:
+    """The portal starts and stops sessions for their owners."""
     # The token comes from a generator and needs no slow hash, which would delay every request of the portal.
     c.JupyterHub.trust_user_provided_tokens = True
     c.JupyterHub.services = [{"name": "carme-portal", "api_token": settings.secret("hub-api-token")}]
@@ -111,10 +134,6 @@ def hub_config(settings: Settings) -> Config:
         # There is no narrower scope than admin:users for adding users.
         {"name": "carme-portal", "services": ["carme-portal"], "scopes": ["admin:users", "servers"]}
     ]
-
-    c.JupyterHub.spawner_class = CarmeSpawner
-    c.CarmeSpawner.settings = settings
-    return c
 
 
 def commit_quickly(connection: Connection, _: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     actions = admin.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, help: str, run: object, *places: str) -> argparse.ArgumentParser:
+        """One command, which takes these arguments."""
         made = actions.add_parser(name, help=help)
         for place in places:
             made.add_argument(place, metavar=place.upper())
@@ -31,6 +33,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         add_json(made)
         return made
 
+    _add_people(command)
+    _add_nodes_and_jobs(command)
+    _add_record(command)
+    _add_announcements(command)
+
+
+#: Makes a command of its name, its help, what it runs, and its arguments.
+Command = Callable[..., argparse.ArgumentParser]
+
+
+def _add_people(command: Command) -> None:
     users = command("users", "list users", _users)
     users.add_argument("search", metavar="WORDS", nargs="?", default="", help="part of a name or address")
     enrol = command("enrol", "take in a user: portal, Slurm, home, quotas", _enrol, "user")
@@ -40,6 +53,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command("enable", "let a user sign in again", _enable, "user")
     command("remove-second-factor", "for a user who has lost it", _factor, "user")
     command("message", "tell a user something", _message, "user", "message")
+
+
+def _add_nodes_and_jobs(command: Command) -> None:
     command("nodes", "list nodes with states and reasons", _nodes)
     drain = command("drain", "let no more jobs start on a node", _drain, "node")
     drain.add_argument("--reason", required=True)
@@ -55,6 +71,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         command("refuse", "refuse a booking", _refuse, "booking"),
     ):
         one.add_argument("--reason", default="", help="what its owner is told")
+
+
+def _add_record(command: Command) -> None:
     record = command("record", "search the record of changes: who, when, what, before, after", _record)
     record.add_argument("search", metavar="WORDS", nargs="?", default="")
     record.add_argument("--who", default="", metavar="USER")
@@ -62,6 +81,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     record.add_argument("--until", metavar="DAY")
     record.add_argument("--limit", type=int, default=50, metavar="N")
     command("policies", "list the site's limits and policies", _policies)
+
+
+def _add_announcements(command: Command) -> None:
     command("maintenance", "list planned maintenance", _maintenance)
     plan = command("plan", "plan maintenance", _plan)
     plan.add_argument("--title", required=True)

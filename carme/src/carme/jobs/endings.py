@@ -155,13 +155,8 @@ def ending_sentence(job: "Job", ending: Ending) -> str:
         case Ending.PREEMPTED:
             other = job.preempted_by or "one with a higher priority"
             return f"Slurm ended the {what} in favour of {other}; {again} and it waits for its turn."
-        case Ending.CANCELLED_BY_ADMIN if job.cancelled_by == "root":
-            return (
-                f"Slurm or an administrator cancelled the {what}; "
-                f"ask an administrator for the reason before you {again}."
-            )
         case Ending.CANCELLED_BY_ADMIN:
-            return f"An administrator cancelled the {what}; ask them for the reason before you {again}."
+            return _cancelled(job, what, again)
         case Ending.IMAGE_MISSING:
             image = f"The image {job.image}" if job.image else f"The image of the {what}"
             return (
@@ -181,6 +176,15 @@ def ending_sentence(job: "Job", ending: Ending) -> str:
             return f"Slurm refused the {what}; ask for less, or tell an administrator."
         case Ending.DIED | Ending.DIED_AT_START:
             return _death(job, ending, what, again, where)
+
+
+def _cancelled(job: "Job", what: str, again: str) -> str:
+    if job.cancelled_by == "root":
+        return (
+            f"Slurm or an administrator cancelled the {what}; "
+            f"ask an administrator for the reason before you {again}."
+        )
+    return f"An administrator cancelled the {what}; ask them for the reason before you {again}."
 
 
 def _death(job: "Job", ending: Ending, what: str, again: str, where: str) -> str:

@@ -55,7 +55,42 @@ def extended_limit(
     Raises:
         InvalidRequest: Why not, and how much longer it may run.
     """
-    what = "session" if job.kind == "session" else "job"
+    ends, limit = _end(job, policy)
+    # Later than it started, if it was suspended in between.
+    begun = ends - timedelta(minutes=limit)
+    wanted = ends + timedelta(minutes=minutes)
+    bound, why = min(
+        [
+            *_lengths(job, begun, policy, cluster, limits),
+            *_bookings(job, reservations),
+            *_clashes(job, ends, wanted, cluster, list(jobs), reservations),
+        ],
+        key=lambda bound: bound[0],
+        default=(wanted, ""),
+    )
+    if bound >= wanted:
+        return limit + minutes
+    what = _kind(job)
+    most = (bound - ends) // timedelta(minutes=1)
+    if most < 1:
+        raise _refused(
+            f"The {what} cannot be extended beyond {moment_text(ends, now)}, because {why}.",
+            "Save your work before then.",
+        )
+    until = moment_text(ends + timedelta(minutes=most), now)
+    raise _refused(
+        f"The {what} can be extended by at most {minutes_text(most)}, until {until}, because {why}.",
+        f"Ask for at most {number(most, 'minute')}.",
+    )
+
+
+def _kind(job: Job) -> str:
+    return "session" if job.kind == "session" else "job"
+
+
+def _end(job: Job, policy: SessionSettings) -> tuple[datetime, int]:
+    """When a job ends, and its limit in minutes. Raises InvalidRequest where nothing can be extended."""
+    what = _kind(job)
     if job.is_pending:
         raise _refused(
             f"The {what} has not started, so its time has not begun.",
@@ -75,31 +110,7 @@ def extended_limit(
             f"In partition {job.partition} nobody may extend their {what}s.",
             f"Start the {what} with the time that it needs, or ask an administrator.",
         )
-    # Later than it started, if it was suspended in between.
-    begun = ends - timedelta(minutes=job.minutes_limit)
-    wanted = ends + timedelta(minutes=minutes)
-    bound = min(
-        [
-            *_lengths(job, begun, policy, cluster, limits),
-            *_bookings(job, reservations),
-            *_clashes(job, ends, wanted, cluster, list(jobs), reservations),
-        ],
-        key=lambda bound: bound[0],
-        default=(wanted, ""),
-    )
-    if bound[0] >= wanted:
-        return job.minutes_limit + minutes
-    most = (bound[0] - ends) // timedelta(minutes=1)
-    if most < 1:
-        raise _refused(
-            f"The {what} cannot be extended beyond {moment_text(ends, now)}, because {bound[1]}.",
-            "Save your work before then.",
-        )
-    until = moment_text(ends + timedelta(minutes=most), now)
-    raise _refused(
-        f"The {what} can be extended by at most {minutes_text(most)}, until {until}, because {bound[1]}.",
-        f"Ask for at most {number(most, 'minute')}.",
-    )
+    return ends, job.minutes_limit
 
 
 def _refused(message: str, remedy: str) -> InvalidRequest:

@@ -57,63 +57,88 @@ def forecast(
     step_minutes: int = 30,
 ) -> Forecast:
     """What is free from now on; 144 half hours, three days, by default."""
-    step = timedelta(minutes=step_minutes)
+    plan = _Plan(cluster, now, steps, timedelta(minutes=step_minutes))
+    for reservation in reservations:
+        plan.reserve(reservation)
+    for job in jobs:
+        if job.is_active and job.gpus:
+            plan.add(job)
+    return Forecast(start=now, step_minutes=step_minutes, kinds=plan.kinds())
 
-    def span(start: datetime, end: datetime | None) -> tuple[int, int]:
+
+class _Plan:
+    """Who uses which GPUs in which steps."""
+
+    def __init__(self, cluster: Cluster, now: datetime, steps: int, step: timedelta) -> None:
+        self._cluster, self._now, self._steps, self._step = cluster, now, steps, step
+        self._nodes = {node.name: node for node in cluster.nodes}
+        self._only = _only_type(cluster.nodes)
+        self._uses: dict[tuple[str, str], list[_Use]] = {}
+        self._nowhere: dict[str, list[tuple[int, int, int]]] = {}
+        self._queued: dict[str, int] = {}
+
+    def _span(self, start: datetime, end: datetime | None) -> tuple[int, int]:
         """The steps that a time touches."""
-        first = max(0, (start - now) // step)
-        last = steps if end is None else min(steps, -((now - end) // step))
+        first = max(0, (start - self._now) // self._step)
+        last = self._steps if end is None else min(self._steps, -((self._now - end) // self._step))
         return first, last
 
-    nodes = {node.name: node for node in cluster.nodes}
-    only = _only_type(cluster.nodes)
-    uses: dict[tuple[str, str], list[_Use]] = {}
-    nowhere: dict[str, list[tuple[int, int, int]]] = {}
-    queued: dict[str, int] = {}
-    for one in reservations:
-        first, last = span(one.start, one.end)
-        for name in one.node_names:
-            for kind in nodes[name].gpus if name in nodes else ():
-                uses.setdefault((name, kind), []).append((first, last, None))
-    for job in jobs:
-        if not job.is_active or not job.gpus:
-            continue
+    def reserve(self, reservation: Reservation) -> None:
+        """A reservation has its nodes whole."""
+        first, last = self._span(reservation.start, reservation.end)
+        for name in reservation.node_names:
+            for kind in self._nodes[name].gpus if name in self._nodes else ():
+                self._uses.setdefault((name, kind), []).append((first, last, None))
+
+    def add(self, job: Job) -> None:
+        """A job has its GPUs until its limit, from now on or from when Slurm means to start it."""
         waits = job.is_pending
         if waits:
-            kind = job.gpu_type or only
-            queued[kind] = queued.get(kind, 0) + job.gpus * job.count
-        start = job.planned_start if waits else job.started or now
+            kind = job.gpu_type or self._only
+            self._queued[kind] = self._queued.get(kind, 0) + job.gpus * job.count
+        start = job.planned_start if waits else job.started or self._now
         if start is None:
-            continue  # Slurm has no plan for it
-        start = max(start, now) if waits else start
+            return  # Slurm has no plan for it
+        start = max(start, self._now) if waits else start
         end = job.ends
         if waits and job.minutes_limit is not None:
             end = start + timedelta(minutes=job.minutes_limit)
         # What is still there after its limit goes on for now.
-        first, last = span(start, end)
+        first, last = self._span(start, end)
         last = max(last, 1) if not waits else last
         names = expand(job.planned_nodes if waits else job.node_list)
         for place, name in enumerate(names):
             gpus = job.gpus // len(names) + (place < job.gpus % len(names))
-            if name in nodes:
-                kind = _type_on(nodes[name], job.gpu_type)
-                uses.setdefault((name, kind), []).append((first, last, gpus))
+            if name in self._nodes:
+                kind = _type_on(self._nodes[name], job.gpu_type)
+                self._uses.setdefault((name, kind), []).append((first, last, gpus))
         if not names:
-            kind = job.gpu_type or only
-            nowhere.setdefault(kind, []).append((first, last, job.gpus))
-    kinds = []
-    for kind in sorted({kind for node in cluster.nodes for kind in node.gpus}):
-        free = [0] * steps
-        for node in cluster.nodes:
+            kind = job.gpu_type or self._only
+            self._nowhere.setdefault(kind, []).append((first, last, job.gpus))
+
+    def kinds(self) -> list[GpuForecast]:
+        """What that leaves of each type."""
+        kinds = sorted({kind for node in self._cluster.nodes for kind in node.gpus})
+        return [
+            GpuForecast(
+                gpu_type=kind,
+                total=sum(node.gpus.get(kind, 0) for node in self._cluster.nodes),
+                queued=self._queued.get(kind, 0),
+                free=self._free(kind),
+            )
+            for kind in kinds
+        ]
+
+    def _free(self, kind: str) -> list[int]:
+        free = [0] * self._steps
+        for node in self._cluster.nodes:
             if node.available and node.gpus.get(kind):
-                left = _left(node.gpus[kind], uses.get((node.name, kind), ()), steps)
+                left = _left(node.gpus[kind], self._uses.get((node.name, kind), ()), self._steps)
                 free = [sum(pair) for pair in zip(free, left, strict=True)]
-        for first, last, gpus in nowhere.get(kind, ()):
+        for first, last, gpus in self._nowhere.get(kind, ()):
             for place in range(first, last):
                 free[place] = max(0, free[place] - gpus)
-        total = sum(node.gpus.get(kind, 0) for node in cluster.nodes)
-        kinds.append(GpuForecast(gpu_type=kind, total=total, queued=queued.get(kind, 0), free=free))
-    return Forecast(start=now, step_minutes=step_minutes, kinds=kinds)
+        return free
 
 
 def _left(total: int, uses: Iterable[_Use], steps: int) -> list[int]:

@@ -80,9 +80,14 @@ def _gpus(job: Job, usage: Usage) -> list[Advice]:
                 change=f"--gpus {each}, or: carme-run -n {count} PROGRAM",
             )
         ]
+    return _busy_gpus(usage)
+
+
+def _busy_gpus(usage: Usage) -> list[Advice]:
+    """What could make GPUs that all work work more."""
     busy = [gpu.busy for gpu in usage.gpus]
     mean = statistics.fmean(busy)
-    if count > 1 and max(busy) - min(busy) > UNEVEN:
+    if len(busy) > 1 and max(busy) - min(busy) > UNEVEN:
         return [
             Advice(
                 topic="balance",

@@ -213,10 +213,28 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
     """What each GPU does, whoever uses it."""
+    yield from _gpu_states(readings)
+    yield from _gpu_values(readings)
+    yield from _gpu_links(readings)
+    yield from _gpu_values_by_label(readings)
+    yield from _gpu_counters(readings)
+
+
+def _gpu_states(readings: list[GpuReading]) -> Iterator[Metric]:
     up = GaugeMetricFamily("carme_gpu_up", "1 for a GPU that answers, 0 for one that was lost.", labels=_GPU)
     info = GaugeMetricFamily(
         "carme_gpu_info", "1, with what does not change.", labels=(*_GPU, "model", "minor")
     )
+    for reading in readings:
+        gpu = reading.gpu
+        place = (_name(reading), gpu.uuid)
+        up.add_metric(place, float(not reading.lost))
+        info.add_metric((*place, gpu.model, "" if gpu.minor is None else str(gpu.minor)), 1)
+    yield from (up, info)
+
+
+def _gpu_values(readings: list[GpuReading]) -> Iterator[Metric]:
+    """One value of each GPU."""
     plain = {
         name: GaugeMetricFamily(f"carme_gpu_{name}", text, labels=_GPU)
         for name, text in {
@@ -231,43 +249,8 @@ def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
     energy = CounterMetricFamily(
         "carme_gpu_energy_joules", "Energy since the driver was loaded.", labels=_GPU
     )
-    by = {
-        name: GaugeMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
-        for name, (text, label) in {
-            "temperature_celsius": ("Temperature.", "sensor"),
-            "clock_hertz": ("Clock.", "clock"),
-            "activity_ratio": ("Share of the GPU in use, by unit, where it measures itself.", "unit"),
-            "throttled": ("1 while this reason slows the clocks down.", "reason"),
-            "remapped_rows": ("Rows of memory that were replaced, or wait for it.", "kind"),
-        }.items()
-    }
-    counted = {
-        name: CounterMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
-        for name, (text, label) in {
-            "ecc_errors": ("Memory errors since the driver was loaded.", "kind"),
-            "xid_errors": ("Errors that the driver reported since the exporter began.", "xid"),
-            "nvlink_bytes": ("Data over all NVLinks.", "direction"),
-        }.items()
-    }
-    rates = GaugeMetricFamily(
-        "carme_gpu_link_bytes_per_second",
-        "Data over a link since the last look, where the GPU measures itself.",
-        labels=(*_GPU, "link", "direction"),
-    )
-    errors = CounterMetricFamily(
-        "carme_gpu_link_errors",
-        "Errors on a link, by what was done about them.",
-        labels=(*_GPU, "link", "kind"),
-    )
     for reading in readings:
-        gpu = reading.gpu
-        place = (_name(reading), gpu.uuid)
-        for link, value in reading.link_rates.items():
-            rates.add_metric((*place, *link), value)
-        for which, count in reading.link_errors.items():
-            errors.add_metric((*place, *which), count)
-        up.add_metric(place, float(not reading.lost))
-        info.add_metric((*place, gpu.model, "" if gpu.minor is None else str(gpu.minor)), 1)
+        place = (_name(reading), reading.gpu.uuid)
         for name, value in (
             ("utilization_ratio", reading.utilization),
             ("memory_activity_ratio", reading.memory_activity),
@@ -280,6 +263,43 @@ def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
                 plain[name].add_metric(place, value)
         if reading.energy_joules is not None:
             energy.add_metric(place, reading.energy_joules)
+    yield from (*plain.values(), energy)
+
+
+def _gpu_links(readings: list[GpuReading]) -> Iterator[Metric]:
+    rates = GaugeMetricFamily(
+        "carme_gpu_link_bytes_per_second",
+        "Data over a link since the last look, where the GPU measures itself.",
+        labels=(*_GPU, "link", "direction"),
+    )
+    errors = CounterMetricFamily(
+        "carme_gpu_link_errors",
+        "Errors on a link, by what was done about them.",
+        labels=(*_GPU, "link", "kind"),
+    )
+    for reading in readings:
+        place = (_name(reading), reading.gpu.uuid)
+        for link, value in reading.link_rates.items():
+            rates.add_metric((*place, *link), value)
+        for which, count in reading.link_errors.items():
+            errors.add_metric((*place, *which), count)
+    yield from (rates, errors)
+
+
+def _gpu_values_by_label(readings: list[GpuReading]) -> Iterator[Metric]:
+    """Several values of each GPU, told apart by a label."""
+    by = {
+        name: GaugeMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
+        for name, (text, label) in {
+            "temperature_celsius": ("Temperature.", "sensor"),
+            "clock_hertz": ("Clock.", "clock"),
+            "activity_ratio": ("Share of the GPU in use, by unit, where it measures itself.", "unit"),
+            "throttled": ("1 while this reason slows the clocks down.", "reason"),
+            "remapped_rows": ("Rows of memory that were replaced, or wait for it.", "kind"),
+        }.items()
+    }
+    for reading in readings:
+        place = (_name(reading), reading.gpu.uuid)
         for name, values in (
             ("temperature_celsius", reading.temperatures),
             ("clock_hertz", reading.clocks_hertz),
@@ -289,6 +309,21 @@ def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
         ):
             for label, value in values.items():
                 by[name].add_metric((*place, label), value)
+    yield from by.values()
+
+
+def _gpu_counters(readings: list[GpuReading]) -> Iterator[Metric]:
+    """What is counted of each GPU, told apart by a label."""
+    counted = {
+        name: CounterMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
+        for name, (text, label) in {
+            "ecc_errors": ("Memory errors since the driver was loaded.", "kind"),
+            "xid_errors": ("Errors that the driver reported since the exporter began.", "xid"),
+            "nvlink_bytes": ("Data over all NVLinks.", "direction"),
+        }.items()
+    }
+    for reading in readings:
+        place = (_name(reading), reading.gpu.uuid)
         for name, values in (
             ("ecc_errors", reading.ecc_errors),
             ("xid_errors", reading.xids),
@@ -296,7 +331,7 @@ def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
         ):
             for label, value in values.items():
                 counted[name].add_metric((*place, str(label)), value)
-    yield from (up, info, *plain.values(), energy, rates, errors, *by.values(), *counted.values())
+    yield from counted.values()
 
 
 def _job_metrics(
