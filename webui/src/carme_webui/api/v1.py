@@ -5,8 +5,7 @@ from typing import Any, BinaryIO, cast
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
-from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -14,36 +13,28 @@ from ninja import NinjaAPI, Query, Router, Status
 from ninja.errors import HttpError, ValidationError
 from ninja.params.functions import Path
 from ninja.params.functions import Query as QueryValue
-from pydantic import BaseModel
-from pydantic import ValidationError as ModelError
 
 from carme import __version__
 from carme import api as wire
-from carme.bookings import NAME_PATTERN as BOOKING_NAME
-from carme.bookings import BookingState, Wish
 from carme.broker.protocol import JobFacts, Recipe
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.files.client import Files, Kept
-from carme.jobs import NEVER_BEGUN, SessionOptions, StartEstimate, refusal
+from carme.jobs import NEVER_BEGUN, SessionOptions, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK
 from carme.wording import place
 from carme.wording import problem as sentence
 from carme_webui.accounts.models import User
-from carme_webui.api import administration, files, personal, schemas
+from carme_webui.api import administration, bookings, files, own_images, personal, schemas
 from carme_webui.api import projects as project_addresses
-from carme_webui.api.access import TokenAuth, TooOften, Unknown, asker, require, require_admin, token_of
+from carme_webui.api.access import TokenAuth, TooOften, Unknown, asker, require, token_of
 from carme_webui.api.answers import ERRORS, GONE, REFUSED, answers
 from carme_webui.api.problems import CONTENT_TYPE, of_error, problem
-from carme_webui.api.schemas import Paging, page_of
-from carme_webui.bookings import services
-from carme_webui.bookings.forms import kinds_for
+from carme_webui.api.schemas import page_of
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, images, picture, supplies
+from carme_webui.cluster import broker, entry_points, picture, supplies
 from carme_webui.files.room import check_room
 from carme_webui.files.services import numbers_of
-from carme_webui.images import services as image_services
 from carme_webui.images.catalogue import images_of
-from carme_webui.images.models import OwnImage
 from carme_webui.jobs import submissions
 from carme_webui.jobs.arrays import resubmit_failed, tell_progress
 from carme_webui.jobs.models import Job
@@ -91,8 +82,6 @@ api = Api(
 
 PAGE_BYTES = 1 << 20
 SessionName = Path(..., pattern=rf"^{SESSION_NAME}$")
-BookingName = Path(..., pattern=rf"^{BOOKING_NAME}$")
-ImageReference = Path(..., pattern=r"^[a-z0-9][a-z0-9_.-]{0,30}(@[A-Za-z0-9_.-]{1,150})?$")
 JobId = Path(..., ge=1, lt=10**18)
 Task = QueryValue(None, ge=0, le=MAXIMUM_TASK, description="a task of the array of this number")
 
@@ -397,236 +386,6 @@ def resubmit_job(
     return Status(HTTPStatus.CREATED, {"id": new})
 
 
-# --- bookings --------------------------------------------------------------------------------------------
-
-bookings = Router(tags=["bookings"])
-
-
-class BookingSearch(Paging):
-    """Which bookings."""
-
-    state: BookingState | None = None
-    partition: schemas.Words = ""
-    since: schemas.Moment | None = None
-    until: schemas.Moment | None = None
-
-
-class SlotSearch(BaseModel):
-    """What is wished for, and when best."""
-
-    partition: schemas.Words
-    gpu_type: schemas.Words
-    gpus_per_node: int
-    nodes: int = 1
-    start: schemas.Moment
-    minutes: int
-
-
-@bookings.get("", response=answers(wire.Page[wire.BookingOut]))
-def list_bookings(request: HttpRequest, search: Query[BookingSearch]) -> Any:
-    """My bookings, newest first. Those that others share with me are among 'usable' ones."""
-    rows = _bookings().filter(owner=asker(request))
-    wanted = {"state": search.state, "partition": search.partition}
-    wanted |= {"end__gt": search.since, "start__lt": search.until}
-    rows = rows.filter(**{name: value for name, value in wanted.items() if value})
-    return page_of(rows, search, schemas.booking_out)
-
-
-@bookings.post("", response=answers(wire.BookingOut, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
-def create_booking(request: HttpRequest, asked: schemas.BookingWish) -> Any:
-    """Book nodes. `state` is 'requested' where a manager must approve it first."""
-    user = require(request, "bookings")
-    wish = _wish(asked.model_dump() | {"title": tidy(asked.title)})
-    made = services.book(user, wish, settings.SITE, broker())
-    _tell(made)
-    return Status(HTTPStatus.CREATED, schemas.booking_out(made))
-
-
-@bookings.get("/usable", response=answers(list[wire.BookingOut]))
-def usable_bookings(request: HttpRequest) -> Any:
-    """Bookings that I may use, mine and those shared with me, the next one first."""
-    user = asker(request)
-    return [schemas.booking_out(row, user) for row in Booking.usable(user, timezone.now())]
-
-
-@bookings.get("/kinds", response=answers(list[wire.NodeKind]))
-def booking_kinds(request: HttpRequest) -> Any:
-    """Which nodes I can book."""
-    return [wire.NodeKind.model_validate(kind) for kind in kinds_for(asker(request), picture.cluster())]
-
-
-@bookings.get("/slots", response=answers(list[wire.Slot]))
-def free_slots(request: HttpRequest, search: Query[SlotSearch]) -> Any:
-    """The times nearest to `start` at which these nodes could be had."""
-    values = search.model_dump()
-    wish = _wish(values | {"start": search.start.replace(microsecond=0)})
-    starts = services.free_starts(wish, settings.SITE, broker())
-    return [wire.Slot(start=start, end=start + (wish.end - wish.start)) for start in starts]
-
-
-@bookings.get("/{name}", response=answers(wire.BookingOut, *GONE))
-def show_booking(request: HttpRequest, name: str = BookingName) -> Any:
-    """A booking of mine, or one that I may use or take over; for a manager any."""
-    user = asker(request)
-    found = get_object_or_404(_bookings(), name=name)
-    if not found.may_be_seen_by(user):
-        raise Http404
-    return schemas.booking_out(found, user)
-
-
-@bookings.patch("/{name}", response=answers(wire.BookingOut, *REFUSED))
-def change_booking(request: HttpRequest, asked: schemas.BookingChange, name: str = BookingName) -> Any:
-    """Change a booking of mine."""
-    found = _my_booking(require(request, "bookings"), name)
-    values = {key: value for key, value in asked.model_dump(exclude_unset=True).items() if value is not None}
-    if "title" in values:
-        values["title"] = tidy(values["title"])
-    if found.is_over:
-        raise InvalidRequest(_("This booking is over."), _("Book anew."))
-    services.change(found, _wish(found.wish.model_dump() | values), settings.SITE, broker())
-    _tell(found)
-    return schemas.booking_out(found)
-
-
-@bookings.delete("/{name}", response=answers(wire.BookingOut, *GONE))
-def delete_booking(request: HttpRequest, name: str = BookingName) -> Any:
-    """Delete a booking of mine; its nodes are free for others."""
-    found = _my_booking(require(request, "bookings"), name)
-    services.delete(found, broker())
-    _tell(found)
-    return schemas.booking_out(found)
-
-
-@bookings.put("/{name}/session", response=answers(wire.BookingOut, *GONE))
-def plan_session(request: HttpRequest, asked: schemas.SessionPlan, name: str = BookingName) -> Any:
-    """Have a session start in the first minute of a booking of mine, its data brought to the nodes before."""
-    user = require(request, "bookings")
-    found = _my_booking(user, name)
-    stages = submissions.stages_of(asked.stage, user)
-    services.plan_session(found, asked.image or "", images(), stages, asked.results)
-    return schemas.booking_out(found)
-
-
-@bookings.put("/{name}/offer", response=answers(wire.BookingOut, *GONE))
-def offer_booking(request: HttpRequest, asked: schemas.Offer, name: str = BookingName) -> Any:
-    """Offer a booking of mine to another user. It stays mine until they take it over."""
-    found = _my_booking(require(request, "bookings"), name)
-    before = found.offered_to
-    services.offer(found, (asked.user or "").strip())
-    notifier.notify(one.username for one in (before, found.offered_to) if one)
-    return schemas.booking_out(found)
-
-
-@bookings.post("/{name}/offer", response=answers(wire.BookingOut, *REFUSED))
-def answer_offer(request: HttpRequest, asked: schemas.OfferAnswer, name: str = BookingName) -> Any:
-    """Take over a booking that was offered to me, or do not."""
-    user = require(request, "bookings")
-    rows = _bookings().filter(offered_to=user)
-    found = get_object_or_404(rows, name=name)
-    former = found.owner.username
-    if asked.accept:
-        services.accept(found, user, settings.SITE, broker())
-    else:
-        services.decline(found, user)
-    notifier.notify([former])
-    _tell(found)
-    return schemas.booking_out(found, user)
-
-
-@bookings.post("/{name}/decision", response=answers(wire.BookingOut, *REFUSED))
-def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = BookingName) -> Any:
-    """Approve or refuse a booking that waits for that; for administrators."""
-    user = require_admin(request)
-    found = get_object_or_404(_bookings(), name=name)
-    reason = " ".join(asked.reason.split())
-    if asked.approve:
-        services.approve(found, broker(), reason)
-    else:
-        services.deny(found, reason)
-    _tell(found)
-    return schemas.booking_out(found, user)
-
-
-def _bookings() -> "QuerySet[Booking]":
-    return Booking.objects.select_related("owner", "project", "offered_to")
-
-
-def _my_booking(user: User, name: str) -> Booking:
-    return get_object_or_404(_bookings(), name=name, owner=user)
-
-
-def _wish(values: dict[str, Any]) -> Wish:
-    try:
-        return Wish(**values)
-    except ModelError as error:
-        raise refusal(error, Wish) from None
-
-
-def _tell(found: Booking) -> None:
-    notifier.notify(one.username for one in found.people())
-
-
-# --- images ----------------------------------------------------------------------------------------------
-
-own_images = Router(tags=["images"])
-
-
-@own_images.get("", response=answers(list[wire.ImageBuild]))
-def list_own_images(request: HttpRequest) -> Any:
-    """The images that I have built, and those that my projects share."""
-    return [schemas.image_out(row) for row in OwnImage.visible(asker(request))]
-
-
-@own_images.post("", response=answers(wire.ImageBuild, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
-def build_image(request: HttpRequest, asked: image_services.ImageWish) -> Any:
-    """Have a batch job of mine build an image; `job_id` is that job, whose log can be followed."""
-    user = require(request, "images")
-    return Status(
-        HTTPStatus.CREATED, schemas.image_out(image_services.build(user, asked, images(), broker()))
-    )
-
-
-@own_images.get("/{reference}", response=answers(wire.ImageBuild, *GONE))
-def show_own_image(request: HttpRequest, reference: str = ImageReference) -> Any:
-    """One of them; a build that has ended is noted at once."""
-    user = asker(request)
-    found = _image(user, reference)
-    if found.owner == user:
-        image_services.settle(found, broker())
-    return schemas.image_out(found)
-
-
-@own_images.put("/{reference}/share", response=answers(wire.ImageBuild, *REFUSED))
-def share_own_image(
-    request: HttpRequest, asked: image_services.ShareWish, reference: str = ImageReference
-) -> Any:
-    """Let the members of a project of mine use an image of mine, or, without one, nobody else any more."""
-    user = require(request, "images")
-    found = _image(user, reference)
-    if found.owner != user:
-        raise Http404
-    image_services.share(found, asked, broker())
-    return schemas.image_out(found)
-
-
-@own_images.delete("/{reference}", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
-def delete_own_image(request: HttpRequest, reference: str = ImageReference) -> Any:
-    """Delete an image of mine with its file; a build is ended."""
-    user = require(request, "images")
-    found = _image(user, reference)
-    if found.owner != user:
-        raise Http404
-    image_services.delete(found, broker())
-    return Status(HTTPStatus.NO_CONTENT, None)
-
-
-def _image(user: User, reference: str) -> OwnImage:
-    found = OwnImage.named(user, reference)
-    if found is None:
-        raise Http404
-    return found
-
-
 # --- refusals --------------------------------------------------------------------------------------------
 
 
@@ -673,8 +432,8 @@ def _http(request: HttpRequest, error: HttpError) -> HttpResponse:
 api.add_router("", general)
 api.add_router("/sessions", sessions)
 api.add_router("/jobs", jobs)
-api.add_router("/bookings", bookings)
-api.add_router("/images/own", own_images)
+api.add_router("/bookings", bookings.router)
+api.add_router("/images/own", own_images.router)
 api.add_router("/files", files.router)
 api.add_router("/presets", personal.presets)
 api.add_router("/notices", personal.notices)
