@@ -36,6 +36,13 @@ OWNER_GID = os.getgid() or 54321
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 and Path("/usr/bin/python3").exists() else sys.executable
 
 
+NASTY = ["$(touch x); ' \" ` | &\nnewline", "*", "--help", "%j", ""]
+#: A job of ada's as squeue tells of it.
+RUNNING: dict[str, Any] = {
+    "A": 7, "j": "a", "u": "ada", "P": "gpu", "T": "RUNNING", "D": 1, "C": 1, "m": "1M", "l": "1:00:00",
+}  # fmt: skip
+
+
 @dataclass
 class FakeSlurm:
     """The programs' folder, and what they know."""
@@ -257,3 +264,18 @@ def start(
 @pytest.fixture
 def request_() -> JobRequest:
     return JobRequest(name="train 1", kind="batch", command=["python", "train.py"], minutes=30)
+
+
+@pytest.fixture
+def order() -> JobRequest:
+    return JobRequest(
+        name="train 1",
+        kind="session",
+        image="torch",
+        command=["python", *NASTY],
+        environment={"TOKEN": "s3cret"},
+        files={"server.key": "s3cret key"},
+        gpus_per_node=2,
+        gpu_type="a100",
+        minutes=30,
+    )
