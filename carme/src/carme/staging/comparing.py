@@ -242,31 +242,83 @@ def compare(
     if not os.path.isdir(source):
         rename = (os.path.basename(source), os.path.basename(destination))
         source, destination = os.path.dirname(source), os.path.dirname(destination)
-    begun = time.monotonic()
-    name, digest = algorithm(options.hash, strong=index is not None)
-    result = Result(workers=workers, hash=name, engine=chosen(options.engine))
-    queue = Queue()
-    large: dict[str, int] = {}
-    heard = 0.0
+    with contextlib.ExitStack() as opened:
+        one = os.open(source, tree.FOLDER)
+        opened.callback(os.close, one)
+        other = os.open(destination, tree.FOLDER)
+        opened.callback(os.close, other)
+        return _Run(options, index, tell, workers).result(one, other, rename, seconds)
 
-    def progress() -> None:
-        nonlocal heard
-        if tell and time.monotonic() - heard >= 0.5:
-            heard = time.monotonic()
-            tell(Progress(result.counts, heard - begun))
 
-    def keep(problem: Problem) -> None:
-        if len(result.problems) < KEPT_PROBLEMS:
-            result.problems.append(problem)
-        if tell:
-            tell(problem)
+class _Run:
+    """A comparison, and what its workers have found so far; the arguments are those of `compare`."""
 
-    def hear(report: Report) -> None:
+    def __init__(
+        self,
+        options: Options,
+        index: Callable[[str, int, str], None] | None,
+        tell: Callable[[Any], None] | None,
+        workers: int,
+    ) -> None:
+        self._options, self._index, self._tell, self._workers = options, index, tell, workers
+        self._begun = time.monotonic()
+        name, self._digest = algorithm(options.hash, strong=index is not None)
+        self._result = Result(workers=workers, hash=name, engine=chosen(options.engine))
+        self._queue = Queue()
+        self._large: dict[str, int] = {}
+        self._heard = 0.0
+
+    def result(self, one: int, other: int, rename: tuple[str, str] | None, seconds: bool) -> Result:
+        """Compare two open folders, or the two files of these names in them."""
+        options, result = self._options, self._result
+        paces = Pace(CONTEXT, options.bandwidth), Pace(CONTEXT, options.operations)
+
+        def make(share: Callable[[], bool]) -> Comparer:
+            return Comparer(
+                one,
+                other,
+                options,
+                self._digest,
+                share,
+                paces,
+                seconds=seconds,
+                rename=rename,
+                index=self._index is not None,
+            )
+
+        pool = WorkerPool(self._workers, make)
+        try:
+            if rename:
+                self._queue.first.append(("names", "", [rename[0]]))
+            else:
+                self._queue.folders([("", False)])
+            pool.run(self._queue, self._hear, self._progress)
+        finally:
+            pool.close()
+        result.seconds = time.monotonic() - self._begun
+        if self._tell:
+            self._tell(Progress(result.counts, result.seconds))
+        return result
+
+    def _progress(self) -> None:
+        if self._tell and time.monotonic() - self._heard >= 0.5:
+            self._heard = time.monotonic()
+            self._tell(Progress(self._result.counts, self._heard - self._begun))
+
+    def _add(self, problem: Problem) -> None:
+        if len(self._result.problems) < KEPT_PROBLEMS:
+            self._result.problems.append(problem)
+        if self._tell:
+            self._tell(problem)
+
+    def _hear(self, report: Report) -> None:
+        """Take what a worker has found."""
+        result, queue, large = self._result, self._queue, self._large
         result.counts.add(report.counts)
         queue.folders(report.folders)
         queue.batches.extend(report.batches)
         for problem in report.problems:
-            keep(problem)
+            self._add(problem)
         for path, size, _ in report.large:
             large[path] = -(-int(size) // PART)
             queue.first.extend(("part", path, number, int(size)) for number in range(large[path]))
@@ -278,46 +330,12 @@ def compare(
         for path, why in report.failed:
             if large.pop(path, None) is not None:
                 result.counts.problems += 1
-                keep(Problem(path, why))
+                self._add(Problem(path, why))
         for path in report.changed:
             # Told once, however many of its parts differ.
             if large.pop(path, None) is not None:
                 result.counts.different += 1
-                keep(Problem(path, "it has other contents at the destination"))
-        if index:
+                self._add(Problem(path, "it has other contents at the destination"))
+        if self._index:
             for each in report.digests:
-                index(*each)
-
-    with contextlib.ExitStack() as opened:
-        one = os.open(source, tree.FOLDER)
-        opened.callback(os.close, one)
-        other = os.open(destination, tree.FOLDER)
-        opened.callback(os.close, other)
-        paces = Pace(CONTEXT, options.bandwidth), Pace(CONTEXT, options.operations)
-
-        def make(share: Callable[[], bool]) -> Comparer:
-            return Comparer(
-                one,
-                other,
-                options,
-                digest,
-                share,
-                paces,
-                seconds=seconds,
-                rename=rename,
-                index=index is not None,
-            )
-
-        pool = WorkerPool(workers, make)
-        try:
-            if rename:
-                queue.first.append(("names", "", [rename[0]]))
-            else:
-                queue.folders([("", False)])
-            pool.run(queue, hear, progress)
-        finally:
-            pool.close()
-    result.seconds = time.monotonic() - begun
-    if tell:
-        tell(Progress(result.counts, result.seconds))
-    return result
+                self._index(*each)

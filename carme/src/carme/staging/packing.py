@@ -40,44 +40,13 @@ def pack_image(
 ) -> Result:
     """See carme.staging.pack."""
     begun = time.monotonic()
-    if compression not in COMPRESSIONS:
-        raise InvalidRequest(
-            f"There is no compression called {compression!r}.", f"Choose from {', '.join(COMPRESSIONS)}."
-        )
-    source, image = os.path.realpath(source), os.path.realpath(image)
-    if not os.path.isdir(source):
-        raise NotFound(f"There is no folder {tree.shown(source)}.", "Name the folder that is to be packed.")
-    if os.path.isdir(image):
-        raise InvalidRequest(
-            f"The image {tree.shown(image)} is a folder.", "Name the image's file, for example data.sqsh."
-        )
-    if os.path.commonpath([source, image]) == source:
-        raise InvalidRequest(
-            f"The image {tree.shown(image)} lies in the folder that is packed.", "Name a file outside of it."
-        )
-    program = shutil.which("mksquashfs")
-    if program is None:
-        raise CarmeError("Packing needs mksquashfs, which is not here.", "Install squashfs-tools.")
+    source, image, program = _checked(source, image, compression)
     writing = os.path.join(os.path.dirname(image), tree.partial_name(os.path.basename(image)))
     name, _ = algorithm(options.hash, strong=True)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(writing)
-        made = subprocess.run(
-            [
-                program, source, writing, "-noappend", "-no-progress", "-quiet", "-exit-on-error",
-                "-processors", str(workers), *_COMPRESSING[compression],
-            ],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace",
-        )  # fmt: skip
-        if made.returncode:
-            message = [line.strip() for line in made.stdout.splitlines() if line.strip()]
-            last = tree.shown(message[-1] if message else "nothing")
-            raise CarmeError(
-                f"The image could not be made: mksquashfs said: {last}.",
-                "See to that, then run the same command again.",
-            )
+        _make(program, source, writing, compression, workers)
         result, verified = _verified(source, writing, image, options, tell, workers)
         if not result.ok:
             raise CarmeError(
@@ -110,6 +79,48 @@ def pack_image(
     result.hash = name
     result.seconds = time.monotonic() - begun
     return result
+
+
+def _checked(source: str, image: str, compression: str) -> tuple[str, str, str]:
+    """The real paths of folder and image, and the program that packs. Raises CarmeError."""
+    if compression not in COMPRESSIONS:
+        raise InvalidRequest(
+            f"There is no compression called {compression!r}.", f"Choose from {', '.join(COMPRESSIONS)}."
+        )
+    source, image = os.path.realpath(source), os.path.realpath(image)
+    if not os.path.isdir(source):
+        raise NotFound(f"There is no folder {tree.shown(source)}.", "Name the folder that is to be packed.")
+    if os.path.isdir(image):
+        raise InvalidRequest(
+            f"The image {tree.shown(image)} is a folder.", "Name the image's file, for example data.sqsh."
+        )
+    if os.path.commonpath([source, image]) == source:
+        raise InvalidRequest(
+            f"The image {tree.shown(image)} lies in the folder that is packed.", "Name a file outside of it."
+        )
+    program = shutil.which("mksquashfs")
+    if program is None:
+        raise CarmeError("Packing needs mksquashfs, which is not here.", "Install squashfs-tools.")
+    return source, image, program
+
+
+def _make(program: str, source: str, writing: str, compression: str, workers: int) -> None:
+    """Run mksquashfs. Raises CarmeError."""
+    made = subprocess.run(
+        [
+            program, source, writing, "-noappend", "-no-progress", "-quiet", "-exit-on-error",
+            "-processors", str(workers), *_COMPRESSING[compression],
+        ],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace",
+    )  # fmt: skip
+    if made.returncode:
+        message = [line.strip() for line in made.stdout.splitlines() if line.strip()]
+        last = tree.shown(message[-1] if message else "nothing")
+        raise CarmeError(
+            f"The image could not be made: mksquashfs said: {last}.",
+            "See to that, then run the same command again.",
+        )
 
 
 def check_image(image: str, *, tell: Callable[[Any], None] | None) -> Result:

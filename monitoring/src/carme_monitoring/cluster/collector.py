@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from carme.broker.overview import JobFigures, Overview
 from carme.errors import CarmeError
-from carme.jobs import Cluster, Phase
+from carme.jobs import Cluster, Node, Phase
 from carme_monitoring.cluster.bounds import MOST, largest
 from carme_monitoring.cluster.events import Events
 from carme_monitoring.cluster.health import Answer
@@ -193,7 +193,12 @@ class ClusterCollector(Collector):
             "When Slurm told about nodes last.",
             cluster.taken.timestamp(),
         )
-        nodes = cluster.nodes
+        yield from self._sizes(cluster.nodes)
+        yield from self._gpus(cluster.nodes)
+        yield from self._nodes(cluster.nodes)
+        yield from self._partitions(cluster)
+
+    def _sizes(self, nodes: list[Node]) -> Iterator[Metric]:
         for name, text, value in (
             ("cpus", "Processors of all nodes.", sum(node.cpus for node in nodes)),
             ("cpus_allocated", "Processors that jobs hold.", sum(node.cpus_used for node in nodes)),
@@ -205,6 +210,8 @@ class ClusterCollector(Collector):
             ),
         ):
             yield _one(f"carme_cluster_{name}", text, float(value))
+
+    def _gpus(self, nodes: list[Node]) -> Iterator[Metric]:
         for name, text, attribute in (
             ("gpus", "GPUs of all nodes.", "gpus"),
             ("gpus_allocated", "GPUs that jobs hold.", "gpus_used"),
@@ -227,6 +234,8 @@ class ClusterCollector(Collector):
         for kind, count in usable.items():
             family.add_metric((kind,), count)
         yield family
+
+    def _nodes(self, nodes: list[Node]) -> Iterator[Metric]:
         states = GaugeMetricFamily("carme_nodes", "Nodes, by Slurm's state.", labels=("state",))
         counts = Counter(node.state.lower().rstrip("*~#!%$@^-") for node in nodes)
         names = self._kept(counts)
@@ -242,6 +251,8 @@ class ClusterCollector(Collector):
         for node in nodes:
             available.add_metric((node.name,), float(node.available))
         yield available
+
+    def _partitions(self, cluster: Cluster) -> Iterator[Metric]:
         up = GaugeMetricFamily(
             "carme_partition_up", "1 for a partition that takes jobs.", labels=("partition",)
         )
@@ -250,7 +261,7 @@ class ClusterCollector(Collector):
             "Nodes of the partition that take jobs.",
             labels=("partition",),
         )
-        good = {node.name for node in nodes if node.available}
+        good = {node.name for node in cluster.nodes if node.available}
         for partition in cluster.partitions[: self._most]:
             up.add_metric((partition.name,), float(partition.state == "UP"))
             members.add_metric((partition.name,), len(good.intersection(partition.node_names)))

@@ -88,6 +88,7 @@ class NodeCollector(Collector):
         yield from _gpu_metrics(readings)
         yield from self._owners(readings, usages, allocations, users)
         yield from _job_metrics(usages, allocations, users)
+        yield from _step_metrics(usages, allocations, users)
         traffic = self._network.traffic([usage.job_id for usage in usages], self._cgroups.processes_of)
         yield from _network_metrics(traffic, allocations, users)
         if self._training:
@@ -337,7 +338,7 @@ def _gpu_counters(readings: list[GpuReading]) -> Iterator[Metric]:
 def _job_metrics(
     usages: list[Usage], allocations: dict[int, Allocation], users: dict[int, str]
 ) -> Iterator[Metric]:
-    """What each job and its steps use."""
+    """What each job uses."""
     info = GaugeMetricFamily("carme_job_info", "1, with the partition.", labels=(*_JOB, "partition"))
     cpu = CounterMetricFamily("carme_job_cpu_seconds", "Processor time.", labels=(*_JOB, "mode"))
     gauges = {
@@ -358,6 +359,29 @@ def _job_metrics(
             "io_written_bytes": "Bytes written to disks.",
         }.items()
     }
+    for usage in usages:
+        whose = _whose(usage.job_id, users, allocations)
+        known = allocations.get(usage.job_id)
+        info.add_metric((*whose, known.partition if known else ""), 1)
+        for mode, seconds in (("user", usage.cpu_user_seconds), ("system", usage.cpu_system_seconds)):
+            if seconds is not None:
+                cpu.add_metric((*whose, mode), seconds)
+        labels: dict[str, str] = dict(zip(_JOB, whose, strict=True))
+        _add(gauges["memory_used_bytes"], labels, usage.memory_bytes)
+        _add(gauges["memory_peak_bytes"], labels, usage.memory_peak_bytes)
+        _add(gauges["memory_limit_bytes"], labels, usage.memory_limit_bytes)
+        _add(gauges["threads"], labels, usage.threads)
+        _add(gauges["cpus"], labels, known.cpus if known else None)
+        _add(counters["oom_kills"], labels, usage.oom_kills)
+        _add(counters["io_read_bytes"], labels, usage.read_bytes)
+        _add(counters["io_written_bytes"], labels, usage.written_bytes)
+    yield from (info, cpu, *gauges.values(), *counters.values())
+
+
+def _step_metrics(
+    usages: list[Usage], allocations: dict[int, Allocation], users: dict[int, str]
+) -> Iterator[Metric]:
+    """What each step of a job uses."""
     step_cpu = CounterMetricFamily(
         "carme_step_cpu_seconds", "Processor time of a step.", labels=(*_JOB, "step")
     )
@@ -378,21 +402,7 @@ def _job_metrics(
         }.items()
     }
     for usage in usages:
-        whose = _whose(usage.job_id, users, allocations)
-        known = allocations.get(usage.job_id)
-        info.add_metric((*whose, known.partition if known else ""), 1)
-        for mode, seconds in (("user", usage.cpu_user_seconds), ("system", usage.cpu_system_seconds)):
-            if seconds is not None:
-                cpu.add_metric((*whose, mode), seconds)
-        labels: dict[str, str] = dict(zip(_JOB, whose, strict=True))
-        _add(gauges["memory_used_bytes"], labels, usage.memory_bytes)
-        _add(gauges["memory_peak_bytes"], labels, usage.memory_peak_bytes)
-        _add(gauges["memory_limit_bytes"], labels, usage.memory_limit_bytes)
-        _add(gauges["threads"], labels, usage.threads)
-        _add(gauges["cpus"], labels, known.cpus if known else None)
-        _add(counters["oom_kills"], labels, usage.oom_kills)
-        _add(counters["io_read_bytes"], labels, usage.read_bytes)
-        _add(counters["io_written_bytes"], labels, usage.written_bytes)
+        labels: dict[str, str] = dict(zip(_JOB, _whose(usage.job_id, users, allocations), strict=True))
         for step, used in usage.steps.items():
             of_step = {**labels, "step": step}
             _add(step_cpu, of_step, used.cpu_seconds)
@@ -402,8 +412,7 @@ def _job_metrics(
             _add(step_counters["oom_kills"], of_step, used.oom_kills)
             _add(step_counters["io_read_bytes"], of_step, used.read_bytes)
             _add(step_counters["io_written_bytes"], of_step, used.written_bytes)
-    yield from (info, cpu, *gauges.values(), *counters.values(), step_cpu)
-    yield from (*step_gauges.values(), *step_counters.values())
+    yield from (step_cpu, *step_gauges.values(), *step_counters.values())
 
 
 def _add(family: Metric, labels: dict[str, str], value: float | None) -> None:
