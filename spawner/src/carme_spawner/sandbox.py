@@ -6,6 +6,7 @@ one small proxy in their place, which knows the hub's routes because it lives in
 
 import asyncio
 import contextlib
+import functools
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ import aiohttp
 from aiohttp import web
 from jupyterhub.proxy import Proxy
 from multidict import CIMultiDict
+from yarl import URL
 
 from carme.config import Settings, load
 from carme.errors import CarmeError
@@ -26,9 +28,7 @@ from carme_spawner.names import ServerResolver
 from carme_spawner.proxy import EndsServersFirst
 
 #: Headers that belong to one connection (RFC 9110, 7.6.1), and what each side of the proxy sets itself.
-HOP_BY_HOP = frozenset(
-    ("connection", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade", "content-length")
-)
+HOP_BY_HOP = frozenset(("connection", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade"))
 #: Of a WebSocket's handshake, which each side of the proxy makes anew.
 HANDSHAKE = "sec-websocket-"
 LARGEST_MESSAGE = 512 << 20
@@ -97,16 +97,18 @@ class Front:
             return self._settings.hub.listen
         return f"http://{self._settings.portal.listen}"
 
-    def _tls(self, target: str) -> ssl.SSLContext | bool:
-        """The proxy's certificate, with which it shows itself to the hub and to sessions."""
-        if not target.startswith("https"):
-            return False
+    @functools.cached_property
+    def _certificate(self) -> ssl.SSLContext:
+        """The proxy's, with which it shows itself to the hub and to sessions."""
         folder = self._settings.hub.state_directory / "certificates"
         context = ssl.create_default_context(cafile=str(folder / "proxy-client-ca_trust.crt"))
         context.load_cert_chain(
             folder / "proxy-client/proxy-client.crt", folder / "proxy-client/proxy-client.key"
         )
         return context
+
+    def _tls(self, target: str) -> ssl.SSLContext | bool:
+        return self._certificate if target.startswith("https") else False
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         target = self._target(request.path)
@@ -132,7 +134,7 @@ class Front:
         assert self._client
         async with self._client.request(
             request.method,
-            aiohttp.client.URL(url, encoded=True),
+            URL(url, encoded=True),
             headers=headers,
             data=request.content if request.body_exists else None,
             allow_redirects=False,
@@ -140,7 +142,7 @@ class Front:
         ) as found:
             answer = web.StreamResponse(status=found.status, reason=found.reason)
             for name, value in found.headers.items():
-                if name.lower() not in HOP_BY_HOP or (name.lower() == "content-length"):
+                if name.lower() not in HOP_BY_HOP:
                     answer.headers.add(name, value)
             await answer.prepare(request)
             with contextlib.suppress(ConnectionError):  # the browser has left
@@ -155,7 +157,7 @@ class Front:
         assert self._client
         wanted = [word.strip() for word in request.headers.get("sec-websocket-protocol", "").split(",")]
         async with self._client.ws_connect(
-            aiohttp.client.URL(url, encoded=True),
+            URL(url, encoded=True),
             headers=headers,
             protocols=[word for word in wanted if word],
             max_msg_size=LARGEST_MESSAGE,
@@ -208,7 +210,8 @@ def main() -> None:
     config.JupyterHub.proxy_class = FrontDoor
     config.JupyterHub.log_level = "WARN"
     config.JupyterHub.pid_file = str(Path(settings.hub.state_directory) / "hub.pid")
-    SandboxHub.launch_instance([], config=config)
+    SandboxHub.instance(config=config)
+    SandboxHub.launch_instance([])
 
 
 if __name__ == "__main__":

@@ -300,12 +300,16 @@ def _answers_now(url: str) -> bool:
 
 
 def _write_programs(places: Places, source: Sequence[str]) -> None:
-    """What sessions start by its name."""
+    """What sessions start by its name, and login files by which jobs find it and our own Python."""
     file = places.programs / "carme-singleuser"
     path = os.pathsep.join(source)
     words = [f"PYTHONPATH={path}", sys.executable, "-s", "-m", "carme_spawner.singleuser", "--allow-root"]
     file.write_text(f'#!/bin/sh\nexec env {shlex.join(words)} "$@"\n')
     file.chmod(0o755)
+    folders = shlex.quote(os.pathsep.join([str(places.programs), str(Path(sys.executable).parent)]))
+    for home in places.homes.iterdir():
+        for name in (".profile", ".zprofile"):
+            (home / name).write_text(f'PATH={folders}:"$PATH"\n')
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
