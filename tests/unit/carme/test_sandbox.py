@@ -117,9 +117,10 @@ async def test_how_a_job_failed_is_known(sandbox: Sandbox) -> None:
 
 async def test_gpus_are_counted_and_given_to_whom_they_belong(sandbox: Sandbox) -> None:
     wait = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e ~/go ]; do sleep 0.05; done"
-    first = [await sandbox.submit(wait, gpus_per_node=1) for _ in range(4)]
+    part = {"gpus_per_node": 1, "cpus_per_node": 2, "memory_mb_per_node": 1024}
+    first = [await sandbox.submit(wait, **part) for _ in range(4)]
     jobs = [await sandbox.until(number, JobState.RUNNING) for number in first]
-    waiting = await sandbox.submit("true", gpus_per_node=1)
+    waiting = await sandbox.submit("true", **part)
     assert (await sandbox.until(waiting, JobState.PENDING)).reason == "Resources"
     assert sorted(job.node_list for job in jobs) == ["n1", "n1", "n2", "n2"]
     cluster = await sandbox.slurm.cluster()
@@ -228,11 +229,11 @@ async def test_tasks_of_an_array_are_cancelled_one_by_one_or_all(sandbox: Sandbo
 
 
 async def test_a_drained_node_gets_no_jobs(sandbox: Sandbox) -> None:
-    await sandbox.client.set_node("n1", drain=True, reason="a fan", user="ben")
+    await sandbox.client.node("n1", drain=True, reason="a fan", user="ben")
     number = await sandbox.submit("true", nodes=2)
     job = await sandbox.until(number, JobState.PENDING)
     assert job.reason == "Resources"
-    await sandbox.client.set_node("n1", drain=False, user="ben")
+    await sandbox.client.node("n1", drain=False, user="ben")
     await sandbox.until(number, JobState.COMPLETED)
 
 

@@ -66,10 +66,10 @@ class Browser(httpx.Client):
         """The token in a page's forms."""
         return self.get(page).text.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
 
-    def send(self, page: str, **fields: str) -> httpx.Response:
-        """Open a page, and send the form on it."""
+    def send(self, page: str, to: str = "", **fields: str) -> httpx.Response:
+        """Open a page, and send a form on it, to that page or to another address."""
         values = {"csrfmiddlewaretoken": self.token(page), **fields}
-        return self.post(page, data=values, headers={"origin": str(self.base_url).rstrip("/")})
+        return self.post(to or page, data=values, headers={"origin": str(self.base_url).rstrip("/")})
 
 
 def processes_of(folder: str) -> list[str]:
@@ -95,14 +95,9 @@ def dev(request: pytest.FixtureRequest) -> Iterator[Dev]:
 
 @pytest.mark.parametrize("dev", [["--no-sessions"]], indirect=True)
 def test_from_its_start_over_a_login_and_a_job_to_its_end(dev: Dev) -> None:
-    address = re.search(r"http://\S+", dev.until("portal is ready"))
-    assert address is not None
-    password = dev.until(" ada ").split()[1]
-    folder = dev.until("Files: ").split()[1]
-    with Browser(base_url=address[0], timeout=HANG) as browser:
-        assert browser.get("/jobs/").headers["location"].startswith("/accounts/login/")
-        answer = browser.send("/accounts/login/", login="ada", password=password)
-        assert answer.status_code == 302, answer.text
+    browser, folder = logged_in(dev)
+    with browser:
+        assert httpx.get(f"{browser.base_url}jobs/").headers["location"].startswith("/accounts/login/")
         eventually(lambda: "vision" in browser.get("/projects/").text, "there is a project")
         eventually(lambda: "Group meeting" in browser.get("/bookings/").text, "there is a booking")
         eventually(lambda: "train-resnet" in browser.get("/jobs/").text, "there are jobs of the past")
@@ -120,6 +115,43 @@ def test_from_its_start_over_a_login_and_a_job_to_its_end(dev: Dev) -> None:
     assert not Path(folder).exists()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", dev.port)) != 0
+
+
+def logged_in(dev: Dev) -> tuple[Browser, str]:
+    """The browser of ada, and the folder of the sandbox."""
+    address = re.search(r"http://\S+", dev.until("portal is ready"))
+    assert address is not None
+    password = dev.until(" ada ").split()[1]
+    folder = dev.until("Files: ").split()[1]
+    browser = Browser(base_url=address[0], timeout=HANG)
+    answer = browser.send("/accounts/login/", login="ada", password=password)
+    assert answer.status_code == 302, answer.text
+    return browser, folder
+
+
+def test_a_session_is_a_jupyterlab_of_this_computer(dev: Dev) -> None:
+    browser, folder = logged_in(dev)
+    with browser:
+        fields = {"image": "local", "nodes": "1", "gpus_per_node": "0", "minutes": "30"}
+        answer = eventually(
+            lambda: (
+                found
+                if (found := browser.send("/", "/sessions/start/", **fields)).status_code == 302
+                else None
+            ),
+            "a session can be started",
+        )
+        name = answer.headers["location"].strip("/").rpartition("/")[2]
+        state = eventually(
+            lambda: found if "ready" in (found := browser.get(f"/sessions/{name}/state/").text) else "",
+            "the session is ready",
+        )
+        assert "ready" in state
+        lab = browser.get(f"/jupyter/user/ada/{name}/lab", follow_redirects=True)
+        assert lab.status_code == 200 and "jupyter-config-data" in lab.text
+    assert any("carme_spawner.singleuser" in line for line in processes_of(folder))
+    assert dev.stop() == 0, "".join(dev.lines)
+    assert processes_of(folder) == []
 
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ USERS = ("ada", "ben", "grace")
 PORT = 8600
 #: Services that end by themselves.
 PASSING = ("seed",)
+ASKED_BY_OTHERS = ("redis", "broker")
 #: Seconds that services get to end.
 END_SECONDS = 10.0
 #: Where ./test puts programs that the system lacks.
@@ -114,14 +115,17 @@ class Services:
             )
 
     async def stop(self) -> None:
-        """End all of them, the last first, and whatever they have started."""
+        """End all of them, and whatever they have started."""
         self._stopping = True
-        for process in reversed(self._running.values()):
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
-                await asyncio.gather(*(process.wait() for process in self._running.values()))
+        # What others ask comes last: those would complain.
+        last = [name for name in self._running if name in ASKED_BY_OTHERS]
+        for names in ([name for name in self._running if name not in last], last):
+            for name in names:
+                with contextlib.suppress(ProcessLookupError):
+                    self._running[name].terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await asyncio.gather(*(self._running[name].wait() for name in names))
         await asyncio.to_thread(end_marked, SANDBOX, str(self._folder))
         await asyncio.gather(*(process.wait() for process in self._running.values()))
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -267,7 +271,8 @@ def _redis_options(places: Places) -> list[str]:
 
 
 def _celery(name: str) -> list[str]:
-    common = [sys.executable, "-m", "celery", "--app", "carme_webui.celery", name, "--loglevel", "WARNING"]
+    common = [sys.executable, "-m", "celery", "--quiet", "--app", "carme_webui.celery"]
+    common += [name, "--loglevel", "WARNING"]
     return [*common, "--schedule", "portal/celerybeat-schedule"] if name == "beat" else common
 
 

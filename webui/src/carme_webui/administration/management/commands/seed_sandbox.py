@@ -79,11 +79,13 @@ def _project(admin: User, members: list[User]) -> None:
 
 
 def _booking(owner: User) -> None:
-    """GPUs for tomorrow morning."""
+    """A node for tomorrow morning."""
     if Booking.objects.filter(owner=owner).exists():
         return
     start = (timezone.now() + timedelta(days=1)).replace(hour=9, minute=0, second=0, microsecond=0)
+    node = next(node for node in site_broker().cluster().nodes if node.gpus)
+    kind, gpus = next(iter(node.gpus.items()))
     wish = Wish(
-        partition="gpu", gpu_type="a100", gpus_per_node=2, start=start, minutes=120, title="Group meeting"
+        partition="gpu", gpu_type=kind, gpus_per_node=gpus, start=start, minutes=120, title="Group meeting"
     )
     bookings.book(owner, wish, settings.SITE, site_broker())
