@@ -10,14 +10,17 @@ import functools
 import ssl
 import sys
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
+from jupyterhub.apihandlers import default_handlers
 from jupyterhub.proxy import Proxy
 from multidict import CIMultiDict
+from tornado import web as web_errors
 from yarl import URL
 
 from carme.config import Settings, load
@@ -26,12 +29,24 @@ from carme_spawner.hub import CarmeHub
 from carme_spawner.hub_config import hub_config
 from carme_spawner.names import ServerResolver
 from carme_spawner.proxy import EndsServersFirst
+from carme_spawner.ready import ReadyHandler, resolve
 
 #: Headers that belong to one connection (RFC 9110, 7.6.1), and what each side of the proxy sets itself.
 HOP_BY_HOP = frozenset(("connection", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade"))
 #: Of a WebSocket's handshake, which each side of the proxy makes anew.
 HANDSHAKE = "sec-websocket-"
 LARGEST_MESSAGE = 512 << 20
+
+
+class LocalReadyHandler(ReadyHandler):
+    """Takes servers of this computer: the nodes of a sandbox have no addresses of their own."""
+
+    async def checked_address(self, host: str, spawner: Any) -> str:
+        """The loopback's. Raises an error of HTTP where the server is elsewhere."""
+        for address in await resolve(host):
+            if ip_address(address).is_loopback:
+                return address
+        raise web_errors.HTTPError(400, f"Servers of a sandbox are on this computer, and {host} is not.")
 
 
 class FrontDoor(EndsServersFirst, Proxy):
@@ -207,6 +222,10 @@ def main() -> None:
         config = hub_config(settings)
     except CarmeError as error:
         sys.exit(f"carme_spawner.sandbox: {error}")
+    default_handlers[:] = [
+        (path, LocalReadyHandler if handler is ReadyHandler else handler)
+        for path, handler in default_handlers
+    ]
     config.JupyterHub.proxy_class = FrontDoor
     config.JupyterHub.log_level = "WARN"
     config.JupyterHub.pid_file = str(Path(settings.hub.state_directory) / "hub.pid")

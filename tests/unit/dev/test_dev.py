@@ -7,7 +7,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ class Browser(httpx.Client):
         """The token in a page's forms."""
         return self.get(page).text.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
 
-    def send(self, page: str, to: str = "", **fields: str) -> httpx.Response:
+    def submit(self, page: str, to: str = "", **fields: str) -> httpx.Response:
         """Open a page, and send a form on it, to that page or to another address."""
         values = {"csrfmiddlewaretoken": self.token(page), **fields}
         return self.post(to or page, data=values, headers={"origin": str(self.base_url).rstrip("/")})
@@ -95,20 +94,20 @@ def dev(request: pytest.FixtureRequest) -> Iterator[Dev]:
 
 @pytest.mark.parametrize("dev", [["--no-sessions"]], indirect=True)
 def test_from_its_start_over_a_login_and_a_job_to_its_end(dev: Dev) -> None:
-    browser, folder = logged_in(dev)
-    with browser:
+    with logged_in(dev) as (browser, folder):
         assert httpx.get(f"{browser.base_url}jobs/").headers["location"].startswith("/accounts/login/")
         eventually(lambda: "vision" in browser.get("/projects/").text, "there is a project")
         eventually(lambda: "Group meeting" in browser.get("/bookings/").text, "there is a booking")
         eventually(lambda: "train-resnet" in browser.get("/jobs/").text, "there are jobs of the past")
         script = "#!/bin/sh\necho here is $USER with GPU $CUDA_VISIBLE_DEVICES\n"
-        answer = browser.send(
+        answer = browser.submit(
             "/jobs/submit/", script=script, name="first", gpus_per_node="1", nodes="1", minutes="5"
         )
         assert answer.status_code == 302, answer.text
-        job = answer.headers["location"]
-        eventually(lambda: "completed" in browser.get(job).text, "the job is over")
-        assert "here is ada with GPU 0" in unescape(browser.get(job).text)
+        # It leads to a page that waits until the portal knows the job.
+        job = answer.headers["location"].removesuffix("new/")
+        eventually(lambda: "here is ada with GPU 0" in browser.get(job).text, "the log is there")
+        eventually(lambda: "Exit code" in browser.get(job).text, "the job is over")
     assert len(processes_of(folder)) >= 3
     assert dev.stop() == 0, "".join(dev.lines)
     assert processes_of(folder) == []
@@ -117,26 +116,26 @@ def test_from_its_start_over_a_login_and_a_job_to_its_end(dev: Dev) -> None:
         assert probe.connect_ex(("127.0.0.1", dev.port)) != 0
 
 
-def logged_in(dev: Dev) -> tuple[Browser, str]:
+@contextlib.contextmanager
+def logged_in(dev: Dev) -> Iterator[tuple[Browser, str]]:
     """The browser of ada, and the folder of the sandbox."""
     address = re.search(r"http://\S+", dev.until("portal is ready"))
     assert address is not None
     password = dev.until(" ada ").split()[1]
     folder = dev.until("Files: ").split()[1]
-    browser = Browser(base_url=address[0], timeout=HANG)
-    answer = browser.send("/accounts/login/", login="ada", password=password)
-    assert answer.status_code == 302, answer.text
-    return browser, folder
+    with Browser(base_url=address[0], timeout=HANG) as browser:
+        answer = browser.submit("/accounts/login/", login="ada", password=password)
+        assert answer.status_code == 302, answer.text
+        yield browser, folder
 
 
 def test_a_session_is_a_jupyterlab_of_this_computer(dev: Dev) -> None:
-    browser, folder = logged_in(dev)
-    with browser:
+    with logged_in(dev) as (browser, folder):
         fields = {"image": "local", "nodes": "1", "gpus_per_node": "0", "minutes": "30"}
         answer = eventually(
             lambda: (
                 found
-                if (found := browser.send("/", "/sessions/start/", **fields)).status_code == 302
+                if (found := browser.submit("/", "/sessions/start/", **fields)).status_code == 302
                 else None
             ),
             "a session can be started",

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +51,8 @@ class JobProcess:
 
     async def run(self) -> tuple[int, int]:
         """Run the job to its end; exit code and signal, one of which is 0. Raises OSError."""
+        private = Path(f"/tmp/carme-{self._environment.get('SLURM_JOB_ID')}")
+        was_there = await asyncio.to_thread(private.exists)
         with _appending(self._log) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._arguments,
@@ -69,6 +72,9 @@ class JobProcess:
                 self._killing.cancel()
             # As Slurm does: what a job has left running ends with it.
             await asyncio.to_thread(end_marked, JOB, self._mark)
+            if not was_there:
+                # A node's own /tmp ends with the job.
+                await asyncio.to_thread(shutil.rmtree, private, ignore_errors=True)
         return (code, 0) if code >= 0 else (0, -code)
 
     def end(self, kill_wait: float = KILL_WAIT) -> None:
