@@ -117,7 +117,7 @@ async def test_how_a_job_failed_is_known(sandbox: Sandbox) -> None:
 
 async def test_gpus_are_counted_and_given_to_whom_they_belong(sandbox: Sandbox) -> None:
     wait = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e ~/go ]; do sleep 0.05; done"
-    part = {"gpus_per_node": 1, "cpus_per_node": 2, "memory_mb_per_node": 1024}
+    part: dict[str, Any] = {"gpus_per_node": 1, "cpus_per_node": 2, "memory_mb_per_node": 1024}
     first = [await sandbox.submit(wait, **part) for _ in range(4)]
     jobs = [await sandbox.until(number, JobState.RUNNING) for number in first]
     waiting = await sandbox.submit("true", **part)

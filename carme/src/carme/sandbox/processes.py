@@ -37,7 +37,7 @@ class JobProcess:
         self._folder = folder
         self._log = log
         self._mark = f"{folder}:{environment.get('SLURM_JOB_ID', '')}"
-        self._environment = owner.environment() | environment | {JOB: self._mark}
+        self._environment = {**owner.environment(), **environment, JOB: self._mark}
         if sandbox := os.environ.get(SANDBOX):
             self._environment[SANDBOX] = sandbox
         self._arguments = [
