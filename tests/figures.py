@@ -175,10 +175,7 @@ def main() -> int:
         return 0
     for title, values in figures.items():
         print(f"{title}: {sum(values.values()) if title == 'lines' else len(values)}")
-        rows = (
-            values.items() if isinstance(values, dict) else [(" <-> ".join(one), len(one)) for one in values]
-        )
-        for name, number in sorted(rows, key=lambda row: -row[1]):
+        for name, number in sorted(values.items(), key=lambda row: -row[1]):
             print(f"  {number:6} {name}")
     return 0
 
