@@ -41,19 +41,19 @@ INSTEAD = {
 
 #: How many definitions still have the word. Lower a number when names are gone; never raise one.
 LEFT: dict[str, int] = {
-    "aftermath": 6,
+    "aftermath": 1,
     "asked": 58,
     "deed": 4,
     "errands": 3,
     "keeper": 15,
     "kept": 69,
-    "led": 8,
+    "led": 5,
     "outlook": 18,
     "prospect": 3,
     "prospects": 1,
     "said": 33,
     "strangers": 2,
-    "tell": 44,
+    "tell": 43,
     "told": 52,
     "wishes": 2,
 }

@@ -89,7 +89,7 @@ async def test_its_folder_holds_what_it_needs(adapter: SimpleNamespace) -> None:
     assert folder.stat().st_mode & 0o077 == 0
 
 
-async def test_a_home_that_is_away_is_said(adapter: SimpleNamespace) -> None:
+async def test_a_home_that_is_away_is_an_error(adapter: SimpleNamespace) -> None:
     owner = type(adapter.owner)("ada", adapter.owner.uid, adapter.owner.gid, "/nonexistent")
     with pytest.raises(SlurmError) as caught:
         await adapter.slurm.submit(order(), owner)
@@ -164,7 +164,7 @@ def set_reservation(adapter: SimpleNamespace, number: int) -> None:
         adapter.fake.jobs = [job | {"v": NAME} if job["A"] == number else job for job in jobs]
 
 
-async def test_what_is_no_reservation_is_said(adapter: SimpleNamespace) -> None:
+async def test_what_is_no_reservation_is_an_error(adapter: SimpleNamespace) -> None:
     with pytest.raises(SlurmError) as caught:
         await adapter.slurm.delete_reservation(NAME)
     assert caught.value.field == "reservation"

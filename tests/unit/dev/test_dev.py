@@ -153,7 +153,7 @@ def test_a_session_is_a_jupyterlab_of_this_computer(dev: Dev) -> None:
     assert processes_of(folder) == []
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = subprocess.run(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from carme.errors import CarmeError
 from carme.jobs import Job, JobState
-from carme.slurm import Aftermath, Slurm
+from carme.slurm import Outcome, Slurm
 
 PATIENCE = 30.0  # seconds after which what is still missing will not come
 ANSWER_SECONDS = 1.0  # a slow accounting must not hold the queue's picture up
@@ -26,10 +26,10 @@ class Aftermaths:
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
-        self._known: dict[int, Aftermath] = {}
+        self._known: dict[int, Outcome] = {}
         self._since: dict[int, float] = {}
         self._asked = 0.0
-        self._question: asyncio.Task[dict[int, Aftermath]] | None = None
+        self._question: asyncio.Task[dict[int, Outcome]] | None = None
 
     async def complete(self, jobs: Iterable[Job]) -> dict[int, Job]:
         """Those of the jobs, by id, about whose end more is known now than Slurm's queue says.
@@ -64,7 +64,7 @@ class Aftermaths:
     async def _ask(self, jobs: list[Job], now: float) -> None:
         if self._question is None:
             self._asked = now
-            self._question = asyncio.create_task(self._slurm.aftermath(jobs))
+            self._question = asyncio.create_task(self._slurm.outcomes(jobs))
         await asyncio.wait({self._question}, timeout=ANSWER_SECONDS)
         if self._question.done():
             with contextlib.suppress(CarmeError):  # no accounting, or away: what is known stays

@@ -154,7 +154,7 @@ class Broker:
         if account is None:
             return []
         async with self._context.accounting.take(peer.account.uid):
-            return await self._context.slurm.accounts_led(account.name)
+            return await self._context.slurm.coordinated_accounts(account.name)
 
     @handles(protocol.GetOverview)
     async def overview(self, peer: Peer, _: protocol.GetOverview) -> Overview:

@@ -13,7 +13,7 @@ from carme.jobs.access import Association
 from carme.jobs.limits import Limits
 from carme.projects.models import ProjectAccount, Use
 from carme.slurm.account import UnixAccount
-from carme.slurm.gateway import Aftermath
+from carme.slurm.gateway import Outcome
 from carme.slurm.refusals import refusal
 
 __all__ = ["DEFAULT_ACCOUNT", "Accounting", "Ledger"]
@@ -63,9 +63,9 @@ class Accounting:
         """Jobs that are not over."""
         raise NotImplementedError
 
-    async def aftermath(self, jobs: Iterable[Job]) -> dict[int, Aftermath]:
+    async def outcomes(self, jobs: Iterable[Job]) -> dict[int, Outcome]:
         known = {job.id: self._ledger.jobs[job.id] for job in jobs if job.id in self._ledger.jobs}
-        return {job_id: Aftermath(cancelled_by=job.cancelled_by) for job_id, job in known.items()}
+        return {job_id: Outcome(cancelled_by=job.cancelled_by) for job_id, job in known.items()}
 
     async def history(
         self, user: str | None, since: datetime, limit: int, until: datetime | None = None
@@ -183,7 +183,7 @@ class Accounting:
             known["stopped"] = sorted({*known["stopped"]} - {user})
         await self._save()
 
-    async def accounts_led(self, user: str) -> list[str]:
+    async def coordinated_accounts(self, user: str) -> list[str]:
         return []
 
     def _held_back(self, job: Job) -> str:

@@ -32,7 +32,7 @@ USERS = ("ada", "ben", "grace")
 PORT = 8600
 #: Services that end by themselves.
 PASSING = ("seed",)
-ASKED_BY_OTHERS = ("redis", "broker")
+NEEDED_BY_OTHERS = ("redis", "broker")
 #: Seconds that services get to end.
 END_SECONDS = 10.0
 #: Where ./test puts programs that the system lacks.
@@ -118,7 +118,7 @@ class Services:
         """End all of them, and whatever they have started."""
         self._stopping = True
         # What others ask comes last: those would complain.
-        last = [name for name in self._running if name in ASKED_BY_OTHERS]
+        last = [name for name in self._running if name in NEEDED_BY_OTHERS]
         for names in ([name for name in self._running if name not in last], last):
             for name in names:
                 with contextlib.suppress(ProcessLookupError):

@@ -2,7 +2,7 @@
 
 from carme.slurm.account import UnixAccount
 from carme.slurm.commands import SlurmCommands
-from carme.slurm.gateway import Aftermath, Order, Slurm
+from carme.slurm.gateway import Order, Outcome, Slurm
 from carme.slurm.label import Label
 
-__all__ = ["Aftermath", "Label", "Order", "Slurm", "SlurmCommands", "UnixAccount"]
+__all__ = ["Label", "Order", "Outcome", "Slurm", "SlurmCommands", "UnixAccount"]

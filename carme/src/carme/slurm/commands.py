@@ -30,7 +30,7 @@ from carme.projects.models import ORGANISATION, ProjectAccount
 from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
 from carme.slurm.folder import job_folder, log_name, start_in_folder
-from carme.slurm.gateway import Aftermath, ExitStatus, Order
+from carme.slurm.gateway import ExitStatus, Order, Outcome
 from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
 from carme.slurm.refusals import refusal
@@ -89,15 +89,15 @@ class SlurmCommands:
         # With a single id that Slurm has forgotten squeue fails; then nothing is known about it.
         return parsing.endings(done.output.decode(errors="replace")) if done.code == 0 else {}
 
-    async def aftermath(self, jobs: Iterable[Job]) -> dict[int, Aftermath]:
+    async def outcomes(self, jobs: Iterable[Job]) -> dict[int, Outcome]:
         jobs = list(jobs)
         which = ",".join(str(job.id) for job in jobs)
-        found = parsing.aftermath(*await self._sacct(parsing.AFTERMATH_FIELDS, f"--jobs={which}"))
+        found = parsing.outcomes(*await self._sacct(parsing.OUTCOME_FIELDS, f"--jobs={which}"))
         if failed := ",".join(str(job.id) for job in jobs if job.state is JobState.NODE_FAIL):
             with contextlib.suppress(CarmeError):  # older releases do not know which node it was
                 output = await self._sacct(parsing.FAILED_NODE_FIELDS, f"--jobs={failed}")
                 for job_id, name in parsing.failed_nodes(*output).items():
-                    found[job_id] = found.get(job_id, Aftermath())._replace(failed_node=name)
+                    found[job_id] = found.get(job_id, Outcome())._replace(failed_node=name)
         return found
 
     async def visible_jobs(self, ids: Iterable[int], account: UnixAccount) -> set[int]:
@@ -278,7 +278,7 @@ class SlurmCommands:
             *["set", f"AdminComment={text}"],
         )
 
-    async def accounts_led(self, user: str) -> list[str]:
+    async def coordinated_accounts(self, user: str) -> list[str]:
         form = "format=Account,Coordinators"
         output = await _ask(
             *[
@@ -292,7 +292,7 @@ class SlurmCommands:
                 form,
             ]
         )
-        return parsing.accounts_led(output, user)
+        return parsing.coordinated_accounts(output, user)
 
     async def _accounting(self, *which: str) -> list[Job]:
         return parsing.accounting(*await self._sacct(parsing.ACCOUNTING_FIELDS, "--allocations", *which))

@@ -49,7 +49,7 @@ class ExitStatus(NamedTuple):
     signal: int
 
 
-class Aftermath(NamedTuple):
+class Outcome(NamedTuple):
     """What the accounting knows about the end of a job, as fields of `Job`; None is not known (yet)."""
 
     cancelled_by: Canceller | None = None
@@ -72,7 +72,7 @@ class Slurm(Protocol):
         """How these jobs ended; those that the controller has forgotten are left out."""
         ...
 
-    async def aftermath(self, jobs: Iterable[Job]) -> dict[int, Aftermath]:
+    async def outcomes(self, jobs: Iterable[Job]) -> dict[int, Outcome]:
         """Who cancelled these jobs, their peak memory, the node that failed; left out: not accounted yet."""
         ...
 
@@ -198,7 +198,7 @@ class Slurm(Protocol):
         """Note something about a job in the accounting, as an administrator."""
         ...
 
-    async def accounts_led(self, user: str) -> list[str]:
+    async def coordinated_accounts(self, user: str) -> list[str]:
         """The accounts whose coordinator a user is."""
         ...
 

@@ -15,7 +15,7 @@ from carme.jobs.limits import Limits
 from carme.jobs.nodes import expand
 from carme.jobs.states import Canceller
 from carme.projects.models import ACCOUNT_PATTERN, ProjectAccount, Use
-from carme.slurm.gateway import Aftermath, ExitStatus
+from carme.slurm.gateway import ExitStatus, Outcome
 from carme.slurm.label import Label
 from carme.slurm.tres import (
     MEMORY_UNITS,
@@ -40,7 +40,7 @@ ACCOUNTING_FIELDS = (
     *("AllocTRES", "TimelimitRaw", "Submit", "Start", "End", "Reason", "Reservation", "QOS", "UID"),
     *("JobID", "JobName", "Comment"),
 )
-AFTERMATH_FIELDS = ("JobIDRaw", "UID", "State", "MaxRSS")
+OUTCOME_FIELDS = ("JobIDRaw", "UID", "State", "MaxRSS")
 ADMIN_COMMENT_FIELDS = ("JobIDRaw", "AdminComment")
 FAILED_NODE_FIELDS = ("JobIDRaw", "FailedNode")
 
@@ -199,18 +199,18 @@ def accounting(output: str, separator: str) -> list[Job]:
     return jobs
 
 
-def aftermath(output: str, separator: str) -> dict[int, Aftermath]:
-    """What sacct's output with AFTERMATH_FIELDS, steps included, says about each job.
+def outcomes(output: str, separator: str) -> dict[int, Outcome]:
+    """What sacct's output with OUTCOME_FIELDS, steps included, says about each job.
 
     Root cancels as an administrator, or because slurmctld gave a launch up: then no batch step ever was.
     """
-    found: dict[int, Aftermath] = {}
+    found: dict[int, Outcome] = {}
     launched: set[int] = set()
-    for job, uid, state, peak in records(output, separator, len(AFTERMATH_FIELDS)):
+    for job, uid, state, peak in records(output, separator, len(OUTCOME_FIELDS)):
         number, _, step = job.partition(".")
         if not number.isdecimal():
             continue
-        known = found.get(int(number), Aftermath())
+        known = found.get(int(number), Outcome())
         if not step:
             known = known._replace(cancelled_by=_cancelled_by(state, uid))
         elif peak := _mebibytes(peak):
@@ -534,7 +534,7 @@ def time(text: str) -> datetime | None:
         return None  # N/A, Unknown, None
 
 
-def accounts_led(output: str, user: str) -> list[str]:
+def coordinated_accounts(output: str, user: str) -> list[str]:
     """The accounts that name the user among their coordinators, as Slurm hands them down."""
     rows = (line.partition("|") for line in output.splitlines())
     return sorted({account for account, _, leaders in rows if user in leaders.split(",")})

@@ -260,7 +260,7 @@ class _Run:
         tell: Callable[[Any], None] | None,
         workers: int,
     ) -> None:
-        self._options, self._index, self._tell, self._workers = options, index, tell, workers
+        self._options, self._index, self._report, self._workers = options, index, tell, workers
         self._begun = time.monotonic()
         name, self._digest = algorithm(options.hash, strong=index is not None)
         self._result = Result(workers=workers, hash=name, engine=chosen(options.engine))
@@ -296,20 +296,20 @@ class _Run:
         finally:
             pool.close()
         result.seconds = time.monotonic() - self._begun
-        if self._tell:
-            self._tell(Progress(result.counts, result.seconds))
+        if self._report:
+            self._report(Progress(result.counts, result.seconds))
         return result
 
     def _progress(self) -> None:
-        if self._tell and time.monotonic() - self._heard >= 0.5:
+        if self._report and time.monotonic() - self._heard >= 0.5:
             self._heard = time.monotonic()
-            self._tell(Progress(self._result.counts, self._heard - self._begun))
+            self._report(Progress(self._result.counts, self._heard - self._begun))
 
     def _add(self, problem: Problem) -> None:
         if len(self._result.problems) < KEPT_PROBLEMS:
             self._result.problems.append(problem)
-        if self._tell:
-            self._tell(problem)
+        if self._report:
+            self._report(problem)
 
     def _hear(self, report: Report) -> None:
         """Take what a worker has found."""

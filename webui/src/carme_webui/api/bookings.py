@@ -70,12 +70,12 @@ def list_bookings(request: HttpRequest, search: Query[BookingSearch]) -> Any:
 
 
 @router.post("", response=answers(wire.BookingOut, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
-def create_booking(request: HttpRequest, asked: schemas.BookingWish) -> Any:
+def create_booking(request: HttpRequest, requested: schemas.BookingWish) -> Any:
     """Book nodes. `state` is 'requested' where a manager must approve it first."""
     user = require(request, "bookings")
-    wish = _wish(asked.model_dump() | {"title": tidy(asked.title)})
+    wish = _wish(requested.model_dump() | {"title": tidy(requested.title)})
     made = services.book(user, wish, settings.SITE, broker())
-    _tell(made)
+    _notify(made)
     return Status(HTTPStatus.CREATED, schemas.booking_out(made))
 
 
@@ -112,16 +112,18 @@ def show_booking(request: HttpRequest, name: str = BookingName) -> Any:
 
 
 @router.patch("/{name}", response=answers(wire.BookingOut, *REFUSED))
-def change_booking(request: HttpRequest, asked: schemas.BookingChange, name: str = BookingName) -> Any:
+def change_booking(request: HttpRequest, requested: schemas.BookingChange, name: str = BookingName) -> Any:
     """Change a booking of mine."""
     found = _my_booking(require(request, "bookings"), name)
-    values = {key: value for key, value in asked.model_dump(exclude_unset=True).items() if value is not None}
+    values = {
+        key: value for key, value in requested.model_dump(exclude_unset=True).items() if value is not None
+    }
     if "title" in values:
         values["title"] = tidy(values["title"])
     if found.is_over:
         raise InvalidRequest(_("This booking is over."), _("Book anew."))
     services.change(found, _wish(found.wish.model_dump() | values), settings.SITE, broker())
-    _tell(found)
+    _notify(found)
     return schemas.booking_out(found)
 
 
@@ -130,57 +132,57 @@ def delete_booking(request: HttpRequest, name: str = BookingName) -> Any:
     """Delete a booking of mine; its nodes are free for others."""
     found = _my_booking(require(request, "bookings"), name)
     services.delete(found, broker())
-    _tell(found)
+    _notify(found)
     return schemas.booking_out(found)
 
 
 @router.put("/{name}/session", response=answers(wire.BookingOut, *GONE))
-def plan_session(request: HttpRequest, asked: schemas.SessionPlan, name: str = BookingName) -> Any:
+def plan_session(request: HttpRequest, requested: schemas.SessionPlan, name: str = BookingName) -> Any:
     """Have a session start in the first minute of a booking of mine, its data brought to the nodes before."""
     user = require(request, "bookings")
     found = _my_booking(user, name)
-    stages = submissions.stages_of(asked.stage, user)
-    services.plan_session(found, asked.image or "", images(), stages, asked.results)
+    stages = submissions.stages_of(requested.stage, user)
+    services.plan_session(found, requested.image or "", images(), stages, requested.results)
     return schemas.booking_out(found)
 
 
 @router.put("/{name}/offer", response=answers(wire.BookingOut, *GONE))
-def offer_booking(request: HttpRequest, asked: schemas.Offer, name: str = BookingName) -> Any:
+def offer_booking(request: HttpRequest, requested: schemas.Offer, name: str = BookingName) -> Any:
     """Offer a booking of mine to another user. It stays mine until they take it over."""
     found = _my_booking(require(request, "bookings"), name)
     before = found.offered_to
-    services.offer(found, (asked.user or "").strip())
+    services.offer(found, (requested.user or "").strip())
     notifier.notify(one.username for one in (before, found.offered_to) if one)
     return schemas.booking_out(found)
 
 
 @router.post("/{name}/offer", response=answers(wire.BookingOut, *REFUSED))
-def answer_offer(request: HttpRequest, asked: schemas.OfferAnswer, name: str = BookingName) -> Any:
+def answer_offer(request: HttpRequest, requested: schemas.OfferAnswer, name: str = BookingName) -> Any:
     """Take over a booking that was offered to me, or do not."""
     user = require(request, "bookings")
     rows = _bookings().filter(offered_to=user)
     found = get_object_or_404(rows, name=name)
     former = found.owner.username
-    if asked.accept:
+    if requested.accept:
         services.accept(found, user, settings.SITE, broker())
     else:
         services.decline(found, user)
     notifier.notify([former])
-    _tell(found)
+    _notify(found)
     return schemas.booking_out(found, user)
 
 
 @router.post("/{name}/decision", response=answers(wire.BookingOut, *REFUSED))
-def decide_booking(request: HttpRequest, asked: schemas.Decision, name: str = BookingName) -> Any:
+def decide_booking(request: HttpRequest, requested: schemas.Decision, name: str = BookingName) -> Any:
     """Approve or refuse a booking that waits for that; for administrators."""
     user = require_admin(request)
     found = get_object_or_404(_bookings(), name=name)
-    reason = " ".join(asked.reason.split())
-    if asked.approve:
+    reason = " ".join(requested.reason.split())
+    if requested.approve:
         services.approve(found, broker(), reason)
     else:
         services.deny(found, reason)
-    _tell(found)
+    _notify(found)
     return schemas.booking_out(found, user)
 
 
@@ -199,5 +201,5 @@ def _wish(values: dict[str, Any]) -> Wish:
         raise refusal(error, Wish) from None
 
 
-def _tell(found: Booking) -> None:
+def _notify(found: Booking) -> None:
     notifier.notify(one.username for one in found.people())

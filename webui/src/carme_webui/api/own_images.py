@@ -30,11 +30,11 @@ def list_own_images(request: HttpRequest) -> Any:
 
 
 @router.post("", response=answers(wire.ImageBuild, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
-def build_image(request: HttpRequest, asked: image_services.ImageWish) -> Any:
+def build_image(request: HttpRequest, requested: image_services.ImageWish) -> Any:
     """Have a batch job of mine build an image; `job_id` is that job, whose log can be followed."""
     user = require(request, "images")
     return Status(
-        HTTPStatus.CREATED, schemas.image_out(image_services.build(user, asked, images(), broker()))
+        HTTPStatus.CREATED, schemas.image_out(image_services.build(user, requested, images(), broker()))
     )
 
 
@@ -50,14 +50,14 @@ def show_own_image(request: HttpRequest, reference: str = ImageReference) -> Any
 
 @router.put("/{reference}/share", response=answers(wire.ImageBuild, *REFUSED))
 def share_own_image(
-    request: HttpRequest, asked: image_services.ShareWish, reference: str = ImageReference
+    request: HttpRequest, requested: image_services.ShareWish, reference: str = ImageReference
 ) -> Any:
     """Let the members of a project of mine use an image of mine, or, without one, nobody else any more."""
     user = require(request, "images")
     found = _image(user, reference)
     if found.owner != user:
         raise Http404
-    image_services.share(found, asked, broker())
+    image_services.share(found, requested, broker())
     return schemas.image_out(found)
 
 
