@@ -95,7 +95,7 @@ def dev(request: pytest.FixtureRequest) -> Iterator[Dev]:
 @pytest.mark.parametrize("dev", [["--no-sessions"]], indirect=True)
 def test_from_its_start_over_a_login_and_a_job_to_its_end(dev: Dev) -> None:
     with logged_in(dev) as (browser, folder):
-        assert httpx.get(f"{browser.base_url}jobs/").headers["location"].startswith("/accounts/login/")
+        assert httpx.get(f"{browser.base_url}/jobs/").headers["location"].startswith("/accounts/login/")
         eventually(lambda: "vision" in browser.get("/projects/").text, "there is a project")
         eventually(lambda: "Group meeting" in browser.get("/bookings/").text, "there is a booking")
         eventually(lambda: "train-resnet" in browser.get("/jobs/").text, "there are jobs of the past")
