@@ -23,7 +23,7 @@ store: Any = distributed_c10d._get_default_store()
 due = ""  # for what the ranks that keep back wait; empty: for nothing
 
 
-def kept_back(begin: Callable[..., Any]) -> Callable[..., Any]:
+def delayed(begin: Callable[..., Any]) -> Callable[..., Any]:
     def late(*arguments: Any, **options: Any) -> Any:
         if due and options.get("async_op"):
             store.get(due)
@@ -34,7 +34,7 @@ def kept_back(begin: Callable[..., Any]) -> Callable[..., Any]:
 
 if rank:
     for call in ("all_reduce", "broadcast", "all_gather", "all_to_all_single", "reduce_scatter"):
-        setattr(dist, call, kept_back(getattr(dist, call)))
+        setattr(dist, call, delayed(getattr(dist, call)))
 
 
 def let_go() -> None:
@@ -92,7 +92,8 @@ for kind, begin in calls.items():
     handle = begin("weights")
     if rank == 0:
         assert not hvd.poll(handle)
-        refused(lambda begin=begin: begin("weights"), kind.rstrip("_"), "'weights'", "under way", "Synchronize")
+        words = (kind.rstrip("_"), "'weights'", "under way", "Synchronize")
+        refused(lambda begin=begin: begin("weights"), *words)
     let_go()
     hvd.synchronize(handle)
     handle = begin("weights")  # which is free again

@@ -22,7 +22,8 @@ os.environ["KERAS_BACKEND"] = "torch"
 torch.set_num_threads(1)
 WIDTH, SAMPLES = 64, 8
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-inputs, targets = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1)), torch.arange(SAMPLES)
+torch.manual_seed(1)
+inputs, targets = torch.randn(SAMPLES, WIDTH), torch.arange(SAMPLES)
 
 
 def resident() -> int:

@@ -378,7 +378,8 @@ def test_the_proxy_sends_what_must_not_be_repeated_into_fresh_connections(tmp_pa
 # The clocks of a proxy, shortened to a tenth of a second. The request takes half a second.
 SHORT = """
 const http = require("node:http"), create = http.createServer;
-const short = { requestTimeout: 100, headersTimeout: 100, keepAliveTimeout: 100, connectionsCheckingInterval: 20 };
+const short = { requestTimeout: 100, headersTimeout: 100, connectionsCheckingInterval: 20 };
+short.keepAliveTimeout = 100;
 http.createServer = (options, ...rest) => create({ ...short, ...options }, ...rest);
 """
 UPLOAD = """
@@ -395,12 +396,13 @@ http.createServer({ keepAlive: true }, answer).listen(0, "127.0.0.1", function (
 # Events that are far between, and a WebSocket in which nothing is said for a while.
 SILENT = """
 const http = require("node:http"), net = require("node:net");
+const UPGRADE = "Connection: upgrade\\r\\nUpgrade: websocket\\r\\n";
 const server = http.createServer((asked, reply) => {
   reply.write("first");
   setTimeout(() => reply.end("last"), 500);
 });
 server.on("upgrade", (asked, socket) => {
-  socket.write("HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: upgrade\\r\\n\\r\\n");
+  socket.write(`HTTP/1.1 101 Switching Protocols\\r\\n${UPGRADE}\\r\\n`);
   socket.on("data", (data) => socket.end(`${data} back`));
 });
 const heard = (text, later) => new Promise((resolve) => {
@@ -412,7 +414,7 @@ const heard = (text, later) => new Promise((resolve) => {
   asking.on("error", (error) => (all += error));
 });
 server.listen(0, "127.0.0.1", async () => {
-  const asked = [heard("Connection: close\\r\\n"), heard("Connection: upgrade\\r\\nUpgrade: websocket\\r\\n", "late")];
+  const asked = [heard("Connection: close\\r\\n"), heard(UPGRADE, "late")];
   console.log(JSON.stringify(await Promise.all(asked)));
   process.exit();
 });

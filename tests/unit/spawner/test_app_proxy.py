@@ -20,7 +20,6 @@ from tornado import httpserver, netutil, web, websocket
 from yarl import URL
 
 from carme_spawner.names import ServerResolver
-
 from patience import HANG
 
 from .conftest import Site, eventually
@@ -157,13 +156,20 @@ async def app(path: Path) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def browser(site: Site, tmp_path: Path) -> AsyncIterator[Browser]:
-    library, hours = tmp_path / "simulated_clock.so", tmp_path / "hours"
+def clock(tmp_path: Path) -> Path:
+    """A library that lets hours pass for the session's server."""
+    library = tmp_path / "simulated_clock.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, CLOCK, "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture
+async def browser(site: Site, clock: Path) -> AsyncIterator[Browser]:
+    hours = clock.with_name("hours")
     hours.write_bytes(struct.pack("q", 0))
     site.broker.command = [
         "env",
-        f"LD_PRELOAD={library}",
+        f"LD_PRELOAD={clock}",
         f"SIMULATED_HOURS={hours}",
         f"SLURM_JOB_ID={JOB}",
         sys.executable,
