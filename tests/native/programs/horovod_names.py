@@ -8,6 +8,7 @@ operation is under way on rank 0 for certain.
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import carme_runtime.horovod as hvd
+from carme_runtime.torch import sparse
 
 torch.set_num_threads(1)
 hvd.init()
@@ -25,14 +27,28 @@ due = ""  # for what the ranks that keep back wait; empty: for nothing
 
 def delayed(begin: Callable[..., Any]) -> Callable[..., Any]:
     def late(*arguments: Any, **options: Any) -> Any:
-        if due and options.get("async_op"):
+        # A sparse tensor's numbers of elements travel first, and at once.
+        if due and options.get("async_op") and not getattr(arguments[0], "is_sparse", False):
             store.get(due)
         return begin(*arguments, **options)
 
     return late
 
 
+def begin_sparse(tensor: Any, members: int, divisor: float, gather: Callable[..., Any], original: Any) -> Any:
+    gathered: list[Any] = []
+
+    def late(*arguments: Any) -> Any:
+        if due and gathered:
+            store.get(due)
+        gathered.append(gather(*arguments))
+        return gathered[-1]
+
+    return original(tensor, members, divisor, late)
+
+
 if rank:
+    sparse.begin = partial(begin_sparse, original=sparse.begin)
     for call in ("all_reduce", "broadcast", "all_gather", "all_to_all_single", "reduce_scatter"):
         setattr(dist, call, delayed(getattr(dist, call)))
 
