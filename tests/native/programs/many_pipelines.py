@@ -1,4 +1,4 @@
-"""Hundreds of pipelines in one process that nobody closes, as a search for good settings makes them.
+"""Many pipelines in one process that nobody closes, as a search for good settings makes them.
 
 Arguments: the face, `torch`, `loop` (whose outputs hold the pipeline), or `keras`; how many. Neither segments
 nor the memory of the process may grow.
@@ -90,5 +90,5 @@ for number in range(rounds):
     if number == rounds // 3:
         before = resident()
 assert resident() < before + 24, f"{before} MiB after a third, {resident()} MiB at the end"
-assert segments() < 40 * size, segments()
+assert segments() < 20 * size, segments()
 assert len(search.losses) == rounds and all(0 < loss < 20 for loss in search.losses)
