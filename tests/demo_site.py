@@ -99,6 +99,12 @@ class DemoSite:
         """What `carme ... --json` printed."""
         return json.loads(self.carme(*arguments, "--json", user=user).stdout)
 
+    def sbatch(self, *options: str, user: str = "user1") -> int:
+        """The number of a job that sleeps, given to Slurm by itself, so that Carme finds it there."""
+        command = ["sbatch", "--parsable", "--output=/dev/null", "--time=20:00:00", "--mem=100", *options]
+        done = self.run("head", *command, "--chdir=/tmp", "--wrap=sleep 600", user=user)
+        return int(done.stdout.strip().split(";")[0])
+
     def end_all_jobs(self) -> None:
         """Cancel what runs or waits of user1 and user2, and wait until the nodes are free of it."""
         for user in ("user1", "user2"):

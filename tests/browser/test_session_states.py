@@ -61,7 +61,15 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
     log_in(second, demo)
     start(second, "One more", gpus_per_node=0, minutes=20)
     expect(state(second)).to_have_text("Ready")
+    # What Slurm was given by itself has the GPUs that Slurm allotted, however they were asked for.
+    jobs = {demo.sbatch("--gpus=1"): "1 GPU", demo.sbatch("--gpus-per-task=2", "--ntasks=1"): "2 GPUs"}
     second.goto("/")
+    for number, gpus in jobs.items():
+        row = second.locator(f"#job-{number}")
+        expect(row.locator(".state")).to_have_text("Running")
+        expect(row).to_contain_text(re.compile(rf"1 node · {gpus}\b"))
+    total = demo.settings.nodes * demo.settings.gpus
+    expect(second.locator(".supplies")).to_contain_text(f"{total - 4} of {total} free")
     cards = second.locator(".card")
     expect(cards.filter(has_text="Seen from everywhere")).to_have_count(1)
     cards.filter(has_text="Seen from everywhere").get_by_role("link", name=re.compile("^Open")).click()

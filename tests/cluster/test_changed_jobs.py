@@ -52,13 +52,6 @@ def slurms_end(demo: DemoSite, number: int) -> datetime:
     return datetime.fromtimestamp(int(text), UTC)
 
 
-def sbatch(demo: DemoSite, *options: str) -> int:
-    """A job of user1 that Carme knows nothing of."""
-    command = ["sbatch", "--parsable", "--output=/dev/null", "--time=20:00:00", "--mem=100", *options]
-    done = demo.run("head", *command, "--chdir=/tmp", "--wrap=sleep 600", user="user1")
-    return int(done.stdout.strip().split(";")[0])
-
-
 def scontrol(demo: DemoSite, *words: str, user: str | None = None) -> None:
     demo.run("head", "scontrol", *words, user=user)
 
@@ -126,11 +119,11 @@ def test_a_suspended_session_says_so_and_goes_on(demo: DemoSite) -> None:
     ],
 )
 def test_gpus_are_counted_as_slurm_allots_them(demo: DemoSite, options: list[str], gpus: int) -> None:
-    assert seen(demo, sbatch(demo, *options), running=True).gpus == gpus
+    assert seen(demo, demo.sbatch(*options), running=True).gpus == gpus
 
 
 def test_a_job_that_waits_says_what_it_requested_and_what_is_missing(demo: DemoSite) -> None:
-    first = [sbatch(demo, "--gpus=3", "--nodes=1"), sbatch(demo, "--gpus=3", "--nodes=1")]
+    first = [demo.sbatch("--gpus=3", "--nodes=1"), demo.sbatch("--gpus=3", "--nodes=1")]
     for number in first:
         seen(demo, number, running=True)
     requested: list[Any] = ["submit", "--gpus", "2", "--time", "10m", "--", "sleep", "60"]
@@ -146,5 +139,5 @@ def test_a_job_that_waits_says_what_it_requested_and_what_is_missing(demo: DemoS
     assert job.gpus == 2
     assert "1 GPU must become free on n" in job.explanation
     assert any(f"in use by your job {number}" in job.explanation for number in first)
-    other = sbatch(demo, "--gpus-per-task=2", "--ntasks=1")
+    other = demo.sbatch("--gpus-per-task=2", "--ntasks=1")
     assert seen(demo, other, running=False).gpus == 2

@@ -1,6 +1,5 @@
 """`carme compare` for real: equal networks in all frameworks that are installed, and two that take turns."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -46,7 +45,9 @@ def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
 
 
-def test_the_work_of_a_contestant_that_is_unequal_is_void(tmp_path: Path) -> None:
+def test_the_work_of_a_contestant_that_is_unequal_is_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a momentum of its own, its first loss is right and its third is not."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
@@ -54,24 +55,28 @@ def test_the_work_of_a_contestant_that_is_unequal_is_void(tmp_path: Path) -> Non
         "    from carme_runtime.compare import tasks\n"
         "    tasks.MOMENTUM = 0.5\n"
     )
-    sys.path.insert(0, str(tmp_path))
-    try:
-        names = ("torch-gloo", "horovod-face", "keras-torch")
-        compare(tmp_path / "out", *names, "--networks", "tiny", "--ranks", "1", "--rounds", "1")
-    finally:
-        sys.path.remove(str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("torch-gloo", "horovod-face", "keras-torch")
+    compare(tmp_path / "out", *names, "--networks", "tiny", "--ranks", "1", "--rounds", "1")
     rows = {one.contestant: one for one in load(tmp_path / "out/compare.json").rows}
     assert rows["keras-torch"].void.startswith("unequal work: the loss of its step 3 is ")
     assert not rows["torch-gloo"].void and not rows["horovod-face"].void
     assert rows["keras-torch"].void in (tmp_path / "out/compare.html").read_text()
 
 
-def test_a_comparison_in_which_all_are_void_fails_and_says_why(tmp_path: Path) -> None:
-    lacking = next((name for name in ("horovod", "mxnet") if not importlib.util.find_spec(name)), None)
-    if lacking != "horovod":
-        pytest.skip("all contestants are installed")
-    out = compare(tmp_path / "out", "horovod", code=1)
-    assert "All rows are void, so nothing was measured." in out and "not installed: horovod" in out
+def test_a_comparison_in_which_all_are_void_fails_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One contestant needs a module whose name no module can have, so it is installed nowhere."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from carme_runtime.compare.contestants import CONTESTANTS, Contestant\n"
+        "CONTESTANTS['nowhere'] = Contestant(\n"
+        "    'nowhere', 'Installed nowhere', 'torch', 'torch_ddp', ('torch', 'no-module')\n"
+        ")\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    out = compare(tmp_path / "out", "nowhere", code=1)
+    assert "All rows are void, so nothing was measured." in out and "not installed: no-module" in out
     assert json.loads((tmp_path / "out/compare.json").read_text())["rows"][0]["status"] == "void"
 
 

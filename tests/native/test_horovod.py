@@ -85,6 +85,11 @@ def test_operations(launcher, nodes):
     launcher.run("horovod_operations", nodes, per_node)
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1]], ids=["one node", "two nodes"])
+def test_no_name_is_given_to_two_operations_at_once(launcher, nodes):
+    launcher.run("horovod_names", nodes, "two nodes" if any(nodes) else "one node")
+
+
 @pytest.mark.parametrize("nodes", NODES, ids=NAMES)
 @pytest.mark.parametrize("kind", ["plain", "join"])
 def test_training_is_that_of_one_process(launcher, nodes, kind):

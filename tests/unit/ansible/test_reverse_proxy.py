@@ -6,12 +6,13 @@ these are far too small: whatever a location inherits fails at once, and "for an
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -140,6 +141,65 @@ def configure(folder: Path, port: int, backend: int) -> None:
         text = "".join(line for line in text.splitlines(keepends=True) if "listen [::]" not in line)
     (folder / "carme.conf").write_text(text)
     (folder / "nginx.conf").write_text(MAIN.format(folder=folder))
+
+
+@dataclass
+class Block:
+    """A block of nginx's configuration: what it says itself, and the blocks in it."""
+
+    name: str
+    own: dict[str, str] = field(default_factory=dict)
+    inner: list["Block"] = field(default_factory=list)
+
+    def locations(self, inherited: dict[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
+        """Those that pass requests on, with all that holds in them; what `inherited` says holds around it."""
+        valid = inherited | self.own
+        if "proxy_pass" in self.own:
+            yield self.name, valid
+        for block in self.inner:
+            yield from block.locations(valid)
+
+
+def read(text: str) -> Block:
+    """nginx's configuration; of a directive that stands there several times, the last."""
+    stack, words = [Block("")], list[str]()
+    for word in re.findall(r"""#[^\n]*|"[^"]*"|'[^']*'|[{};]|[^\s{};]+""", text):
+        match word:
+            case "{":
+                stack[-1].inner.append(Block(" ".join(words)))
+                stack.append(stack[-1].inner[-1])
+            case "}":
+                stack.pop()
+            case ";":
+                stack[-1].own[words[0]] = " ".join(words[1:])
+            case _:
+                words += [] if word.startswith("#") else [word]
+                continue
+        words = []
+    assert len(stack) == 1
+    return stack[0]
+
+
+def seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text.strip()).groups()  # pyright: ignore
+    return int(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+
+
+def test_no_location_ends_what_is_silent_for_an_hour(tmp_path: Path) -> None:
+    configure(tmp_path, 8443, 8100)
+    text = (tmp_path / "carme.conf").read_text()
+    found = dict(read(text).locations({}))
+    assert len(found) == len(re.findall(r"^\s*proxy_pass ", text, re.MULTILINE)) > 5
+    limits = ("client_body_timeout", "send_timeout", "proxy_read_timeout", "proxy_send_timeout")
+    # What is not set holds from nginx.conf, where it may be anything.
+    short = {
+        (name, limit)
+        for name, valid in found.items()
+        for limit in limits
+        if seconds(valid.get(limit, "0s")) < 3600
+    }
+    # The portal answers at once who may enter.
+    assert short == {("location = /internal/enter", "proxy_read_timeout")}
 
 
 @pytest.fixture

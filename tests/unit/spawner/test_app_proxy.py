@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import shutil
+import struct
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,9 +20,12 @@ from tornado import httpserver, netutil, web, websocket
 from yarl import URL
 
 from carme_spawner.names import ServerResolver
+from patience import HANG
 
 from .conftest import Site, eventually
 
+CLOCK = Path(__file__).parents[2] / "simulated_clock.c"
+HOUR = 3600
 JOB = str(5_000_000 + os.getpid())
 FOLDER = Path(f"/tmp/carme-{JOB}/apps")
 PLACE = "/jupyter/user/ada/s1/app/echo"
@@ -122,6 +127,7 @@ class Browser:
     client: aiohttp.ClientSession
     server: str
     token: str
+    hours: Path  # what lets them pass for the session's server
 
     def url(self, rest: str) -> URL:
         return URL(f"{self.server}{PLACE}{rest}", encoded=True)
@@ -150,9 +156,21 @@ async def app(path: Path) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def browser(site: Site) -> AsyncIterator[Browser]:
+def clock(tmp_path: Path) -> Path:
+    """A library that lets hours pass for the session's server."""
+    library = tmp_path / "simulated_clock.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, CLOCK, "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture
+async def browser(site: Site, clock: Path) -> AsyncIterator[Browser]:
+    hours = clock.with_name("hours")
+    hours.write_bytes(struct.pack("q", 0))
     site.broker.command = [
         "env",
+        f"LD_PRELOAD={clock}",
+        f"SIMULATED_HOURS={hours}",
         f"SLURM_JOB_ID={JOB}",
         sys.executable,
         "-s",
@@ -168,7 +186,7 @@ async def browser(site: Site) -> AsyncIterator[Browser]:
         app(FOLDER / "echo.sock"),
         aiohttp.ClientSession(connector=connector, headers=headers, auto_decompress=False) as client,
     ):
-        yield Browser(client, site.routes["/jupyter/user/ada/s1/"]["target"], site.token(100))
+        yield Browser(client, site.routes["/jupyter/user/ada/s1/"]["target"], site.token(100), hours)
     process = site.broker.processes[100]
     if process.returncode is None:
         process.terminate()
@@ -192,6 +210,7 @@ async def test_bodies_and_websockets_of_any_length_and_kind(browser: Browser) ->
     await bodies_of_any_length_go_through_both_ways(browser)
     await a_websocket_speaks_the_subprotocol_that_the_app_took(browser)
     await either_side_may_refuse_or_close_a_websocket(browser)
+    await more_than_an_hour_of_silence_ends_nothing(browser)
 
 
 async def an_app_sees_the_address_as_it_was_sent(browser: Browser) -> None:
@@ -318,3 +337,22 @@ async def either_side_may_refuse_or_close_a_websocket(browser: Browser) -> None:
         await channel.close(code=4000, message=b"enough")
     async with asyncio.timeout(60):
         assert await Channel.closed == (4000, "enough")
+
+
+async def more_than_an_hour_of_silence_ends_nothing(browser: Browser) -> None:
+    Echo.gone = asyncio.Event()
+    reply = await browser.ask("GET", "/x?do=wait")
+    assert await reply.content.readany() == b"data: first\n\n"
+    async with browser.channel("/ws") as channel:
+        await channel.receive_json()
+        browser.hours.write_bytes(struct.pack("q", HOUR + 60))
+        # Its timers are due when the server wakes, and what they begin when it wakes the next time.
+        for _ in range(3):
+            async with browser.ask("GET", "/x") as other:
+                assert other.status == 200
+        await channel.send_str("still here")
+        assert await channel.receive_str(timeout=HANG) == "still here"
+    assert not Echo.gone.is_set()
+    Echo.gone.set()
+    async with asyncio.timeout(HANG):
+        assert await reply.read() == b""  # which would fail, had anybody ended it

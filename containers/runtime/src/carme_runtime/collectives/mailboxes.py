@@ -6,20 +6,24 @@ while somebody sends. So no order of sending and receiving can block, as long as
 many slots at a time as there are.
 """
 
+import gc
 import time
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 
 from carme_runtime import activity, profile
+from carme_runtime.collectives.core import load
 from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.collectives.group import Group
 
 _ALIGNMENT = 128
 _LOOK_MS = 200  # between two looks at whether the others still run
 _QUEUE = 7
+_COLLECT_FROM = 8  # mailboxes that somebody seems to have
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,28 @@ class Box:
         return -(-self.size // _ALIGNMENT) * _ALIGNMENT
 
 
+@dataclass
+class _Made:
+    """The mailboxes of a context on this rank.
+
+    Args:
+        living: Those that somebody has.
+        dropped: Of the others, which nobody has closed: their segments by rank.
+        collect_at: How many must be living before garbage is collected.
+    """
+
+    living: "weakref.WeakSet[Mailboxes]" = field(default_factory=weakref.WeakSet)
+    dropped: list[dict[int, int]] = field(default_factory=list)
+    collect_at: int = _COLLECT_FROM
+
+
+_made: "weakref.WeakKeyDictionary[Any, _Made]" = weakref.WeakKeyDictionary()
+
+
 class Mailboxes:
     """The boxes of a group; all its members make it with the same boxes, in the same order.
+
+    Its memory is given up with `close`, or after nobody has it any more, with `free_dropped`.
 
     Args:
         context: The transport's.
@@ -70,6 +94,10 @@ class Mailboxes:
                 ends[rank] += box.slots * box.room
         self._numbers = self._segments(max(ends[self._me], 1))
         self._memory = context.segment_array(self._numbers[self._me])
+        made = _made.setdefault(context, _Made())
+        made.living.add(self)
+        self._drop = weakref.finalize(self, made.dropped.append, self._numbers)
+        self._drop.atexit = False
         self._put = dict.fromkeys(self._boxes, 0)
         self._taken = dict.fromkeys(self._boxes, 0)
 
@@ -86,8 +114,6 @@ class Mailboxes:
         return dict(zip(self._group.ranks, map(int, everyone), strict=True))
 
     def _alloc(self, size: int) -> int:
-        from carme_runtime.collectives.core import load
-
         last = load().SEGMENTS - 1
         for number in range(last, 0, -1):
             try:
@@ -100,6 +126,7 @@ class Mailboxes:
     def close(self) -> None:
         """Give the memory up, when all members have come here."""
         self._group.barrier(timeout=self._timeout)
+        self._drop.detach()
         self._context.segment_delete(self._numbers[self._me])
 
     def slot(self, name: Any) -> Any:
@@ -168,6 +195,36 @@ class Mailboxes:
         context.notify_reset(number, notification)
         if profile.recorder:
             profile.recorder.add(profile.WAITING, f"message from rank {other}", started)
+
+
+def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
+    """Give up the memory of mailboxes that none of their ranks has any more, and none has closed.
+
+    One rank alone cannot do that: others may still write there. So all members of `group` call this
+    together. What a rank outside of it is in stays.
+
+    Args:
+        context: The transport's.
+        group: For no other use meanwhile.
+        timeout: Milliseconds after which waiting is given up; -1: never.
+    """
+    made = _made.setdefault(context, _Made())
+    if len(made.living) >= made.collect_at:
+        gc.collect()  # a model and what is attached to it hold each other
+        made.collect_at = max(_COLLECT_FROM, 2 * len(made.living))
+    dropped = list(made.dropped)
+    if not context.wait(_QUEUE, timeout):  # what this rank wrote into the others' memory
+        raise Timeout("Messages did not arrive in time.", "See what the other ranks do.")
+    me = group.ranks[group.index]
+    mine = numpy.zeros(load().SEGMENTS, numpy.uint8)
+    mine[[numbers[me] for numbers in dropped]] = 1
+    everyone = numpy.zeros(group.size * len(mine), numpy.uint8)
+    group.allgather(everyone, mine, timeout=timeout)
+    dropped_by = dict(zip(group.ranks, everyone.reshape(group.size, -1), strict=True))
+    for numbers in dropped:
+        if all(rank in dropped_by and dropped_by[rank][number] for rank, number in numbers.items()):
+            context.segment_delete(numbers[me])
+            made.dropped.remove(numbers)
 
 
 def _activity() -> str:

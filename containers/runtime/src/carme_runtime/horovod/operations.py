@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
-from carme_runtime.horovod.handles import Differentiable, begun, no_gradients, synchronize, together
+from carme_runtime.horovod.handles import Differentiable, begun, named, no_gradients, synchronize, together
 from carme_runtime.horovod.notes import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, DTYPES, note, number_of_type
 from carme_runtime.horovod.process_sets import Members, ProcessSet, members_of
 
@@ -46,11 +46,12 @@ def allgather_async(
 ) -> int:
     """Begin to lay the tensors of all ranks one after the other along their first dimension."""
     source, members = has_rows("allgather", tensor), members_of(process_set)
+    own_name = named("allgather", name, members)
     note(members, ALLGATHER)
     rows = _tell(source, members)
     result = source.new_empty((sum(rows), *source.shape[1:]))
     work = dist.all_gather(list(result.split(rows)), source, members.group, async_op=True)
-    return begun([work], lambda: result, name)
+    return begun([work], lambda: result, own_name)
 
 
 def allgather(
@@ -80,7 +81,8 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet | None = None
 ) -> int:
     """Begin to gather several tensors, each as `allgather_async` does; `synchronize` returns a list."""
-    return together([allgather_async(tensor, name, process_set) for tensor in tensors], name)
+    own_name = named("grouped_allgather", name, members_of(process_set))
+    return together([allgather_async(tensor, None, process_set) for tensor in tensors], own_name)
 
 
 def grouped_allgather(
@@ -98,9 +100,10 @@ def broadcast_async_(
     """Begin to give all ranks the root's tensor, in place. `root_rank` counts the ranks of the run."""
     members = members_of(process_set)
     members.number_of(root_rank, "root_rank")
+    own_name = named("broadcast", name, members)
     note(members, BROADCAST)
     work = dist.broadcast(tensor.detach(), root_rank, members.group, async_op=True)
-    return begun([work], lambda: tensor, name)
+    return begun([work], lambda: tensor, own_name)
 
 
 def broadcast_async(
@@ -151,6 +154,7 @@ def _exchange(
 ) -> int:
     source, members = has_rows("alltoall", tensor), members_of(process_set)
     given = _splits_of(source, splits, members.size)
+    own_name = named("alltoall", name, members)
     note(members, ALLTOALL)
     _tell(source, members)
     received = torch.empty_like(given)
@@ -160,7 +164,7 @@ def _exchange(
     work = dist.all_to_all_single(
         result, sent, received.tolist(), given.tolist(), group=members.group, async_op=True
     )
-    return begun([work], lambda: (result, received.to(torch.int32)) if with_counts else result, name)
+    return begun([work], lambda: (result, received.to(torch.int32)) if with_counts else result, own_name)
 
 
 def _splits_of(source: torch.Tensor, splits: Splits, size: int) -> torch.Tensor:

@@ -12,7 +12,16 @@ import torch.distributed as dist
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.horovod.compression import Compression
-from carme_runtime.horovod.handles import Differentiable, Grouped, begun, no_gradients, synchronize, together
+from carme_runtime.horovod.handles import (
+    Differentiable,
+    Grouped,
+    Name,
+    begun,
+    named,
+    no_gradients,
+    synchronize,
+    together,
+)
 from carme_runtime.horovod.notes import ALLGATHER, ALLREDUCE, REDUCESCATTER, note, number_of_type
 from carme_runtime.horovod.operations import allgather, has_rows
 from carme_runtime.horovod.process_sets import Members, ProcessSet, members_of
@@ -122,7 +131,7 @@ def _reduce(
     results: Sequence[torch.Tensor],
     scaled: _Scaled,
     members: Members,
-    name: str | None,
+    name: Name | None,
     finish: Callable[[], Any],
 ) -> int:
     """Begin to reduce `tensors` into `results`; those of one type and device travel together."""
@@ -169,7 +178,8 @@ def allreduce_async(
     """Begin to reduce a tensor over all ranks; `synchronize` returns a new tensor."""
     result, members = _room_for(tensor), members_of(process_set)
     scaled = _Scaled(_op(average, op), prescale_factor, postscale_factor, members)
-    return _reduce([tensor], [result], scaled, members, name, lambda: result)
+    own_name = named("allreduce", name, members)
+    return _reduce([tensor], [result], scaled, members, own_name, lambda: result)
 
 
 def allreduce_async_(
@@ -184,7 +194,8 @@ def allreduce_async_(
     """Begin to reduce a tensor over all ranks, in place."""
     members = members_of(process_set)
     scaled = _Scaled(_op(average, op), prescale_factor, postscale_factor, members)
-    return _reduce([tensor], [tensor], scaled, members, name, lambda: tensor)
+    own_name = named("allreduce", name, members)
+    return _reduce([tensor], [tensor], scaled, members, own_name, lambda: tensor)
 
 
 def allreduce_(
@@ -215,12 +226,13 @@ def allreduce(
     """The tensor reduced over all ranks; its gradient is reduced the same way."""
     chosen = _op(average, op)
 
-    def run(given: torch.Tensor) -> torch.Tensor:
+    def run(given: torch.Tensor, own_name: str | None = None) -> torch.Tensor:
         small, ctx = compression.compress(given)
-        handle = allreduce_async(small, None, name, chosen, prescale_factor, postscale_factor, process_set)
+        factors = prescale_factor, postscale_factor
+        handle = allreduce_async(small, None, own_name, chosen, *factors, process_set)
         return compression.decompress(synchronize(handle), ctx)
 
-    return Differentiable.apply(tensor, run, run)  # pyright: ignore
+    return Differentiable.apply(tensor, lambda given: run(given, name), run)  # pyright: ignore
 
 
 def sparse_allreduce_async(
@@ -239,10 +251,11 @@ def sparse_allreduce_async(
         raise InvalidCall("sparse_allreduce_async got a dense tensor.", "Use allreduce_async.")
     if (chosen := _op(None, op)) not in (Average, Sum):
         raise InvalidCall(f"sparse_allreduce_async got op={op!r}.", "Choose Average or Sum.")
+    own_name = named("sparse_allreduce", name, members)
     result = tensor.detach().coalesce().clone()
     note(members, ALLGATHER)
     work = dist.all_reduce(result, TORCH_OPS[chosen], members.group, async_op=True)
-    return begun([work], lambda: result, name)
+    return begun([work], lambda: result, own_name)
 
 
 def grouped_allreduce_async(
@@ -257,7 +270,8 @@ def grouped_allreduce_async(
     """Begin to reduce several tensors as one; `synchronize` returns a list of new ones."""
     results, members = [_room_for(tensor) for tensor in tensors], members_of(process_set)
     scaled = _Scaled(_op(average, op), prescale_factor, postscale_factor, members)
-    return _reduce(tensors, results, scaled, members, name, lambda: results)
+    own_name = named("grouped_allreduce", name, members)
+    return _reduce(tensors, results, scaled, members, own_name, lambda: results)
 
 
 def grouped_allreduce_async_(
@@ -272,7 +286,8 @@ def grouped_allreduce_async_(
     """Begin to reduce several tensors as one, in place."""
     held, members = list(tensors), members_of(process_set)
     scaled = _Scaled(_op(average, op), prescale_factor, postscale_factor, members)
-    return _reduce(held, held, scaled, members, name, lambda: held)
+    own_name = named("grouped_allreduce", name, members)
+    return _reduce(held, held, scaled, members, own_name, lambda: held)
 
 
 def grouped_allreduce_(
@@ -303,23 +318,16 @@ def grouped_allreduce(
     """Several tensors reduced over all ranks as one; their gradients are reduced the same way."""
     chosen = _op(average, op)
 
-    def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(given: Sequence[torch.Tensor], own_name: str | None = None) -> list[torch.Tensor]:
         small = [compression.compress(tensor) for tensor in given]
-        handle = grouped_allreduce_async(
-            [tensor for tensor, _ in small],
-            None,
-            name,
-            chosen,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
+        inputs, factors = [tensor for tensor, _ in small], (prescale_factor, postscale_factor)
+        handle = grouped_allreduce_async(inputs, None, own_name, chosen, *factors, process_set)
         return [
             compression.decompress(result, ctx)
             for result, (_, ctx) in zip(synchronize(handle), small, strict=True)
         ]
 
-    return list(Grouped.apply(run, *tensors))  # pyright: ignore
+    return list(Grouped.apply(run, name, *tensors))  # pyright: ignore
 
 
 def reducescatter_async(
@@ -332,6 +340,7 @@ def reducescatter_async(
 ) -> int:
     """Begin to reduce a tensor over all ranks, of which each gets some rows: the first ranks one more."""
     source, members = has_rows("reducescatter", tensor), members_of(process_set)
+    own_name = named("reducescatter", name, members)
     scaled = _Scaled(_op(None, op), prescale_factor, postscale_factor, members)
     count, size = source.shape[0], members.size
     rows = [count // size + (index < count % size) for index in range(size)]
@@ -345,7 +354,7 @@ def reducescatter_async(
         work = dist.reduce_scatter(
             result, list(source.split(rows)), TORCH_OPS[by], members.group, async_op=True
         )
-    return begun([work], lambda: scaled.end(result), name)
+    return begun([work], lambda: scaled.end(result), own_name)
 
 
 def reducescatter(
@@ -380,11 +389,12 @@ def grouped_reducescatter_async(
     process_set: ProcessSet | None = None,
 ) -> int:
     """Begin to reduce several tensors as `reducescatter_async` does; `synchronize` returns a list."""
+    own_name = named("grouped_reducescatter", name, members_of(process_set))
     handles = [
-        reducescatter_async(tensor, name, op, prescale_factor, postscale_factor, process_set)
+        reducescatter_async(tensor, None, op, prescale_factor, postscale_factor, process_set)
         for tensor in tensors
     ]
-    return together(handles, name)
+    return together(handles, own_name)
 
 
 def grouped_reducescatter(

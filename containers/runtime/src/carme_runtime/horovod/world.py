@@ -37,6 +37,7 @@ class World:
     made_optimizers: int = 0
     process_sets: dict[int, Any] = field(default_factory=dict)
     made_process_sets: int = 0
+    names: dict[Any, Any] = field(default_factory=dict)  # of operations under way, see `handles.Name`
 
 
 _world: World | None = None

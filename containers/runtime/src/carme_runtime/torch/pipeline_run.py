@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from carme_runtime.collectives import Group, links
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
+from carme_runtime.collectives.mailboxes import free_dropped
 from carme_runtime.graph import Graph, Links
 from carme_runtime.graph.files import from_json, to_json
 from carme_runtime.pipeline import Plan
@@ -44,6 +45,7 @@ class Run:
             self.timeout = world.limit
             self.context, self.everyone = world.another_group()
             self.rank, self.size = self.everyone.index, self.everyone.size
+            free_dropped(self.context, self.everyone, self.timeout)
 
     def group(self, ranks: Sequence[int]) -> Group | None:
         """Of these ranks; None where this one is alone, or not of them."""

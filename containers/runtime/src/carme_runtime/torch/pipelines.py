@@ -462,7 +462,10 @@ class Pipeline:
         )
 
     def close(self) -> None:
-        """Give up the memory of messages. All ranks call it together."""
+        """Give up the memory of messages now. All ranks call it together.
+
+        Without it that memory goes after all ranks have let go of this object, with the next pipeline.
+        """
         forget_clipping(self)
         self._passes.close()
 
