@@ -1,6 +1,5 @@
 """The comparison of frameworks: figures, what is void, what is marked, reports and bad input."""
 
-import argparse
 import dataclasses
 import json
 import os
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from carme.cli.compare import add as add_to_carme
 from carme_runtime.compare import checks, command, differences, entries, figures, report, results, verdict
 from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
 from carme_runtime.compare.door import Door, Line, Lost, come_in
@@ -273,16 +271,6 @@ def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--list", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in shown["contestants"]] == list(CONTESTANTS)
-
-
-def test_carme_compare_has_the_same_options() -> None:
-    carme = argparse.ArgumentParser()
-    add_to_carme(carme.add_subparsers())
-    shared = vars(carme.parse_args(["compare"]))
-    own = vars(command.parser().parse_args([]))
-    assert {name: value for name, value in shared.items() if name != "run"} == {
-        name: value for name, value in own.items() if name != "program"
-    }
 
 
 def test_lines_that_a_user_writes_are_counted() -> None:
