@@ -25,7 +25,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("same everywhere")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _before = pytest.StashKey[dict[str, Any]]()
 
 

@@ -79,11 +79,13 @@ def test_an_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
         assert found.low <= found.median <= found.high
         held += found.low <= 10 <= found.high
     assert 88 <= held <= 100
-    assert figures.estimate([4.0]) == figures.Estimate(4.0, 4.0, 4.0)
+    assert figures.estimate([4.0]) == figures.Estimate(4.0, 4.0, 4.0, has_interval=False)
 
 
 def test_rounds_that_only_one_has_do_not_count() -> None:
-    assert figures.ratio({1: 4.0, 2: 100.0}, {1: 2.0, 3: 1.0}) == figures.Estimate(2.0, 2.0, 2.0)
+    assert figures.ratio({1: 4.0, 2: 100.0}, {1: 2.0, 3: 1.0}) == figures.Estimate(
+        2.0, 2.0, 2.0, has_interval=False
+    )
     assert figures.ratio({1: 4.0}, {2: 4.0}) is None
 
 
@@ -184,6 +186,17 @@ def test_contestants_that_cannot_be_distinguished_are_level(result: Result) -> N
     result.rows += [row("torch-carme", "mlp", 2, 0.5501)]
     assert "level with" in verdict.sentences(result)[0]
     assert "level)" in report.text(result)
+
+
+def test_one_round_gives_no_interval(result: Result) -> None:
+    for each in result.rows:
+        each.turns = each.turns[:1]
+    fastest, _, trust = verdict.sentences(result)
+    assert "PyTorch, parallelize is fastest, level with PyTorch DDP, Gloo" in fastest
+    assert "one round gives no spread, so no difference is certain (give more with --rounds)" in trust
+    assert "known to" not in trust
+    assert "1.33 (unknown, level)" in report.text(result)
+    assert "faster" not in (shown := differences.difference(result, result)) and "slower" not in shown
 
 
 def test_a_result_survives_its_file(result: Result, tmp_path: Path) -> None:
