@@ -172,6 +172,11 @@ def test_models_trained_one_after_the_other_give_their_memory_back(launcher, how
     launcher.run("many_models", [0, 0], how)
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_runs_that_a_process_has_left_take_nothing(launcher, tmp_path, nodes):
+    launcher.run("left_runs", nodes, str(tmp_path))
+
+
 @pytest.mark.timeout(1000)  # a busy machine lets ranks wait for each other, many thousand times
 @pytest.mark.parametrize("face", ["parallelize", "horovod"])
 def test_a_thousand_models_take_no_more_memory_than_a_few(launcher, face):
