@@ -32,7 +32,7 @@ def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Call
     keep("5-ready")
 
     page.get_by_role("link", name="Open JupyterLab").click()
-    expect(page.locator(".jp-Launcher")).to_be_visible(timeout=120_000)
+    expect(page.locator(".jp-Launcher")).to_be_visible()
     keep("6-jupyterlab")
     page.locator('.jp-LauncherCard[data-category="Notebook"]').first.click()
     cell = page.locator(".jp-Notebook .jp-CodeCell .cm-content").first

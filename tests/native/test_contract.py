@@ -193,7 +193,7 @@ def test_an_environment_that_makes_no_sense_is_explained(environment, word):
 
 @over_gpi2
 def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
-    ranks = over.start("until_killed", [0, 0, 0], "1", "go-on")
+    ranks = over.start("until_killed", [0, 0, 0], "1", "1500", "go-on")
     for process in ranks.processes:
         assert process.stdout.readline().startswith("ready")
     ranks.processes[1].kill()
