@@ -3,7 +3,6 @@
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 # A core that cannot be imported fails the suite here, instead of leaving it empty.
 import carme_runtime._core  # noqa: F401
@@ -128,12 +128,6 @@ class Launcher:
         codes = ranks.finish()
         assert codes == [0] * len(nodes), ranks.said()
         return ranks
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import socket
 import time
 
 import pytest
+from free_ports import free_port
 
 from patience import HANG
 
@@ -111,9 +112,7 @@ def test_several_nodes_need_a_key(launcher):
 
 
 def test_who_says_nothing_keeps_nobody_waiting(launcher):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     silent = []
 
     def knock_before_rank_1(rank):
@@ -147,9 +146,7 @@ HELLO = b"CARMERT1<" + b"\0" * 40
     ids=["scan", "http", "truncated", "no proof", "wrong proof", "noise"],
 )
 def test_unauthenticated_peers_do_not_disturb_and_are_reported(launcher, garbage, why):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def knock():
         stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
