@@ -23,7 +23,7 @@ def free_port() -> int:
 
 @functools.cache
 def _numbers() -> Iterator[int]:
-    """Numbers that no other process that runs tests has, of this run or of another one, until this one ends."""
+    """Numbers that no other process that runs tests has, of this run or another, until this one ends."""
     for first in range(_FIRST, _FIRST + _RANGES * _EACH, _EACH):
         mark = socket.socket(socket.AF_UNIX)
         try:
