@@ -67,7 +67,7 @@ def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
 
     page.goto(address(demo, name, "terminal"))
     terminal = page.locator(".jp-Terminal .xterm-screen")
-    expect(terminal).to_be_visible(timeout=120_000)
+    expect(terminal).to_be_visible()
     terminal.click()
     page.keyboard.type("python3 ~/webapp.py & echo job $SLURM_JOB_ID >~/from-terminal\n")
     assert re.fullmatch(r"job \d+", written("from-terminal"))
@@ -98,10 +98,10 @@ def test_vs_code_and_its_terminal(
     trust = page.get_by_role("button", name="Yes, I trust the authors")
     page.add_locator_handler(trust, lambda: trust.click())
     page.goto(address(demo, name, "vscode"))
-    expect(page.locator(".monaco-workbench .explorer-viewlet")).to_be_visible(timeout=120_000)
+    expect(page.locator(".monaco-workbench .explorer-viewlet")).to_be_visible()
     page.keyboard.press("Control+`")
     terminal = page.locator(".terminal-wrapper .xterm-screen").first
-    expect(terminal).to_be_visible(timeout=60_000)
+    expect(terminal).to_be_visible()
     terminal.click()
     page.keyboard.type("echo job $SLURM_JOB_ID >~/from-vscode\n")
     assert re.fullmatch(r"job \d+", written("from-vscode"))

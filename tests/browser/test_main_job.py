@@ -49,7 +49,7 @@ def test_train_over_two_nodes_by_clicking(page: Page, demo: DemoSite, keep: Call
     card = page.locator(".card").filter(has_text="Digits on four GPUs")
     expect(card.locator(".state")).to_have_text("Ready")
     card.get_by_role("link", name=re.compile("^Open")).click()
-    expect(page.locator(".jp-Launcher")).to_be_visible(timeout=120_000)
+    expect(page.locator(".jp-Launcher")).to_be_visible()
     keep("6-jupyterlab")
     page.locator('.jp-LauncherCard[data-category="Notebook"]').first.click()
     cell = page.locator(".jp-Notebook .jp-CodeCell .cm-content").first

@@ -9,6 +9,7 @@ import pytest
 from carme.jobs import Job
 from carme.sessions import Ending, Session, SessionState
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "20"}
 
@@ -32,7 +33,7 @@ def becomes(demo: DemoSite, name: str, state: SessionState) -> Session:
         complete = state is not SessionState.READY or found.ends is not None
         return found if found.state is state and complete else None
 
-    return wait_until(f"session {name} is {state}", session, timeout=240)
+    return wait_until(f"session {name} is {state}", session)
 
 
 def seen(demo: DemoSite, number: int, *, running: bool) -> Job:
@@ -59,7 +60,7 @@ def scontrol(demo: DemoSite, *words: str, user: str | None = None) -> None:
 def test_a_session_stays_known_when_its_job_gets_other_words(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(OPTIONS)
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         address = visitor.open(name)
         number = known(demo, name).job_id
         job = f"jobid={number}"
@@ -67,9 +68,7 @@ def test_a_session_stays_known_when_its_job_gets_other_words(demo: DemoSite) -> 
         scontrol(demo, "update", job, "comment=site accounting: ok")
         scontrol(demo, "update", job, "admincomment=carme/1 kind=batch image= key=0")
         scontrol(demo, "update", job, "timelimit=25")
-        wait_until(
-            "the broker has seen it", lambda: known(demo, name).ends == slurms_end(demo, number), timeout=60
-        )
+        wait_until("the broker has seen it", lambda: known(demo, name).ends == slurms_end(demo, number))
         session = known(demo, name)
         assert (session.state, session.job_id, session.owner) == (SessionState.READY, number, "user1")
         assert visitor.session(name).state == "ready"
@@ -86,25 +85,25 @@ def test_a_session_stays_known_when_its_job_gets_other_words(demo: DemoSite) -> 
 def test_a_suspended_session_says_so_and_goes_on(demo: DemoSite) -> None:
     with demo.visitor("user1") as visitor:
         name = visitor.start(OPTIONS)
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         before = becomes(demo, name, SessionState.READY)
         scontrol(demo, "suspend", str(before.job_id))
         try:
             reported = becomes(demo, name, SessionState.SUSPENDED)
             assert reported.sentence.startswith("An administrator suspended the session")
             assert reported.ends is None
-            visitor.wait(name, "suspended", timeout=30)
+            visitor.wait(name, "suspended", timeout=HANG)
             # What is suspended for a second only would not move Slurm's end, which is in whole seconds.
             begun = datetime.now(UTC)
             wait_until("some seconds have passed", lambda: datetime.now(UTC) > begun + timedelta(seconds=3))
         finally:
             scontrol(demo, "resume", str(before.job_id))
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         after = becomes(demo, name, SessionState.READY)
         assert after.ends == slurms_end(demo, before.job_id)
         assert before.ends is not None and after.ends is not None and after.ends > before.ends
         visitor.stop(name)
-        visitor.wait(name, "ended", timeout=60)
+        visitor.wait(name, "ended", timeout=HANG)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def definition() -> str:
 def built(visitor: Visitor, page: str) -> str:
     """The page of an image whose build has ended."""
     address = f"{visitor.url}{page}"
-    wait_until("the image is built", lambda: ">Being built<" not in visitor.fetch(address).text, timeout=240)
+    wait_until(
+        "the image is built", lambda: ">Being built<" not in visitor.fetch(address).text, timeout=2 * HANG
+    )
     return visitor.fetch(address).text
 
 

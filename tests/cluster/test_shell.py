@@ -9,6 +9,7 @@ import pytest
 
 from carme.jobs import JobState
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 TOKEN = secrets.token_hex(16)
 
@@ -55,7 +56,7 @@ def session(demo: DemoSite) -> Iterator[str]:
     options = {"image": "base", "nodes": "2", "gpus_per_node": "1", "minutes": "10", "title": "Shell"}
     with demo.visitor("user1") as visitor:
         name = visitor.start(options)
-        visitor.wait(name, "ready", timeout=120)
+        visitor.wait(name, "ready", timeout=HANG)
         # On a busy machine the broker may still see the job wait.
         wait_until("its job runs", lambda: demo.carme_json("session", "show", name)["ends"])
         yield name

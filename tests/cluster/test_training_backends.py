@@ -70,7 +70,7 @@ def session(demo: DemoSite, image: str, script: Path | None = None) -> Iterator[
 
 def trained(kernel: NotebookKernel, backend: str, how: str) -> str:
     """A hash of the trained model's bits."""
-    cell = kernel.run(f"!carme-run -n 2 data_parallel.py {backend} {how}", timeout=300)
+    cell = kernel.run(f"!carme-run -n 2 data_parallel.py {backend} {how}", timeout=2 * HANG)
     found = re.search(r"RESULT ([0-9a-f]{64})", cell.output)
     assert found, cell.output[-3000:]
     return found[1]
@@ -98,7 +98,7 @@ def test_a_keras_script_has_the_same_losses_on_any_number_of_ranks(demo: DemoSit
     with session(demo, image) as kernel:
         losses: dict[int, list[float]] = {}
         for ranks in (1, 2, 4):
-            cell = kernel.run(f"!carme-run -n {ranks} {KERAS} --epochs 2", timeout=300)
+            cell = kernel.run(f"!carme-run -n {ranks} {KERAS} --epochs 2", timeout=2 * HANG)
             assert f"{ranks} ranks, Keras 3" in cell.output, cell.output[-3000:]
             assert f"on {image}" in cell.output
             losses[ranks] = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", cell.output)]
@@ -114,7 +114,7 @@ def test_srun_alone_starts_ranks_over_two_nodes_of_a_job(demo: DemoSite) -> None
     line = f"CARME_KEY_FILE=$CARME_JOB_FOLDER/fabric.key exec srun --nodes=2 --ntasks-per-node=1 {inside}"
     options = ["--json", "--time", "10m", "--nodes", "2"]
     job_id = json.loads(demo.carme("submit", *options, "--", "sh", "-c", line).stdout)["job_id"]
-    message = demo.carme("logs", "--follow", str(job_id), timeout=300).stdout
+    message = demo.carme("logs", "--follow", str(job_id), timeout=2 * HANG).stdout
     assert "2 ranks, Keras 3" in message
     assert len(re.findall(r"loss \d+\.\d+", message)) == 1
 
@@ -135,7 +135,7 @@ def test_an_unmodified_horovod_script_trains_as_in_one_process(
         message = ""
         for ranks in (1, 2, 4):
             run = f"!carme-run --backend {backend} -n {ranks} {script} {ranks}.{suffix}"
-            message += kernel.run(run, timeout=300).output
+            message += kernel.run(run, timeout=2 * HANG).output
         cell = kernel.run(COMPARE[image] + "print('RESULT', *places)", timeout=HANG)
         kernel.run(f"!rm -f [124].{suffix}", timeout=HANG)
         assert f"RESULT {TWO} {FOUR}" in cell.output, message + cell.output + cell.error
@@ -151,7 +151,7 @@ def test_horovods_own_commands_need_no_ssh(demo: DemoSite) -> None:
                 # Both fill a host before they go to the next one.
                 hosts = "n1:1,n2:1" if ranks == 2 else "n1:2,n2:2"
                 run = f"!{launcher} {ranks} -H {hosts} python {script} {ranks}.{suffix}"
-                message += kernel.run(run, timeout=300).output
+                message += kernel.run(run, timeout=2 * HANG).output
             cell = kernel.run(COMPARE["torch"] + "print('RESULT', *places)", timeout=HANG)
             kernel.run(f"!rm -f [124].{suffix}", timeout=HANG)
             assert f"RESULT {TWO} {FOUR}" in cell.output, message + cell.output + cell.error

@@ -78,9 +78,7 @@ def job(demo: DemoSite, job_id: int) -> Job:
 
 
 def over(demo: DemoSite, job_id: int) -> Job:
-    return wait_until(
-        "the job is over", lambda: one if (one := job(demo, job_id)).is_over else None, timeout=90
-    )
+    return wait_until("the job is over", lambda: one if (one := job(demo, job_id)).is_over else None)
 
 
 def lose(demo: DemoSite, node: str) -> None:

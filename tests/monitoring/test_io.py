@@ -8,6 +8,7 @@ from playwright.sync_api import Page, expect
 
 from demo_metrics import scrape_node
 from demo_site import DemoSite, wait_until
+from patience import HANG
 
 MIB = 1 << 20
 #: Writes 64 MiB in the batch step, and reads them past the page cache in another.
@@ -15,7 +16,7 @@ SCRIPT = (
     "cd $HOME && dd if=/dev/zero of=io-test bs=1M count=64 conv=fsync && "
     "srun -n1 sh -c 'dd if=io-test of=/dev/null bs=1M iflag=direct; rm io-test; exec sleep 1000'"
 )
-PATIENCE = 240  # the reader looks twice a minute, Prometheus after it, and the portal's page after that
+PATIENCE = 2 * HANG  # the reader looks twice a minute, Prometheus after it, and the portal's page after that
 
 
 @pytest.fixture

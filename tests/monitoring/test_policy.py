@@ -74,7 +74,7 @@ def test_the_owner_of_an_idle_gpu_is_warned_twice_and_then_the_job_ends(
     job, exempt = idle(demo, "user1"), idle(demo, "user2")
 
     first = wait_until(
-        "the first warning is on the user's page", lambda: told(demo, "user1", job), timeout=300
+        "the first warning is on the user's page", lambda: told(demo, "user1", job), timeout=2 * HANG
     )
     assert re.fullmatch(
         rf"Job {job}: GPU \d of n1 has not been used for an hour\. Ask for fewer GPUs .* "

@@ -64,9 +64,7 @@ def test_each_sees_what_is_theirs(demo: DemoSite, project: str) -> None:
     )
     everything = {of_member, private, of_manager}
     with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as member:
-        wait_until(
-            "all jobs have been seen", lambda: everything <= (jobs(admin, "all") or set()), timeout=120
-        )
+        wait_until("all jobs have been seen", lambda: everything <= (jobs(admin, "all") or set()))
         for user, where, theirs in (
             (member, "mine", {of_member, private}),
             (manager, "mine", {of_manager}),

@@ -28,10 +28,11 @@ from carme_monitoring.cluster.collector import ClusterCollector
 from carme_monitoring.cluster.health import Answer
 from carme_monitoring.serving import MetricsServer
 from demo_site import wait_until
+from patience import HANG
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 USUAL = "used=4096 total=40960 power=200 energy=5000 temp=60 tensor=40"
-PATIENCE = 240
+PATIENCE = 2 * HANG
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "usr/sbin/zabbix_server").exists(),

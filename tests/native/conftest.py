@@ -3,18 +3,20 @@
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 # A core that cannot be imported fails the suite here, instead of leaving it empty.
 import carme_runtime._core  # noqa: F401
+from patience import HANG
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -30,13 +32,35 @@ class Ranks:
     processes: list[subprocess.Popen[str]]
     outputs: dict[int, str] = field(default_factory=dict)
 
-    def finish(self, seconds: float = 150) -> list[int]:
+    def finish(self, seconds: float = HANG) -> list[int]:
         """Wait for all, return their exit codes."""
         end = time.monotonic() + seconds
         for rank, process in enumerate(self.processes):
             if rank not in self.outputs:
                 self.outputs[rank] = process.communicate(timeout=max(end - time.monotonic(), 0.1))[0]
         return [process.returncode for process in self.processes]
+
+    def finish_after(self, text: str, action: Callable[[], object], seconds: float = HANG) -> list[int]:
+        """Do something as soon as a rank prints a text, then wait for all and return their exit codes."""
+        printed = threading.Event()
+
+        def read(rank: int, process: subprocess.Popen[str]) -> None:
+            assert process.stdout
+            for line in process.stdout:
+                self.outputs[rank] = self.outputs.get(rank, "") + line
+                if text in line:
+                    printed.set()
+
+        readers = [
+            threading.Thread(target=read, args=pair, daemon=True) for pair in enumerate(self.processes)
+        ]
+        for reader in readers:
+            reader.start()
+        assert printed.wait(seconds), f"No rank has printed '{text}': {self.said()}"
+        action()
+        for reader in readers:
+            reader.join(seconds)
+        return [process.wait(seconds) for process in self.processes]
 
     def said(self) -> str:
         return "\n".join(f"rank {rank}: {text}" for rank, text in sorted(self.outputs.items()))
@@ -104,12 +128,6 @@ class Launcher:
         codes = ranks.finish()
         assert codes == [0] * len(nodes), ranks.said()
         return ranks
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from carme_runtime import gaspi
+from patience import HANG
 
 PROGRAMS = Path(__file__).parent / "programs"
 SIMULATED_GPI2 = Path(__file__).parent.parent / "simulated_gpi2.c"
@@ -145,7 +146,7 @@ def test_settings_of_links_that_are_none(launcher, tmp_path, environment, word):
 
 def test_ranks_that_would_reduce_in_different_ways_are_reported(launcher):
     ranks = launcher.start(
-        "join", [0, 1], "20", environment=lambda rank: {"CARME_ALLREDUCE": "ring" if rank else "halving"}
+        "join", [0, 1], "60", environment=lambda rank: {"CARME_ALLREDUCE": "ring" if rank else "halving"}
     )
     ranks.finish()
     assert "Mismatch" in ranks.said(), ranks.said()
@@ -192,11 +193,11 @@ def test_an_environment_that_makes_no_sense_is_explained(environment, word):
 
 @over_gpi2
 def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
-    ranks = over.start("until_killed", [0, 0, 0], "1", "go-on")
+    ranks = over.start("until_killed", [0, 0, 0], "1", "1500", "go-on")
     for process in ranks.processes:
         assert process.stdout.readline().startswith("ready")
     ranks.processes[1].kill()
-    assert ranks.finish(60) == [17, -signal.SIGKILL, 17], ranks.said()
+    assert ranks.finish() == [17, -signal.SIGKILL, 17], ranks.said()
     for rank in (0, 2):
         assert "Rank 1 was lost" in ranks.outputs[rank] and "went on" in ranks.outputs[rank], ranks.said()
 
@@ -206,7 +207,7 @@ def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
 def test_a_rank_that_another_one_ends_is_gone_for_all(over, nodes, state):
     elsewhere = ["elsewhere"] * (nodes[1] != nodes[0])
     ranks = over.start("killing", nodes, state, *elsewhere)
-    assert ranks.finish(60) == [0, -signal.SIGKILL, 0], ranks.said()
+    assert ranks.finish() == [0, -signal.SIGKILL, 0], ranks.said()
     if elsewhere:
         assert "rank 0 has ended this rank, 1." in ranks.outputs[1], ranks.said()
 
@@ -292,7 +293,7 @@ def test_carme_run_chooses_the_transport(simulated_gpi2, options, transport):
         | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CARME_GPI2_LIBRARY": str(simulated_gpi2)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0 and done.stdout.count("joined") == 2, done.stdout + done.stderr
@@ -315,7 +316,7 @@ def test_carme_run_starts_programs_for_gpi2(over, tmp_path):
         env=os.environ | over.variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,8 +7,12 @@ import socket
 import time
 
 import pytest
+from free_ports import free_port
 
-SECONDS = 60  # for a survivor to end; the programs allow 1.5 s per collective
+from patience import HANG
+
+# Milliseconds of a collective: who was killed is heard of, who was stopped costs the others all of them.
+LIMITS = {signal.SIGKILL: round(1000 * HANG), signal.SIGSTOP: 1500}
 
 
 def await_ready(ranks):
@@ -24,7 +28,7 @@ def test_a_lost_rank_is_an_error_for_the_others(launcher, nodes, how):
     # A stopped rank costs the others their whole time limit: fewer of these.
     for attempt in range(5 if how == signal.SIGKILL else 1):
         seed = random.randrange(10**6)
-        ranks = launcher.start("until_killed", nodes, str(seed))
+        ranks = launcher.start("until_killed", nodes, str(seed), str(LIMITS[how]))
         await_ready(ranks)
         victim = random.Random(seed).randrange(len(nodes))
         time.sleep(random.Random(seed).uniform(0, 0.15))
@@ -32,7 +36,7 @@ def test_a_lost_rank_is_an_error_for_the_others(launcher, nodes, how):
         for rank, process in enumerate(ranks.processes):
             if rank == victim:
                 continue
-            ranks.outputs[rank] = process.communicate(timeout=SECONDS)[0]
+            ranks.outputs[rank] = process.communicate(timeout=HANG)[0]
             assert process.returncode == 17, (seed, attempt, ranks.said())
             assert "PeerLost" in ranks.outputs[rank] or "Timeout" in ranks.outputs[rank], ranks.said()
         ranks.processes[victim].kill()
@@ -41,10 +45,10 @@ def test_a_lost_rank_is_an_error_for_the_others(launcher, nodes, how):
 
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 1]], ids=["one node", "two nodes"])
 def test_survivors_form_a_new_group(launcher, nodes):
-    ranks = launcher.start("until_killed", nodes, "1", "go-on")
+    ranks = launcher.start("until_killed", nodes, "1", str(LIMITS[signal.SIGKILL]), "go-on")
     await_ready(ranks)
     ranks.processes[1].kill()
-    codes = ranks.finish(SECONDS)
+    codes = ranks.finish()
     assert codes == [17, -signal.SIGKILL, 17], ranks.said()
     assert all("went on" in ranks.outputs[rank] for rank in (0, 2)), ranks.said()
 
@@ -71,7 +75,11 @@ def test_a_rank_with_another_key_is_refused(launcher, tmp_path):
     other.touch(0o600)
     other.write_text("0" * 64)
     ranks = launcher.start(
-        "join", [0, 1], "4", environment=lambda rank: {"CARME_KEY_FILE": str(other)} if rank else {}
+        "join",
+        [0, 1],
+        "4",
+        str(tmp_path),
+        environment=lambda rank: {"CARME_KEY_FILE": str(other)} if rank else {},
     )
     ranks.finish()
     assert "did not join in time: 1" in ranks.outputs[0]
@@ -104,21 +112,19 @@ def test_several_nodes_need_a_key(launcher):
 
 
 def test_who_says_nothing_keeps_nobody_waiting(launcher):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     silent = []
 
     def knock_before_rank_1(rank):
-        while rank == 1 and len(silent) < 20:
+        while rank == 1 and len(silent) < 60:
             try:
                 silent.append(socket.create_connection(("127.0.0.1", port), timeout=1))
             except OSError:
                 time.sleep(0.01)
         return {}
 
-    # Each of them may be silent for five seconds, and all ranks must have joined in thirty.
-    ranks = launcher.start("join", [0, 1], "30", port=port, environment=knock_before_rank_1)
+    # Each of them may be silent for five seconds: one after the other they would take longer than ranks may.
+    ranks = launcher.start("join", [0, 1], "120", port=port, environment=knock_before_rank_1)
     assert ranks.finish() == [0, 0] and all("joined" in text for text in ranks.outputs.values()), ranks.said()
     for connection in silent:
         connection.close()
@@ -140,9 +146,7 @@ HELLO = b"CARMERT1<" + b"\0" * 40
     ids=["scan", "http", "truncated", "no proof", "wrong proof", "noise"],
 )
 def test_unauthenticated_peers_do_not_disturb_and_are_reported(launcher, garbage, why):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def knock():
         stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
@@ -153,7 +157,7 @@ def test_unauthenticated_peers_do_not_disturb_and_are_reported(launcher, garbage
                 pass
 
     def knock_before_rank_1(rank):
-        end = time.monotonic() + 15
+        end = time.monotonic() + HANG
         while rank == 1:
             try:
                 knock()
@@ -163,8 +167,8 @@ def test_unauthenticated_peers_do_not_disturb_and_are_reported(launcher, garbage
                 time.sleep(0.005)
         return {}
 
-    ranks = launcher.start("join", [0, 1, 1], "20", port=port, environment=knock_before_rank_1)
-    end = time.monotonic() + 15
+    ranks = launcher.start("join", [0, 1, 1], str(HANG), port=port, environment=knock_before_rank_1)
+    end = time.monotonic() + HANG
     while time.monotonic() < end and any(p.poll() is None for p in ranks.processes):
         try:
             knock()

@@ -12,6 +12,7 @@ import pytest
 
 from carme_runtime.collectives.errors import PeerLost, WrongKey
 from carme_runtime.gaspi import handshake, joining, rendezvous
+from patience import HANG
 
 KEY = b"k" * 32
 RANK, STREAM = 3, 1
@@ -38,7 +39,7 @@ def shaken(change_out, change_in):
         except BaseException as error:
             results[name] = error
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG
 
     def pump(source, target, change, read):
         sent, at, delivered = b"", 0, b""
@@ -141,7 +142,7 @@ def test_noise_is_refused(seed):
             stranger.sendall(start + chance.randbytes(chance.choice([0, 1, 31, 40, 72, 200, 5000])))
             stranger.shutdown(socket.SHUT_WR)
             with pytest.raises(REFUSED_ACCEPTING):
-                handshake.admit(accepting, KEY, time.monotonic() + 30)
+                handshake.admit(accepting, KEY, time.monotonic() + HANG)
 
 
 def test_what_a_rank_says_of_itself_is_covered_by_the_proof():
@@ -158,7 +159,7 @@ def test_what_a_rank_says_of_itself_is_covered_by_the_proof():
 def test_unauthenticated_peers_of_the_streams_are_reported(caplog):
     """The second door: ranks that know each other already open the streams between them."""
     listener = socket.create_server(("127.0.0.1", 0))
-    end = time.monotonic() + 30
+    end = time.monotonic() + HANG
 
     def knock(said):
         with socket.create_connection(listener.getsockname()) as stranger, contextlib.suppress(OSError):
@@ -204,7 +205,7 @@ class SlowRank:
     """
 
     def __init__(self, port: int, seconds: float) -> None:
-        self._target, self._seconds, self._end = port, seconds, time.monotonic() + 60
+        self._target, self._seconds, self._end = port, seconds, time.monotonic() + HANG
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port = self._door.getsockname()[1]
         self.given_up = 0
@@ -280,7 +281,7 @@ def test_a_rank_that_gets_no_processor_joins_all_the_same(monkeypatch):
 
 def test_a_rank_that_gets_no_processor_opens_its_streams_all_the_same(monkeypatch):
     monkeypatch.setattr(handshake, "ONE_PEER_SECONDS", 0.5)
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG
     with socket.create_server(("127.0.0.1", 0)) as listener, SlowRank(listener.getsockname()[1], 0) as slow:
         accepting = in_thread(joining._connect_all, listener, [], 0, {1: 2}, KEY, end)
         where: list[Any] = [{"address": "127.0.0.1", "port": slow.port}]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import carme_runtime.horovod as hvd
+from patience import HANG
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -127,7 +128,7 @@ def test_training_goes_on_without_a_lost_rank(tmp_path):
     saved = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
     environment = saved | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     run = subprocess.run(
-        [*command, program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
+        [*command, program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Restart 1 of 1: 2 ranks go on, 3 there were before." in run.stderr

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+from patience import HANG
+
 from .conftest import PROGRAMS
 
 if not importlib.util.find_spec("horovod"):
@@ -26,7 +28,6 @@ if not importlib.util.find_spec("horovod"):
 
 AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]
 RUN = [sys.executable, "-m", "carme_runtime.launcher.command", "--backend", "horovod"]
-PATIENCE = 120.0  # seconds
 
 
 class Job:
@@ -69,13 +70,13 @@ class Job:
     def close(self) -> None:
         for process in reversed(self.processes):
             process.terminate()  # an agent passes it on to its command
-            process.wait(PATIENCE)
+            process.wait(HANG)
             assert process.stdout
             process.stdout.close()
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + HANG
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -92,7 +93,7 @@ def test_the_same_with_tensorflow(job: Job) -> None:
     script = str(PROGRAMS / "horovod_itself_tensorflow.py")
     for name, ranks in (("one", "1"), ("four", "4")):
         run = job.launch("-n", ranks, script, str(job.folder / f"{name}.npz"))
-        out, _ = run.communicate(timeout=PATIENCE)
+        out, _ = run.communicate(timeout=HANG)
         assert run.returncode == 0, out
     one, four = (np.load(job.folder / f"{name}.npz") for name in ("one", "four"))
     assert four["places"][:, :2].tolist() == [[0, 4], [1, 4], [2, 4], [3, 4]]
@@ -105,7 +106,7 @@ def test_an_unmodified_script_trains_on_two_nodes_what_one_process_trains(job: J
     script = str(PROGRAMS / "horovod_itself.py")
     for name, ranks in (("one", "1"), ("two", "2"), ("four", "4")):
         run = job.launch("-n", ranks, script, str(job.folder / name), node=node)
-        out, _ = run.communicate(timeout=PATIENCE)
+        out, _ = run.communicate(timeout=HANG)
         assert run.returncode == 0, out
     one, two, four = (torch.load(job.folder / name) for name in ("one", "two", "four"))
     # rank, size, local rank and size, cross rank and size
@@ -126,7 +127,7 @@ time.sleep(600)
 
 def listens(address: str, port: int) -> bool:
     try:
-        socket.create_connection((address, port), timeout=5).close()
+        socket.create_connection((address, port), timeout=HANG).close()
     except ConnectionRefusedError:
         return False
     return True
@@ -142,7 +143,7 @@ def test_the_server_is_on_one_address_and_ends_with_the_run(job: Job, node: str,
     assert listens(address, int(port))
     assert not listens("127.0.0.2", int(port))
     run.send_signal(end)
-    run.wait(PATIENCE)
+    run.wait(HANG)
     wait_until(lambda: not listens(address, int(port)))
 
 
@@ -156,7 +157,7 @@ def test_outside_of_jobs(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=HANG,
     )
     assert run.returncode == 0, run.stderr
     assert torch.load(tmp_path / "trained")["places"] == [(0, 2, 0, 2, 0, 1), (1, 2, 1, 2, 0, 1)]
@@ -165,7 +166,7 @@ def test_outside_of_jobs(tmp_path: Path) -> None:
 def test_a_rank_that_fails_ends_the_others(job: Job) -> None:
     text = "import horovod.torch as hvd, time; hvd.init(); time.sleep(600 * hvd.rank()); raise SystemExit(3)"
     run = job.launch("-n", "2", "--", sys.executable, "-c", text)
-    out, _ = run.communicate(timeout=PATIENCE)
+    out, _ = run.communicate(timeout=HANG)
     assert run.returncode == 3, out
     assert "Rank 0 on n1 ended with exit code 3, so the others were stopped." in out
 
@@ -175,7 +176,7 @@ def run_here(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), *(entry for entry in sys.path if entry)])
     environment = os.environ | {"PYTHONPATH": path}
     return subprocess.run(
-        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=HANG
     )
 
 

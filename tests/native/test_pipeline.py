@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
-SECONDS = 480  # a busy machine: tracing alone takes seconds of computing for each pipeline
-pytestmark = pytest.mark.timeout(SECONDS + 60)
+from patience import HANG
+
+SECONDS = 3 * HANG  # a busy machine: tracing alone takes seconds of computing for each pipeline
+pytestmark = pytest.mark.timeout(4 * HANG)
 MODELS = ("mlp", "resnet", "unet", "transformer", "dropout", "inputs")
 WAYS = (
     ("1f1b:4:clip", "zb1p:6", "gpipe:8:frozen"),

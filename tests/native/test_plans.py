@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = 300
-pytestmark = pytest.mark.timeout(SECONDS + 60)
+from patience import HANG
+
+SECONDS = 2 * HANG
+pytestmark = pytest.mark.timeout(3 * HANG)
 PROGRAM = Path(__file__).parent / "programs/planned.py"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -18,7 +20,7 @@ def test_the_rank_that_others_wait_for_waits_least(launcher, tmp_path):
     loader = "import runpy, carme_runtime.torch; runpy.run_path"
     program = tmp_path / "program.py"
     program.write_text(f"{loader}({str(PROGRAMS / 'profiled.py')!r}, run_name='__main__')\n")
-    done = subprocess.run([*run, str(program)], capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run([*run, str(program)], capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     shares = re.findall(r"^ +(\d) +[\d.]+ +([\d.]+) % +([\d.]+) % +([\d.]+) % +(\d+)", done.stderr, re.M)
     assert [share[0] for share in shares] == ["0", "1"], done.stderr
@@ -31,14 +33,14 @@ def test_the_rank_that_others_wait_for_waits_least(launcher, tmp_path):
     assert {"waiting", "collective", "loader"} <= kinds
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(4 * HANG)
 def test_passes_of_a_pipeline_are_seen(tmp_path):
     folder = tmp_path / "profile"
     run = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "2", "--profile", str(folder)]
     program = [str(PROGRAMS / "planned.py"), "--stages"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [*run, *program], capture_output=True, text=True, timeout=450, check=False, env=environment
+        [*run, *program], capture_output=True, text=True, timeout=3 * HANG, check=False, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
     idle = r"Rank 1, stage 1: idle for [\d.]+ % of its steps \(even stages: 33\.3 %\)\."

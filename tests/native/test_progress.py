@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
+
 PROGRAM = Path(__file__).parent / "programs/told.py"
 
 
@@ -23,7 +25,7 @@ def test_each_rank_reports_its_steps_samples_waits_and_loss(launcher, tmp_path, 
         run,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=HANG,
         check=False,
         env=os.environ | {"CARME_METRICS": str(where)},
     )

@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from patience import HANG
+
 
 def result(ranks):
     found = re.search(r"RESULT (\w+)", ranks.outputs[0])
@@ -17,7 +19,7 @@ def test_all_collectives(launcher, nodes):
     launcher.run("torch_collectives", nodes)
 
 
-@pytest.mark.timeout(480)  # ranks are started three times, and may take 150 seconds each time
+@pytest.mark.timeout(4 * HANG)  # ranks are started three times
 @pytest.mark.parametrize(
     "how",
     [
@@ -122,7 +124,7 @@ def test_works_say_how_they_ended(launcher, nodes):
 )
 def test_ranks_with_other_sizes_get_a_message(launcher, kind, called):
     ranks = launcher.start("torch_mistakes", [0, 0, 0], kind)
-    assert ranks.finish(60) == [0, 0, 0], ranks.said()
+    assert ranks.finish() == [0, 0, 0], ranks.said()
     for rank in range(3):
         reported = rf"Mismatch Rank \d called {called}.*, but rank \d called {called}"
         assert re.search(reported, ranks.outputs[rank]), ranks.said()
@@ -141,7 +143,7 @@ def test_ranks_with_other_types_or_shapes_get_a_message(launcher, nodes):
 @pytest.mark.parametrize("kind", ["broadcast", "reduce_scatter", "all_gather"])
 def test_ranks_on_nodes_with_other_sizes_get_a_message_by_their_next_call(launcher, kind):
     ranks = launcher.start("torch_mistakes", [0, 1], kind)
-    assert ranks.finish(60) == [0, 0], ranks.said()
+    assert ranks.finish() == [0, 0], ranks.said()
     assert all("Mismatch Rank" in ranks.outputs[rank] for rank in range(2)), ranks.said()
 
 
@@ -152,7 +154,7 @@ def test_monitored_barrier_names_who_comes_too_late(launcher, tmp_path, nodes, m
     (tmp_path / "left").mkdir()
     ranks = launcher.run("monitored_barrier", nodes, str(missing), "late", str(tmp_path / "left"))
     for rank in {0, 1, 2} - {missing}:
-        assert f"ERROR Rank {missing} did not come to monitored_barrier within 1 s." in ranks.outputs[rank]
+        assert f"ERROR Rank {missing} did not come to monitored_barrier within 5 s." in ranks.outputs[rank]
 
 
 @pytest.mark.parametrize(
@@ -172,11 +174,16 @@ def test_models_trained_one_after_the_other_give_their_memory_back(launcher, how
     launcher.run("many_models", [0, 0], how)
 
 
-@pytest.mark.timeout(1000)  # a busy machine lets ranks wait for each other, many thousand times
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_runs_that_a_process_has_left_take_nothing(launcher, tmp_path, nodes):
+    launcher.run("left_runs", nodes, str(tmp_path))
+
+
+@pytest.mark.timeout(6 * HANG)  # a busy machine lets ranks wait for each other, many thousand times
 @pytest.mark.parametrize("face", ["parallelize", "horovod"])
 def test_a_thousand_models_take_no_more_memory_than_a_few(launcher, face):
     ranks = launcher.start("many_rounds", [0, 0], face)
-    assert ranks.finish(900) == [0, 0], ranks.said()
+    assert ranks.finish(5 * HANG) == [0, 0], ranks.said()
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])

@@ -108,7 +108,7 @@ def test_from_the_calendar_to_slurm_to_a_session_and_back(
         again_until(page, address, "its session has started by itself", lambda: session.count() > 0, 60)
         keep("booking-3-its-session-has-started")
         page.locator("section", has=session).get_by_role("link").click()
-        expect(page.locator(".status .state").first).to_have_text("Ready", timeout=120_000)
+        expect(page.locator(".status .state").first).to_have_text("Ready")
         running = demo.run("head", "squeue", "--noheader", "--user=user1", "--format=%v").stdout.split()
         assert running == [used]
         keep("booking-4-the-session-is-ready")

@@ -215,7 +215,7 @@ def test_a_user_of_the_directory_signs_in_and_works(
     )
     assert site.run("head", "stat", "--format=%U %a", "/home/carol").stdout.split() == ["carol", "700"]
     start(page, "Of the directory", minutes=5)
-    expect(page.get_by_role("link", name="Open JupyterLab").first).to_be_visible(timeout=90_000)
+    expect(page.get_by_role("link", name="Open JupyterLab").first).to_be_visible()
     (job,) = site.carme_json("jobs", user="carol")
     inside = ("squeue", "--noheader", f"--jobs={job['id']}", "--format=%u %N")
     assert site.run("head", *inside).stdout.split()[0] == "carol"

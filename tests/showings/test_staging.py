@@ -73,7 +73,7 @@ def test_from_an_upload_to_results_and_the_cache(
     page.goto("/files/")
     page.locator("#upload-files").set_input_files(archive(tmp_path))
     row = page.locator("tr", has_text=f"{NAME}.tar.gz")
-    expect(row).to_be_visible(timeout=60_000)  # the page shows the folder anew when all has arrived
+    expect(row).to_be_visible()  # the page shows the folder anew when all has arrived
     row.locator("summary").click()
     row.get_by_role("link", name="Make it a dataset").click()
     page.get_by_label("What it is").fill("Points near a line")
@@ -96,9 +96,9 @@ def test_from_an_upload_to_results_and_the_cache(
     fill_in(page, "Trains from the node's disk")
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_role("heading", name="Trains from the node's disk")).to_be_visible()
-    expect(page.locator("#live")).to_contain_text(re.compile(r"[1-9]\d* %"), timeout=60_000)
+    expect(page.locator("#live")).to_contain_text(re.compile(r"[1-9]\d* %"))
     keep("staging-3-data-comes-before-the-session")
-    expect(page.locator(".status .state").first).to_have_text("Ready", timeout=180_000)
+    expect(page.locator(".status .state").first).to_have_text("Ready")
     first = re.findall(r"/sessions/(s[a-z0-9]{8})/", page.url)[0]
     with demo.visitor("user1") as visitor, visitor.kernel(visitor.open(first)) as kernel:
         cell = kernel.run(training(NAME), timeout=HANG)
@@ -111,7 +111,7 @@ def test_from_an_upload_to_results_and_the_cache(
     page.get_by_role("button", name="Stop the session").click()
     expect(page.get_by_role("button", name="Stop the session")).to_have_count(0)
     page.goto(f"/sessions/{first}/")
-    expect(page.locator(".status .state").first).to_have_text("Stopped", timeout=90_000)
+    expect(page.locator(".status .state").first).to_have_text("Stopped")
     found = ("cat", f"{RESULTS}/line.json")
     wait_until("the results are out", lambda: demo.run("head", *found, check=False).stdout == "[3.0, 1.0]")
     print(f"results were out after {time.monotonic() - begun:.0f} s")
@@ -125,7 +125,7 @@ def test_from_an_upload_to_results_and_the_cache(
 
     fill_in(page, "Finds the copy")
     page.get_by_role("button", name="Start", exact=True).click()
-    expect(page.locator(".status .state").first).to_have_text("Ready", timeout=90_000)
+    expect(page.locator(".status .state").first).to_have_text("Ready")
     second = re.findall(r"/sessions/(s[a-z0-9]{8})/", page.url)[0]
     (job,) = [job for job in demo.carme_json("jobs") if job["name"] == f"session-{second}"]
     log = demo.carme("logs", str(job["id"])).stdout

@@ -5,7 +5,6 @@
 import os
 import random
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from free_ports import free_port
 
 import carme_runtime.torch  # noqa: F401
 from carme_runtime.checkpoint import Checkpoints
@@ -43,9 +43,7 @@ def train(rank, size, port, told):
 before, advanced, awaited = 0, 0, 0
 for attempt in range(attempts):
     size = choose.randint(1, 3)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     listen, tell = os.pipe()
     ranks = []
     for rank in range(size):

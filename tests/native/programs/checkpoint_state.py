@@ -6,13 +6,13 @@ import hashlib
 import os
 import resource
 import sys
-import time
 
 import torch
 import torch.distributed as dist
 
 import carme_runtime.torch  # noqa: F401
 from carme_runtime.checkpoint import Checkpoints, files
+from carme_runtime.checkpoint import checkpoints as limits
 
 how, folder = sys.argv[1:]
 if int(os.environ["WORLD_SIZE"]) > 1:
@@ -25,17 +25,17 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
 checkpoints = Checkpoints(folder)
 if how == "different":
     checkpoints.save(1, tensor=torch.ones(3 + dist.get_rank())).wait()
-elif how == "full disk":
+elif how.startswith("full disk"):
+    # Nobody gets tired of waiting for the others: who does not hear of the failure hangs.
+    limits._AT_LEAST = 3600.0
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if dist.get_rank() == 1:
+    if dist.get_rank() == int(how[-1]):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
-    begun = time.monotonic()
     try:
         checkpoints.save(1, tensor=torch.ones(10000))
         checkpoints.wait()
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
-    assert time.monotonic() - begun < 30
     resource.setrlimit(resource.RLIMIT_FSIZE, most)
     dist.barrier()
     checkpoints.save(2, tensor=torch.ones(10000)).wait()

@@ -1,8 +1,9 @@
 """Rank 1 does not come in time to what the others wait for.
 
-Arguments: what it does instead (`busy`, `stopped`, or `never` where it does come), and through which face
-the ranks work: `torch` (default), `parallelize`, `pipeline`, `horovod`, `keras`, `keras-graph` (late within a
-step of a graph), or a call of `carme_runtime.gaspi`.
+Arguments: what it does instead (`busy`, `stopped`, or `never` where it does come), through which face the
+ranks work: `torch` (default), `parallelize`, `pipeline`, `horovod`, `keras`, `keras-graph` (late within a
+step of a graph), or a call of `carme_runtime.gaspi`; and the file that ends
+what it does, which takes 3 s without it.
 """
 
 # pyright: reportMissingImports=false
@@ -11,13 +12,17 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
+
+from patience import HANG
 
 how, face = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "torch"
 
 
 def busy_elsewhere():
-    end = time.monotonic() + (12 if face.startswith("keras") else 6)
-    while time.monotonic() < end:
+    over = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    end = time.monotonic() + (HANG if over else 3)
+    while time.monotonic() < end and not (over and over.exists()):
         pass
 
 
@@ -40,7 +45,7 @@ def with_torch():
     dist.init_process_group("carme")
     print("pid", os.getpid(), flush=True)
     if how == "never":
-        end = time.monotonic() + 4
+        end = time.monotonic() + 2.5 * float(os.environ["CARME_HANG_SECONDS"])
         while True:  # as below
             more = torch.tensor(float(time.monotonic() < end))
             dist.all_reduce(more, dist.ReduceOp.MIN)
@@ -167,7 +172,7 @@ def with_gaspi():
 
     from carme_runtime import gaspi
 
-    process = gaspi.init(30)
+    process = gaspi.init(HANG)
     rank, others = process.rank, [other for other in range(process.size) if other != 1]
     process.segment_create(0, 64)
     print("pid", os.getpid(), flush=True)
@@ -188,7 +193,7 @@ def with_gaspi():
             process.passive_receive()
 
     if how == "never":
-        end, more = time.monotonic() + 4, np.ones(1)
+        end, more = time.monotonic() + 2.5 * float(os.environ["CARME_HANG_SECONDS"]), np.ones(1)
         while more[0]:  # together for longer than the limit, and no call for as long
             more[0] = time.monotonic() < end
             process.allreduce(more, "min")
@@ -203,7 +208,7 @@ def with_gaspi():
                 process.notify(other, 0, 0)
             elif face == "passive_receive":
                 process.passive_send(other, b"come")
-    process.barrier(timeout=30_000)
+    process.barrier(timeout=round(1000 * HANG))
     process.close()
 
 

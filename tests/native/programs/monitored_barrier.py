@@ -17,17 +17,18 @@ import torch.distributed as dist
 
 import carme_runtime.torch  # noqa: F401
 from carme_runtime.gaspi import PeerLost, Timeout
+from patience import HANG
 
 missing, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-dist.init_process_group("carme", timeout=timedelta(seconds=60))
+dist.init_process_group("carme", timeout=timedelta(seconds=HANG))
 rank, size = dist.get_rank(), dist.get_world_size()
 for _ in range(3):
     dist.monitored_barrier()
-dist.monitored_barrier(wait_all_ranks=True, timeout=timedelta(seconds=60))
+dist.monitored_barrier(wait_all_ranks=True, timeout=timedelta(seconds=HANG))
 
 
 def wait_for_others():
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG
     while {path.name for path in folder.iterdir()} != {str(r) for r in range(size) if r != missing}:
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -39,7 +40,7 @@ if rank == missing:
     wait_for_others()
 try:
     dist.monitored_barrier(
-        timeout=timedelta(seconds=60 if how == "lost" else 1), wait_all_ranks=how == "lost"
+        timeout=timedelta(seconds=HANG if how == "lost" else 5), wait_all_ranks=how == "lost"
     )
 except RuntimeError as error:
     print("ERROR", error, flush=True)
@@ -57,7 +58,7 @@ dist.monitored_barrier()  # the group is as good as before
 dist.all_reduce(tensor := torch.ones(3))
 assert (tensor == size).all()
 backwards = dist.new_group(list(reversed(range(size))))
-dist.monitored_barrier(backwards, timedelta(seconds=60))
+dist.monitored_barrier(backwards, timedelta(seconds=HANG))
 one = dist.new_group([0])
 dist.monitored_barrier(one)  # torch warns those who are not in it
 dist.barrier()

@@ -15,9 +15,10 @@ import torch.distributed as dist
 
 import carme_runtime.torch  # noqa: F401  (where it is installed, torch finds it by itself)
 from carme_runtime.collectives.errors import GaspiError
+from patience import HANG
 
 torch.set_num_threads(1)
-dist.init_process_group("carme", timeout=timedelta(seconds=60))
+dist.init_process_group("carme", timeout=timedelta(seconds=HANG))
 rank, size = dist.get_rank(), dist.get_world_size()
 assert dist.get_backend() == "carme"
 ranks = torch.arange(float(size))
@@ -149,10 +150,11 @@ elif rank == size - 1:
     time.sleep(0.5)
     for tag in (3, 4, 5):
         work = dist.irecv(got := torch.empty(LONG), 0, tag=tag)
-        assert work and work.wait(timedelta(seconds=20)) and (got == tag).all()
+        assert work and work.wait(timedelta(seconds=HANG)) and (got == tag).all()
 dist.barrier()
 
 # Each of two threads waits as long as it was told.
+store = dist.distributed_c10d._get_default_store()
 if rank == 0:
     work = dist.barrier(async_op=True)
     patient = threading.Thread(target=work.wait)
@@ -164,9 +166,10 @@ if rank == 0:
         assert "not over in time" in str(error), error
     else:
         raise AssertionError("the others had not come")
+    store.set("rank 0 has given up", "")
     patient.join()
 else:
-    time.sleep(2)
+    store.wait(["rank 0 has given up"], timedelta(seconds=HANG))
     dist.barrier()
 
 backwards = dist.new_group(list(reversed(range(size))))

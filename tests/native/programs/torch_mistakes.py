@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 import carme_runtime.torch  # noqa: F401
 from carme_runtime.collectives.errors import GaspiError
+from patience import HANG
 
 kind = sys.argv[1]
 torch.set_num_threads(1)
-dist.init_process_group("carme", timeout=timedelta(seconds=60))
+dist.init_process_group("carme", timeout=timedelta(seconds=HANG))
 rank, size = dist.get_rank(), dist.get_world_size()
 count = 30_001 if rank == 1 else 30_000
 odd = rank == 1

@@ -11,16 +11,17 @@ import torch.distributed as dist
 
 import carme_runtime.torch  # noqa: F401
 from carme_runtime.collectives.errors import GaspiError, Mismatch, Timeout
+from patience import HANG
 
 torch.set_num_threads(1)
-dist.init_process_group("carme", timeout=timedelta(seconds=60))
+dist.init_process_group("carme", timeout=timedelta(seconds=HANG))
 rank, size = dist.get_rank(), dist.get_world_size()
 tensor = torch.full((1000,), rank + 1.0)
 expected = torch.full((1000,), size * (size + 1) / 2)
 
 
 def over(work):
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG
     while not work.is_completed():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -40,9 +41,9 @@ for given in (torch.full((3, 4), 1.0), torch.full((4, 3), 1.0).t()):
     assert (given == size).all()
 
 # Rank 1 comes late: waiting can be given up, and begun again.
-dist.barrier()
+store = dist.distributed_c10d._get_default_store()
 if rank == 1:
-    time.sleep(1)
+    store.wait(["rank 0 has given up"], timedelta(seconds=HANG))
 work = dist.all_reduce(tensor := torch.ones(1000), async_op=True)
 if rank == 0:
     try:
@@ -51,6 +52,7 @@ if rank == 0:
         assert not work.is_completed() and not work.is_success()
     else:
         raise AssertionError("it was over before rank 1 began")
+    store.set("rank 0 has given up", "")
 assert work.wait() and work.is_success() and (tensor == size).all()
 
 # Sizes differ: what went wrong is told by every way of asking.
@@ -89,7 +91,7 @@ if rank == 0:
         else:
             raise AssertionError("nobody had sent anything")
     dist.barrier()
-    assert awaited.wait(timedelta(seconds=60)) and (got == 7).all()
+    assert awaited.wait(timedelta(seconds=HANG)) and (got == 7).all()
 else:
     dist.barrier()
     dist.send(torch.full((3,), 7.0), 0, group=limited, tag=7)
@@ -98,7 +100,7 @@ else:
 future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
 assert (future.wait()[0] == size).all()
 world = dist.group.WORLD
-world.set_timeout(timedelta(seconds=30))
+world.set_timeout(timedelta(seconds=HANG))
 world.abort()
 world.abort()
 world.shutdown()

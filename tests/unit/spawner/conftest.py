@@ -7,11 +7,12 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import httpx
@@ -440,6 +441,13 @@ async def eventually(condition: Callable[[], Awaitable[Any] | Any], what: str) -
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"It never came to this: {what}")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """JupyterHub writes the proxy's token into the environment of its process."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from certificates import self_signed
+from free_ports import free_port
 from ldap3.core.exceptions import LDAPException
 
 from carme.config.settings import LdapSettings
@@ -64,16 +65,6 @@ member: uid=dora,ou=people,dc=example,dc=org
 """
 
 
-def _free_port() -> int:
-    """A port below those that the system gives away by itself, tried from a number of our own process."""
-    first = 20_000 + os.getpid() % 10_000
-    for port in range(first, first + 500):
-        with socket.socket() as trial:
-            if trial.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise RuntimeError("no port is free")
-
-
 @pytest.fixture(scope="module")
 def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
     """A directory with the users carol, dora (an administrator), and two who are called eve."""
@@ -98,7 +89,7 @@ def ldap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LdapSettings]:
     environment = os.environ | LIBRARIES
     command = [str(SLAPD), "-T", "add", "-f", str(folder / "slapd.conf"), "-l", str(folder / "all.ldif")]
     subprocess.run(command, env=environment, check=True, capture_output=True)
-    port = _free_port()
+    port = free_port()
     url = f"ldaps://localhost:{port}"
     server = subprocess.Popen(
         [str(SLAPD), "-d", "0", "-f", str(folder / "slapd.conf"), "-h", url],

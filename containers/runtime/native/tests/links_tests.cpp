@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <linux/filter.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -268,7 +269,19 @@ void unread_farewell() {
     CHECK(peer.context.is_lost(1));
 }
 
+// Milliseconds between the kernel's tries to send something; -1: it does not say.
+int longest_between_tries(int fd) {
+    constexpr int rto_max_ms = 44;  // TCP_RTO_MAX_MS, which older headers lack
+    int ms = -1;
+    socklen_t size = sizeof ms;
+    return getsockopt(fd, IPPROTO_TCP, rto_max_ms, &ms, &size) == 0 ? ms : -1;
+}
+
 // A rank that has ended is gone, but what it handed to its kernel comes, also to one that was stopped meanwhile.
+//
+// From Linux 6.15 on the links shorten the time between the kernel's tries (TCP_RTO_MAX_MS), and must give it back: else the
+// kernel gives up within seconds what nobody takes. Older kernels have no such option, and there nothing can be forgotten:
+// that the messages come is then a test of the kernel alone, which it says.
 void left_behind() {
     // Together they fit into the buffer that any kernel allows, and each of them is copied there.
     constexpr uint64_t size = 50'000, pieces = 5;
@@ -290,8 +303,14 @@ void left_behind() {
             CHECK(request.state.load() == State::done);
         }
         links.cancel(requests, pieces);
+        const int tries = longest_between_tries(ours);
+        links.stop();
+        if (tries >= 0)
+            CHECK(tries == TcpLinks::longest_between_tries_ms.load() && longest_between_tries(ours) == 120'000);
+        else
+            std::fprintf(stderr, "links: this kernel has no TCP_RTO_MAX_MS (Linux 6.15), what is left behind tests it alone\n");
     }
-    std::this_thread::sleep_for(std::chrono::seconds(6));
+    std::this_thread::sleep_for(std::chrono::seconds(6));  // nobody tells when a kernel gives up
     std::vector<char> got(pieces * (sizeof(Frame) + size) + 1);
     size_t have = 0;
     for (ssize_t count; (count = recv(theirs, got.data() + have, got.size() - have, 0)) > 0;) have += size_t(count);

@@ -119,11 +119,11 @@ def _cells(standing: Standing) -> tuple[str, ...]:
     against = "fastest"
     if behind:
         level = "" if is_different(behind) else ", level"
-        against = f"{behind.median:.2f} ({behind.low:.2f} to {behind.high:.2f}{level})"
+        against = f"{behind.median:.2f} ({behind.interval(2)}{level})"
     return (
         row.title,
         f"{step.median:.2f}",
-        f"{step.low:.2f} to {step.high:.2f}",
+        step.interval(2),
         f"{row.rate.median:.0f}",
         against,
         f"{faster.median:.2f}" if faster and row.ranks > 1 else "",

@@ -81,7 +81,8 @@ class Row:
     def rate(self) -> Estimate:
         """Samples per second."""
         step = self.step
-        return Estimate(*(1000 * self.batch / ms for ms in (step.median, step.high, step.low)))
+        median, low, high = (1000 * self.batch / ms for ms in (step.median, step.high, step.low))
+        return Estimate(median, low, high, step.has_interval)
 
 
 @dataclass
