@@ -77,6 +77,7 @@ def test_hostile_text_in_every_field_of_the_start_form(demo: DemoSite) -> None:
         assert demo.run(node, "test", "-e", "/tmp/carme-was-here", check=False).returncode != 0
 
 
+@pytest.mark.alone
 def test_hostile_text_in_every_option_of_the_command_line(demo: DemoSite) -> None:
     options = ("--name", "--image", "--partition", "--gpu-type", "--nodes", "--gpus", "--time")
     words = [["submit", f"{option}={text}", "--", "true"] for option in options for text in HOSTILE]
@@ -121,6 +122,7 @@ def test_the_command_line_refuses_with_the_reason(
     assert demo.job_ids() <= before
 
 
+@pytest.mark.alone
 def test_somebody_unknown_to_slurm_gets_a_message(demo: DemoSite) -> None:
     demo.run("head", "sh", "-c", "id guest >/dev/null 2>&1 || useradd -m -u 2999 guest")
     try:

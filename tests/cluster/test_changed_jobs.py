@@ -10,6 +10,8 @@ from carme.jobs import Job
 from carme.sessions import Ending, Session, SessionState
 from demo_site import DemoSite, wait_until
 
+pytestmark = pytest.mark.alone
+
 OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "20"}
 
 

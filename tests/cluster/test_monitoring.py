@@ -98,6 +98,7 @@ def test_a_node_s_own_certificate_reads_nothing(demo: DemoSite) -> None:
         assert done.returncode != 0 and done.stdout == ""
 
 
+@pytest.mark.alone
 def test_the_cluster_as_a_whole(demo: DemoSite, job: int) -> None:
     services = ("broker", "portal", "hub")
 
