@@ -26,9 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 IMPATIENT = "SlurmdTimeout=6\n"
 
 
-#: Two users whom no suite but the browser's has, with their uids: it runs beside others, whose jobs, sessions
-#: and homes are not its own.
-BROWSER_USERS = {"user3": 2013, "user4": 2014}
+#: Two more users with their uids, for what runs beside other tests: jobs, sessions and homes are its own.
+SECOND_USERS = {"user3": 2013, "user4": 2014}
 
 
 class DemoSite:
@@ -98,8 +97,16 @@ class DemoSite:
     def _environment(self) -> dict[str, str]:
         return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **self.podman.environment}
 
-    def take_in(self, name: str, uid: int) -> None:
-        """Make a user of the site, as its administrator does, unless there is one; the password is new."""
+    @classmethod
+    def with_second_users(cls) -> DemoSite:
+        """The demo with two users of whom other tests know nothing, made as an administrator does."""
+        demo = cls(*SECOND_USERS)
+        for name, uid in SECOND_USERS.items():
+            demo._take_in(name, uid)
+        return demo
+
+    def _take_in(self, name: str, uid: int) -> None:
+        """A user of the site; what is there stays, but for the password."""
         for machine in self.settings.machines():
             if self.run(machine.name, "id", name, check=False).returncode:
                 words = ["--no-create-home", "--user-group", "--uid", str(uid), "--shell", "/bin/bash"]

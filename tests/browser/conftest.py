@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
-from demo_site import BROWSER_USERS, ROOT, DemoSite
+from demo_site import ROOT, DemoSite
 from patience import HANG
 
 # Chromium must talk to the site alone, and to nobody in the background.
@@ -61,11 +61,8 @@ def start(page: Page, title: str, **fields: int) -> None:
 
 @pytest.fixture(scope="session")
 def demo() -> DemoSite:
-    """The demo with two users of this suite alone."""
-    site = DemoSite(*BROWSER_USERS)
-    for name, uid in BROWSER_USERS.items():
-        site.take_in(name, uid)
-    return site
+    """The demo with users of its own: other tests may run beside these."""
+    return DemoSite.with_second_users()
 
 
 @pytest.fixture(scope="session")
