@@ -26,13 +26,19 @@ ROOT = Path(__file__).resolve().parent.parent
 IMPATIENT = "SlurmdTimeout=6\n"
 
 
+#: Two more users with their uids, for what runs beside other tests: jobs, sessions and homes are its own.
+SECOND_USERS = {"user3": 2013, "user4": 2014}
+
+
 class DemoSite:
     """The demo that `./demo up` left running, or the one that CARME_DEMO names.
 
-    Raises `RuntimeError` when there is none.
+    `user` is who acts where nobody is named, `other` is a second one; what they run is what `end_all_jobs`
+    ends. Raises `RuntimeError` when there is no demo.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, user: str = "user1", other: str = "user2") -> None:
+        self.user, self.other = user, other
         places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
         settings = load(places)
         if settings is None:
@@ -91,11 +97,33 @@ class DemoSite:
     def _environment(self) -> dict[str, str]:
         return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **self.podman.environment}
 
-    def carme(self, *arguments: str, user: str = "user1", **options: Any) -> subprocess.CompletedProcess[str]:
-        """The command `carme` on the head, as a user types it."""
-        return self.run("head", "/opt/carme/venv/bin/carme", *arguments, user=user, **options)
+    @classmethod
+    def with_second_users(cls) -> DemoSite:
+        """The demo with two users of whom other tests know nothing, made as an administrator does."""
+        demo = cls(*SECOND_USERS)
+        for name, uid in SECOND_USERS.items():
+            demo._take_in(name, uid)
+        return demo
 
-    def carme_json(self, *arguments: str, user: str = "user1") -> Any:
+    def _take_in(self, name: str, uid: int) -> None:
+        """A user of the site; what is there stays, but for the password."""
+        for machine in self.settings.machines():
+            if self.run(machine.name, "id", name, check=False).returncode:
+                words = ["--no-create-home", "--user-group", "--uid", str(uid), "--shell", "/bin/bash"]
+                self.run(machine.name, "useradd", *words, name)
+        self.passwords[name] = secrets.token_urlsafe(12)
+        portal = "/opt/carme/venv/bin/carme-portal"
+        self.run("head", portal, "take-in", name)
+        as_portal = ("runuser", "-u", "carme-portal", "--", portal)
+        self.run("head", *as_portal, "add-user", name, data=self.passwords[name] + "\n")
+
+    def carme(
+        self, *arguments: str, user: str | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """The command `carme` on the head, as a user types it."""
+        return self.run("head", "/opt/carme/venv/bin/carme", *arguments, user=user or self.user, **options)
+
+    def carme_json(self, *arguments: str, user: str | None = None) -> Any:
         """What `carme ... --json` printed."""
         return json.loads(self.carme(*arguments, "--json", user=user).stdout)
 
@@ -106,10 +134,10 @@ class DemoSite:
         return int(done.stdout.strip().split(";")[0])
 
     def end_all_jobs(self) -> None:
-        """Cancel what runs or waits of user1 and user2, and wait until the nodes are free of it."""
-        for user in ("user1", "user2"):
+        """Cancel what runs or waits of the two users, and wait until the nodes are free of it."""
+        for user in (self.user, self.other):
             self.run("head", "scancel", f"--user={user}")
-        left = ("squeue", "--noheader", "--user=user1,user2")
+        left = ("squeue", "--noheader", f"--user={self.user},{self.other}")
         wait_until("no job is left", lambda: not self.run("head", *left).stdout.strip())
 
     @contextmanager
@@ -144,7 +172,7 @@ class DemoSite:
             visitor.login(user, self.passwords[user])
         return visitor
 
-    def job_of(self, session: str, user: str = "user1") -> dict[str, Any]:
+    def job_of(self, session: str, user: str | None = None) -> dict[str, Any]:
         """The job of a session, as its owner sees it, once the broker has seen it run.
 
         Not the only job that the owner sees: one that an earlier test has ended may be shown a while longer.
@@ -157,11 +185,11 @@ class DemoSite:
 
         return wait_until(f"the job of session {session} is seen to run", job)
 
-    def job_ids(self, user: str = "user1") -> set[int]:
+    def job_ids(self, user: str | None = None) -> set[int]:
         """The jobs that a user sees: what was submitted at once, and what has ended for a moment longer."""
         return {item["id"] for item in self.carme_json("jobs", user=user)}
 
-    def job_state(self, job: int, user: str = "user1") -> JobState:
+    def job_state(self, job: int, user: str | None = None) -> JobState:
         """The job's state as its owner sees it, from the accounting once Slurm has forgotten the job."""
         known = self.carme_json("jobs", "--all-states", user=user)
         for item in known:

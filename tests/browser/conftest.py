@@ -30,8 +30,9 @@ DESKTOP: ViewportSize = {"width": 1280, "height": 860}
 PHONE: ViewportSize = {"width": 375, "height": 740}
 
 
-def log_in(page: Page, demo: DemoSite, user: str = "user1") -> None:
+def log_in(page: Page, demo: DemoSite, user: str = "") -> None:
     """Sign in by the form."""
+    user = user or demo.user
     page.goto("/")
     page.get_by_label("User name").fill(user)
     page.get_by_label("Password").fill(demo.passwords[user])
@@ -60,7 +61,8 @@ def start(page: Page, title: str, **fields: int) -> None:
 
 @pytest.fixture(scope="session")
 def demo() -> DemoSite:
-    return DemoSite()
+    """The demo with users of its own: other tests may run beside these."""
+    return DemoSite.with_second_users()
 
 
 @pytest.fixture(scope="session")
@@ -118,6 +120,6 @@ def keep_looks(page: Page, keep: Callable[[str], None]) -> Callable[[str], None]
 def own_beginning_and_end(demo: DemoSite) -> Iterator[None]:
     """Each test begins with nothing open in JupyterLab, and leaves no job, also when it failed."""
     # It would open again what an earlier test had left open.
-    demo.run("head", "rm", "-rf", "/home/user1/.jupyter/lab/workspaces")
+    demo.run("head", "rm", "-rf", f"/home/{demo.user}/.jupyter/lab/workspaces")
     yield
     demo.end_all_jobs()

@@ -10,8 +10,6 @@ from demo_site import DemoSite, wait_until
 
 from .conftest import log_in, open_start_form
 
-HOME = "/home/user1"
-
 #: A web app of the user's own, at a Unix socket.
 WEB_APP = """
 import http.server, os, socketserver
@@ -33,11 +31,12 @@ socketserver.ThreadingUnixStreamServer(place, Page).serve_forever()
 
 @pytest.fixture
 def written(demo: DemoSite) -> Iterator[Callable[[str], str]]:
-    """What programs of the session write: gives the content of a file of user1's, once it has some."""
-    demo.run("head", "sh", "-c", f"rm -rf {HOME}/from-*")
+    """What programs of the session write: gives the content of a file of the user's, once it has some."""
+    home = f"/home/{demo.user}"
+    demo.run("head", "sh", "-c", f"rm -rf {home}/from-*")
 
     def content(name: str) -> str:
-        read = ("cat", f"{HOME}/{name}")
+        read = ("cat", f"{home}/{name}")
         return wait_until(f"{name} is written", lambda: demo.run("head", *read, check=False).stdout.strip())
 
     yield content
@@ -61,7 +60,7 @@ def address(demo: DemoSite, name: str, app: str) -> str:
 def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
     page: Page, demo: DemoSite, written: Callable[[str], str], keep: Callable[[str], None]
 ) -> None:
-    demo.run("head", "tee", f"{HOME}/webapp.py", user="user1", data=WEB_APP)
+    demo.run("head", "tee", f"/home/{demo.user}/webapp.py", user=demo.user, data=WEB_APP)
     log_in(page, demo)
     name = start(page, "torch")
 
@@ -73,7 +72,7 @@ def test_a_terminal_tensorboard_and_a_web_app_of_ones_own(
     assert re.fullmatch(r"job \d+", written("from-terminal"))
     keep("app-terminal")
 
-    own = f"/jupyter/user/user1/{name}/app/mine/"
+    own = f"/jupyter/user/{demo.user}/{name}/app/mine/"
     wait_until("the web app answers", lambda: page.request.get(own).status == 200)
     page.goto(own + "some/place")
     expect(page.get_by_role("heading")).to_have_text("My own page at /some/place")

@@ -77,9 +77,9 @@ def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSi
     page.goto("/")
     # A page has loaded before its first field gets the focus.
     expect(page.get_by_label("User name")).to_be_focused()
-    page.keyboard.type("user1")
+    page.keyboard.type(demo.user)
     page.keyboard.press("Tab")
-    page.keyboard.type(demo.passwords["user1"])
+    page.keyboard.type(demo.passwords[demo.user])
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
     page.get_by_label("Image").focus()

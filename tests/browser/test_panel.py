@@ -10,8 +10,6 @@ from demo_site import DemoSite, wait_until
 
 from .conftest import log_in, start
 
-FILE = "/home/user1/unsaved.txt"
-
 
 def toast(page: Page, words: str) -> Locator:
     """A message of JupyterLab."""
@@ -28,7 +26,8 @@ def ask_for(page: Page, minutes: int) -> None:
 def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_end(
     page: Page, demo: DemoSite, keep: Callable[[str], None]
 ) -> None:
-    demo.run("head", "tee", FILE, user="user1", data="first line\n")
+    file = f"/home/{demo.user}/unsaved.txt"
+    demo.run("head", "tee", file, user=demo.user, data="first line\n")
     log_in(page, demo)
     start(page, "An hour", gpus_per_node=0, minutes=60)
     expect(page.locator(".status .state")).to_have_text("Ready")
@@ -36,7 +35,7 @@ def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_
     name = lab.split("/")[4]
     # By this browser's clock most of the hour has passed: what warns is the share of the time that is left.
     page.clock.set_system_time(datetime.now(UTC) + timedelta(minutes=56))
-    page.goto(f"/jupyter/user/user1/{name}/lab/tree/unsaved.txt")
+    page.goto(f"/jupyter/user/{demo.user}/{name}/lab/tree/unsaved.txt")
 
     # Less than five minutes: said at once, and always in sight. How many depends on how busy the machine is.
     left = page.locator("#carme-session-time button")
@@ -65,10 +64,10 @@ def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_
     page.keyboard.press("Control+End")
     page.keyboard.type("never saved by hand")
     expect(page.locator(".jp-Document .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty").first).to_be_attached()
-    assert "never saved" not in demo.run("head", "cat", FILE).stdout
-    with demo.visitor("user1") as elsewhere:
+    assert "never saved" not in demo.run("head", "cat", file).stdout
+    with demo.visitor(demo.user) as elsewhere:
         elsewhere.stop(name)
     expect(toast(page, "This session is ending")).to_be_visible()
     shown = ("session", "show", name)
     wait_until("the session is over", lambda: demo.carme_json(*shown)["state"] == "ended")
-    assert demo.run("head", "cat", FILE).stdout == "first line\nnever saved by hand"
+    assert demo.run("head", "cat", file).stdout == "first line\nnever saved by hand"

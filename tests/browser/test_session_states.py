@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from demo_site import DemoSite, wait_until
@@ -15,12 +16,13 @@ def state(page: Page):
     return page.locator(".status .state")
 
 
+@pytest.mark.alone
 def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
     page: Page, demo: DemoSite, keep_looks: Callable[[str], None]
 ) -> None:
     everything = ("--nodes", "2", "--gpus", str(demo.settings.gpus), "--time", "20m")
-    demo.carme("submit", "--name", "all", *everything, "--", "sleep", "1200", user="user2")
-    running = ("squeue", "--noheader", "--user=user2", "--states=RUNNING")
+    demo.carme("submit", "--name", "all", *everything, "--", "sleep", "1200", user=demo.other)
+    running = ("squeue", "--noheader", f"--user={demo.other}", "--states=RUNNING")
     wait_until("all GPUs are taken", lambda: demo.run("head", *running).stdout.strip())
     log_in(page, demo)
     start(page, "Behind somebody else", gpus_per_node=1, minutes=20)
@@ -32,7 +34,7 @@ def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
     expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
     expect(outlook).to_contain_text("Expected start")  # Slurm plans every few seconds
     keep_looks("waiting")
-    demo.run("head", "scancel", "--user=user2")
+    demo.run("head", "scancel", f"--user={demo.other}")
     expect(state(page)).to_have_text("Ready")
     expect(outlook).to_have_count(0)
 
@@ -79,7 +81,7 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
 
     for link in page.get_by_role("link", name=re.compile("^Open")).all():
         address = link.get_attribute("href")
-        assert address is not None and address.startswith("/jupyter/user/user1/s")
+        assert address is not None and address.startswith(f"/jupyter/user/{demo.user}/s")
 
 
 def test_a_session_near_its_end_warns_and_can_be_extended(
@@ -119,7 +121,7 @@ def test_a_failed_session_says_why_and_starts_again_with_one_click(
     expect(state(page)).to_have_text("Ready")
     for node in ("n1", "n2"):
         demo.run(
-            node, "pkill", "--signal", "KILL", "--euid", "user1", "--full", "carme-singleuser", check=False
+            node, "pkill", "--signal", "KILL", "--euid", demo.user, "--full", "carme-singleuser", check=False
         )
     expect(page.locator(".state.ended.failed")).to_be_visible()
     expect(page.locator(".status")).to_contain_text(re.compile(r"exit code 137; .*start it again"))

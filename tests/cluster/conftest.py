@@ -11,7 +11,8 @@ from demo_site import DemoSite
 
 @pytest.fixture(scope="session")
 def demo() -> DemoSite:
-    return DemoSite()
+    """The demo; with users of their own for those tests that ./test runs beside the others."""
+    return DemoSite.with_second_users() if os.environ.get("CARME_SECOND_USERS") else DemoSite()
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ from carme.validation import Visitor
 from demo_site import DemoSite, wait_until
 from patience import HANG
 
+pytestmark = pytest.mark.alone
+
 
 def send(visitor: Visitor, page: str, field: str, **values: str) -> str:
     """Send the form of a page that has this field; the text of the answer."""

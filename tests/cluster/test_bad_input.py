@@ -55,7 +55,7 @@ def test_the_start_form_refuses_what_can_never_start(
     demo: DemoSite, change: dict[str, str], words: list[str]
 ) -> None:
     before = demo.job_ids()
-    with demo.visitor("user1") as visitor, pytest.raises(CarmeError) as refused:
+    with demo.visitor(demo.user) as visitor, pytest.raises(CarmeError) as refused:
         visitor.start(START | change)
     for word in words:
         assert word in str(refused.value)
@@ -63,7 +63,7 @@ def test_the_start_form_refuses_what_can_never_start(
 
 
 def test_hostile_text_in_every_field_of_the_start_form(demo: DemoSite) -> None:
-    with demo.visitor("user1") as visitor:
+    with demo.visitor(demo.user) as visitor:
         for field in START:
             for text in HOSTILE:
                 try:
@@ -77,6 +77,7 @@ def test_hostile_text_in_every_field_of_the_start_form(demo: DemoSite) -> None:
         assert demo.run(node, "test", "-e", "/tmp/carme-was-here", check=False).returncode != 0
 
 
+@pytest.mark.alone
 def test_hostile_text_in_every_option_of_the_command_line(demo: DemoSite) -> None:
     options = ("--name", "--image", "--partition", "--gpu-type", "--nodes", "--gpus", "--time")
     words = [["submit", f"{option}={text}", "--", "true"] for option in options for text in HOSTILE]
@@ -95,8 +96,8 @@ def test_hostile_text_in_every_option_of_the_command_line(demo: DemoSite) -> Non
 
 
 def commands(demo: DemoSite, words: list[list[str]]) -> list[tuple[int, str, str]]:
-    """What user1's `carme` answers to each list of words, from one process: exit code, output, errors."""
-    text = demo.run("head", "/opt/carme/venv/bin/python", "-c", ONE_BY_ONE, json.dumps(words), user="user1")
+    """What the user's `carme` answers to each list of words, from one process: exit code, output, errors."""
+    text = demo.run("head", "/opt/carme/venv/bin/python", "-c", ONE_BY_ONE, json.dumps(words), user=demo.user)
     return [(code, out, err) for code, out, err in json.loads(text.stdout)]
 
 
@@ -121,6 +122,7 @@ def test_the_command_line_refuses_with_the_reason(
     assert demo.job_ids() <= before
 
 
+@pytest.mark.alone
 def test_somebody_unknown_to_slurm_gets_a_message(demo: DemoSite) -> None:
     demo.run("head", "sh", "-c", "id guest >/dev/null 2>&1 || useradd -m -u 2999 guest")
     try:

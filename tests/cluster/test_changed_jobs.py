@@ -11,6 +11,8 @@ from carme.sessions import Ending, Session, SessionState
 from demo_site import DemoSite, wait_until
 from patience import HANG
 
+pytestmark = pytest.mark.alone
+
 OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "20"}
 
 

@@ -12,6 +12,8 @@ from carme.jobs import Job
 from carme.sessions import Ending, Outlook, Session
 from demo_site import IMPATIENT, DemoSite, wait_until
 
+pytestmark = pytest.mark.alone
+
 ASK = """
 import json, sys
 from carme.broker import BrokerClient

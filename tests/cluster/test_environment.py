@@ -65,6 +65,7 @@ def test_login_files_that_fail_are_named_and_the_job_runs(demo: DemoSite, text: 
     assert environment["SHELL"].startswith("/")
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("profile")
 def test_a_login_shell_that_is_not_there_is_named_and_the_job_runs(demo: DemoSite) -> None:
     """On one node, as after a site has removed a shell there."""

@@ -34,6 +34,7 @@ def test_a_program_that_does_not_exist_is_named_in_the_log(demo: DemoSite) -> No
     assert "Traceback" not in log
 
 
+@pytest.mark.alone
 def test_with_a_full_queue_the_session_waits_with_the_reason_and_can_be_stopped(demo: DemoSite) -> None:
     for _ in range(2):
         submit(demo, "--gpus", "4", "--time", "5", "--", "sleep", "300")
@@ -87,6 +88,7 @@ def test_the_time_limit_ends_a_session_says_so_and_leaves_time_to_save(demo: Dem
     assert "saved" in demo.carme("logs", str(saves)).stdout
 
 
+@pytest.mark.alone
 def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(demo: DemoSite) -> None:
     demo.run("head", "systemctl", "stop", "carme-broker")
     try:

@@ -13,6 +13,8 @@ from carme.validation.notebook import NotebookKernel
 from demo_site import DemoSite, wait_until
 from patience import HANG
 
+pytestmark = pytest.mark.alone
+
 CONFIGURATION = "/etc/carme/carme.toml"
 OPTIONS = {"image": "base", "nodes": "1", "gpus_per_node": "1", "minutes": "10"}
 

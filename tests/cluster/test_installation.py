@@ -26,6 +26,7 @@ def second_deployment(demo: DemoSite) -> Iterator[Future[subprocess.CompletedPro
         )
 
 
+@pytest.mark.alone
 def test_the_site_check_passes(
     demo: DemoSite, second_deployment: Future[subprocess.CompletedProcess[str]]
 ) -> None:
@@ -41,6 +42,7 @@ def test_the_site_check_passes(
         (Path(results) / "attacks.json").write_text(attacks)
 
 
+@pytest.mark.alone
 def test_a_second_deployment_changes_nothing(
     demo: DemoSite, second_deployment: Future[subprocess.CompletedProcess[str]]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -58,11 +59,13 @@ def test_a_job_is_attributed_and_measured_and_vanishes_with_its_end(demo: DemoSi
 def test_users_read_neither_metrics_nor_allocations_nor_keys(demo: DemoSite, job: int) -> None:
     wait_until("the job runs", lambda: of_job(demo, job, "carme_job_info"))
     addresses = {"n1": f"{address(demo, 'n1')}:9750", "head": "127.0.0.1:9751"}
-    for node, where in addresses.items():
-        for scheme in ("http", "https"):
-            requested = ("curl", "--silent", "--insecure", "--max-time", "10", f"{scheme}://{where}/metrics")
-            done = demo.run(node, *requested, user="user2", check=False)
-            assert done.returncode != 0 and done.stdout == ""
+    requested = ("curl", "--silent", "--insecure", "--max-time", "10")
+    tries = [
+        (node, *requested, f"{scheme}://{where}/metrics")
+        for node, where in addresses.items()
+        for scheme in ("http", "https")
+    ]
+    nothing_is_read(demo, tries, user="user2")
     for path in (
         f"/run/carme/allocations/{job}.json",
         "/run/carme/allocations",
@@ -76,6 +79,16 @@ def test_users_read_neither_metrics_nor_allocations_nor_keys(demo: DemoSite, job
         )
     done = demo.run("head", "/opt/carme/venv/bin/python", "-c", OVERVIEW, user="user2", check=False)
     assert "may not see figures of all users" in done.stderr
+
+
+def nothing_is_read(demo: DemoSite, tries: list[tuple[str, ...]], user: str | None = None) -> None:
+    """Commands, each after its host's name, get nothing.
+
+    They run at the same time: a host that drops what comes keeps each waiting.
+    """
+    with ThreadPoolExecutor(len(tries)) as threads:
+        for done in threads.map(lambda each: demo.run(*each, user=user, check=False), tries):
+            assert done.returncode != 0 and done.stdout == ""
 
 
 OVERVIEW = "from carme.broker import BrokerClient; BrokerClient().overview()"
@@ -93,11 +106,11 @@ def test_a_node_s_own_certificate_reads_nothing(demo: DemoSite) -> None:
         "--cacert",
         f"{folder}/ca.crt",
     )
-    for node in ("n1", "n2"):
-        done = demo.run("n1", *requested, f"https://{address(demo, node)}:9750/metrics", check=False)
-        assert done.returncode != 0 and done.stdout == ""
+    tries = [("n1", *requested, f"https://{address(demo, node)}:9750/metrics") for node in ("n1", "n2")]
+    nothing_is_read(demo, tries)
 
 
+@pytest.mark.alone
 def test_the_cluster_as_a_whole(demo: DemoSite, job: int) -> None:
     services = ("broker", "portal", "hub")
 

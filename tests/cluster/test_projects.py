@@ -61,6 +61,7 @@ def no_project_left(demo: DemoSite) -> Iterator[None]:
             send(admin, PAGE, f"{PAGE}state/", do="close")
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("no_project_left")
 def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> None:
     with demo.visitor("admin") as admin, demo.visitor("user1") as manager, demo.visitor("user2") as other:

@@ -32,15 +32,15 @@ print(shown.decode())
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
-# Everything that crosses the first node's network for some seconds.
+# Everything that crosses the first node's network until a file says that it is enough.
 CAPTURE = """
-import socket, sys, time
+import os, socket, sys, time
 heard = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
 heard.bind(("eth0", 0))
 heard.settimeout(0.2)
 print("listening", flush=True)
 end, packets = time.monotonic() + float(sys.argv[1]), []
-while time.monotonic() < end:
+while time.monotonic() < end and not os.path.exists("/run/captured-enough"):
     try:
         packets.append(heard.recv(65536))
     except TimeoutError:
@@ -117,15 +117,19 @@ def test_exported_variables_do_not_cross_the_network_in_clear(demo: DemoSite) ->
     packed = base64.b64encode(text.encode()).decode()
     demo.run("head", "sh", "-c", f"echo {packed} | base64 -d > {script}", user="user1")
     demo.run("n1", "sh", "-c", "cat > /run/capture.py", data=CAPTURE)
-    watch = f"exec python3 /run/capture.py 25 {TOKEN} DATABASE_PASSWORD > /run/captured"
+    demo.run("n1", "rm", "-f", "/run/captured", "/run/captured-enough")
+    watch = f"exec python3 /run/capture.py {2 * HANG} {TOKEN} DATABASE_PASSWORD > /run/captured"
     demo.run("n1", "systemd-run", "--quiet", "--collect", "--unit=capture", "sh", "-c", watch)
     wait_until(
         "the capture has begun",
         lambda: "listening" in demo.run("n1", "cat", "/run/captured", check=False).stdout,
     )
     options = ["--image", "base", "--nodes", "2", "--gpus", "1", "--time", "5"]
-    job = json.loads(demo.carme("submit", "--json", *options, "--", "sh", script).stdout)["job_id"]
-    wait_until("the run is over", lambda: demo.job_state(job) is JobState.COMPLETED)
+    try:
+        job = json.loads(demo.carme("submit", "--json", *options, "--", "sh", script).stdout)["job_id"]
+        wait_until("the run is over", lambda: demo.job_state(job) is JobState.COMPLETED)
+    finally:
+        demo.run("n1", "touch", "/run/captured-enough")
     message = demo.carme("logs", str(job)).stdout
     for rank in (0, 1):
         assert f"[rank {rank}] {rank} {TOKEN} none 10." in message

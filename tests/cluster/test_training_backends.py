@@ -46,7 +46,7 @@ def session(demo: DemoSite, image: str, script: Path | None = None) -> Iterator[
     """A notebook in a session of two nodes, perhaps with a script in its folder."""
     if demo.run("head", "test", "-f", f"/srv/carme/images/{image}.sif", check=False).returncode:
         pytest.skip(f"the image {image} is not built here; ./demo up --images {image} builds it")
-    with demo.visitor("user1") as visitor:
+    with demo.visitor(demo.user) as visitor:
         name = visitor.start(OPTIONS | {"image": image})
         visitor.wait(name, "ready", timeout=HANG)
         with visitor.kernel(visitor.open(name)) as kernel:

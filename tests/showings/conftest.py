@@ -1,5 +1,13 @@
 """Whole journeys in Chromium, too slow to be tried with each change; the fixtures are the browser tests'."""
 
-from browser.conftest import chromium, context, demo, keep, own_beginning_and_end, page
+import pytest
+from browser.conftest import chromium, context, keep, own_beginning_and_end, page
 
-__all__ = ["chromium", "context", "demo", "keep", "own_beginning_and_end", "page"]
+from demo_site import DemoSite
+
+__all__ = ["chromium", "context", "keep", "own_beginning_and_end", "page"]
+
+
+@pytest.fixture(scope="session")
+def demo() -> DemoSite:
+    return DemoSite()

@@ -103,6 +103,24 @@ def test_moves_in_the_file_system(tmp_path: Path) -> None:
     assert not actions.connect_unix(f"{tmp_path}/secret")[0]
 
 
+def test_tries_at_the_same_time() -> None:
+    """The server answers nobody before both have come, so one after the other would not get through."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            both = [listening.accept()[0] for _ in range(2)]
+            for connection in both:
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        one = {"host": "127.0.0.1", "port": listening.getsockname()[1], "path": "/", "tls": False}
+        assert actions.at_once("http", [one, one]) == (True, "status 200")
+        thread.join()
+
+
 def test_moves_on_processes() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:

@@ -80,11 +80,13 @@ add(
     AREA,
     "exporter",
     "asks the exporter of the node, without and with the certificate of the attacker's own server",
-    lambda s: moves_any(
-        *(
-            s.attacker_node.run("http", host=s.agent[0], port=9750, path="/metrics", **more)
+    lambda s: s.attacker_node.run(
+        "at_once",
+        name="http",
+        tries=[
+            {"host": s.agent[0], "port": 9750, "path": "/metrics", **more}
             for more in ({}, {"tls": False}, certificate_of(s.attacker))
-        )
+        ],
     ),
     own_series,
     needs_metrics=True,
