@@ -113,7 +113,9 @@ class StagedWork(dist.Work):
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":  # pyright: ignore
         """Completed when the result is in place, by a thread that may wait for more collectives meanwhile."""
         if self._future is None:
-            self._future = torch.futures.Future()
+            # It refuses tensors of devices that it was not told.
+            devices = {tensor.device for tensor in self._results if tensor.is_cuda}
+            self._future = torch.futures.Future(devices=list(devices))
             self._group.complete_later(self, self._future)
         return self._future
 
