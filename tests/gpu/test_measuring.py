@@ -44,7 +44,8 @@ def test_the_graph_has_the_times_of_kernels():
 
     torch.manual_seed(0)
     size = 8192
-    model = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 16)).cuda()
+    layers = torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 16)
+    model = torch.nn.Sequential(*layers).cuda()
     x = torch.randn(4096, size, device="cuda")
     graph = trace(model, x)
     assert graph.device == torch.cuda.get_device_name(0)

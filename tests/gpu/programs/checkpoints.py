@@ -35,7 +35,7 @@ with torch.no_grad():  # what is written meanwhile is that of the call
         parameter.zero_()
 saving.wait()
 model, optimizer = made()
-assert checkpoints.resume(model=model, optimizer=optimizer) == 3
+assert checkpoints.resume(model=model, optimizer=optimizer) == {"step": 3}
 for name, value in model.state_dict().items():
     assert value.is_cuda and torch.equal(value, expected[name]), name
 for state, moment in zip(optimizer.state.values(), moments, strict=True):

@@ -29,7 +29,8 @@ def base() -> torch.Tensor:
 def reductions() -> None:
     assert hvd.cuda_built() and hvd.nccl_built()
     torch.testing.assert_close(hvd.allreduce(mine()), base() + total / size)
-    torch.testing.assert_close(hvd.allreduce(mine(), op=hvd.Sum, prescale_factor=0.5), (base() * size + total) / 2)
+    halves = hvd.allreduce(mine(), op=hvd.Sum, prescale_factor=0.5)
+    torch.testing.assert_close(halves, (base() * size + total) / 2)
     assert torch.equal(hvd.allreduce(mine(), op=hvd.Max), base() + size - 1)
     compressed = hvd.allreduce(mine(), compression=hvd.Compression.fp16)
     torch.testing.assert_close(compressed, base() + total / size)

@@ -97,12 +97,13 @@ class Bucket:
         for index, left in self._left.items():
             self.views[index].add_(left)  # on every rank, so in the mean
         self._left.clear()
-        self._digits[0], self._digits[1] = samples % _DIGIT, samples // _DIGIT
+        for digit, value in zip(self._digits, (samples % _DIGIT, samples // _DIGIT), strict=True):
+            digit.fill_(value)  # which copies nothing to a GPU, as an assignment does
         if self._inline and self._plan is not None:
             self._due = self._plan
         elif self._plan is not None:
             self._pending = self._plan.start()
-        elif dist.is_initialized():
+        elif dist.is_initialized() and dist.get_world_size() > 1:
             # Gloo has no mean.
             self.memory.div_(dist.get_world_size())
             self._work = dist.all_reduce(self.memory, async_op=True)
@@ -196,7 +197,7 @@ def flat_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """The elements of `value` in the order in which those of `parameter` lie."""
     if parameter.is_contiguous():
         return value.reshape(-1)
-    laid = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype)
+    laid = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype, device=value.device)
     return laid.copy_(value).as_strided((value.numel(),), (1,))
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from carme_runtime.collectives import Group
-from carme_runtime.collectives.errors import Timeout
+from carme_runtime.collectives.errors import InvalidCall, Timeout
 from carme_runtime.torch.backend import ProcessGroupCarme
 from carme_runtime.torch.flat import stated_form, stating
 
@@ -200,6 +200,11 @@ class GpuProcessGroup(ProcessGroupCarme):
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> StagedWork:
+        if torch.cuda.is_current_stream_capturing():
+            raise InvalidCall(
+                "A collective on GPU tensors goes through host memory here. A CUDA graph cannot record that.",
+                "Give each rank a GPU of its own, so that NCCL carries it, or leave the graph out.",
+            )
         if self._stager is None:
             self._stager = threading.Thread(target=self._stage, daemon=True, name="carme-staging")
             self._stager.start()

@@ -31,6 +31,7 @@ from carme_runtime.torch import backend
 from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.buckets import EXTRA, Bucket, elements, padded
 from carme_runtime.torch.core_group import core_group
+from carme_runtime.torch.device_group import DeviceGroup
 from carme_runtime.torch.flat import REDUCIBLE
 from carme_runtime.torch.fused import fuse
 from carme_runtime.torch.memory import keep_freed_memory
@@ -284,14 +285,15 @@ class Parallel:
 
     def _check_shardable(self) -> None:
         for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad and not self._can_share([parameter]):
-                where = "is not on the host" if parameter.device.type != "cpu" else f"has {parameter.dtype}"
+            if parameter.requires_grad and not self._can_divide(parameter):
+                on_known = parameter.device.type in ("cpu", "cuda")
+                where = f"has {parameter.dtype}" if on_known else f"is on {parameter.device}"
                 if self._group is None:
                     where = "would be reduced by another backend than carme"
                 raise InvalidCall(
                     f"The optimizer cannot be divided among the ranks: {name} {where}.",
-                    "Divide models of floating-point numbers on the host, over the backend carme (on GPUs "
-                    "use PyTorch's FSDP), or leave shard_optimizer out.",
+                    "Divide models of floating-point numbers on the host or on NVIDIA GPUs, over the backend "
+                    "carme, or leave shard_optimizer out.",
                 )
 
     def _divide(self, optimizer: torch.optim.Optimizer) -> None:
@@ -301,7 +303,7 @@ class Parallel:
             cast(list[ShardBucket], self._buckets),
             self._finish_one,
             self.finish,
-            self._inline,
+            self._inline and not any(parameter.is_cuda for parameter in self._parameters),
             self._arrivals,
         )
         shards.fuse(fuse)
@@ -367,11 +369,19 @@ class Parallel:
                 buckets.append(Bucket(parameters, flat, plan, self._inline))
             else:
                 flat = torch.zeros(count, dtype=dtype, device=parameters[0].device)
-                buckets.append(Bucket(parameters, flat, None, False))
+                if self._shard and self._group:
+                    devices = DeviceGroup(self._group.lane())
+                    buckets.append(ShardBucket(parameters, flat, devices, self._group.limit, False))
+                else:
+                    buckets.append(Bucket(parameters, flat, None, False))
         return buckets
 
     def _elements(self, parameters: list[nn.Parameter]) -> int:
         return shard_elements(parameters, self._size)[1] if self._shard else elements(parameters)
+
+    def _can_divide(self, parameter: nn.Parameter) -> bool:
+        on_gpu = self._group is not None and parameter.is_cuda and parameter.dtype in REDUCIBLE
+        return on_gpu or self._can_share([parameter])
 
     def _can_share(self, parameters: list[nn.Parameter]) -> bool:
         return (
