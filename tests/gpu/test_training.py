@@ -40,3 +40,8 @@ def test_a_rank_that_waits_for_a_gpu_rank_is_reported():
     outputs = run("late_rank", 2, CARME_HANG_SECONDS="1")
     assert any("has waited for 1 s. Where the ranks are:" in output for output in outputs), outputs
     assert any("in busy_elsewhere" in output for output in outputs), outputs
+
+
+def test_training_in_less_memory_than_it_needs():
+    (output,) = run("less_memory", 1)
+    print(output)

@@ -103,7 +103,9 @@ def compare(build: Any, kind: str, loose: float = 1.0, autocast: bool = False, *
     torch.testing.assert_close(losses, expected, rtol=1e-4 * loose, atol=1e-5 * loose)
     state = staged.state_dict()
     for name, value in state.items():
-        torch.testing.assert_close(value, whole.state_dict()[name].cpu(), rtol=1e-3 * loose, atol=1e-5 * loose)
+        torch.testing.assert_close(
+            value, whole.state_dict()[name].cpu(), rtol=1e-3 * loose, atol=1e-5 * loose
+        )
     staged.optimizer_state_dict()
     staged.eval()
     with torch.no_grad():
@@ -115,13 +117,13 @@ def compare(build: Any, kind: str, loose: float = 1.0, autocast: bool = False, *
 
 @check
 def every_schedule() -> None:
-    for schedule in KINDS:
+    for schedule in KINDS if size > 1 else ("gpipe", "1f1b"):
         compare(tokens_model, "tokens", micro_batches=4, schedule=schedule)
 
 
 @check
 def convolutions() -> None:
-    for schedule in ("1f1b", "gpipe", "zb1p"):
+    for schedule in ("1f1b", "gpipe", *(["zb1p"] if size > 1 else [])):
         compare(images, "images", micro_batches=4, schedule=schedule)
 
 
