@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -192,7 +193,7 @@ def what_cannot_be_is_refused() -> None:
             train(model, optimizer, (64, 4096))
 
     def of_the_host() -> None:
-        with carme_runtime.memory("8GiB", os.getcwd()) as budget:
+        with carme_runtime.memory("8GiB", Path.cwd()) as budget:
             model = nn.Linear(8, 8).cuda()
             budget.adopt(model, adam(model))
 
