@@ -9,6 +9,7 @@ Needs a GPU and the runtime with its native core; `exporter` needs carme_monitor
 # pyright: reportMissingImports=false
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -112,15 +113,23 @@ def stepping(model: Any, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> C
 
 
 def ways(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The same training in each way: plain PyTorch, `parallelize`, DDP on NCCL and on carme."""
-    from carme_runtime.torch import parallelize
+    """The same training in each way: plain PyTorch, `parallelize`, DDP on NCCL and on carme.
 
-    for way in ("plain", "parallelize", "ddp_nccl", "ddp_carme"):
+    `parallelize` leaves a single rank alone; `parallelize_hooks` gathers and scales gradients all the same, as
+    with more ranks.
+    """
+    from carme_runtime.torch import parallelize
+    from carme_runtime.torch.parallel import Parallel
+
+    kept: list[Any] = []
+    for way in ("plain", "parallelize", "parallelize_hooks", "ddp_nccl", "ddp_carme"):
         model, x = build()
         optimizer = torch.optim.AdamW(model.parameters())
         trained: Any = model
         if way == "parallelize":
             parallelize(model, optimizer)
+        elif way == "parallelize_hooks":
+            kept.append(Parallel(model, None))
         elif way.startswith("ddp"):
             group = dist.new_group(backend="nccl") if way == "ddp_nccl" else None
             trained = DistributedDataParallel(model, device_ids=[0], process_group=group)
@@ -168,13 +177,12 @@ def staged(rounds: int) -> Rows:
     rows: Rows = {}
     for size in (1 << 10, 1 << 16, MIB, 16 * MIB, 256 * MIB):
         tensor = torch.ones(size // 4, device="cuda")
+        calls = {
+            n: functools.partial(dist.all_reduce, tensor, dist.ReduceOp.MAX, g) for n, g in groups.items()
+        }
         times: dict[str, list[float]] = {name: [] for name in groups}
         for number in range(rounds + 1):
-            for name, group in groups.items():
-
-                def reduce(group: Any = group) -> None:
-                    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-
+            for name, reduce in calls.items():
                 found = timed(reduce, 5 if size > MIB else 30)
                 times[name] += found if number else []  # the first round makes buffers
         for name, found in times.items():

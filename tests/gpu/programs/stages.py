@@ -13,7 +13,7 @@ from ranks import Checks
 from torch import nn
 
 from carme_runtime.pipeline import KINDS
-from carme_runtime.torch import pipeline
+from carme_runtime.torch import pipeline, trace
 from carme_runtime.torch.parallel import join_run
 
 torch.backends.cudnn.allow_tf32 = False
@@ -22,6 +22,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 torch.cuda.set_device(rank % torch.cuda.device_count())
 check = Checks()
 SAMPLES, STEPS = 16, 4
+graphs: dict[Any, Any] = {}  # measured once for each model
 
 
 class Residual(nn.Module):
@@ -84,13 +85,20 @@ def alone(model: nn.Module, data: Any, autocast: bool = False) -> list[float]:
     return losses
 
 
-def compare(build: Any, kind: str, loose: float = 1.0, autocast: bool = False, **options: Any) -> None:
+def compare(
+    build: Any, kind: str, loose: float = 1.0, autocast: bool = False, evaluate: bool = False, **options: Any
+) -> None:
     data = batches(kind)
     whole = build()
     expected = alone(whole, data, autocast)
     model = build()
+    if build not in graphs:
+        graphs[build] = trace(model, data[0][0], samples=(4, SAMPLES), seconds=1)
+    graph = graphs[build] if rank == 0 else None
     optimizer = optimizer_of(model)
-    staged, optimizer = pipeline(model, optimizer, example=data[0][0], strategy="pipeline", **options)
+    staged, optimizer = pipeline(
+        model, optimizer, example=data[0][0], strategy="pipeline", graph=graph, **options
+    )
     losses = []
     torch.manual_seed(21)
     for inputs, targets in data:
@@ -106,19 +114,20 @@ def compare(build: Any, kind: str, loose: float = 1.0, autocast: bool = False, *
         torch.testing.assert_close(
             value, whole.state_dict()[name].cpu(), rtol=1e-3 * loose, atol=1e-5 * loose
         )
-    staged.optimizer_state_dict()
-    staged.eval()
-    with torch.no_grad():
-        outputs = staged(data[0][0][:3])
-    assert outputs.is_cuda
-    torch.testing.assert_close(outputs, whole.eval()(data[0][0][:3]), rtol=1e-2 * loose, atol=1e-3 * loose)
+    if evaluate:
+        staged.optimizer_state_dict()
+        staged.eval()
+        with torch.no_grad():
+            outputs = staged(data[0][0][:3])
+        assert outputs.is_cuda
+        torch.testing.assert_close(outputs, whole.eval()(data[0][0][:3]), rtol=1e-3, atol=1e-4)
     staged.close()
 
 
 @check
 def every_schedule() -> None:
     for schedule in KINDS if size > 1 else ("gpipe", "1f1b"):
-        compare(tokens_model, "tokens", micro_batches=4, schedule=schedule)
+        compare(tokens_model, "tokens", micro_batches=4, schedule=schedule, evaluate=schedule == "1f1b")
 
 
 @check

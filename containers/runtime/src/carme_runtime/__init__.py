@@ -15,9 +15,7 @@ __all__ = ["CarmeRuntimeError", "__version__", "memory"]
 __version__ = "0.1.0"
 
 
-def memory(
-    limit: int | str, spill: str | os.PathLike[str] | None = None, device: str = "cpu"
-) -> "Budget":
+def memory(limit: int | str, spill: str | os.PathLike[str] | None = None, device: str = "cpu") -> "Budget":
     """Train in less memory than a model needs; for `with`. Needs PyTorch.
 
     Args:

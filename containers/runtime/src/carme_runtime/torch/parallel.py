@@ -203,7 +203,10 @@ class Parallel:
         near = self._group is None or self._group.on_one_node()
         if bucket_bytes is None:
             bucket_bytes = fusion.threshold(fusion.BUCKET_BYTES if near else fusion.SMALL_BUCKET_BYTES)
-        self._buckets = self._fill(bucket_bytes, bucket_bytes if near else fusion.LEAST_BUCKET_BYTES)
+        least = bucket_bytes if near else fusion.LEAST_BUCKET_BYTES
+        # Then gradients are what the optimizer needs as they are.
+        self._alone = self._size == 1 and accumulate == 1 and optimizer is not None
+        self._buckets = [] if self._alone else self._fill(bucket_bytes, least)
         log.debug("Gradients are reduced in %d parts.", len(self._buckets))
         self._place = {
             id(parameter): (number, index)
@@ -229,10 +232,8 @@ class Parallel:
         self._stated: tuple[int, int] | None = None
         self._rests = False
         self._begin_pass()
-        self._hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(_weakly(self._ready))
-            for parameter in self._parameters
-        ]
+        ready, reduced = _weakly(self._ready), [] if self._alone else self._parameters
+        self._hooks: list[Any] = [p.register_post_accumulate_grad_hook(ready) for p in reduced]
         self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self), with_kwargs=True))
         if optimizer:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
@@ -402,7 +403,7 @@ class Parallel:
     @torch._disable_dynamo  # pyright: ignore[reportUntypedFunctionDecorator]
     def before_forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """The model is called with these arguments."""
-        if self._rests or module is not self._model or not torch.is_grad_enabled():
+        if self._alone or self._rests or module is not self._model or not torch.is_grad_enabled():
             return
         if self._optimizer:
             self._look_for_new_ones()
@@ -477,8 +478,8 @@ class Parallel:
                 "A gradient is sparse, and gradients are gathered in memory of their own.",
                 "Make the layer with sparse=False: what is zero does not travel between nodes anyhow.",
             )
-        if gradient is None or gradient.data_ptr() == view.data_ptr():
-            return
+        if gradient is None or bucket.memory.is_cuda or gradient.data_ptr() == view.data_ptr():
+            return  # on a GPU the whole bucket is taken at once
         with torch.no_grad():
             view.copy_(gradient)
         parameter.grad = view
