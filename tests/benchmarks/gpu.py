@@ -115,8 +115,8 @@ def stepping(model: Any, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> C
 def ways(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The same training in each way: plain PyTorch, `parallelize`, DDP on NCCL and on carme.
 
-    `parallelize` leaves a single rank alone; `parallelize_hooks` gathers and scales gradients all the same, as
-    with more ranks.
+    `parallelize` leaves a single rank alone; `parallelize_hooks` gathers and scales gradients all the same,
+    as with more ranks.
     """
     from carme_runtime.torch import parallelize
     from carme_runtime.torch.parallel import Parallel

@@ -92,9 +92,9 @@ def compare(
     whole = build()
     expected = alone(whole, data, autocast)
     model = build()
-    if build not in graphs:
+    if rank == 0 and build not in graphs:
         graphs[build] = trace(model, data[0][0], samples=(4, SAMPLES), seconds=1)
-    graph = graphs[build] if rank == 0 else None
+    graph = graphs.get(build)
     optimizer = optimizer_of(model)
     staged, optimizer = pipeline(
         model, optimizer, example=data[0][0], strategy="pipeline", graph=graph, **options

@@ -25,6 +25,7 @@ class Steps:
         self.count = 0  # steps that have ended
         self.operations = 0  # ever
         self.in_step = True  # this step goes as the last one went
+        self.followed = False  # the last step went as the one before
         self.seconds = 0.0  # of the last step
         self.moved = (0, 0)  # bytes that the last step read and wrote
         self._position = -1  # of the last operation that began
@@ -110,7 +111,8 @@ class Steps:
         self.seconds, self._began = now - self._began, now
         self.moved = (read - self._before[0], written - self._before[1])
         self._before = (read, written)
-        if self.trace is not None and self.in_step and self._position + 1 == len(self.trace):
+        self.followed = self.trace is not None and self.in_step and self._position + 1 == len(self.trace)
+        if self.followed and self.trace is not None:
             # The same operations, with newer times.
             self.trace = Trace(self.trace.operations, self.trace.sizes, self.trace.leftovers_end)
         else:
