@@ -114,7 +114,7 @@ def state_of_four_times_the_limit_trains_to_the_same_losses() -> None:
     plan, needed, _, _ = compare(wide, (256, 4096), GIB)
     assert needed > 3.9 * GIB
     assert plan.measured_read > GIB
-    assert plan.measured_written < 6 * GIB
+    assert plan.measured_read + plan.measured_written < 1.3 * (plan.read + plan.written)
 
 
 @check
@@ -155,7 +155,7 @@ def a_checkpoint_has_what_is_in_the_hosts_memory() -> None:
     expected = {name: value.cpu() for name, value in model.state_dict().items()}
     del model
     free()
-    with carme_runtime.memory(256 * MIB, device="cuda") as budget:
+    with carme_runtime.memory(360 * MIB, device="cuda") as budget:
         model = wide(8)
         budget.adopt(model, adam(model))
         with torch.no_grad():

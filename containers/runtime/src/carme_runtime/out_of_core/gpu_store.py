@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from carme_runtime.out_of_core.blocks import Block, State
 from carme_runtime.out_of_core.trace import DoesNotFit
 
-_PROBE = 64 << 20  # bytes that are copied to see how fast the link is
+_PROBE, _PROBES = 64 << 20, 4  # bytes that are copied to see how fast the link is, and how often
 
 
 @dataclass
@@ -45,6 +45,8 @@ class GpuStore:
         distance: How far a block's next use is; the farthest leaves first.
     """
 
+    slack_seconds = 0.002
+
     def __init__(self, device: torch.device, distance: Callable[[Block], float]) -> None:
         self.device = device
         self.capacity = self.used = 0
@@ -64,12 +66,14 @@ class GpuStore:
         here = torch.empty(_PROBE, dtype=torch.uint8, pin_memory=True)
         rates = []
         for source, target in ((here, there), (there, here)):
-            target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize(self.device)
-            began = time.perf_counter()
-            target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize(self.device)
-            rates.append(_PROBE / (time.perf_counter() - began))
+            seconds = []
+            for _ in range(_PROBES):
+                torch.cuda.synchronize(self.device)
+                began = time.perf_counter()
+                target.copy_(source, non_blocking=True)
+                torch.cuda.synchronize(self.device)
+                seconds.append(time.perf_counter() - began)
+            rates.append(_PROBE / min(seconds))
         return Link(*rates)
 
     # What an operation asks for
@@ -158,6 +162,7 @@ class GpuStore:
 
     def queued_bytes(self) -> int:
         """Bytes that are being copied."""
+        self._see_what_is_over()
         copies = (*self._leaving.items(), *self._arriving.items())
         return sum(block.size for block, copy in copies if not copy.over.query())
 
@@ -212,6 +217,16 @@ class GpuStore:
         self._twins.clear()
 
     # Steps
+
+    def _see_what_is_over(self) -> None:
+        """What has arrived is present, as anything else; of what has been copied the memory may go."""
+        for block, copy in list(self._arriving.items()):
+            if copy.over.query():
+                del self._arriving[block]
+                block.state = State.PRESENT
+        for copy in self._leaving.values():
+            if copy.hold is not None and copy.over.query():
+                copy.hold = None
 
     def _bring(self, blocks: Sequence[Block], room: int, wished_room: int) -> None:
         for block in blocks:
@@ -307,9 +322,7 @@ class GpuStore:
         block.state = State.PRESENT
 
     def _collect(self) -> list[Block]:
-        for copy in (*self._leaving.values(), *self._arriving.values()):
-            if copy.hold is not None and copy.over.query():
-                copy.hold = None
+        self._see_what_is_over()
         dead = [(key, block) for key, block in self.blocks.items() if block.owner.expired()]
         for key, block in dead:
             self._remove(key, block)

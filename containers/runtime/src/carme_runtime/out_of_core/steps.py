@@ -9,7 +9,6 @@ from carme_runtime.out_of_core.trace import NEVER, Operation, Trace
 
 _FARTHEST = 400  # operations that are looked ahead
 _SLACK = 1.5  # a block is fetched so much earlier than the disk should need
-_SLACK_SECONDS = 0.02
 _SMOOTHING = 0.5  # the weight of the newest time of an operation
 
 
@@ -150,7 +149,7 @@ class Steps:
                     continue
                 if block.state is not State.ABSENT:
                     continue
-                if until > _SLACK * (queued + block.size) / rate + _SLACK_SECONDS:
+                if until > _SLACK * (queued + block.size) / rate + store.slack_seconds:
                     return
                 distance = ahead - self._position
                 if free < block.size:
