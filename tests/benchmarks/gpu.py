@@ -227,6 +227,7 @@ def memory(rounds: int) -> Rows:
             times = timed(step, 6)
         peak = torch.cuda.max_memory_allocated()
         rows[f"step_ms_{name}_save_on_cpu"] = spread(times) | {"peak_mib": peak / MIB}
+        print(name, json.dumps(rows), flush=True)
         del model, x, step
         limits = {f"{factor}x": int(needed / factor) for factor in (1.33, 2, 4, 8)}
         limits["as_save_on_cpu"] = peak
@@ -253,6 +254,7 @@ def memory(rounds: int) -> Rows:
                     }
                     found |= {"read_gb_s": plan.read_rate / 1e9, "write_gb_s": plan.write_rate / 1e9}
                     rows[f"step_ms_{name}_{label}"] = found
+                    print(name, label, json.dumps(found), flush=True)
             except (carme_runtime.CarmeRuntimeError, torch.OutOfMemoryError) as error:
                 print(f"{name} {label}: {error}", flush=True)
             model = x = optimizer = step = budget = None

@@ -91,13 +91,13 @@ def compare(
             model = build()
             optimizer = make(model)
             model, optimizer = budget.adopt(model, optimizer)
-            steps, said = budget._steps, []
+            steps, figures = budget._steps, []
 
             def note() -> None:
-                said.append((*(b // MIB for b in steps.moved), round(steps.seconds, 2), steps.followed))
+                figures.append((*(b // MIB for b in steps.moved), round(steps.seconds, 2), steps.followed))
 
             losses = train(model, optimizer, shape, at_end=note)
-            print("MiB read and written, seconds, like the step before:", *said, flush=True)
+            print("MiB read and written, seconds, like the step before:", *figures, flush=True)
             plan, peak = budget.plan(), budget.peak
             print(f"needed {needed / MIB:.0f} MiB, limit {limit / MIB:.0f}, peak {peak / MIB:.0f}, reserved "
                   f"{torch.cuda.max_memory_reserved() / MIB:.0f}\n{plan}", flush=True)  # fmt: skip

@@ -234,9 +234,9 @@ class GpuProcessGroup(ProcessGroupCarme):
         def in_chunks(chunks: Chunks) -> None:
             with torch.no_grad(), torch.cuda.device(device):
                 for tensor, whole in zip(results, wholes, strict=True):
-                    said = form if form is not None else form_of(tensor, tensor.dtype)
+                    label = form if form is not None else form_of(tensor, tensor.dtype)
                     timeout = given if given > 0 else self.limit
-                    copied = chunks.reduce(whole, op, self._staging, said, timeout, before)
+                    copied = chunks.reduce(whole, op, self._staging, label, timeout, before)
                     if whole.data_ptr() != tensor.data_ptr():
                         copied = chunks.bring(tensor, whole)
             work.conclude(copied, None)
