@@ -253,3 +253,24 @@ def test_worker_processes_of_a_loader_work_beside_it(tmp_path: Path) -> None:
         loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None)
         assert sum(each.item() for each in loader) == 28
         assert [each[5].item() for each in big] == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "no folder"),
+        ({"device": "cuda", "spill": "."}, "Leave spill out"),
+        ({"device": "xpu"}, "There is no NVIDIA GPU 'xpu'"),
+    ],
+)
+def test_devices_and_folders_that_do_not_go_together_are_refused(
+    arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(carme_runtime.CarmeRuntimeError, match=words):
+        carme_runtime.memory("1GiB", **arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="There is a GPU; tests/gpu limits it.")
+def test_without_a_gpu_none_can_be_limited() -> None:
+    with pytest.raises(carme_runtime.CarmeRuntimeError, match="Leave device out"):
+        carme_runtime.memory("1GiB", device="cuda")

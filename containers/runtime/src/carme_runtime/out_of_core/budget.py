@@ -33,6 +33,8 @@ _active: "Budget | None" = None
 class Budget:
     """What a process may take of memory, and where the rest goes; see `carme_runtime.memory`."""
 
+    place, others = "the disk", "Python, libraries and your data"  # what plans say
+
     def __init__(self, limit: int | str, folder: str | os.PathLike[str]) -> None:
         self._size = parse_size(limit)
         self._folder = folder
@@ -54,24 +56,28 @@ class Budget:
                 "A memory limit is in force already.", "Use one `with carme_runtime.memory(...)` at a time."
             )
         with contextlib.ExitStack() as stack:
-            if pages.avoid_huge_pages():
-                stack.callback(pages.allow_huge_pages)
-            stack.callback(pages.free, _take_blocks_from_malloc())
-            limit = Limit(self._size)
-            file = spill.SpillFile(self._folder)
-            store = Store(file, self._steps.distance)
-            stack.callback(store.close)
-            file.measure()
-            limit.check(store, anew=True)
-            self._operations = operations = watch.Operations(store, self._steps, limit)
-            stack.callback(self._restore)
-            stack.enter_context(_storages_written_by(operations))
-            stack.callback(register_optimizer_step_post_hook(self._end_step).remove)
-            stack.enter_context(watch.Escapes(operations))
-            stack.enter_context(operations)
+            self._begin(stack)
             self._stack = stack.pop_all()
         _active = self
         return self
+
+    def _begin(self, stack: contextlib.ExitStack) -> None:
+        """Set up what sees the operations; `stack` takes it away again."""
+        if pages.avoid_huge_pages():
+            stack.callback(pages.allow_huge_pages)
+        stack.callback(pages.free, _take_blocks_from_malloc())
+        limit = Limit(self._size)
+        file = spill.SpillFile(self._folder)
+        store = Store(file, self._steps.distance)
+        stack.callback(store.close)
+        file.measure()
+        limit.check(store, anew=True)
+        self._operations = operations = watch.Operations(store, self._steps, limit)
+        stack.callback(self._restore)
+        stack.enter_context(_storages_written_by(operations))
+        stack.callback(register_optimizer_step_post_hook(self._end_step).remove)
+        stack.enter_context(watch.Escapes(operations))
+        stack.enter_context(operations)
 
     def __exit__(self, *error: object) -> None:
         """Bring back what fits; what does not is gone, and a warning says so."""
@@ -104,7 +110,7 @@ class Budget:
             for value in state.values()
             if isinstance(value, torch.Tensor)
         ]
-        _move(operations, tensors)
+        self._move(operations, tensors)
         self._model, self._optimizer = model, optimizer
         operations.limit.check(operations.store, anew=True)
         largest = max((each.untyped_storage().nbytes() for each in model.parameters()), default=0)
@@ -112,6 +118,15 @@ class Budget:
         if needed > operations.store.capacity:
             raise operations.limit.too_small(needed, "the optimizer's step for the largest parameter")
         return model, optimizer
+
+    def _move(self, operations: watch.Operations, tensors: list[torch.Tensor]) -> None:
+        """Let the tensors of a model and its optimizer lie in memory that can leave."""
+        if any(tensor.is_cuda for tensor in tensors):
+            raise CarmeRuntimeError(
+                "The model is on a GPU, and the limit is one of the host's memory.",
+                "Use carme_runtime.memory(limit, device='cuda') to limit the GPU's.",
+            )
+        _move(operations, tensors)
 
     def plan(self) -> Plan:
         """What a step costs, by the last step that was recorded.
@@ -151,6 +166,8 @@ class Budget:
             measured_seconds=self._steps.seconds,
             measured_read=self._steps.moved[0],
             measured_written=self._steps.moved[1],
+            place=self.place,
+            others=self.others,
         )
 
     def _blocks_by_kind(self, trace: Any) -> dict[str, int]:

@@ -26,6 +26,8 @@ class Plan:
         measured_seconds: What the last step took.
         measured_read: Bytes that the last step read.
         measured_written: Bytes that the last step wrote.
+        place: Where blocks go.
+        others: What does not move.
     """
 
     limit: int
@@ -43,6 +45,8 @@ class Plan:
     measured_seconds: float
     measured_read: int
     measured_written: int
+    place: str = "the disk"
+    others: str = "Python, libraries and your data"
 
     @property
     def transfer_seconds(self) -> float:
@@ -61,7 +65,7 @@ class Plan:
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {show_size(size)}" for kind, size in self.blocks.items() if size)
-        slower = "the disk" if self.transfer_seconds > self.compute_seconds else "computing"
+        slower = self.place if self.transfer_seconds > self.compute_seconds else "computing"
         moves = (
             f"Each step reads {show_size(self.read)} and writes {show_size(self.written)}: "
             f"{self.transfer_seconds:.2f} s at {show_size(self.read_rate)}/s and "
@@ -71,8 +75,8 @@ class Plan:
         )
         return "\n".join(
             (
-                f"Limit {show_size(self.limit)}: {show_size(self.outside)} for Python, libraries and your "
-                f"data, {show_size(self.room)} for blocks. A step needs {show_size(self.whole)} of blocks.",
+                f"Limit {show_size(self.limit)}: {show_size(self.outside)} for {self.others}, "
+                f"{show_size(self.room)} for blocks. A step needs {show_size(self.whole)} of blocks.",
                 f"Blocks: {kinds}.",
                 moves,
                 f"Computing takes {self.compute_seconds:.2f} s, so a step takes at least "

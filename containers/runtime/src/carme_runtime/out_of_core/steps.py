@@ -9,7 +9,6 @@ from carme_runtime.out_of_core.trace import NEVER, Operation, Trace
 
 _FARTHEST = 400  # operations that are looked ahead
 _SLACK = 1.5  # a block is fetched so much earlier than the disk should need
-_SLACK_SECONDS = 0.02
 _SMOOTHING = 0.5  # the weight of the newest time of an operation
 
 
@@ -25,6 +24,7 @@ class Steps:
         self.count = 0  # steps that have ended
         self.operations = 0  # ever
         self.in_step = True  # this step goes as the last one went
+        self.followed = False  # the last step went as the one before
         self.seconds = 0.0  # of the last step
         self.moved = (0, 0)  # bytes that the last step read and wrote
         self._position = -1  # of the last operation that began
@@ -110,7 +110,8 @@ class Steps:
         self.seconds, self._began = now - self._began, now
         self.moved = (read - self._before[0], written - self._before[1])
         self._before = (read, written)
-        if self.trace is not None and self.in_step and self._position + 1 == len(self.trace):
+        self.followed = self.trace is not None and self.in_step and self._position + 1 == len(self.trace)
+        if self.followed and self.trace is not None:
             # The same operations, with newer times.
             self.trace = Trace(self.trace.operations, self.trace.sizes, self.trace.leftovers_end)
         else:
@@ -148,7 +149,7 @@ class Steps:
                     continue
                 if block.state is not State.ABSENT:
                     continue
-                if until > _SLACK * (queued + block.size) / rate + _SLACK_SECONDS:
+                if until > _SLACK * (queued + block.size) / rate + store.slack_seconds:
                     return
                 distance = ahead - self._position
                 if free < block.size:

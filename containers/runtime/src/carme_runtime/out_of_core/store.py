@@ -24,6 +24,8 @@ class Store:
         distance: How far a block's next use is; the farthest leaves first.
     """
 
+    slack_seconds = 0.02  # a block is fetched so much earlier than the disk should need
+
     def __init__(self, file: SpillFile, distance: Callable[[Block], float]) -> None:
         self.file = file
         self.capacity = 0

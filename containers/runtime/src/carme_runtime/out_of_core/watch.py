@@ -61,6 +61,8 @@ class Operations(TorchDispatchMode):
         limit: What the process may take.
     """
 
+    device_type = "cpu"  # of the tensors that can leave
+
     def __init__(self, store: Store, steps: Steps, limit: Limit) -> None:
         super().__init__()
         self.store, self.steps, self.limit = store, steps, limit
@@ -79,7 +81,7 @@ class Operations(TorchDispatchMode):
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that a tensor lies in; None for what never leaves memory."""
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if tensor.device.type != self.device_type or tensor.layout is not torch.strided:
             return None
         return self.store.blocks.get(tensor.untyped_storage()._cdata)
 
@@ -96,8 +98,8 @@ class Operations(TorchDispatchMode):
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         facts = _facts(func)
         if facts.is_view:
-            return func(*args, **kwargs)
-        tensors = _tensors(args, kwargs)
+            return self.view(func, args, kwargs)
+        tensors = tensors_of(args, kwargs)
         uses = list({block: None for each in tensors if (block := self.block_of(each)) is not None})
         if not uses and facts.makes_nothing:
             return func(*args, **kwargs)
@@ -126,9 +128,7 @@ class Operations(TorchDispatchMode):
         except DoesNotFit:
             raise self._too_small(facts.name, uses, room) from None
         try:
-            begin = time.perf_counter()
-            result = call()
-            operation.seconds = time.perf_counter() - begin
+            result = self.run_timed(call, operation, planned)
         finally:
             self.store.release(uses)
         self.steps.end(operation, planned, self._made(result, tensors))
@@ -140,6 +140,25 @@ class Operations(TorchDispatchMode):
         self.steps.look_ahead(self.store)
         return result
 
+    def view(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run what makes a view."""
+        return func(*args, **kwargs)
+
+    def run_timed(self, call: Callable[[], Any], operation: Operation, planned: Operation | None) -> Any:
+        """Run an operation, and note how long it takes."""
+        begin = time.perf_counter()
+        result = call()
+        operation.seconds = time.perf_counter() - begin
+        return result
+
+    def workspace_of(self, func: Any, args: Any, kwargs: Any, made: int) -> tuple[Any, int]:
+        """The result of an operation, and the bytes that it took besides."""
+        self.store.settle()
+        before = pages.resident()
+        pages.forget_peak()
+        result = func(*args, **kwargs)
+        return result, max(pages.peak() - before - made, 0)
+
     def _too_small(self, name: str, uses: Sequence[Block], room: int) -> CarmeRuntimeError:
         needed = room + sum(block.size for block in uses)
         return self.limit.too_small(needed, f"the operation {name}")
@@ -147,15 +166,11 @@ class Operations(TorchDispatchMode):
     def _measured(self, func: Any, args: Any, kwargs: Any, key: Any, operation: Operation) -> Any:
         """Run it, and see what it takes besides its tensors."""
         if key not in self._workspaces:
-            if sum(map(_bytes, _tensors(args, kwargs))) + self._shapes.get(key, 0) < _LARGE:
+            if sum(map(_bytes, tensors_of(args, kwargs))) + self._shapes.get(key, 0) < _LARGE:
                 self._workspaces[key] = 0
             else:
-                self.store.settle()
-                before = pages.resident()
-                pages.forget_peak()
-                result = func(*args, **kwargs)
                 made = self._shapes.get(key, 0)
-                self._workspaces[key] = max(pages.peak() - before - made, 0)
+                result, self._workspaces[key] = self.workspace_of(func, args, kwargs, made)
                 operation.workspace = self._workspaces[key]
                 return result
         operation.workspace = self._workspaces[key]
@@ -165,8 +180,8 @@ class Operations(TorchDispatchMode):
         """Blocks of what an operation gave that are not of its arguments."""
         made: list[Block] = []
         given: set[int] | None = None
-        for each in _tensors((result,), {}):
-            if each.device.type != "cpu" or each.layout is not torch.strided:
+        for each in tensors_of((result,), {}):
+            if each.device.type != self.device_type or each.layout is not torch.strided:
                 continue
             storage = each.untyped_storage()
             if storage.nbytes() < SMALLEST_BLOCK or storage._cdata in self.store.blocks:
@@ -197,7 +212,7 @@ class Operations(TorchDispatchMode):
             try:
                 shapes = func(*_without_content(args), **_without_content(kwargs | _on_meta(func, kwargs)))
                 self._shapes[key] = sum(
-                    size for t in _tensors((shapes,), {}) if (size := _bytes(t)) >= SMALLEST_BLOCK
+                    size for t in tensors_of((shapes,), {}) if (size := _bytes(t)) >= SMALLEST_BLOCK
                 )
             except Exception:  # it needs the content: as large as all that it gets
                 return sum(_bytes(each) for each in tensors)
@@ -308,7 +323,7 @@ class _Facts:
         if not self._changed:
             return []
         found = [args[i] if i < len(args) else kwargs.get(name) for i, name in self._changed]
-        return _tensors(found, {})
+        return tensors_of(found, {})
 
 
 @functools.cache
@@ -316,13 +331,14 @@ def _facts(func: Any) -> _Facts:
     return _Facts(func)
 
 
-def _tensors(args: Iterable[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def tensors_of(args: Iterable[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """All tensors of a call, also those in lists."""
     found: list[torch.Tensor] = []
     for each in (*args, *kwargs.values()):
         if isinstance(each, torch.Tensor):
             found.append(each)
         elif isinstance(each, (list, tuple)):
-            found += _tensors(each, {})
+            found += tensors_of(each, {})
     return found
 
 

@@ -68,8 +68,8 @@ class Bucket:
             part = memory[begin : begin + parameter.numel()]
             self.views.append(view_like(part, parameter))
             begin += parameter.numel()
-        extras = memory[begin if extras_at is None else extras_at :]
-        self._used, self._digits = extras.split([len(parameters), EXTRA])
+        self._extras = memory[begin if extras_at is None else extras_at :]
+        self._used, self._digits = self._extras.split([len(parameters), EXTRA])
         self._unused: list[int] = []
         self._left: dict[int, torch.Tensor] = {}  # what arrived of parameters that had no part
         self._arriving: list[Arriving] = []
@@ -87,6 +87,9 @@ class Bucket:
 
     def start(self, scale: float | None, samples: int = 0) -> None:
         """Begin to take the mean over all ranks of `scale` times this rank's gradients, and of `samples`."""
+        if self.memory.is_cuda:
+            self._start_on_gpu(scale)
+            return
         self._used.fill_(1)
         if self._unused:
             self._used[self._unused] = 0
@@ -102,10 +105,41 @@ class Bucket:
             self._due = self._plan
         elif self._plan is not None:
             self._pending = self._plan.start()
-        elif dist.is_initialized():
+        elif dist.is_initialized() and dist.get_world_size() > 1:
             # Gloo has no mean.
             self.memory.div_(dist.get_world_size())
             self._work = dist.all_reduce(self.memory, async_op=True)
+
+    def _start_on_gpu(self, scale: float | None) -> None:
+        """The same with as few kernels as can be. Samples are counted on the host."""
+        self.collect()
+        self._extras.fill_(1)
+        if self._unused:
+            self._used[self._unused] = 0
+        size = dist.get_world_size() if dist.is_initialized() and self._plan is None else 1
+        factor = (1 if scale is None else scale) / size
+        if factor == 0:
+            self.memory.zero_()
+        elif factor != 1:
+            self.memory.mul_(factor)
+        if self._plan is not None:
+            self._pending = self._plan.start()
+        elif size > 1:
+            self._work = dist.all_reduce(self.memory, async_op=True)
+
+    def collect(self) -> None:
+        """Bring all gradients that autograd made in memory of its own into the bucket, by one kernel."""
+        views: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient.data_ptr() != view.data_ptr():
+                views.append(view)
+                gradients.append(gradient)
+                parameter.grad = view
+        if views:
+            with torch.no_grad():
+                torch._foreach_copy_(views, gradients)
 
     def arrives(self, wait: Callable[[], None]) -> None:
         """Until `finish`, who looks at a gradient calls `wait` before."""
@@ -196,7 +230,7 @@ def flat_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """The elements of `value` in the order in which those of `parameter` lie."""
     if parameter.is_contiguous():
         return value.reshape(-1)
-    laid = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype)
+    laid = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype, device=value.device)
     return laid.copy_(value).as_strided((value.numel(),), (1,))
 
 

@@ -104,7 +104,7 @@ def _all_parameters(model: nn.Module, shapes: Mapping[str, tuple[torch.Size, tor
         for name, parameter in model.named_parameters():
             shape, dtype = shapes[name]
             if parameter.shape != shape:
-                parameter.data = torch.zeros((), dtype=dtype).expand(shape)
+                parameter.data = torch.zeros((), dtype=dtype, device=parameter.device).expand(shape)
         yield
     finally:
         for parameter, before in absent:

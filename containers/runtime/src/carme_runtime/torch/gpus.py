@@ -20,11 +20,15 @@ import torch
 import torch.distributed as dist
 
 from carme_runtime.collectives import Group
-from carme_runtime.collectives.errors import Timeout
+from carme_runtime.collectives.errors import InvalidCall, Timeout
 from carme_runtime.torch.backend import ProcessGroupCarme
-from carme_runtime.torch.flat import stated_form, stating, tensors_in
+from carme_runtime.torch.flat import form_of, stated_form, stating, tensors_in
+from carme_runtime.torch.staging import Chunks, passes_in_chunks
+from carme_runtime.torch.works import milliseconds
 
 __all__ = ["GpuProcessGroup"]
+
+_ENDING_SECONDS = 3.0
 
 #: Collectives by their names here, with the names that NCCL's group has had for them, and whether it matters
 #: what the first argument holds beforehand.
@@ -113,7 +117,9 @@ class StagedWork(dist.Work):
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":  # pyright: ignore
         """Completed when the result is in place, by a thread that may wait for more collectives meanwhile."""
         if self._future is None:
-            self._future = torch.futures.Future()
+            # It refuses tensors of devices that it was not told.
+            devices = {tensor.device for tensor in self._results if tensor.is_cuda}
+            self._future = torch.futures.Future(devices=list(devices))
             self._group.complete_later(self, self._future)
         return self._future
 
@@ -146,12 +152,18 @@ class GpuProcessGroup(ProcessGroupCarme):
         self._apart: dict[int | None, bool] = {}  # whether all members, or this one and another, share none
         self._orders: queue.SimpleQueue[Callable[[ProcessGroupCarme], None] | None] = queue.SimpleQueue()
         self._stager: threading.Thread | None = None
+        self._chunks: dict[torch.device, Chunks] = {}
 
     def shutdown(self) -> None:
         """Let go of the threads and of NCCL."""
         super().shutdown()
         if self._stager:
             self._orders.put(None)
+            self._stager.join(_ENDING_SECONDS)
+            if not self._stager.is_alive():  # else it waits for a rank that does not come
+                for chunks in self._chunks.values():
+                    chunks.close()
+            self._chunks.clear()
             self._stager = None
         if self._nccl is not None:
             self._nccl.shutdown()
@@ -198,15 +210,36 @@ class GpuProcessGroup(ProcessGroupCarme):
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> StagedWork:
+        if torch.cuda.is_current_stream_capturing():
+            raise InvalidCall(
+                "A collective on GPU tensors goes through host memory here. A CUDA graph cannot record that.",
+                "Give each rank a GPU of its own, so that NCCL carries it, or leave the graph out.",
+            )
         if self._stager is None:
             self._stager = threading.Thread(target=self._stage, daemon=True, name="carme-staging")
             self._stager.start()
         limit = self._timeout.total_seconds()
         results = list(tensors_in(arguments[:1]))
         work = StagedWork(self, results, limit if limit > 0 else None)
+        op = passes_in_chunks(name, arguments)
+        wholes = [tensor.detach().contiguous() for tensor in results] if op else []
         before = torch.cuda.Event()
         before.record(torch.cuda.current_stream(device))
         method, form = getattr(ProcessGroupCarme, name), stated_form()
+        # Whose content stays is not written to either: autograd would take it for changed.
+        sends = name == "send" or (name == "broadcast" and arguments[1].rootRank == self.rank())
+        changes = not sends
+        given = milliseconds(getattr(arguments[1], "timeout", timedelta(0))) if op and arguments[1:] else -1
+
+        def in_chunks(chunks: Chunks) -> None:
+            with torch.no_grad(), torch.cuda.device(device):
+                for tensor, whole in zip(results, wholes, strict=True):
+                    label = form if form is not None else form_of(tensor, tensor.dtype)
+                    timeout = given if given > 0 else self.limit
+                    copied = chunks.reduce(whole, op, self._staging, label, timeout, before)
+                    if whole.data_ptr() != tensor.data_ptr():
+                        copied = chunks.bring(tensor, whole)
+            work.conclude(copied, None)
 
         def run(host: ProcessGroupCarme) -> None:
             with torch.no_grad(), torch.cuda.device(device):
@@ -220,7 +253,7 @@ class GpuProcessGroup(ProcessGroupCarme):
                     with stating(form):
                         begun = method(host, first, *rest, **keywords)
                     begun.wait()
-                    if name != "send":
+                    if changes:
                         for tensor, twin in back:
                             tensor.copy_(twin, non_blocking=True)
                     copied = torch.cuda.Event()
@@ -229,12 +262,20 @@ class GpuProcessGroup(ProcessGroupCarme):
 
         def order(host: ProcessGroupCarme) -> None:
             try:
-                run(host)
+                if op:
+                    in_chunks(self._chunks_for(device))
+                else:
+                    run(host)
             except BaseException as error:
                 work.conclude(None, error)
 
         self._orders.put(order)
         return work
+
+    def _chunks_for(self, device: torch.device) -> Chunks:
+        if device not in self._chunks:
+            self._chunks[device] = Chunks(device, self.context)
+        return self._chunks[device]
 
     def _stage(self) -> None:
         """The thread that carries out staged collectives, one after the other."""

@@ -95,7 +95,7 @@ class _Measurement:
 
     def timings(self, repeats: int) -> Iterator[tuple[str, Timing]]:
         """Times of all operators: medians of `repeats` runs."""
-        samples, idle = len(self._example[0]), _idle_backward_ms()
+        samples, idle = len(self._example[0]), _idle_backward_ms(self._example[0].device)
         for node, run, inputs in self._steps():
             forward, backward = [], []
             for _ in range(repeats):
@@ -231,14 +231,16 @@ def _synchronize(tensor: torch.Tensor) -> None:
         torch.cuda.synchronize(tensor.device)
 
 
-def _idle_backward_ms() -> float:
+def _idle_backward_ms(device: torch.device) -> float:
     """What a call of autograd itself takes, which a pass over the whole model pays once."""
-    leaf = torch.ones(1, requires_grad=True)
-    ones, times = torch.ones(1), []
+    leaf = torch.ones(1, requires_grad=True, device=device)
+    ones, times = torch.ones(1, device=device), []
     for _ in range(20):
         result = leaf.view(1)
+        _synchronize(leaf)
         began = time.perf_counter()
         torch.autograd.grad([result], [leaf], [ones], allow_unused=True)
+        _synchronize(leaf)
         times.append((time.perf_counter() - began) * 1000)
     return statistics.median(times)
 

@@ -31,6 +31,7 @@ from carme_runtime.torch import backend
 from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.buckets import EXTRA, Bucket, elements, padded
 from carme_runtime.torch.core_group import core_group
+from carme_runtime.torch.device_group import DeviceGroup
 from carme_runtime.torch.flat import REDUCIBLE, tensors_in
 from carme_runtime.torch.fused import fuse
 from carme_runtime.torch.memory import keep_freed_memory
@@ -202,7 +203,10 @@ class Parallel:
         near = self._group is None or self._group.on_one_node()
         if bucket_bytes is None:
             bucket_bytes = fusion.threshold(fusion.BUCKET_BYTES if near else fusion.SMALL_BUCKET_BYTES)
-        self._buckets = self._fill(bucket_bytes, bucket_bytes if near else fusion.LEAST_BUCKET_BYTES)
+        least = bucket_bytes if near else fusion.LEAST_BUCKET_BYTES
+        # Then gradients are what the optimizer needs as they are.
+        self._alone = self._size == 1 and accumulate == 1 and optimizer is not None
+        self._buckets = [] if self._alone else self._fill(bucket_bytes, least)
         log.debug("Gradients are reduced in %d parts.", len(self._buckets))
         self._place = {
             id(parameter): (number, index)
@@ -228,10 +232,8 @@ class Parallel:
         self._stated: tuple[int, int] | None = None
         self._rests = False
         self._begin_pass()
-        self._hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(_weakly(self._ready))
-            for parameter in self._parameters
-        ]
+        ready, reduced = _weakly(self._ready), [] if self._alone else self._parameters
+        self._hooks: list[Any] = [p.register_post_accumulate_grad_hook(ready) for p in reduced]
         self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self), with_kwargs=True))
         if optimizer:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
@@ -284,14 +286,15 @@ class Parallel:
 
     def _check_shardable(self) -> None:
         for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad and not self._can_share([parameter]):
-                where = "is not on the host" if parameter.device.type != "cpu" else f"has {parameter.dtype}"
+            if parameter.requires_grad and not self._can_divide(parameter):
+                on_known = parameter.device.type in ("cpu", "cuda")
+                where = f"has {parameter.dtype}" if on_known else f"is on {parameter.device}"
                 if self._group is None:
                     where = "would be reduced by another backend than carme"
                 raise InvalidCall(
                     f"The optimizer cannot be divided among the ranks: {name} {where}.",
-                    "Divide models of floating-point numbers on the host, over the backend carme (on GPUs "
-                    "use PyTorch's FSDP), or leave shard_optimizer out.",
+                    "Divide models of floating-point numbers on the host or on NVIDIA GPUs, over the backend "
+                    "carme, or leave shard_optimizer out.",
                 )
 
     def _divide(self, optimizer: torch.optim.Optimizer) -> None:
@@ -301,7 +304,7 @@ class Parallel:
             cast(list[ShardBucket], self._buckets),
             self._finish_one,
             self.finish,
-            self._inline,
+            self._inline and not any(parameter.is_cuda for parameter in self._parameters),
             self._arrivals,
         )
         shards.fuse(fuse)
@@ -367,11 +370,19 @@ class Parallel:
                 buckets.append(Bucket(parameters, flat, plan, self._inline))
             else:
                 flat = torch.zeros(count, dtype=dtype, device=parameters[0].device)
-                buckets.append(Bucket(parameters, flat, None, False))
+                if self._shard and self._group:
+                    devices = DeviceGroup(self._group.lane())
+                    buckets.append(ShardBucket(parameters, flat, devices, self._group.limit, False))
+                else:
+                    buckets.append(Bucket(parameters, flat, None, False))
         return buckets
 
     def _elements(self, parameters: list[nn.Parameter]) -> int:
         return shard_elements(parameters, self._size)[1] if self._shard else elements(parameters)
+
+    def _can_divide(self, parameter: nn.Parameter) -> bool:
+        on_gpu = self._group is not None and parameter.is_cuda and parameter.dtype in REDUCIBLE
+        return on_gpu or self._can_share([parameter])
 
     def _can_share(self, parameters: list[nn.Parameter]) -> bool:
         return (
@@ -392,7 +403,7 @@ class Parallel:
     @torch._disable_dynamo  # pyright: ignore[reportUntypedFunctionDecorator]
     def before_forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """The model is called with these arguments."""
-        if self._rests or module is not self._model or not torch.is_grad_enabled():
+        if self._alone or self._rests or module is not self._model or not torch.is_grad_enabled():
             return
         if self._optimizer:
             self._look_for_new_ones()
@@ -467,8 +478,8 @@ class Parallel:
                 "A gradient is sparse, and gradients are gathered in memory of their own.",
                 "Make the layer with sparse=False: what is zero does not travel between nodes anyhow.",
             )
-        if gradient is None or gradient.data_ptr() == view.data_ptr():
-            return
+        if gradient is None or bucket.memory.is_cuda or gradient.data_ptr() == view.data_ptr():
+            return  # on a GPU the whole bucket is taken at once
         with torch.no_grad():
             view.copy_(gradient)
         parameter.grad = view

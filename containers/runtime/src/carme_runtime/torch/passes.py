@@ -105,7 +105,8 @@ class Passes:
         self._held: dict[tuple[int, int], _Held] = {}
         self._local: dict[tuple[Channel, bool, int], list[Any]] = {}
         self._tensors: dict[str, torch.Tensor] = {}
-        self._value = 0.0
+        self._losses: list[torch.Tensor] = []
+        self._device = next((t.device for t in traced.named_tensors().values()), torch.device("cpu"))
         self._failed = False
 
     def _own_pieces(self, constants: Constants | None = None) -> dict[int, Piece]:
@@ -137,12 +138,12 @@ class Passes:
         self._failed = True  # until all is well
         schedule = self._schedule(len(batch[0]))
         prepared = self._prepared(batch, targets, loss, counts, schedule.micro_batches)
-        self._tensors, self._value, self._held = self._traced.named_tensors(), 0.0, {}
+        self._tensors, self._losses, self._held = self._traced.named_tensors(), [], {}
         with torch.enable_grad(), profile.pipeline_step(self._stage, schedule.bubble):
             for action in schedule.actions[self._stage]:
                 self._do(action, prepared)
         self._end()
-        return self._value
+        return sum(map(float, self._losses))  # here, as looking at one waits for a GPU
 
     def call(self, batch: tuple[torch.Tensor, ...], shapes: Shapes | None) -> Called:
         """The forward passes of a batch, one micro-batch after the other on all stages.
@@ -229,7 +230,11 @@ class Passes:
         if self._stage == root:
             messages.pack(memory, outputs, "the outputs")
         self._group.broadcast(memory, root, timeout=self._run.timeout)
-        return messages.unpack(memory, len(self._traced.graph.results))
+        return self._here(messages.unpack(memory, len(self._traced.graph.results)))
+
+    def _here(self, parts: list[Any]) -> list[Any]:
+        """The parts of a message, with tensors on the device of the model."""
+        return [part.to(self._device) if isinstance(part, torch.Tensor) else part for part in parts]
 
     def _check_whole(self) -> None:
         if self._failed:
@@ -371,8 +376,8 @@ class Passes:
             shape = list(value.shape)
             shape[dims[0]] = total * per_sample
             keep = 1 - float(node.args[1])  # pyright: ignore
-            draw = node.meta.get("draw", _draw)
-            drawn = draw(shape, keep, getattr(torch, value.dtype))
+            draw = node.meta.get("draw", _draw_on_gpu if self._device.type == "cuda" else _draw)
+            drawn = draw(shape, keep, getattr(torch, value.dtype)).to(self._device)
             if node.name not in self._own_masks:
                 continue
             drawn.div_(keep if keep else 1.0)
@@ -438,7 +443,7 @@ class Passes:
             else:
                 mean = batch.loss(outputs[0] if len(outputs) == 1 else tuple(outputs), target)
                 held.loss = mean * batch.shares[micro]
-                self._value += float(held.loss.detach())
+                self._losses.append(held.loss.detach())
         self._held[piece, micro] = held
 
     def _backward(self, piece: int, micro: int) -> None:
@@ -466,7 +471,7 @@ class Passes:
         if roots:
             self._later.calls = held.later
             # As in an ordinary loop, where the backward pass stands outside of autocast.
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(self._device.type, enabled=False):
                 torch.autograd.backward(roots, gradients)
         for channel in self._plan.pieces.channels:
             names = self._plan.pieces.gradients(channel) if channel[1] == piece else ()
@@ -499,11 +504,17 @@ class Passes:
         assert self._boxes
         name = (channel, back)
         memory, number = self._boxes.take(name)
-        return messages.unpack(memory, count), partial(self._boxes.give_up, name, number)
+        return self._here(messages.unpack(memory, count)), partial(self._boxes.give_up, name, number)
 
 
 def _draw(shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype).bernoulli_(keep)
+
+
+def _draw_on_gpu(shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
+    """As the GPU's own kernel draws it."""
+    ones = torch.ones(shape, dtype=dtype, device="cuda")
+    return (torch.nn.functional.dropout(ones, 1 - keep) != 0).to(dtype)
 
 
 def _nothing() -> None:

@@ -352,7 +352,7 @@ class _ConvLater(torch.autograd.Function):
 
 
 def _linear_later(later: Later, x: Any, weight: Any, bias: Any = None) -> torch.Tensor:
-    if torch.is_autocast_enabled("cpu"):  # which knows how to cast both ways
+    if torch.is_autocast_enabled(x.device.type):  # which knows how to cast both ways
         return nn.functional.linear(x, weight, bias)
     return _LinearLater.apply(later, x, weight, bias)  # pyright: ignore
 
@@ -367,7 +367,7 @@ def _conv_later(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> torch.Tensor:
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(x.device.type):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
     def pair(each: Any) -> list[int]:

@@ -64,7 +64,7 @@ class Run:
 
         Raises Mismatch where a rank has another model.
         """
-        found = _links(self.everyone, self.rank)
+        found = _links(self.everyone, self.rank, example[0].device)
         text = b""
         failure: BaseException | None = None
         if self.rank == 0:
@@ -124,7 +124,7 @@ class Run:
         return int(numbers[0])
 
 
-def _links(everyone: Group | None, rank: int) -> Links:
+def _links(everyone: Group | None, rank: int, device: torch.device) -> Links:
     """What messages cost: by the runtime's file, by its measurement between nodes, or by copying here."""
     file = os.environ.get(links.LINKS, "")
     if file and not links.to_be_measured():
@@ -135,12 +135,14 @@ def _links(everyone: Group | None, rank: int) -> Links:
     if rank:
         return Links()  # rank 0's counts
     return Links(
-        tuple((size, _copying_us(size)) for size in (1 << 10, 1 << 16, 1 << 20, 1 << 23)), "copies in memory"
+        tuple((size, _copying_us(size, device)) for size in (1 << 10, 1 << 16, 1 << 20, 1 << 23)),
+        "copies in memory",
     )
 
 
-def _copying_us(size: int) -> float:
-    source, target, times = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8), []
+def _copying_us(size: int, device: torch.device) -> float:
+    source, times = torch.ones(size, dtype=torch.uint8, device=device), []
+    target = torch.empty(size, dtype=torch.uint8)
     for _ in range(5):
         began = time.perf_counter()
         target.copy_(source)  # into a slot, and from there into the receiver's

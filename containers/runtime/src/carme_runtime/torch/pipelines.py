@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -58,7 +59,8 @@ def pipeline(
     0 to `stages` - 1 are the first pipeline; further ranks are replicas of it.
 
     Args:
-        model: On the host, and in training. The same on all ranks.
+        model: On the host or on this rank's GPU, and in training. The same on all ranks. Stages on GPUs send
+            their messages through host memory.
         optimizer: Over parameters of this model.
         example: What the model is called with, as large as the largest batch of a replica.
         stages: Ranks of one pipeline. None: chosen, as are the next two.
@@ -145,8 +147,12 @@ def _check(
     inputs: tuple[torch.Tensor, ...],
     batch_norm: str | None,
 ) -> None:
-    if any(tensor.device.type != "cpu" for tensor in [*inputs, *model.parameters()]):
-        raise InvalidCall("The model is not on the host.", "Use model.cpu(): pipelines run on the host.")
+    devices = {tensor.device for tensor in [*inputs, *model.parameters(), *model.buffers()]}
+    if len(devices) > 1 or devices.pop().type not in ("cpu", "cuda"):
+        raise InvalidCall(
+            "The model and the example are not on one device.",
+            "Bring both to the host, or to this rank's NVIDIA GPU: model.to(device), example.to(device).",
+        )
     if not model.training:
         raise InvalidCall(
             "The model is in evaluation, and pipeline() prepares it for training.",
@@ -164,6 +170,10 @@ def _check(
 def _free_memory(model: nn.Module, run: Run) -> int | None:
     """What each rank has for a stage: of the job's limit, without what its process takes already."""
     own = sum(t.numel() * t.element_size() for t in _persistent(model).values())
+    device = next((t.device for t in _persistent(model).values()), torch.device("cpu"))
+    if device.type == "cuda":
+        sharing = -(-int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // torch.cuda.device_count())
+        return run.least(torch.cuda.mem_get_info(device)[0] // sharing + own)
     limit = memory_of_rank()
     free = max(limit - max(pages.resident() - own, 0), 1) if limit else 0
     return run.least(free) or None
@@ -219,7 +229,7 @@ class Pipeline:
         for tensor in self._tensors.values():
             if run.everyone:
                 with torch.no_grad():
-                    content = tensor.detach().clone(memory_format=torch.contiguous_format)
+                    content = _on_host(tensor)
                     run.everyone.broadcast(_bytes_of(content), 0, timeout=run.timeout)
                     tensor.copy_(content)
         stages = made.schedule.ranks
@@ -405,7 +415,7 @@ class Pipeline:
         return norm_of_stages(counted, norm_type, self._pipeline, self._run.timeout)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's state, as the model itself has it: on rank 0; nothing on the others.
+        """The whole model's state, as the model itself has it: in rank 0's host memory; else nothing.
 
         All ranks call it together.
         """
@@ -413,8 +423,7 @@ class Pipeline:
         for name, (shape, dtype) in self._described.items():
             owner = self._owners[name][0]
             held = self._stage == owner and self._run.rank < self._plan.schedule.ranks
-            content = self._tensors[name].detach().clone() if held else torch.empty(shape, dtype=dtype)
-            content = content.contiguous()
+            content = _on_host(self._tensors[name]) if held else torch.empty(shape, dtype=dtype)
             if self._run.everyone and content.numel():
                 self._run.everyone.broadcast(_bytes_of(content), owner, timeout=self._run.timeout)
             if self._run.rank == 0:
@@ -489,7 +498,7 @@ class Pipeline:
         for parameter in self._traced.model.parameters():
             if id(parameter) not in own:
                 parameter.grad = None
-                parameter.data = torch.empty(0, dtype=parameter.dtype)
+                parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
     def _groups_of_shared(self) -> list[tuple[Group, list[nn.Parameter]]]:
         """Whose gradients are made on several stages: their groups, and these parameters."""
@@ -516,7 +525,7 @@ class Pipeline:
         ]
         if buffers:
             flat = torch.cat([buffer.reshape(-1).double() for buffer in buffers])
-            self._replicas.allreduce(flat, timeout=self._run.timeout)
+            _allreduce(self._replicas, flat, self._run.timeout)
             parts = (flat / self.replicas).split([buffer.numel() for buffer in buffers])
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part.view(buffer.shape))
@@ -533,9 +542,22 @@ def _sum(group: Group, parameters: list[nn.Parameter], timeout: int) -> None:
     for dtype in dict.fromkeys(p.dtype for p in parameters):
         chosen = [p for p in parameters if p.dtype == dtype]
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in chosen])
-        group.allreduce(flat, timeout=timeout)
+        _allreduce(group, flat, timeout)
         for p, part in zip(chosen, flat.split([p.numel() for p in chosen]), strict=True):
             p.grad = part.view(p.shape)
+
+
+def _allreduce(group: Group, flat: torch.Tensor, timeout: int) -> None:
+    """Sum over the ranks of a group, which takes host memory."""
+    host = flat.cpu()
+    group.allreduce(host, timeout=timeout)
+    if host is not flat:
+        flat.copy_(host)
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, in order."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _persistent(model: nn.Module) -> dict[str, torch.Tensor]:

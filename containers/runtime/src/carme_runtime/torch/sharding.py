@@ -23,6 +23,7 @@ from carme_runtime.collectives import Group, Pending
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.buckets import EXTRA, Bucket, SplitPending, flat_like, view_like
+from carme_runtime.torch.device_group import DeviceGroup
 from carme_runtime.torch.divided import Divided
 
 __all__ = ["ShardBucket", "Shards", "check_optimizer", "shard_elements"]
@@ -99,7 +100,7 @@ class Fragment:
 class _ShardPlan:
     """The mean of a bucket, of which each rank gets its block, and of the few numbers behind it."""
 
-    def __init__(self, group: Group, memory: torch.Tensor, block: int, limit: int) -> None:
+    def __init__(self, group: Group | DeviceGroup, memory: torch.Tensor, block: int, limit: int) -> None:
         end = block * group.size
         self._group, self._limit, self._blocks = group, limit, memory[:end]
         self._own = memory[block * group.index : block * (group.index + 1)]
@@ -129,7 +130,7 @@ class ShardBucket(Bucket):
         self,
         parameters: list[nn.Parameter],
         memory: torch.Tensor,
-        group: Group,
+        group: Group | DeviceGroup,
         limit: int,
         inline: bool,
     ) -> None:
@@ -139,7 +140,7 @@ class ShardBucket(Bucket):
         self.group, self._limit = group, limit
         self.own = slice(self.block * group.index, self.block * (group.index + 1))
         self._hidden = [Divided.of(view) for view in self.views]
-        self._weights = torch.zeros(self.block * group.size, dtype=memory.dtype)
+        self._weights = torch.zeros(self.block * group.size, dtype=memory.dtype, device=memory.device)
         self.fragments: dict[int, Fragment] = {}  # by the number of the parameter in the bucket
         self.places: list[int] = []  # where each parameter begins
         begin = 0
@@ -311,8 +312,9 @@ class Shards:
         ]
         norms = torch._foreach_norm(gradients) if gradients else []
         total = torch.zeros(1, dtype=torch.float64)
-        for norm in norms:
-            total += norm.double() ** 2
+        for device in {norm.device for norm in norms}:  # one copy from each
+            squares = [norm.double() ** 2 for norm in norms if norm.device == device]
+            total += torch.stack(squares).sum().cpu()
         dist.all_reduce(total)
         factor = min(limit / (float(total.sqrt()) + 1e-6), 1.0) if bool(total.isfinite()) else float("nan")
         if gradients and factor != 1.0:

@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from carme_runtime.torch.pipeline_run import Run
 
@@ -45,7 +46,7 @@ def whole_optimizer_state(
                 if owners[name][0] == root and own[name] in optimizer.state
             }
         file = io.BytesIO()
-        torch.save(mine, file)
+        torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, mine), file)
         text = run.broadcast(file.getvalue() if run.rank == root else b"", root)
         if run.rank == 0:
             state |= torch.load(io.BytesIO(text), weights_only=True)
