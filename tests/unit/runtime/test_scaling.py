@@ -13,9 +13,9 @@ from carme_runtime import fusion, scaling
 from carme_runtime.graph import Links, Operator, Timing
 from carme_runtime.scaling import Gradient, Input, Machine, Memory, Profile, ScalingError, predict
 from carme_runtime.scaling.command import main
+from carme_runtime.scaling.curves import MOST_RANKS, to_json
 from carme_runtime.scaling.network import allreduce_ms, best, parse_network
 from carme_runtime.scaling.prediction import binding
-from carme_runtime.scaling.profiles import to_json
 from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.simulation import Change, buckets, simulate, straggling
 

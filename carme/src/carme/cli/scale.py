@@ -22,6 +22,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--upto", type=int, default=64, metavar="N", help="the most ranks (default: 64)")
     parser.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the script's")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the result with this network and batch, for the portal's forms and carme submit",
+    )
     add_json(parser)
     parser.set_defaults(run=_scale)
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.scaling.curves import changed, save
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import Machine, parse_network
 from carme_runtime.scaling.prediction import predict
@@ -44,6 +45,12 @@ def add_options(made: argparse.ArgumentParser) -> None:
     made.add_argument("--ranks-per-node", type=int, default=1, metavar="K", help="as a rule the node's GPUs")
     made.add_argument("--upto", type=int, default=64, metavar="N", help="the most ranks (default: 64)")
     made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the script's")
+    made.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the result with this network and batch, for the portal's forms and carme submit",
+    )
 
 
 def show(options: argparse.Namespace) -> None:
@@ -55,6 +62,8 @@ def show(options: argparse.Namespace) -> None:
     profile = load(options.result)
     links = parse_network(options.network) if options.network else profile.links
     machine = Machine(links, options.ranks_per_node)
+    if options.save:
+        save(changed(profile, machine, options.batch), options.save)
     prediction = predict(profile, machine, options.upto, options.batch)
     if options.svg:
         try:
