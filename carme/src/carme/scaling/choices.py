@@ -8,7 +8,7 @@ from carme.scaling.curves import Curve, Row
 
 __all__ = ["Choice", "choices", "marks"]
 
-_MOST = 12
+_MOST = 8
 
 
 @dataclass(frozen=True)

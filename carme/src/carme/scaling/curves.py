@@ -12,7 +12,7 @@ from carme.errors import InvalidRequest
 from carme.scaling.predictions import MOST_FILE, MOST_STEPS, Prediction
 from carme.wording import number
 
-__all__ = ["MOST_BYTES", "VERSION", "Curve", "Row", "read_curve", "read_file"]
+__all__ = ["MOST_BYTES", "VERSION", "Curve", "Row", "read_curve", "read_file", "too_large"]
 
 #: Of a result; those of models with thousands of parameters take less than 1 MiB.
 MOST_BYTES = 4 << 20
@@ -22,6 +22,7 @@ _FORMAT = "carme scaling"
 _MOST_ROWS = 10_000
 _AGAIN = "Measure again with: carme-run -n 1 --scale-probe train.py"
 _FIELD = "scaling"
+_OTHER = "Name a file that a probe wrote."
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -151,11 +152,9 @@ def read_curve(data: bytes, file: str) -> Curve:
     try:
         content: Any = json.loads(data)
     except (ValueError, RecursionError):
-        raise _refusal(
-            file, "is no result of a probe: it is not JSON", "Name a file that a probe wrote."
-        ) from None
+        raise _refusal(file, "is no result of a probe: it is not JSON", _OTHER) from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise _refusal(file, "is no result of a probe", "Name a file that a probe wrote.")
+        raise _refusal(file, "is no result of a probe", _OTHER)
     if content.get("version") != VERSION:
         version = str(content.get("version"))[:20]
         raise _refusal(
@@ -179,9 +178,7 @@ def read_file(path: Path) -> Curve:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise _refusal(
-            str(path), f"cannot be read ({error.strerror})", "Name a file that a probe wrote."
-        ) from None
+        raise _refusal(str(path), f"cannot be read ({error.strerror})", _OTHER) from None
     return read_curve(data, str(path.absolute()))
 
 
@@ -190,7 +187,7 @@ def too_large(file: str) -> InvalidRequest:
     return _refusal(
         file,
         f"is no result of a probe: it has more than {MOST_BYTES >> 20} MiB",
-        "Name a file that a probe wrote.",
+        _OTHER,
     )
 
 

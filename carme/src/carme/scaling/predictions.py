@@ -67,7 +67,8 @@ def check_efficiency(prediction: Prediction | None, settings: Settings) -> None:
     if prediction is None or prediction.reason.strip() or prediction.efficiency * 100 >= floor:
         return
     raise InvalidRequest(
-        f"The predicted efficiency is {prediction.efficiency:.0%}. Below {floor} % this site asks for a reason.",
+        f"The predicted efficiency is {prediction.efficiency:.0%}. "
+        f"Below {floor}% this site asks for a reason.",
         "Choose fewer nodes or GPUs, or say why you need so many.",
         field="reason",
     )
