@@ -22,8 +22,23 @@ from carme.translation import translated
 from carme_runtime.scaling import profiles
 from carme_runtime.scaling.curves import table_of
 
-from .test_cli import carme, file  # noqa: F401
 from .test_reports import BEGIN, job
+
+
+@pytest.fixture
+def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The site's configuration."""
+    path = folder / "carme.toml"
+    path.write_text(
+        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
+        f'[broker]\nsocket = "{settings.broker.socket}"\n'
+    )
+    monkeypatch.setenv("CARME_CONFIG", str(path))
+    return path
+
+
+async def carme(*arguments: str) -> int:
+    return await asyncio.to_thread(main, list(arguments))
 
 
 @pytest.fixture
@@ -185,10 +200,7 @@ def test_the_report_says_what_was_predicted_and_what_came(step_seconds: float | 
 
 
 async def test_submit_keeps_and_shows_a_prediction(
-    site: Any,
-    file: Path,
-    result: Path,
-    capsys: pytest.CaptureFixture[str],  # noqa: F811
+    site: Any, file: Path, result: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["submit", "--gpus", "2", "--scaling", str(result), "--steps", "36000"]
     assert await carme(*arguments, "--", "true") == 0
@@ -204,10 +216,7 @@ async def test_submit_keeps_and_shows_a_prediction(
 
 
 async def test_submit_below_the_floor(
-    site: Any,
-    file: Path,
-    result: Path,
-    capsys: pytest.CaptureFixture[str],  # noqa: F811
+    site: Any, file: Path, result: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.settings.__dict__["scaling"] = ScalingSettings(efficiency_percent=100)
     arguments = ["submit", "--nodes", "2", "--scaling", str(result)]
@@ -223,10 +232,7 @@ async def test_submit_below_the_floor(
 
 
 async def test_choices_are_shown_and_nothing_is_started(
-    site: Any,
-    file: Path,
-    result: Path,
-    capsys: pytest.CaptureFixture[str],  # noqa: F811
+    site: Any, file: Path, result: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["submit", "--gpus", "2", "--scaling", str(result), "--choices"]
     assert await carme(*arguments, "--steps", "36000") == 0
@@ -251,11 +257,7 @@ async def test_choices_are_shown_and_nothing_is_started(
     ],
 )
 async def test_wrong_options(
-    site: Any,
-    file: Path,
-    arguments: list[str],
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],  # noqa: F811
+    site: Any, file: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await asyncio.to_thread(main, ["submit", *arguments, "--", "true"]) == 1
     assert sentence in capsys.readouterr().err
