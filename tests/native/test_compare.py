@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from carme_runtime.compare import load, tasks
-from carme_runtime.compare.networks import NETWORKS, USUAL
+from carme_runtime.compare.networks import NETWORKS
+from carme_runtime.options import USUAL_NETWORKS
 from patience import HANG
 
 COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()", "compare"]
@@ -75,7 +76,7 @@ def test_a_comparison_in_which_all_are_void_fails_and_says_why(tmp_path: Path) -
     assert json.loads((tmp_path / "out/compare.json").read_text())["rows"][0]["status"] == "void"
 
 
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", USUAL_NETWORKS)
 def test_networks_of_pytorch_are_those_that_are_computed_without_it(name: str) -> None:
     import torch
     from torch.nn import functional
@@ -94,7 +95,7 @@ def test_networks_of_pytorch_are_those_that_are_computed_without_it(name: str) -
         assert sum(losses) / ranks == pytest.approx(task.first_loss(ranks), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", USUAL_NETWORKS)
 def test_networks_of_jax_are_those_that_are_computed_without_it(name: str) -> None:
     jax = pytest.importorskip("jax")
     from carme_runtime.compare.programs.jax_shards import forward

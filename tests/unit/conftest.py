@@ -1,6 +1,18 @@
 """What all unit tests share."""
 
+import functools
+import os
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
 import hypothesis
+import pytest
+from pydantic import BaseModel
 
 # The same examples in each run, so that none fails by luck, and no limit of time: a busy machine exceeds any.
 # For new examples: --hypothesis-profile default
@@ -12,3 +24,63 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("same everywhere")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+_before = pytest.StashKey[dict[str, Any]]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Note what the test and its fixtures find."""
+    item.stash[_before] = _shared(item)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test may not change what the next one finds: then both would depend on their order.
+
+    That is the environment, the folder, signals, and the tables of the test's module and of those that it
+    imports from. Who needs a change takes `monkeypatch`, or a copy.
+    """
+    yield
+    before, after = item.stash[_before], _shared(item)
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    if changed:
+        pytest.fail(f"The test has changed what others use: {', '.join(changed)}", pytrace=False)
+
+
+def _shared(item: pytest.Item) -> dict[str, Any]:
+    # pytest says there which test runs.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    umask = os.umask(0o077)
+    os.umask(umask)
+    found = {
+        "the environment": environment,
+        "the folder": Path.cwd(),
+        "the umask": umask,
+        "the search path": list(sys.path),
+        "signals": [signal.getsignal(number) for number in _SIGNALS],
+    }
+    module = getattr(item, "module", None)
+    for each in _modules_of(module) if isinstance(module, types.ModuleType) else ():
+        for name, value in vars(each).items():
+            if (each is module or name.isupper()) and _is_table(name, value):
+                found[f"{each.__name__}.{name}"] = repr(value)
+    return found
+
+
+@functools.cache
+def _modules_of(module: types.ModuleType) -> tuple[types.ModuleType, ...]:
+    """The module, and those of ours that it has something from."""
+    names = {getattr(value, "__module__", None) for value in vars(module).values()}
+    imported = {value.__name__ for value in vars(module).values() if isinstance(value, types.ModuleType)}
+    ours = {name for name in names | imported if isinstance(name, str) and name.startswith("carme")}
+    return module, *(sys.modules[name] for name in sorted(ours) if name in sys.modules)
+
+
+def _is_table(name: str, value: object) -> bool:
+    """Whether it holds values; classes and functions are changed by `monkeypatch` only."""
+    if name.startswith("__") or isinstance(value, type):
+        return False
+    return isinstance(value, dict | list | set | bytearray | BaseModel) or is_dataclass(value)

@@ -4,6 +4,7 @@ The format is Grafana's dashboard JSON model. Every panel asks Prometheus, whose
 the dashboard itself. Boards of one node, job or user are reached from the others by their variable.
 """
 
+import copy
 import json
 import sys
 from dataclasses import dataclass, field
@@ -365,7 +366,7 @@ _SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
 def render(uid: str, board: Board) -> dict[str, Any]:
-    """One dashboard as Grafana reads it."""
+    """One dashboard as Grafana reads it; it is the caller's own and may be changed."""
     source = {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"}
     return {
         "uid": uid,
@@ -391,7 +392,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
         "name": name,
         "label": name,
         "type": "query",
-        "datasource": _SOURCE,
+        "datasource": dict(_SOURCE),
         "definition": query,
         "query": {"query": query, "refId": name},
         "refresh": 2,  # when the time range changes: jobs come and go
@@ -424,14 +425,14 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "id": number,
         "title": panel.title,
         "type": panel.kind,
-        "datasource": _SOURCE,
+        "datasource": dict(_SOURCE),
         "gridPos": place,
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": _OPTIONS[panel.kind],
+        "options": copy.deepcopy(_OPTIONS[panel.kind]),
         "targets": [
             {
                 "refId": chr(ord("A") + place),
-                "datasource": _SOURCE,
+                "datasource": dict(_SOURCE),
                 "expr": expression,
                 "legendFormat": legend or "__auto",
             }

@@ -1,6 +1,5 @@
 """The comparison of frameworks: figures, what is void, what is marked, reports and bad input."""
 
-import argparse
 import dataclasses
 import json
 import os
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from carme.cli.compare import add as add_to_carme
 from carme_runtime.compare import checks, command, differences, entries, figures, report, results, verdict
 from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
 from carme_runtime.compare.door import Door, Line, Lost, come_in
@@ -81,11 +79,13 @@ def test_an_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
         assert found.low <= found.median <= found.high
         held += found.low <= 10 <= found.high
     assert 88 <= held <= 100
-    assert figures.estimate([4.0]) == figures.Estimate(4.0, 4.0, 4.0)
+    assert figures.estimate([4.0]) == figures.Estimate(4.0, 4.0, 4.0, has_interval=False)
 
 
 def test_rounds_that_only_one_has_do_not_count() -> None:
-    assert figures.ratio({1: 4.0, 2: 100.0}, {1: 2.0, 3: 1.0}) == figures.Estimate(2.0, 2.0, 2.0)
+    assert figures.ratio({1: 4.0, 2: 100.0}, {1: 2.0, 3: 1.0}) == figures.Estimate(
+        2.0, 2.0, 2.0, has_interval=False
+    )
     assert figures.ratio({1: 4.0}, {2: 4.0}) is None
 
 
@@ -188,6 +188,17 @@ def test_contestants_that_cannot_be_distinguished_are_level(result: Result) -> N
     assert "level)" in report.text(result)
 
 
+def test_one_round_gives_no_interval(result: Result) -> None:
+    for each in result.rows:
+        each.turns = each.turns[:1]
+    fastest, _, trust = verdict.sentences(result)
+    assert "PyTorch, parallelize is fastest, level with PyTorch DDP, Gloo" in fastest
+    assert "one round gives no spread, so no difference is certain (give more with --rounds)" in trust
+    assert "known to" not in trust
+    assert "1.33 (unknown, level)" in report.text(result)
+    assert "faster" not in (shown := differences.difference(result, result)) and "slower" not in shown
+
+
 def test_a_result_survives_its_file(result: Result, tmp_path: Path) -> None:
     results.save(result, tmp_path / "compare.json")
     found = results.load(tmp_path / "compare.json")
@@ -273,16 +284,6 @@ def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--list", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in shown["contestants"]] == list(CONTESTANTS)
-
-
-def test_carme_compare_has_the_same_options() -> None:
-    carme = argparse.ArgumentParser()
-    add_to_carme(carme.add_subparsers())
-    shared = vars(carme.parse_args(["compare"]))
-    own = vars(command.parser().parse_args([]))
-    assert {name: value for name, value in shared.items() if name != "run"} == {
-        name: value for name, value in own.items() if name != "program"
-    }
 
 
 def test_lines_that_a_user_writes_are_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -61,11 +62,8 @@ def every_kind(top: Path) -> None:
     (top / "dangling").symlink_to("/nowhere/at all")
     (top / "round").symlink_to(".")
     os.mkfifo(top / "fifo", 0o640)
-    with socket.socket(socket.AF_UNIX) as one:
-        here = Path.cwd()
-        os.chdir(top)
+    with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(top):
         one.bind("socket")
-        os.chdir(here)
     (top / "locked").mkdir(mode=0o700)
     (top / "locked/file").write_text("y")
     (top / "locked/file").chmod(0o4711)

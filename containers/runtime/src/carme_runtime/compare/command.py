@@ -13,10 +13,11 @@ from carme_runtime.compare import report, results
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.differences import difference
 from carme_runtime.compare.errors import CompareError
-from carme_runtime.compare.networks import NETWORKS, USUAL
+from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.rounds import Plan, compare
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph.show import columns
+from carme_runtime.options import USUAL_NETWORKS, add_compare_options
 
 _QUICK = {"networks": ("tiny", "mlp"), "rounds": 5, "turn_s": 0.25, "repeats": 1}
 _MOST_RANKS, _MOST_ROUNDS = 1024, 1000
@@ -42,52 +43,9 @@ def parser() -> argparse.ArgumentParser:
         description="Train the same networks with every framework that is installed, in turns, and write a "
         "report with what each takes.",
     )
-    add_options(made)
+    add_compare_options(made)
     made.set_defaults(program="carme_runtime.compare")
     return made
-
-
-def add_options(made: argparse.ArgumentParser) -> None:
-    """The options, for whoever has a parser."""
-    made.add_argument("contestants", nargs="*", metavar="CONTESTANT", help="default: all; see --list")
-    made.add_argument("--list", action="store_true", help="show contestants and networks; measure nothing")
-    made.add_argument("--quick", action="store_true", help="small networks and few rounds: some minutes")
-    made.add_argument("--networks", metavar="NAMES", help=f"with commas (default: {','.join(USUAL)})")
-    made.add_argument("--ranks", default="1,2", metavar="NUMBERS", help="with commas (default: 1,2)")
-    made.add_argument("--rounds", type=int, metavar="N", help="turns of each (default: 10)")
-    made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the network's")
-    made.add_argument(
-        "--scaling",
-        choices=("strong", "weak"),
-        default="strong",
-        help="all ranks share the batch, or each has one of that size (default: strong)",
-    )
-    made.add_argument(
-        "--threads", type=int, metavar="T", help="of each rank (default: its share of the cores)"
-    )
-    made.add_argument("--seed", type=int, default=1, metavar="S", help="of weights, batches and orders")
-    made.add_argument(
-        "--slower",
-        action="append",
-        default=[],
-        metavar="NAME=PERCENT",
-        help="make a contestant slower on purpose, to see that it is found",
-    )
-    made.add_argument(
-        "--output",
-        type=Path,
-        default=Path("compare"),
-        metavar="FOLDER",
-        help="where compare.json and compare.html go, and what all nodes see (default: compare)",
-    )
-    made.add_argument(
-        "--diff",
-        nargs=2,
-        type=Path,
-        metavar=("BEFORE.json", "AFTER.json"),
-        help="show how two results differ; measure nothing",
-    )
-    made.add_argument("--json", action="store_true", help="print the result as JSON for programs")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -133,8 +91,11 @@ def _compare(options: argparse.Namespace) -> None:
         for name, value in dataclasses.asdict(plan).items()
     }
     # Scripts are ended with SIGTERM; ranks must not stay behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    result = compare(plan, requested, folder, lambda line: print(line, file=sys.stderr, flush=True))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        result = compare(plan, requested, folder, lambda line: print(line, file=sys.stderr, flush=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     results.save(result, folder / "compare.json")
     results.write_whole(folder / "compare.html", report.page(result))
     print(f"The report: {folder / 'compare.html'}", file=sys.stderr, flush=True)
@@ -145,7 +106,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """What the options ask for. Raises CompareError."""
-    chosen: dict[str, Any] = dict(_QUICK) if options.quick else {"networks": USUAL}
+    chosen: dict[str, Any] = dict(_QUICK) if options.quick else {"networks": USUAL_NETWORKS}
     if options.networks:
         chosen["networks"] = _names(options.networks.split(","), NETWORKS, "network")
     for name, most in (("rounds", _MOST_ROUNDS), ("batch", 1 << 20), ("threads", 4096)):
@@ -159,6 +120,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         contestants=_names(options.contestants or list(CONTESTANTS), CONTESTANTS, "contestant"),
         ranks=_ranks(options.ranks),
         scaling=options.scaling,
+        precision=options.precision,
         seed=options.seed,
         slower=dict(map(_slower, options.slower)),
         **chosen,

@@ -29,7 +29,7 @@ def difference(before: Result, after: Result) -> str:
                 f"{one.step.median:.2f}",
                 f"{two.step.median:.2f}",
                 f"{found.median:.3f}",
-                f"{found.low:.3f} to {found.high:.3f}",
+                found.interval(3),
                 state if is_different(found) else "level",
             )
         )

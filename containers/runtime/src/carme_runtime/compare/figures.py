@@ -12,15 +12,29 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median, and the interval that holds the true one with a confidence of 95 %."""
+    """A median, and the interval that holds the true one with a confidence of 95 %.
+
+    Args:
+        has_interval: Whether there is one: a single value does not say how much others would differ.
+    """
 
     median: float
     low: float
     high: float
+    has_interval: bool = True
+
+    def times(self, factor: float) -> "Estimate":
+        """The same in another unit."""
+        low, high = sorted((self.low * factor, self.high * factor))
+        return Estimate(self.median * factor, low, high, self.has_interval)
+
+    def interval(self, digits: int) -> str:
+        """The interval, in words; `unknown` after one round."""
+        return f"{self.low:.{digits}f} to {self.high:.{digits}f}" if self.has_interval else "unknown"
 
 
 def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
-    """By bootstrap; one value alone is its own interval."""
+    """By bootstrap; one value alone has no interval."""
     return _estimate(tuple(values), seed)
 
 
@@ -28,7 +42,7 @@ def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
 def _estimate(values: tuple[float, ...], seed: int) -> Estimate:
     generator = random.Random(seed)
     draws = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    return Estimate(statistics.median(values), *_interval(draws))
+    return Estimate(statistics.median(values), *_interval(draws), len(values) > 1)
 
 
 def ratio(slower: dict[int, float], faster: dict[int, float], seed: int = 0) -> Estimate | None:
@@ -48,12 +62,13 @@ def change(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Es
         / statistics.median(generator.choices(before, k=len(before)))
         for _ in range(_RESAMPLES)
     )
-    return Estimate(statistics.median(after) / statistics.median(before), *_interval(draws))
+    several = min(len(before), len(after)) > 1
+    return Estimate(statistics.median(after) / statistics.median(before), *_interval(draws), several)
 
 
 def is_different(found: Estimate) -> bool:
-    """Whether a ratio is not 1, as far as its interval says."""
-    return not found.low <= 1 <= found.high
+    """Whether a ratio is not 1, as far as its interval says; without one nothing does."""
+    return found.has_interval and not found.low <= 1 <= found.high
 
 
 def spread(values: Sequence[float]) -> float:

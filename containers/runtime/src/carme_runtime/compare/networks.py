@@ -166,7 +166,6 @@ NETWORKS = {
         Network("tiny", "MLP for a quick look", (64,), _mlp(64), 32),
     )
 }
-USUAL = ("mlp", "alexnet", "resnet20", "transformer")
 
 
 def draw(network: Network, random: Any) -> Weights:

@@ -1,9 +1,10 @@
 """What a comparison comes to: three sentences, and the speed-ups behind them."""
 
 import math
+import statistics
 from dataclasses import dataclass
 
-from carme_runtime.compare.figures import Estimate, estimate, is_different, ratio
+from carme_runtime.compare.figures import Estimate, is_different, ratio
 from carme_runtime.compare.results import DISTURBED, VOID, Result, Row
 
 
@@ -37,8 +38,7 @@ def speedup(result: Result, row: Row) -> Estimate | None:
     if alone is None:
         return None
     found = ratio(alone.rounds, row.rounds)
-    factor = row.batch / alone.batch
-    return found and Estimate(found.median * factor, found.low * factor, found.high * factor)
+    return found and found.times(row.batch / alone.batch)
 
 
 def overall(result: Result) -> list[tuple[str, float]]:
@@ -124,8 +124,11 @@ def _trust(result: Result) -> str:
     noise = result.noise
     void = sum(row.status == VOID for row in result.rows)
     disturbed = sum(row.status == DISTURBED for row in result.rows)
-    widths = [(row.step.high - row.step.low) / 2 / row.step.median for row in result.measured]
-    width = f", and a median is known to {100 * estimate(widths).median:.1f} %" if widths else ""
+    steps = [row.step for row in result.measured]
+    widths = [(step.high - step.low) / 2 / step.median for step in steps if step.has_interval]
+    width = f", and a median is known to {100 * statistics.median(widths):.1f} %" if widths else ""
+    if steps and not widths:
+        width = "; one round gives no spread, so no difference is certain (give more with --rounds)"
     turns, bad = noise.get("turns", 0), noise.get("disturbed_turns", 0)
     rough = ": the machine was not quiet, take figures as rough" if 2 * bad > turns else ""
     probe = 100 * noise.get("probe_spread", 0)

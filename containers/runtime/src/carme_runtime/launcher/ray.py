@@ -64,7 +64,15 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
         made.append(
             Program(
                 "Ray's head" if is_head else "A worker node of Ray",
-                [sys.executable, "-m", "carme_runtime.launcher.ray_node", *where, "--node-ip-address", host, *size],
+                [
+                    sys.executable,
+                    "-m",
+                    "carme_runtime.launcher.ray_node",
+                    *where,
+                    "--node-ip-address",
+                    host,
+                    *size,
+                ],
                 [Process(place.member, shared)],
                 _READY,
             )

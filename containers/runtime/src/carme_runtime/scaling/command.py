@@ -3,9 +3,9 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.options import add_scale_options
 from carme_runtime.scaling.curves import changed, save
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import Machine, parse_network
@@ -31,26 +31,9 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m carme_runtime.scaling",
         description="Show how long a step takes on more ranks, by the result of carme-run --scale-probe.",
     )
-    add_options(made)
+    add_scale_options(made)
     made.set_defaults(program="carme_runtime.scaling")
     return made
-
-
-def add_options(made: argparse.ArgumentParser) -> None:
-    """The options, for whoever has a parser."""
-    made.add_argument("result", type=Path, metavar="RESULT.json", help="what the probe wrote")
-    made.add_argument("--json", action="store_true", help="print JSON for programs")
-    made.add_argument("--svg", type=Path, metavar="FILE", help="also draw the curve into this file")
-    made.add_argument("--network", metavar="TEXT", help='links between nodes, such as "100 Gbit/s, 2 us"')
-    made.add_argument("--ranks-per-node", type=int, default=1, metavar="K", help="as a rule the node's GPUs")
-    made.add_argument("--upto", type=int, default=64, metavar="N", help="the most ranks (default: 64)")
-    made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the script's")
-    made.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help="write the result with this network and batch, for the portal's forms and carme submit",
-    )
 
 
 def show(options: argparse.Namespace) -> None:
@@ -63,7 +46,7 @@ def show(options: argparse.Namespace) -> None:
     links = parse_network(options.network) if options.network else profile.links
     machine = Machine(links, options.ranks_per_node)
     if options.save:
-        save(changed(profile, machine, options.batch), options.save)
+        save(changed(profile, machine, options.batch), options.save, "--save")
     prediction = predict(profile, machine, options.upto, options.batch)
     if options.svg:
         try:

@@ -56,8 +56,12 @@ def to_json(profile: Profile) -> str:
     return json.dumps({**to_dict(profile), "curve": table_of(profile)}, indent=1) + "\n"
 
 
-def save(profile: Profile, file: Path | str) -> None:
-    """Write a profile with its table to a file, wholly or not at all. Raises ScalingError."""
+def save(profile: Profile, file: Path | str, option: str = "--scale-result") -> None:
+    """Write a profile with its table to a file, wholly or not at all. Raises ScalingError.
+
+    Args:
+        option: That names another file.
+    """
     file = Path(file)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -67,7 +71,7 @@ def save(profile: Profile, file: Path | str) -> None:
         draft.unlink(missing_ok=True)
         raise ScalingError(
             f"The result cannot be written to {file} ({error.strerror}).",
-            "Name another file with --scale-result.",
+            f"Name another file with {option}.",
         ) from None
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from carme_runtime.torch.flat import tensors_in
+
 __all__ = ["Arrivals"]
 
 
@@ -138,19 +140,8 @@ class _Looking(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if self._arrivals.travelling:
-            self._arrivals.wait_for(_parameters((args, kwargs)))
+            self._arrivals.wait_for(tensors_in((args, kwargs)))
         return func(*args, **(kwargs or {}))
-
-
-def _parameters(argument: Any) -> Iterable[nn.Parameter]:
-    if isinstance(argument, nn.Parameter):
-        yield argument
-    elif isinstance(argument, dict):
-        for part in argument.values():
-            yield from _parameters(part)
-    elif isinstance(argument, list | tuple):
-        for part in argument:
-            yield from _parameters(part)
 
 
 def _is_opaque(module: nn.Module) -> bool:

@@ -205,3 +205,15 @@ def reducible(tensor: torch.Tensor, name: str, members: int) -> tuple[torch.Tens
             f"Convert to one of {', '.join(name_of(kind) for kind in REDUCIBLE)}.",
         )
     return copy.view(-1), name, lambda: assign(tensor, copy)
+
+
+def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what a function is called with: in dictionaries, lists and tuples, however deep."""
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, dict):
+        for part in argument.values():
+            yield from tensors_in(part)
+    elif isinstance(argument, list | tuple):
+        for part in argument:
+            yield from tensors_in(part)

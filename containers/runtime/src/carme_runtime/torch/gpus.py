@@ -12,7 +12,7 @@ copies back in the order of the calls, so that the caller's kernels run on meanw
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import Timeout
 from carme_runtime.torch.backend import ProcessGroupCarme
-from carme_runtime.torch.flat import stated_form, stating
+from carme_runtime.torch.flat import stated_form, stating, tensors_in
 
 __all__ = ["GpuProcessGroup"]
 
@@ -159,7 +159,7 @@ class GpuProcessGroup(ProcessGroupCarme):
 
     def over_gpus(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """One collective on GPU tensors."""
-        device = next(tensor.device for tensor in _tensors(arguments) if tensor.is_cuda)
+        device = next(tensor.device for tensor in tensors_in(arguments) if tensor.is_cuda)
         names, matters = _COLLECTIVES[name]
         peer = arguments[1] if name in ("send", "recv") else None
         if nccl := self._with_nccl(device, peer):
@@ -202,7 +202,7 @@ class GpuProcessGroup(ProcessGroupCarme):
             self._stager = threading.Thread(target=self._stage, daemon=True, name="carme-staging")
             self._stager.start()
         limit = self._timeout.total_seconds()
-        results = list(_tensors(arguments[:1]))
+        results = list(tensors_in(arguments[:1]))
         work = StagedWork(self, results, limit if limit > 0 else None)
         before = torch.cuda.Event()
         before.record(torch.cuda.current_stream(device))
@@ -248,7 +248,7 @@ def _dispatching(name: str) -> Callable[..., Any]:
     on_host = getattr(ProcessGroupCarme, name)
 
     def collective(self: GpuProcessGroup, *arguments: Any, **keywords: Any) -> Any:
-        if any(tensor.is_cuda for tensor in _tensors(arguments)):
+        if any(tensor.is_cuda for tensor in tensors_in(arguments)):
             return self.over_gpus(name, arguments, keywords)
         return on_host(self, *arguments, **keywords)
 
@@ -260,14 +260,6 @@ for _name in _COLLECTIVES:
     setattr(GpuProcessGroup, _name, _dispatching(_name))
 for _alias, _name in _ALIASES.items():
     setattr(GpuProcessGroup, _alias, getattr(GpuProcessGroup, _name))
-
-
-def _tensors(argument: Any) -> Iterator[torch.Tensor]:
-    if isinstance(argument, torch.Tensor):
-        yield argument
-    elif isinstance(argument, list | tuple):
-        for part in argument:
-            yield from _tensors(part)
 
 
 def _on_host(

@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -31,7 +31,7 @@ from carme_runtime.torch import backend
 from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.buckets import EXTRA, Bucket, elements, padded
 from carme_runtime.torch.core_group import core_group
-from carme_runtime.torch.flat import REDUCIBLE
+from carme_runtime.torch.flat import REDUCIBLE, tensors_in
 from carme_runtime.torch.fused import fuse
 from carme_runtime.torch.memory import keep_freed_memory
 from carme_runtime.torch.sharding import ShardBucket, Shards, check_optimizer, shard_elements
@@ -401,7 +401,7 @@ class Parallel:
                 parameter.grad = None  # of no use to anybody
         self.finish()  # nobody has made a step
         dim = self._batch_dim
-        self._batch = next((t.shape[dim] for t in _tensors((arguments, keywords)) if t.dim() > dim), 1)
+        self._batch = next((t.shape[dim] for t in tensors_in((arguments, keywords)) if t.dim() > dim), 1)
         self._told = False
         if not module.training:  # a rank may do that alone, unless backpropagation follows
             return
@@ -672,14 +672,3 @@ def _bytes(parameter: nn.Parameter) -> int:
 
 def _counts_exactly(memory: torch.Tensor) -> bool:
     return memory.device.type == "cpu" and memory.dtype in (torch.float32, torch.float64)
-
-
-def _tensors(argument: Any) -> Iterator[torch.Tensor]:
-    if isinstance(argument, torch.Tensor):
-        yield argument
-    elif isinstance(argument, dict):
-        for part in argument.values():
-            yield from _tensors(part)
-    elif isinstance(argument, list | tuple):
-        for part in argument:
-            yield from _tensors(part)

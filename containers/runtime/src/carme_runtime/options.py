@@ -1,0 +1,82 @@
+"""The options of `carme compare` and `carme scale`, each in one list.
+
+Carme's own command line adds them to its parser, for which it must not import what these commands need.
+"""
+
+import argparse
+from pathlib import Path
+
+__all__ = ["USUAL_NETWORKS", "add_compare_options", "add_scale_options"]
+
+#: What `carme compare` trains where nobody chooses; see `carme_runtime.compare.networks`.
+USUAL_NETWORKS = ("mlp", "alexnet", "resnet20", "transformer")
+
+
+def add_compare_options(made: argparse.ArgumentParser) -> None:
+    """Add those of `carme compare` to a parser."""
+    made.add_argument("contestants", nargs="*", metavar="CONTESTANT", help="default: all; see --list")
+    made.add_argument("--list", action="store_true", help="show contestants and networks; measure nothing")
+    made.add_argument("--quick", action="store_true", help="small networks and few rounds: some minutes")
+    made.add_argument(
+        "--networks", metavar="NAMES", help=f"with commas (default: {','.join(USUAL_NETWORKS)})"
+    )
+    made.add_argument("--ranks", default="1,2", metavar="NUMBERS", help="with commas (default: 1,2)")
+    made.add_argument("--rounds", type=int, metavar="N", help="turns of each (default: 10)")
+    made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the network's")
+    made.add_argument(
+        "--scaling",
+        choices=("strong", "weak"),
+        default="strong",
+        help="all ranks share the batch, or each has one of that size (default: strong)",
+    )
+    made.add_argument(
+        "--precision",
+        choices=("float32", "bf16"),
+        default="float32",
+        help="of the computing; bf16 is each framework's mixed precision (default: float32)",
+    )
+    made.add_argument(
+        "--threads", type=int, metavar="T", help="of each rank (default: its share of the cores)"
+    )
+    made.add_argument("--seed", type=int, default=1, metavar="S", help="of weights, batches and orders")
+    made.add_argument(
+        "--slower",
+        action="append",
+        default=[],
+        metavar="NAME=PERCENT",
+        help="make a contestant slower on purpose, to see that it is found",
+    )
+    made.add_argument(
+        "--output",
+        type=Path,
+        default=Path("compare"),
+        metavar="FOLDER",
+        help="where compare.json and compare.html go, and what all nodes see (default: compare)",
+    )
+    made.add_argument(
+        "--diff",
+        nargs=2,
+        type=Path,
+        metavar=("BEFORE.json", "AFTER.json"),
+        help="show how two results differ; measure nothing",
+    )
+    made.add_argument("--json", action="store_true", help="print the result as JSON for programs")
+
+
+def add_scale_options(made: argparse.ArgumentParser) -> None:
+    """Add those of `carme scale` to a parser."""
+    made.add_argument("result", type=Path, metavar="RESULT.json", help="what the probe wrote")
+    made.add_argument("--json", action="store_true", help="print JSON for programs")
+    made.add_argument("--svg", type=Path, metavar="FILE", help="also draw the curve into this file")
+    made.add_argument("--network", metavar="TEXT", help='links between nodes, such as "100 Gbit/s, 2 us"')
+    made.add_argument(
+        "--ranks-per-node", type=int, default=1, metavar="K", help="as a rule the GPUs of a node (default: 1)"
+    )
+    made.add_argument("--upto", type=int, default=64, metavar="N", help="the most ranks (default: 64)")
+    made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the script's")
+    made.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the result with this network and batch, for the portal's forms and carme submit",
+    )
