@@ -1,4 +1,4 @@
-"""Energy that the machine has drawn: of its processors by RAPL, of its GPUs by NVML, where these can be read."""
+"""Energy that the machine has drawn: its processors by RAPL, its GPUs by NVML, where these can be read."""
 
 import contextlib
 import ctypes

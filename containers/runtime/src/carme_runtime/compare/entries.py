@@ -51,11 +51,12 @@ class Entry:
         """Start its ranks, wait for them, and note how long that took. Makes the row void if it fails."""
         self._log = folder / f"{self.row.network}-{self.row.contestant}-{self.row.ranks}.log"
         began = time.monotonic()
+        own = environment(self.row.contestant, self.threads, self.slower, self.precision)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command(self.row.contestant, self.row.ranks, task),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=environment(self.row.contestant, self.threads, self.slower, self.precision) | door.environment,
+                env=own | door.environment,
             )  # fmt: skip
         try:
             self._lines = door.admit(self.row.contestant, self.row.ranks, START_SECONDS, self._is_alive)

@@ -1,7 +1,7 @@
 """A node of Ray: `python -m carme_runtime.launcher.ray_node OPTIONS`, those of `ray start`.
 
-Ray keeps its sockets and logs in a folder that other users must not see, and leaves it behind. Here it is this
-user's alone, and ends with the node.
+Ray keeps its sockets and logs in a folder that other users must not see, and leaves it behind. Here it is
+this user's alone, and ends with the node.
 """
 
 import os

@@ -26,8 +26,8 @@ def table_of(profile: Profile) -> dict[str, Any]:
 
     Returns:
         `batch` that all ranks share, the `links`, and `rows`: `nodes`, `ranks_per_node`, `step_ms` with the
-        80 % interval `low_ms` to `high_ms`, `speedup` over one rank, `efficiency`, `limit`, and whether the row is
-        `extrapolated`. Numbers of ranks above the batch have no row.
+        80 % interval `low_ms` to `high_ms`, `speedup` over one rank, `efficiency`, `limit`, and whether the
+        row is `extrapolated`. Numbers of ranks above the batch have no row.
     """
     most = min(MOST_RANKS, profile.batch)
     rows = []
