@@ -181,8 +181,17 @@ def test_the_form_proposes_results_of_the_home(browser: Browser, home: Path) -> 
     (home / "scaling.txt").write_text("")
     (home / "<scale>.json").write_text("{}")
     html = browser.get("/sessions/probes/").content.decode()
-    assert re.findall(r'value="([^"]+)"', html)[-1:] == ["scale.json"] or 'value="scale.json"' in html
+    assert 'value="scale.json"' in html
     assert "&lt;scale&gt;.json" in html and "other" not in html and "txt" not in html
+
+
+def test_a_result_among_my_files_leads_to_the_start_form(browser: Browser, home: Path) -> None:
+    (home / "more").mkdir()
+    write_result(home / "more" / "scale of é.json")
+    page = browser.get(f"/files/?path={home}/more").content.decode()
+    (link,) = re.findall(r'href="(/\?scaling=[^"]+)"', page)
+    html = html_module.unescape(browser.get(link.partition("#")[0]).content.decode())
+    assert f'value="{home}/more/scale of é.json"' in html and 'scaling-fields" open' in html
 
 
 def test_the_batch_form_shows_and_keeps_a_prediction(
