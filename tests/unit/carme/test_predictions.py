@@ -95,7 +95,8 @@ def test_files_that_are_no_results(tmp_path: Path, text: bytes, sentence: str) -
     with pytest.raises(InvalidRequest) as refusal:
         read_file(path)
     assert str(refusal.value).startswith(sentence) and refusal.value.field == "scaling"
-    assert translated(str(refusal.value), "de") != str(refusal.value)
+    for text_of in (refusal.value.message, refusal.value.remedy):
+        assert translated(text_of, "de") != text_of
 
 
 def row(**changes: Any) -> dict[str, Any]:
