@@ -48,7 +48,7 @@ def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
 
 
-def test_all_compute_in_bf16_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_all_compute_in_bf16_on_request(tmp_path: Path) -> None:
     """Their losses are near those of float32, and not the same."""
     names = [
         name

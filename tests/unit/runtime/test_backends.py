@@ -203,7 +203,7 @@ def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> 
     assert len(folders) == 1 and "secret" not in folders.pop()
 
 
-def test_a_ray_that_serves_strangers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_that_serves_unauthenticated_peers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"ray": "2.9.3"}
     monkeypatch.setattr("carme_runtime.launcher.ray.importlib.metadata.version", lambda name: versions[name])
     with pytest.raises(CarmeRuntimeError, match=r"Ray 2\.9\.3 asks nobody for a token"):

@@ -51,7 +51,7 @@ def plain(answer: Any) -> str:
     return html_module.unescape(" ".join(re.sub(r"<[^>]+>", " ", answer.content.decode()).split()))
 
 
-def prospect(browser: Browser, **values: Any) -> str:
+def estimate(browser: Browser, **values: Any) -> str:
     answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
     assert answer.status_code == 200
     return plain(answer)
@@ -71,7 +71,7 @@ def test_the_start_form_shows_what_each_choice_takes_and_costs(
         return datetime.now(UTC) + timedelta(hours=2 if request.nodes > 1 else 0)
 
     broker.starts = starts
-    text = prospect(browser, steps=36_000)
+    text = estimate(browser, steps=36_000)
     assert re.search(r"Cheapest: 1 GPU, 10(\.0)? GPU-hours\.", text)
     assert re.search(r"Fastest: 16 GPUs \(4 nodes\), 1\d\.\d times as fast, \d+(\.\d)? GPU-hours\.", text)
     assert re.search(r"1 GPU\S* cheapest 1\.0 10\.0 h 10\.0 100 % now", text)
@@ -81,14 +81,14 @@ def test_the_start_form_shows_what_each_choice_takes_and_costs(
     # While numbers change, the rest is remembered: one question for each choice.
     tests = len(broker.asked_for("test"))
     assert 5 <= tests <= 8
-    prospect(browser, steps=36_000)
+    estimate(browser, steps=36_000)
     assert len(broker.asked_for("test")) == tests
-    text = prospect(browser, nodes=1, gpus_per_node=2)
+    text = estimate(browser, nodes=1, gpus_per_node=2)
     assert re.search(r"2 GPUs\S* chosen", text) and "ms a step" in text and "times" in text
 
 
 def test_without_a_result_nothing_is_shown(browser: Browser, home: Path) -> None:
-    assert "Cheapest" not in prospect(browser, scaling="")
+    assert "Cheapest" not in estimate(browser, scaling="")
 
 
 def test_the_curve_is_a_picture_with_a_table(browser: Browser, home: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_preset_remembers_the_result(browser: Browser, home: Path) -> None:
 
 
 def test_below_the_floor_the_start_form_asks_for_a_reason(browser: Browser, home: Path, floor: None) -> None:
-    text = prospect(browser)
+    text = estimate(browser)
     assert "Below 99% this site asks for a reason." in text and "Cheapest" in text
     refused = browser.send("/", "/sessions/start/", name="s0123abcd", **FORM)
     assert refused.status_code == 422 and "asks for a reason" in plain(refused)
@@ -134,8 +134,10 @@ def test_below_the_floor_the_start_form_asks_for_a_reason(browser: Browser, home
     assert prediction is not None and prediction.reason == "A deadline"
 
 
-@pytest.mark.parametrize("ask", [prospect, predicted])
-def test_results_that_cannot_be_used_are_said_beside_the_form(browser: Browser, home: Path, ask: Any) -> None:
+@pytest.mark.parametrize("ask", [estimate, predicted])
+def test_results_that_cannot_be_used_are_reported_beside_the_form(
+    browser: Browser, home: Path, ask: Any
+) -> None:
     (home / "text.json").write_text("no JSON")
     (home / "large.json").write_bytes(b" " * (MOST_BYTES + 1))
     write_result(home / "old.json", version=1)
@@ -167,7 +169,7 @@ def test_somebody_elses_result_is_not_read(browser: Browser, broker: FakeBroker,
     write_result(private / "scale.json")
     private.chmod(0)
     try:
-        text = prospect(browser, scaling="bobs/scale.json")
+        text = estimate(browser, scaling="bobs/scale.json")
         if (home / "bobs").owner() != "root":
             assert "You may not do that with 'scale.json'." in text
         assert {request.user for request in broker.asked_for("files")} == {"alice"}

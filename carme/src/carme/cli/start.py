@@ -165,7 +165,7 @@ def _submit(options: argparse.Namespace) -> int:
 def _expected_start(options: argparse.Namespace) -> Callable[[int, int], str]:
     """Says when a job like this would start with other nodes, and GPUs of each."""
     minutes = parse_minutes(options.time) if options.time else load().sessions.default_minutes
-    asked = {
+    requested = {
         "name": "choices",
         "kind": "batch",
         "command": ["true"],
@@ -178,7 +178,7 @@ def _expected_start(options: argparse.Namespace) -> Callable[[int, int], str]:
     }
 
     def start(nodes: int, gpus: int) -> str:
-        request = JobRequest.read({**asked, "nodes": nodes, "gpus_per_node": gpus})
+        request = JobRequest.read({**requested, "nodes": nodes, "gpus_per_node": gpus})
         try:
             return moment(BrokerClient().test(request).start)
         except InvalidRequest:

@@ -119,9 +119,9 @@ def _with_directives(asked: JobSubmission, text: str) -> tuple[JobSubmission, li
     return asked.model_copy(update=update), ignored
 
 
-def sized(asked: JobSubmission) -> JobSubmission:
+def sized(submission: JobSubmission) -> JobSubmission:
     """With what its script asks for, as far as that is written here. Raises InvalidRequest."""
-    return _with_directives(asked, asked.script)[0] if asked.script is not None else asked
+    return _with_directives(submission, submission.script)[0] if submission.script is not None else submission
 
 
 def to_request(asked: JobSubmission, user: User, broker: BrokerClient, probe: Probe | None = None) -> Wanted:

@@ -204,7 +204,9 @@ def predict(request: HttpRequest) -> HttpResponse:
     return render(request, "scaling/advice.html", context)
 
 
-def _advice(probe: Probe, asked: submissions.JobSubmission, cluster: Cluster, user: User) -> Advice | None:
+def _advice(
+    probe: Probe, submission: submissions.JobSubmission, cluster: Cluster, user: User
+) -> Advice | None:
     """What is shown beside the form. Raises CarmeError."""
     site = broker()
     curve = curve_of(probe.path, user, site)
@@ -214,16 +216,16 @@ def _advice(probe: Probe, asked: submissions.JobSubmission, cluster: Cluster, us
             "name": "prospect",
             "kind": "batch",
             "command": ["true"],
-            **{name: getattr(asked, name) for name in names},
+            **{name: getattr(submission, name) for name in names},
         }
-        | {"minutes": asked.minutes or settings.SITE.sessions.default_minutes}
+        | {"minutes": submission.minutes or settings.SITE.sessions.default_minutes}
     )
     partition = partition_of(request, cluster, settings.SITE).name
     return advice(
         curve,
         cluster.members(partition),
-        asked.gpu_type,
-        (asked.nodes, asked.gpus_per_node),
+        submission.gpu_type,
+        (submission.nodes, submission.gpus_per_node),
         probe.steps,
         starts(request, user, site),
     )

@@ -139,9 +139,9 @@ def starts(
     """Says when a job like this would start with other nodes and GPUs: the moment, and words for it."""
 
     def start(nodes: int, gpus_per_node: int) -> tuple[datetime | None, str]:
-        asked = request.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
+        other = request.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
         try:
-            when, refusal = expected_start(asked, user.username, broker)
+            when, refusal = expected_start(other, user.username, broker)
         except CarmeError:
             return None, _("unknown")
         if when is None:
