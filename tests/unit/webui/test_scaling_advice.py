@@ -84,7 +84,8 @@ def test_the_start_form_shows_what_each_choice_takes_and_costs(
     estimate(browser, steps=36_000)
     assert len(broker.asked_for("test")) == tests
     text = estimate(browser, nodes=1, gpus_per_node=2)
-    assert re.search(r"2 GPUs\S* chosen", text) and "ms a step" in text and "times" in text
+    assert re.search(r"2 GPUs\S* chosen 2\.0 ", text), "rounded, not cut"
+    assert "ms a step" in text and "times" in text
 
 
 def test_without_a_result_nothing_is_shown(browser: Browser, home: Path) -> None:

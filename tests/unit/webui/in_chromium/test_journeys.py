@@ -473,7 +473,7 @@ def test_the_form_advises_how_many_gpus_to_ask_for(page: Page, a_life: None, bro
             page.emulate_media(color_scheme=scheme)
             assert violations(page, EVERY) == []
             assert fits(page)
-            advice.scroll_into_view_if_needed()
+            page.set_viewport_size(viewport)
             keep(page, f"start-scaling-{look}-{scheme}")
     page.emulate_media(color_scheme="light")
     page.get_by_label("Result of a probe").fill("gone.json")

@@ -197,4 +197,5 @@ def _ms(milliseconds: float) -> str:
 
 def _short(value: float, places: int = 1) -> str:
     """A number with as many places as say something."""
-    return number_format(value, 0 if value >= 20 else places)
+    places = 0 if value >= 20 else places
+    return number_format(round(value, places), places)  # which alone would cut digits off
