@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from carme_runtime.compare import load, tasks
+from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.options import USUAL_NETWORKS
 from patience import HANG
@@ -44,6 +45,32 @@ def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
     assert "Over all networks on 2 ranks," in out
     # What it needed while it ran is gone.
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
+
+
+def test_all_compute_in_bf16_on_request(tmp_path: Path) -> None:
+    """Their losses are near those of float32, and not the same."""
+    names = [
+        name
+        for name in (
+            "torch-gloo",
+            "parallelize",
+            "horovod-face",
+            "keras-torch",
+            "keras-tensorflow",
+            "tensorflow",
+            "jax",
+        )
+        if not CONTESTANTS[name].missing()
+    ]
+    compare(tmp_path / "out", *names, "--networks", "tiny", "--rounds", "1", "--precision", "bf16")
+    result = load(tmp_path / "out/compare.json")
+    exact = tasks.make(NETWORKS["tiny"], NETWORKS["tiny"].batch, 1)
+    assert result.environment["precision"] == "bf16"
+    assert "in bf16." in (tmp_path / "out/compare.html").read_text()
+    for one in result.rows:
+        assert not one.void, one
+        difference = abs(one.losses[0] - exact.first_loss(one.ranks))
+        assert 1e-6 < difference < 2e-2 * one.losses[0], one.contestant
 
 
 def test_the_work_of_a_contestant_that_is_unequal_is_void(

@@ -109,7 +109,7 @@ def results(out: str) -> list[tuple[str, str]]:
 
 
 RANKS = ["jax", "accelerate", "lightning", "deepspeed", "mxnet"]
-DRIVERS = {"dask": ["-n", "2"]}
+DRIVERS = {"dask": ["-n", "2"], "ray": ["-n", "2"]}
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -48,6 +48,23 @@ def with_dask():
         show(len(workers), -RATE * sum(found) / len(workers))
 
 
+def with_ray():
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init(address="auto")
+    nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    share = len(SAMPLES) // len(nodes)
+    task = ray.remote(gradient)
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    answers = [
+        task.options(scheduling_strategy=place).remote(0.0, SAMPLES[number * share :][:share])
+        for number, place in enumerate(places)
+    ]
+    found = ray.get(answers)
+    show(len(nodes), -RATE * sum(found) / len(nodes))
+
+
 def with_mxnet():
     import mxnet as mx
 

@@ -182,6 +182,36 @@ def test_dasks_workers_share_the_cores_and_gpus_of_their_node() -> None:
             assert process.environment["DASK_SCHEDULER_ADDRESS"] == "tls://10.0.0.1:7000"
 
 
+def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> None:
+    setup = Setup(spread(2, 1).places, [7000], secrets={"RAY_AUTH_TOKEN": "secret"})
+    assert BACKENDS["ray"].variables(setup)[0]["RAY_ADDRESS"] == "10.0.0.1:7000"
+    head, worker = BACKENDS["ray"].programs(setup)
+    assert (head.hosts, worker.hosts) == (["n1"], ["n2"])
+    assert head.command[3:] == [
+        "--head", "--port", "7000", "--include-dashboard", "false", "--node-ip-address", "10.0.0.1",
+        "--num-cpus", "8", "--num-gpus", "2",
+    ]  # fmt: skip
+    assert worker.command[3:] == [
+        "--address", "10.0.0.1:7000", "--node-ip-address", "10.0.0.2", "--num-cpus", "8", "--num-gpus", "1",
+    ]  # fmt: skip
+    folders = set()
+    for program in (head, worker):
+        (process,) = program.processes
+        assert process.environment["RAY_AUTH_TOKEN"] == "secret" and "secret" not in program.command
+        assert process.environment["RAY_AUTH_MODE"] == "token"
+        folders.add(process.environment["CARME_RAY_FOLDER"])
+    assert len(folders) == 1 and "secret" not in folders.pop()
+
+
+def test_a_ray_that_serves_unauthenticated_peers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"ray": "2.9.3"}
+    monkeypatch.setattr("carme_runtime.launcher.ray.importlib.metadata.version", lambda name: versions[name])
+    with pytest.raises(CarmeRuntimeError, match=r"Ray 2\.9\.3 asks nobody for a token"):
+        BACKENDS["ray"].refuses(spread(1))
+    versions["ray"] = "2.60.0"
+    BACKENDS["ray"].refuses(spread(1))
+
+
 def test_a_dry_run_shows_no_secrets(local: Launch, script: Script) -> None:
     _, out, _ = local("--dry-run", "--json", "-n", "2", "--backend", "dask", script("1 / 0")).wait()
     answer = json.loads(out)

@@ -5,17 +5,29 @@ import json
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import simulated_gpus
 
-from carme_runtime.compare import checks, command, differences, entries, figures, report, results, verdict
+from carme_runtime.compare import (
+    checks,
+    command,
+    differences,
+    energy,
+    entries,
+    figures,
+    report,
+    results,
+    verdict,
+)
 from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
 from carme_runtime.compare.door import Door, Line, Lost, come_in
 from carme_runtime.compare.machine import busy_seconds, probe
@@ -114,6 +126,94 @@ def test_the_first_loss_decides_where_most_are_wrong() -> None:
     rows = [losses("right", 1.0, 0.9), losses("wrong", 1.5, 1.2), losses("wrong too", 1.5, 1.2)]
     checks.void_unequal(rows, 1.0)
     assert [each.contestant for each in rows if not each.void] == ["right"]
+
+
+def test_bf16_may_round_more() -> None:
+    def rows() -> list[Row]:
+        return [losses("a", 2.3026, 2.25), losses("b", 2.3100, 2.26), losses("wrong", 2.3026, 2.40)]
+
+    strict, rounded = rows(), rows()
+    checks.void_unequal(strict, 2.3026)
+    checks.void_unequal(rounded, 2.3026, checks.TOLERANCES["bf16"])
+    assert [bool(each.void) for each in strict] == [False, True, True]
+    assert [bool(each.void) for each in rounded] == [False, False, True]
+
+
+def test_the_precision_reaches_the_ranks_and_the_report(result: Result) -> None:
+    plan = command.plan_of(command.parser().parse_args(["--precision", "bf16", "torch-gloo"]))
+    assert plan.precision == "bf16"
+    assert entries.environment("torch-gloo", 1, 0.0, "bf16")["CARME_COMPARE_PRECISION"] == "bf16"
+    assert "in float32." in report.page(result), "of results that do not say so"
+    result.environment["precision"] = "bf16"
+    page = report.page(result)
+    assert "in bf16." in page and "agree to 0.02" in page
+    with pytest.raises(SystemExit):
+        command.parser().parse_args(["--precision", "int8"])
+
+
+# Energy
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that simulated GPUs of NVIDIA show."""
+    if shutil.which("gcc") is None:
+        pytest.skip("The simulated driver library needs gcc.")
+    shown = tmp_path / "gpus"
+    monkeypatch.setenv("SIMULATED_NVML", str(shown))
+    monkeypatch.setattr(energy, "_NVML", str(simulated_gpus.build(tmp_path)))
+    energy._nvml.cache_clear()
+    yield shown
+    energy._nvml.cache_clear()
+
+
+def test_energy_is_what_all_gpus_drew(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "_processors", lambda: None)
+    library.write_text("gpu uuid=a energy=100\ngpu uuid=b energy=50.5\n")
+    before = energy.energy()
+    assert before == {"gpus": 150.5}
+    library.write_text("gpu uuid=a energy=130\ngpu uuid=b energy=60.5\n")
+    assert energy.drawn(before, energy.energy(), 8) == {"gpus": 5.0}
+    library.write_text("gpu uuid=a energy=130\ngpu uuid=b lost=1\n")
+    assert energy.energy() == {}, "of one GPU nobody knows"
+    assert energy.drawn(before, {}, 8) == {}
+    assert energy.drawn({"gpus": 9.0}, {"gpus": 1.0}, 8) == {}, "the counter has begun anew"
+
+
+@pytest.mark.parametrize("text", ["fail=9\n", ""])
+def test_without_gpus_there_is_no_energy_of_them(library: Path, text: str) -> None:
+    library.write_text(text)
+    assert "gpus" not in energy.energy()
+
+
+def test_without_nvml_there_is_no_energy_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "_NVML", "libno-such-library.so.1")
+    energy._nvml.cache_clear()
+    assert "gpus" not in energy.energy()
+    energy._nvml.cache_clear()
+
+
+def test_energy_of_processors_is_that_of_their_packages(tmp_path: Path) -> None:
+    assert energy._processors(tmp_path) is None
+    for zone, microjoules in {
+        "intel-rapl:0": "2500000",
+        "intel-rapl:1": "1500000",
+        "intel-rapl:0:0": "7",
+    }.items():
+        (tmp_path / zone).mkdir()
+        (tmp_path / zone / "energy_uj").write_text(microjoules + "\n")
+    assert energy._processors(tmp_path) == 4.0
+    (tmp_path / "intel-rapl:1/energy_uj").write_text("no number")
+    assert energy._processors(tmp_path) is None
+
+
+def test_the_energy_of_a_step_is_in_the_report_and_in_json(result: Result, tmp_path: Path) -> None:
+    result.rows[0].step_joules = {"gpus": 2.0, "processors": 0.5}
+    found = results.as_dict(result)["rows"]
+    assert found[0]["joules"] == 2.5 and found[1]["joules"] is None
+    assert "<td>2.5</td>" in report.page(result)
+    results.save(result, tmp_path / "compare.json")
+    assert results.load(tmp_path / "compare.json").rows[0].joules == 2.5
 
 
 # Disturbed turns

@@ -13,9 +13,9 @@ from carme_runtime import fusion, scaling
 from carme_runtime.graph import Links, Operator, Timing
 from carme_runtime.scaling import Gradient, Input, Machine, Memory, Profile, ScalingError, predict
 from carme_runtime.scaling.command import main
+from carme_runtime.scaling.curves import MOST_RANKS, table_of, to_json
 from carme_runtime.scaling.network import allreduce_ms, best, parse_network
 from carme_runtime.scaling.prediction import binding
-from carme_runtime.scaling.profiles import to_json
 from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.simulation import Change, buckets, simulate, straggling
 
@@ -250,6 +250,46 @@ def test_results_are_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["scale.json"]
     with pytest.raises(ScalingError, match=r"cannot be written to .*gone.*--scale-result"):
         scaling.save(layered(), tmp_path / "gone" / "scale.json")
+
+
+def test_a_result_holds_what_is_predicted_for_nodes_and_gpus(tmp_path: Path) -> None:
+    """The portal reads it without the model: each row is what the model says."""
+    file = tmp_path / "scale.json"
+    profile = small(links=parse_network("10 Gbit/s, 20 us"))
+    scaling.save(profile, file)
+    curve = json.loads(file.read_text())["curve"]
+    assert curve["batch"] == 64 and curve["links"] == "given: 10 Gbit/s, 20 us"
+    rows = {(row["nodes"], row["ranks_per_node"]): row for row in curve["rows"]}
+    assert len(rows) == len(curve["rows"])
+    assert max(nodes * each for nodes, each in rows) == 64, "more ranks than samples have no row"
+    for nodes, each in ((1, 1), (1, 8), (4, 2), (8, 8)):
+        ranks = nodes * each
+        expected = predict(profile, Machine(profile.links, each), upto=ranks).strong[-1]
+        assert expected.ranks == ranks
+        row = rows[nodes, each]
+        assert row["step_ms"] == pytest.approx(expected.step.ms, rel=1e-5)
+        assert row["speedup"] == pytest.approx(expected.speedup, rel=1e-5)
+        assert row["efficiency"] == pytest.approx(row["speedup"] / ranks, rel=1e-4)
+        assert row["low_ms"] <= row["step_ms"] <= row["high_ms"] and row["limit"] == expected.limit
+        assert row["extrapolated"] is bool(expected.extrapolated)
+    large = table_of(dataclasses.replace(profile, batch=1 << 20))
+    assert max(row["nodes"] * row["ranks_per_node"] for row in large["rows"]) == MOST_RANKS
+
+
+def test_a_result_is_saved_for_another_network_and_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other = tmp_path / "scale.json", tmp_path / "slow.json"
+    scaling.save(small(), file)
+    network = ["--network", "100 Mbit/s, 20 us", "--batch", "32"]
+    assert main([str(file), *network, "--save", str(other)]) == 0
+    changed = scaling.load(other)
+    assert changed.batch == 32 and changed.links.source == "given: 100 Mbit/s, 20 us"
+    assert json.loads(other.read_text())["curve"]["batch"] == 32
+    assert scaling.load(file) == small()
+    capsys.readouterr()
+    assert main([str(file), "--save", str(tmp_path / "gone" / "x.json")]) == 1
+    assert "cannot be written to" in capsys.readouterr().err
 
 
 def test_notebooks_get_the_curve_with_the_table() -> None:

@@ -192,6 +192,8 @@ class Submit(Operation[int]):
             what["array"] = request.array
         if request.stage:
             what["stage"] = _sources(request.stage)
+        if request.prediction:
+            what["prediction"] = request.prediction.model_dump()
         return what
 
 

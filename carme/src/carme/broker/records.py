@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from carme.broker.staging import STAGING_NAME
 from carme.jobs import NEVER_BEGUN, Job, JobState
 from carme.jobs.arrays import includes
+from carme.scaling import Prediction
 
 __all__ = ["Record", "Records"]
 
@@ -32,6 +33,7 @@ class Record(BaseModel):
         job_id: Its number, or that of its array; None until Slurm has answered.
         submitted: When, as Slurm says; until Slurm has shown it (`shown`), as the broker's own clock says.
         left: When it was not in the queue any more.
+        prediction: What its owner's probe said of its nodes and GPUs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,6 +48,7 @@ class Record(BaseModel):
     submitted: AwareDatetime
     shown: bool = False
     left: AwareDatetime | None = None
+    prediction: Prediction | None = None
 
     def is_of(self, job: Job) -> bool:
         """Whether this record is of a job that has its number."""
@@ -198,6 +201,7 @@ class Records:
     def _named(self, job: Job, record: Record | None, now: datetime) -> Job:
         if record is not None:
             what = {"key": record.key, "kind": record.kind, "image": record.image}
+            what |= {"prediction": record.prediction}
             if record.kind == "session" or record.name.startswith(STAGING_NAME):
                 what["name"] = record.name  # others' names are their owners' words and nothing else
             return job.model_copy(update=what)

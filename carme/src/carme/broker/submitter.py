@@ -63,6 +63,7 @@ class Submitter:
         request, book = order.request, self._context.book
         known = {"key": order.key, "user": owner.name, "name": request.name, "image": request.image}
         known |= {"kind": request.kind, "array": request.array or "", "submitted": datetime.now(UTC)}
+        known |= {"prediction": request.prediction}
         book.records.begin(Record.model_validate(known))
         await book.save()
         try:
@@ -94,6 +95,7 @@ class Submitter:
             memory_mb=request.nodes * order.share.memory_mb,
             minutes_limit=request.minutes,
             submitted=datetime.now(UTC).replace(microsecond=0),
+            prediction=request.prediction,
             **(arrays.fields(job_id, request.array) if request.array else {}),
         )
         await self._context.watch.add(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from carme.cli import predictions
 from carme.cli.output import add_json, listed, moment, print_json, said
 from carme.cli.portal import add_share, add_size, client
 from carme.errors import InvalidRequest
@@ -35,12 +36,15 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="bring a dataset, or a folder of the cluster, to its nodes before it begins",
     )
     start.add_argument("--results", metavar="FOLDER", help="where what the session leaves is copied")
+    predictions.add(start)
     start.add_argument("--wait", action="store_true", help="wait until it is ready")
     start.set_defaults(run=_start)
     add_json(start)
 
 
 def _start(options: argparse.Namespace) -> int:
+    if options.choices:
+        return predictions.show(options)
     with client() as portal:
         session = portal.sessions.start(
             options.image,
@@ -57,6 +61,7 @@ def _start(options: argparse.Namespace) -> int:
             qos=options.qos,
             stage=options.stage,
             results=options.results,
+            prediction=predictions.of(options),
         )
         known = session.wait() if options.wait else session.info()
     apps = [f"{app.title}: {app.url}" for app in known.apps]

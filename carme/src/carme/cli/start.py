@@ -3,12 +3,13 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from carme.broker import BrokerClient
-from carme.cli import portal
+from carme.cli import portal, predictions
 from carme.cli.datasets import datasets
-from carme.cli.output import add_json, print_json
+from carme.cli.output import add_json, moment, print_json
 from carme.cli.parsing import take_program
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest
@@ -32,6 +33,7 @@ examples:
   carme submit --array 0-9%2 -- sh -c 'echo task $SLURM_ARRAY_TASK_ID'
   carme submit --image torch --nodes 2 --gpus 1 -- carme-run train.py
   carme submit --template jax --nodes 4 train.py
+  carme submit --template torch --nodes 4 --scaling scale.json train.py
 """
 
 
@@ -82,6 +84,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="one job for each of these tasks, like 0-99, 1,3,5 or 0-99%%4 (four at a time); a task finds "
         "its number in $SLURM_ARRAY_TASK_ID",
     )
+    predictions.add(parser)
     parser.add_argument("--name", help="name of the job (default: the command's)")
     add_json(parser)
     take_program(parser, "script")
@@ -122,6 +125,8 @@ def _read_script(options: argparse.Namespace) -> None:
 
 def _submit(options: argparse.Namespace) -> int:
     _read_script(options)
+    if options.choices:
+        return predictions.show(options, None if portal.is_remote() else _expected_start(options))
     if portal.is_remote():
         return _submit_remotely(options)
     if options.template and options.image is None:
@@ -150,10 +155,36 @@ def _submit(options: argparse.Namespace) -> int:
             "stage": parse_stages(options.stage, datasets()) if options.stage else [],
             "results": str(Path(options.results).absolute()) if options.results else None,
             "workdir": _workdir(options),
+            "prediction": predictions.of(options),
         }
     )
     _check_room(request.results)
     return _tell(options, BrokerClient().submit(request), f", for {minutes_text(minutes)} at most")
+
+
+def _expected_start(options: argparse.Namespace) -> Callable[[int, int], str]:
+    """Says when a job like this would start with other nodes, and GPUs of each."""
+    minutes = parse_minutes(options.time) if options.time else load().sessions.default_minutes
+    requested = {
+        "name": "choices",
+        "kind": "batch",
+        "command": ["true"],
+        "partition": options.partition,
+        "account": account_of(options.project) if options.project else options.account,
+        "qos": options.qos,
+        "gpu_type": options.gpu_type,
+        "minutes": minutes,
+        "reservation": options.reservation,
+    }
+
+    def start(nodes: int, gpus: int) -> str:
+        request = JobRequest.read({**requested, "nodes": nodes, "gpus_per_node": gpus})
+        try:
+            return moment(BrokerClient().test(request).start)
+        except InvalidRequest:
+            return "not possible"
+
+    return start
 
 
 def _check_room(results: str | None) -> None:
@@ -284,6 +315,7 @@ def _through_portal(
             workdir=workdir,
             stage=stage,
             results=results,
+            prediction=predictions.of(options),
         )
         if options.array:
             job_id = site.array(what, options.array, *arguments, **requested).id

@@ -30,6 +30,7 @@ from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import JobState, arrays
 from carme.jobs.contents import from_bytes, wire
 from carme.jobs.scripts import check_text, name_of
+from carme.scaling import Prediction
 from carme.wording import nearest
 
 __all__ = ["Array", "Asked", "Job", "JobFailed", "Jobs"]
@@ -321,6 +322,7 @@ class Asked(TypedDict, total=False):
             each with `local:` (default), `scratch:` or `ram:` in front; see `CARME_DATA`.
         results: The folder of the cluster to which what it leaves in `CARME_RESULTS` is copied; a task's
             goes to a folder of its number in it.
+        prediction: What a probe's result says of these nodes and GPUs: `carme.scaling.Curve.prediction`.
     """
 
     gpus: int
@@ -339,6 +341,7 @@ class Asked(TypedDict, total=False):
     environment: dict[str, str]
     stage: Sequence[str]
     results: str | None
+    prediction: Prediction | None
 
 
 #: Fields that are called otherwise on the wire.
@@ -508,6 +511,8 @@ def _given(asked: Asked, what: Any) -> dict[str, Any]:
     given: dict[str, Any] = {_WIRE.get(name, name): value for name, value in asked.items()}
     if "stage" in given:
         given["stage"] = list(given["stage"])
+    if prediction := given.get("prediction"):
+        given["prediction"] = prediction.model_dump()
     if not given.get("name"):
         first = what[0] if isinstance(what, list) and what else ""
         path = Path(what).name if isinstance(what, str | Path) else first

@@ -9,6 +9,7 @@ from carme import api
 from carme.client.connection import Connection
 from carme.client.pages import items
 from carme.errors import CarmeError
+from carme.scaling import Prediction
 from carme.sessions import SessionState
 
 __all__ = ["Session", "Sessions"]
@@ -94,6 +95,7 @@ class Sessions:
         qos: str | None = None,
         stage: Sequence[str] = (),
         results: str | None = None,
+        prediction: Prediction | None = None,
     ) -> Session:
         """Start a session.
 
@@ -110,6 +112,7 @@ class Sessions:
             stage: What is brought to its nodes before it begins: datasets, or absolute paths of the cluster,
                 with `local:` (default), `scratch:` or `ram:` in front.
             results: The folder of the cluster to which what it leaves in `CARME_RESULTS` is copied.
+            prediction: What a probe's result says of these nodes and GPUs: `carme.scaling.Curve.prediction`.
 
         Raises:
             InvalidRequest: With the field, and what is possible.
@@ -118,6 +121,7 @@ class Sessions:
         sent |= {"gpu_type": gpu_type, "partition": partition, "reservation": reservation, "app": app}
         sent |= {"cpus_per_node": cpus, "memory_mb_per_node": memory_mb}
         sent |= {"account": account, "qos": qos, "stage": list(stage), "results": results}
+        sent |= {"prediction": prediction and prediction.model_dump()}
         return self._made(self._connection.ask("POST", "sessions", sent))
 
     def get(self, name: str) -> Session:

@@ -150,6 +150,15 @@ class SessionSettings(_Table):
         return self
 
 
+class ScalingSettings(_Table):
+    """`[scaling]`: what is asked of jobs that have a prediction of how they scale.
+
+    `efficiency_percent`: below this predicted efficiency a job needs a reason; 0: none does.
+    """
+
+    efficiency_percent: int = Field(default=0, ge=0, le=100)
+
+
 class BookingSettings(_Table):
     """`[bookings]`: GPUs that users book for later, in the portal's calendar.
 
@@ -436,6 +445,7 @@ class Settings(_Table):
     broker: BrokerSettings = BrokerSettings()
     images: ImageSettings = ImageSettings()
     sessions: SessionSettings = SessionSettings()
+    scaling: ScalingSettings = ScalingSettings()
     bookings: BookingSettings = BookingSettings()
     staging: StagingSettings = StagingSettings()
     partitions: dict[Word, PartitionSettings] = {}

@@ -9,6 +9,7 @@ from carme.jobs.access import Access, check_limits, partition_refusal
 from carme.jobs.cluster import Cluster, Node, Partition
 from carme.jobs.requests import JobRequest, SessionOptions
 from carme.jobs.times import minutes_text
+from carme.scaling.predictions import check_efficiency
 from carme.wording import listing, number
 
 # What a job without GPUs gets when it does not say.
@@ -58,6 +59,7 @@ def check(
         )
     _check_gpus(request, partition, nodes)
     _check_size(request, partition, _fitting(request, nodes))
+    check_efficiency(request.prediction, settings)
 
 
 def check_access(

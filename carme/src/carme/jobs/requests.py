@@ -12,6 +12,7 @@ from carme.images.own import ImageFile, is_own
 from carme.jobs.arrays import Tasks
 from carme.jobs.contents import Content
 from carme.jobs.stages import ResultsPath, Stages, check_path, check_text
+from carme.scaling.predictions import Prediction
 from carme.wording import nearest, place, problem
 
 _NAME = re.compile(r"[A-Za-z0-9._ -]{1,64}")
@@ -137,6 +138,8 @@ class JobRequest(_Asked):
 
     `array` makes it an array: one job for each of these tasks, alike but for `SLURM_ARRAY_TASK_ID`; what a
     task leaves goes to a folder of its number in `results`.
+
+    `prediction` is what a probe's result says of these nodes and GPUs; it is kept with the job.
     """
 
     name: Annotated[str, AfterValidator(_name)]
@@ -160,6 +163,7 @@ class JobRequest(_Asked):
     workdir: Annotated[str, AfterValidator(check_path)] | None = None
     stage: Stages = []
     results: ResultsPath | None = None
+    prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -204,6 +208,7 @@ class SessionOptions(_Asked):
     app: Word = "lab"
     stage: Stages = []
     results: ResultsPath | None = None
+    prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -239,4 +244,5 @@ class SessionOptions(_Asked):
             reservation=self.reservation,
             stage=self.stage,
             results=self.results,
+            prediction=self.prediction,
         )

@@ -11,6 +11,7 @@ from carme.jobs.endings import ending_of
 from carme.jobs.explanations import BY_SLURM, suspended, waiting_for
 from carme.jobs.nodes import expand
 from carme.jobs.states import Canceller, JobState, Phase
+from carme.scaling.predictions import Prediction
 
 
 class Job(BaseModel):
@@ -36,6 +37,7 @@ class Job(BaseModel):
         restarts: How often Slurm has put it back into the queue.
         preempted_by: What took its place when Slurm preempted it, in words; empty when that is not known, or
             not its owner's to know.
+        prediction: What its owner's probe said of its nodes and GPUs; None: nothing, or the broker forgot.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -79,6 +81,7 @@ class Job(BaseModel):
     array_id: int | None = None
     task: int | None = None
     tasks: str = ""
+    prediction: Prediction | None = None
 
     @computed_field
     @property

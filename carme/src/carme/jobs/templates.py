@@ -50,6 +50,7 @@ TEMPLATES = {
         Template("DeepSpeed", "deepspeed"),
         Template("MXNet", "mxnet"),
         Template("Dask", "dask", "analyse.py", gpus_per_node=0),
+        Template("Ray", "ray", "analyse.py", gpus_per_node=0),
         Template("Horovod", "horovod"),
         Template("MPI", "mpi", "-- ./simulate", gpus_per_node=0),
         Template("GPI-2", "gaspi", "-- ./simulate", gpus_per_node=0),

@@ -5,6 +5,8 @@ from html import escape
 
 from carme.jobs import minutes_text
 from carme.reports.models import Curve, RankUse, Report, TrainingUse
+from carme.scaling import outcome_text
+from carme.scaling.outcomes import prediction_text
 from carme.wording import number, size
 
 __all__ = ["as_fragment", "as_html", "as_text"]
@@ -50,6 +52,13 @@ def facts(report: Report) -> list[tuple[str, str]]:
         found.append(("Waited", span(report.waited_seconds)))
     if report.ran_seconds is not None:
         found.append(("Ran", span(report.ran_seconds)))
+    if prediction := job.prediction:
+        training = usage.training if usage else None
+        found.append(("Predicted", prediction_text(prediction)))
+        if prediction.reason:
+            found.append(("Reason", prediction.reason))
+        if job.started is not None:
+            found.append(("Measured", outcome_text(prediction, training.step_seconds if training else None)))
     if usage is None:
         return [*found, ("Used", _why_unknown(report))]
     if report.trouble:

@@ -30,6 +30,12 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
         help="all ranks share the batch, or each has one of that size (default: strong)",
     )
     made.add_argument(
+        "--precision",
+        choices=("float32", "bf16"),
+        default="float32",
+        help="of the computing; bf16 is each framework's mixed precision (default: float32)",
+    )
+    made.add_argument(
         "--threads", type=int, metavar="T", help="of each rank (default: its share of the cores)"
     )
     made.add_argument("--seed", type=int, default=1, metavar="S", help="of weights, batches and orders")
@@ -68,3 +74,9 @@ def add_scale_options(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--upto", type=int, default=64, metavar="N", help="the most ranks (default: 64)")
     made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the script's")
+    made.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the result with this network and batch, for the portal's forms and carme submit",
+    )

@@ -13,14 +13,16 @@ import pytest
 from allauth.mfa.totp.internal import auth
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import BrowserContext, Page, Route, expect
+from scaling_results import write_result
 
-from carme.jobs import JobState
+from carme.jobs import JobState, Node, Partition
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
 from .conftest import DESKTOP, PHONE, fits, folder_of_screenshots, keep, log_in, log_out
+from .test_accessibility import EVERY, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -432,3 +434,58 @@ def test_an_administrator_makes_a_project_and_its_manager_invites(
     log_in(page, "bob")
     page.goto("/projects/at/genomes/")
     expect(page.get_by_label("Invite a user")).to_be_visible()
+
+
+def test_the_form_advises_how_many_gpus_to_ask_for(page: Page, a_life: None, broker: FakeBroker) -> None:
+    """With the keyboard alone, by eye in light and dark, and on a phone."""
+    write_result(broker.home / "scale.json")
+    nodes = [Node(name=f"n{n}", cpus=16, memory_mb=64_000, gpus={"a100": 4}) for n in range(1, 5)]
+    partition = Partition(name="gpu", default=True, node_names=[node.name for node in nodes])
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes, "partitions": [partition]})
+    broker.starts = lambda request: datetime.now(UTC) + timedelta(hours=3 if request.nodes > 1 else 0)
+    log_in(page)
+    page.goto("/")
+    advice = page.locator("#prospect")
+    expect(advice).to_contain_text("Starts now.")
+    page.get_by_text("How far does it scale?").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Result of a probe")).to_be_focused()
+    # The field proposes what lies at home.
+    expect(page.locator("#probe-files option")).to_have_attribute("value", "scale.json")
+    page.keyboard.type("scale.json")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Training steps")).to_be_focused()
+    page.keyboard.type("150000")
+    page.keyboard.press("Tab")
+    expect(advice).to_contain_text("Cheapest: 1 GPU,")
+    expect(advice).to_contain_text("Fastest: 16 GPUs (4 nodes),")
+    expect(advice.get_by_role("img")).to_be_visible()
+    expect(advice.get_by_role("row").filter(has_text="chosen")).to_contain_text("1 GPU")
+    page.get_by_role("group", name="Hardware").get_by_label("2 nodes, 4 GPUs each").check()
+    expect(advice.get_by_role("row").filter(has_text="chosen")).to_contain_text("8 GPUs (2 nodes)")
+    table = advice.get_by_role("region", name="Choices")
+    table.focus()
+    expect(table).to_be_focused()
+    for look, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
+        page.set_viewport_size(viewport)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert violations(page, EVERY) == []
+            assert fits(page)
+            page.set_viewport_size(viewport)
+            keep(page, f"start-scaling-{look}-{scheme}")
+    page.emulate_media(color_scheme="light")
+    page.get_by_label("Result of a probe").fill("gone.json")
+    page.keyboard.press("Tab")
+    expect(advice.get_by_role("alert")).to_have_text(
+        "There is no 'gone.json'. It may have been moved or deleted: load the folder again."
+    )
+    page.set_viewport_size(DESKTOP)
+    page.goto("/jobs/submit/?pattern=distributed")
+    page.get_by_text("How far does it scale?").click()
+    page.get_by_label("Result of a probe").fill("scale.json")
+    page.keyboard.press("Tab")
+    expect(page.locator("#predicted")).to_contain_text("2 GPUs (2 nodes)")
+    assert violations(page, EVERY) == []
+    keep(page, "submit-scaling")

@@ -224,12 +224,15 @@ def _titles(jobs: Iterable[Any]) -> dict[int, str]:
 def job(request: HttpRequest, number: int) -> HttpResponse:
     """One job of anybody's."""
     try:
-        found = Job.of(broker().job(number))
+        reported = broker().job(number)
     except CarmeError as error:
         messages.error(request, str(error))
         return redirect("admin-jobs")
+    found = Job.of(reported)
     known = User.objects.filter(username=found.user).exists()
     context = {"job": found, "title": _titles([found]).get(number, ""), "known": known}
+    if reported.prediction:
+        context |= {"prediction": reported.prediction, "percent": round(100 * reported.prediction.efficiency)}
     return render(request, "administration/job.html", context)
 
 

@@ -18,6 +18,7 @@ from carme_webui.cluster import broker
 from carme_webui.files import services
 from carme_webui.files.places import asked_path, asked_value, crumbs, key_of, places_of, shown, within
 from carme_webui.files.room import rooms
+from carme_webui.scaling.probes import looks_like_result
 
 __all__ = ["delete", "download", "folder", "make", "rename", "room", "upload"]
 
@@ -30,6 +31,11 @@ class Row:
     name: str
     key: str
     changed: datetime
+
+    @property
+    def is_result(self) -> bool:
+        """Whether it may be the result of a probe, which the start form takes."""
+        return looks_like_result(self.entry)
 
 
 @require_safe

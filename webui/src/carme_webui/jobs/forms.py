@@ -18,6 +18,7 @@ from carme.jobs.scripts import MAXIMUM_BYTES
 from carme_webui.bookings.models import Booking, site_zone
 from carme_webui.jobs.search import FILTERS, KINDS, Search
 from carme_webui.jobs.submissions import JobSubmission
+from carme_webui.scaling import SCALING, ScalingFields
 
 __all__ = ["SearchForm", "SubmitForm"]
 
@@ -26,7 +27,7 @@ __all__ = ["SearchForm", "SubmitForm"]
 COMMON = ("script", "name", "image", "gpus_per_node", "nodes", "minutes")
 
 
-class SubmitForm(forms.Form):
+class SubmitForm(ScalingFields):
     """A batch job: a script that is written here, or one in my home.
 
     Args:
@@ -127,7 +128,7 @@ class SubmitForm(forms.Form):
     @property
     def more_fields(self) -> list[BoundField]:
         """The fields that few need."""
-        return [field for field in self.visible_fields() if field.name not in COMMON]
+        return [field for field in self.visible_fields() if field.name not in (*COMMON, *SCALING)]
 
     @property
     def more(self) -> bool:
@@ -148,7 +149,7 @@ class SubmitForm(forms.Form):
         values = {
             name: value
             for name, value in cleaned.items()
-            if value not in (None, "") and self._begin.get(name) != value
+            if value not in (None, "") and self._begin.get(name) != value and name not in SCALING
         }
         if values.pop("script_encoding", "") == contents.PAGE_ENCODING and "script" in values:
             try:

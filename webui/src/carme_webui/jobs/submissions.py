@@ -14,6 +14,7 @@ from carme.jobs.contents import Content, to_bytes
 from carme.jobs.directives import directives
 from carme.jobs.scripts import check_start, check_text, interpreter, name_of, sent
 from carme.jobs.stages import Stage
+from carme.scaling import Prediction
 from carme.sessions import Extension
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
@@ -21,11 +22,12 @@ from carme_webui.datasets import datasets_of
 from carme_webui.files.room import check_room
 from carme_webui.images.catalogue import resolved
 from carme_webui.notifier import notifier
+from carme_webui.scaling import Probe
 from carme_webui.sessions.clock import check_extension
 
 __all__ = [
     *("MOST_INPUT", "JobSubmission", "Staged", "Wanted"),
-    *("estimate", "extend", "stages_of", "submit", "to_request"),
+    *("estimate", "extend", "sized", "stages_of", "submit", "to_request"),
 ]
 
 #: Bytes that a job may find in a private file of its owner's home.
@@ -80,6 +82,9 @@ class JobSubmission(BaseModel):
     workdir: str | None = None
     stage: Staged = []
     results: str | None = Field(default=None, description="where what it leaves in $CARME_RESULTS goes")
+    prediction: Prediction | None = Field(
+        default=None, description="what a probe's result says of these nodes and GPUs; is kept with the job"
+    )
 
 
 #: What `#SBATCH` lines ask for, where the submission calls it otherwise.
@@ -114,8 +119,16 @@ def _with_directives(asked: JobSubmission, text: str) -> tuple[JobSubmission, li
     return asked.model_copy(update=update), ignored
 
 
-def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> Wanted:
+def sized(submission: JobSubmission) -> JobSubmission:
+    """With what its script asks for, as far as that is written here. Raises InvalidRequest."""
+    return _with_directives(submission, submission.script)[0] if submission.script is not None else submission
+
+
+def to_request(asked: JobSubmission, user: User, broker: BrokerClient, probe: Probe | None = None) -> Wanted:
     """The request, its script read as the user where it lies in their home, with its `#SBATCH` lines.
+
+    Args:
+        probe: What a form says of a prediction, which is then made for the nodes and GPUs of the request.
 
     Raises:
         InvalidRequest: With the field, and what is expected.
@@ -147,6 +160,8 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient) -> Wanted
         exclude={"stage", "script", "script_path", "command", "arguments", "files", "name", "minutes"}
     )
     values["stage"] = [stage.model_dump() for stage in stages_of(asked.stage, user)]
+    if probe is not None:
+        values["prediction"] = probe.prediction(user, broker, values["nodes"], values["gpus_per_node"])
     request = JobRequest.read(
         values
         | {"kind": "batch", "name": asked.name or name, "command": command, "files": files}

@@ -17,6 +17,7 @@ register_converter(JobIdConverter, "job_id")
 urlpatterns = [
     path("", views.job_list, name="jobs"),
     path("submit/", views.submit, name="job-submit"),
+    path("submit/predict/", views.predict, name="job-predict"),
     path("<job_id:job_id>/", views.job, name="job"),
     path("<job_id:job_id>/new/", views.wait, name="job-wait"),
     path("<job_id:job_id>/cancel/", views.cancel, name="job-cancel"),

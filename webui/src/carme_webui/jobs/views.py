@@ -19,7 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
-from carme.jobs import Cluster, contents, stage_text
+from carme.jobs import Cluster, JobRequest, contents, partition_of, stage_text
 from carme.jobs.scripts import sent_script
 from carme.reports.text import as_fragment
 from carme_webui.accounts.login import signed_in
@@ -38,6 +38,7 @@ from carme_webui.jobs.search import FILTERS, own_jobs
 from carme_webui.jobs.timeline import timeline
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, payers, usable_by
+from carme_webui.scaling import SCALING, Advice, Probe, advice, curve_of, starts
 from carme_webui.sessions.clock import asked_minutes, extensions
 from carme_webui.sessions.models import Session
 
@@ -51,6 +52,7 @@ __all__ = [
         "job_live",
         "job_use",
         "log_stream",
+        "predict",
         "recipe",
         "resubmit",
         "submit",
@@ -168,7 +170,7 @@ def submit(request: HttpRequest) -> HttpResponse:
     if form.is_valid() and form.asked is not None:
         site = broker()
         try:
-            requested, ignored = submissions.to_request(form.asked, user, site)
+            requested, ignored = submissions.to_request(form.asked, user, site, form.probe)
             if ignored:
                 messages.warning(
                     request,
@@ -184,6 +186,49 @@ def submit(request: HttpRequest) -> HttpResponse:
             messages.success(request, _("Job %s is in the queue.") % job_id)
             return redirect("job" if Job.objects.filter(id=job_id).exists() else "job-wait", job_id)
     return _form_page(request, form, banner, status=422)
+
+
+@require_POST
+def predict(request: HttpRequest) -> HttpResponse:
+    """The part of the form that says what a probe's result predicts for it, and for other nodes and GPUs."""
+    user = signed_in(request)
+    cluster, _banner = _look()
+    form = _form(user, cluster, data=request.POST)
+    form.is_valid()
+    context: dict[str, object] = {"problems": [p for name in SCALING for p in form.errors.get(name, [])]}
+    if (probe := form.probe) and form.asked is not None and cluster is not None:
+        try:
+            context["advice"] = _advice(probe, submissions.sized(form.asked), cluster, user)
+        except CarmeError as error:
+            context["problems"] = [str(error)]
+    return render(request, "scaling/advice.html", context)
+
+
+def _advice(
+    probe: Probe, submission: submissions.JobSubmission, cluster: Cluster, user: User
+) -> Advice | None:
+    """What is shown beside the form. Raises CarmeError."""
+    site = broker()
+    curve = curve_of(probe.path, user, site)
+    names = ("partition", "account", "qos", "gpu_type", "cpus_per_node", "memory_mb_per_node", "reservation")
+    request = JobRequest.read(
+        {
+            "name": "prospect",
+            "kind": "batch",
+            "command": ["true"],
+            **{name: getattr(submission, name) for name in names},
+        }
+        | {"minutes": submission.minutes or settings.SITE.sessions.default_minutes}
+    )
+    partition = partition_of(request, cluster, settings.SITE).name
+    return advice(
+        curve,
+        cluster.members(partition),
+        submission.gpu_type,
+        (submission.nodes, submission.gpus_per_node),
+        probe.steps,
+        starts(request, user, site),
+    )
 
 
 @require_safe
@@ -338,10 +383,14 @@ def _begin(request: HttpRequest) -> dict[str, Any]:
     except CarmeError as error:
         messages.error(request, str(error))
         return {}
-    values = request_.model_dump(exclude={"command", "files", "environment", "kind", "image_file"})
+    values = request_.model_dump(
+        exclude={"command", "prediction", "files", "environment", "kind", "image_file"}
+    )
     sent = sent_script(request_.command, request_.files)
     script = sent[0] if sent else ""
     values |= {"script": contents.shown(script), "script_encoding": contents.encoding_of(script)}
+    if prediction := request_.prediction:
+        values |= {"scaling": prediction.file, "steps": prediction.steps, "reason": prediction.reason}
     return values | {"stage": stage_text(request_.stage)}
 
 

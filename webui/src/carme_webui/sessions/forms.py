@@ -1,7 +1,7 @@
 """The form that starts a session."""
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from django import forms
@@ -17,13 +17,16 @@ from carme.config import Settings
 from carme.datasets import Datasets
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stages, stage_text
+from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stages
+from carme.scaling import Curve
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.projects.models import Project
+from carme_webui.scaling import ScalingFields
+from carme_webui.scaling.fields import SCALING
 from carme_webui.sessions.actions import check_options, minutes_in
 from carme_webui.sessions.choices import CUSTOM, EVENING, cards, evening_minutes, matching, times
-from carme_webui.sessions.models import NAME_PATTERN, new_name
+from carme_webui.sessions.models import NAME_PATTERN, new_name, values_of
 from carme_webui.titles import TitleField
 
 __all__ = ["StartForm"]
@@ -43,14 +46,16 @@ NUMBERS = ("gpu_type", "gpus_per_node", "nodes")
 EXPERT = ("cpus_per_node", "memory_mb_per_node")
 #: What few need.
 MORE = ("title", "app", "partition", "account", "qos", "reservation", "stage", "results", *EXPERT)
+#: What is no option of a session by itself.
+NOT_SENT = frozenset({"name", "hardware", "time", *SCALING})
 #: What an address may fill in.
 FILLED_IN = frozenset(
     {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes"}
-    | {"account", "qos", "reservation", "stage", "results", *EXPERT}
+    | {"account", "qos", "reservation", "stage", "results", *EXPERT, *SCALING}
 )
 
 
-class StartForm(forms.Form):
+class StartForm(ScalingFields):
     """What the owner asks for. Choices and limits are those of the cluster as it is now.
 
     Args:
@@ -65,6 +70,7 @@ class StartForm(forms.Form):
         booking: The name of the one to begin with.
         asked: Values of fields to begin with, as the query of an address has them.
         datasets: Those that the owner sees; None: the site's.
+        read: Reads the result of a probe, by its path; None: nobody can.
     """
 
     # Made with the form, so that a form sent twice starts one session.
@@ -115,6 +121,7 @@ class StartForm(forms.Form):
         booking: str = "",
         asked: Mapping[str, str] | None = None,
         datasets: Datasets | None = None,
+        read: Callable[[str], Curve] | None = None,
     ) -> None:
         initial: dict[str, Any] = {
             "name": new_name(),
@@ -126,7 +133,7 @@ class StartForm(forms.Form):
             "minutes": site.sessions.default_minutes,
         }
         if options is not None:
-            initial |= options.model_dump() | {"stage": stage_text(options.stage)}
+            initial |= values_of(options)
         self._projects = {row.account: row for row in projects}
         self._accounts = list(accounts or [(row.account, row.title) for row in projects])
         self._access = access
@@ -150,6 +157,9 @@ class StartForm(forms.Form):
         self._cluster, self._catalogue, self._site = cluster, catalogue, site
         self._datasets = datasets or Datasets(site.staging.datasets)
         self.options: SessionOptions | None = None
+        self.curve: Curve | None = None
+        self.requested: dict[str, Any] = {}
+        self._read = read
         self._offer()
 
     def _filled_in(self, data: Any) -> dict[str, Any]:
@@ -292,12 +302,16 @@ class StartForm(forms.Form):
             raise forms.ValidationError(
                 _("Nothing can be started now, because the cluster does not answer. Try again in a moment.")
             )
-        wanted = {key: value for key, value in cleaned.items() if key not in ("name", "hardware", "time")}
+        wanted = {key: value for key, value in cleaned.items() if key not in NOT_SENT}
         wanted |= {key: cleaned.get(key) or None for key in _MAY_BE_EMPTY}
         wanted["app"] = cleaned.get("app") or "lab"
         try:
             wanted["stage"] = parse_stages(cleaned.get("stage") or "", self._datasets)
             wanted["results"] = cleaned.get("results") or None
+            if self._read and (probe := self.probe):
+                self.curve, self.requested = self._read(probe.path), dict(cleaned)
+                size = cleaned["nodes"], cleaned["gpus_per_node"]
+                wanted["prediction"] = self.curve.prediction(*size, probe.steps, probe.reason)
             options = SessionOptions.read(wanted)
             rows, projects = list(self._bookings.values()), list(self._projects.values())
             check_options(options, self._cluster, self._catalogue, self._site, rows, projects, self._access)

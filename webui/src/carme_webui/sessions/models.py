@@ -25,7 +25,7 @@ from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
 from carme_webui.statements import Given, Statement
 
-__all__ = ["NAME_PATTERN", "Preset", "Session", "new_name", "query_of"]
+__all__ = ["NAME_PATTERN", "Preset", "Session", "new_name", "query_of", "values_of"]
 
 #: So many of those that have ended are shown.
 RECENT_COUNT = 5
@@ -91,9 +91,16 @@ class Preset(models.Model):
 
 def query_of(options: SessionOptions) -> str:
     """Options as the query of the form's address, in its words; what is not said is left to the form."""
-    values = options.model_dump(exclude_none=True, exclude={"image_file"})
-    values["stage"] = stage_text(options.stage)
-    return urlencode({key: value for key, value in values.items() if value != ""})
+    values = values_of(options.model_copy(update={"image_file": None}))
+    return urlencode({key: value for key, value in values.items() if value not in (None, "")})
+
+
+def values_of(options: SessionOptions) -> dict[str, Any]:
+    """Options as the values of the form's fields."""
+    values = options.model_dump(exclude={"prediction"}) | {"stage": stage_text(options.stage)}
+    if prediction := options.prediction:
+        values |= {"scaling": prediction.file, "steps": prediction.steps, "reason": prediction.reason}
+    return values
 
 
 class Session(models.Model):

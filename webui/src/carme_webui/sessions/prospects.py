@@ -1,27 +1,22 @@
 """When a session would begin if it were started now, and with what it would begin earlier."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.core.cache import cache
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
-from carme.errors import BrokerUnavailable, CarmeError, SlurmError
 from carme.jobs import SessionOptions, minutes_text
 from carme.wording import number
 from carme_webui.bookings.models import moment_words
 from carme_webui.sessions.models import query_of
+from carme_webui.start_times import AT_ONCE, expected_start
 
 __all__ = ["Prospect", "gpu_hours", "prospects"]
 
-# Slurm is asked once for the same wish of the same user within so many seconds.
-REMEMBERED = 15
-# A start that is so near is called "at once"; one that is earlier by less is not worth a change.
-AT_ONCE = timedelta(minutes=1)
+# One that is earlier by less is not worth a change.
 WORTH = timedelta(minutes=5)
 
 
@@ -92,18 +87,6 @@ def _smaller(options: SessionOptions) -> Iterator[tuple[SessionOptions, str]]:
 
 
 def _ask(options: SessionOptions, user: str, broker: BrokerClient, words: str = "") -> Prospect:
-    wish = query_of(options.model_copy(update={"title": "", "app": "lab"}))
-    key = f"prospect:{user}:{hashlib.sha256(wish.encode()).hexdigest()}"
-    found: tuple[datetime | None, str] | None = cache.get(key)
-    if found is None:
-        request = options.request(name="prospect", command=["true"], environment={})
-        try:
-            found = broker.test(request, user=user).start, ""
-        except BrokerUnavailable:
-            raise
-        except CarmeError as error:
-            if isinstance(error, SlurmError) and error.code == "slurm-away":
-                raise
-            found = None, str(error)
-        cache.set(key, found, REMEMBERED)
-    return Prospect(options, found[0], words, found[1])
+    request = options.request(name="prospect", command=["true"], environment={})
+    start, refusal = expected_start(request, user, broker)
+    return Prospect(options, start, words, refusal)

@@ -21,6 +21,7 @@ urlpatterns = [
     path("news/", views.stream, name="news"),
     path("sessions/start/", views.start, name="session-start"),
     path("sessions/prospect/", views.prospect, name="session-prospect"),
+    path("sessions/probes/", views.probes, name="probe-files"),
     path("sessions/presets/", views.save_preset, name="preset-save"),
     path("sessions/presets/<int:number>/delete/", views.delete_preset, name="preset-delete"),
     path("sessions/<session_name:name>/", views.session, name="session"),

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.errors import BrokerUnavailable, CarmeError
-from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, stage_text
+from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, partition_of
 from carme.sessions import SessionState
 from carme.translation import translated
 from carme_webui.accounts.login import signed_in
@@ -34,10 +34,11 @@ from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
 from carme_webui.metrics.busy import has_metrics
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, own_projects, payers, usable_by
+from carme_webui.scaling import SCALING, Advice, advice, curve_of, probe_files, starts
 from carme_webui.sessions import actions
 from carme_webui.sessions.clock import Remaining, asked_minutes, extensions, remaining
 from carme_webui.sessions.forms import StartForm
-from carme_webui.sessions.models import Preset, Session, new_name
+from carme_webui.sessions.models import Preset, Session, new_name, values_of
 from carme_webui.sessions.prospects import gpu_hours, prospects
 from carme_webui.sessions.supply_plan import shown
 from carme_webui.sessions.timeline import Line, timeline
@@ -50,6 +51,7 @@ __all__ = [
     "delete_preset",
     "extend",
     "own_sessions",
+    "probes",
     "prospect",
     "save_preset",
     "session",
@@ -171,7 +173,41 @@ def prospect(request: HttpRequest) -> HttpResponse:
             context["prospects"] = prospects(requested, signed_in(request).username, broker())
         except CarmeError as error:
             context["banner"] = str(error)
+    context["problems"] = [problem for name in SCALING for problem in form.errors.get(name, [])]
+    if form.curve is not None and cluster is not None:
+        context["advice"] = _advice(form, cluster, signed_in(request))
     return render(request, "sessions/prospect.html", context)
+
+
+def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:
+    """What the probe's result says of choices like the form's; a reason may be missing yet."""
+    assert form.curve is not None
+    given = form.requested
+    optional = {key: given.get(key) or None for key in ("gpu_type", "partition", "account", "qos")}
+    try:
+        options = SessionOptions.read({"image": given["image"], "minutes": given["minutes"], **optional})
+        request = resolved(options, user).request(name="prospect", command=["true"], environment={})
+        partition = partition_of(options, cluster, settings.SITE).name
+        return advice(
+            form.curve,
+            cluster.members(partition),
+            options.gpu_type,
+            (given["nodes"], given["gpus_per_node"]),
+            given.get("steps"),
+            starts(request, user, broker()),
+        )
+    except CarmeError:
+        return None  # what is wrong is said beside its field
+
+
+@require_safe
+def probes(request: HttpRequest) -> HttpResponse:
+    """Results of probes in my home, which the form proposes."""
+    try:
+        found = probe_files(signed_in(request), broker())
+    except CarmeError:
+        found = []
+    return render(request, "scaling/files.html", {"files": found})
 
 
 @require_POST
@@ -204,8 +240,7 @@ def again(request: HttpRequest, name: str) -> HttpResponse:
     """Start a session with the options of an earlier one; what is not possible now leads to the form."""
     options = _mine(request, name).asked_for
     fresh = request.POST.get("name", "")
-    values = options.model_dump() | {"stage": stage_text(options.stage)}
-    data = {key: "" if value is None else value for key, value in values.items()}
+    data = {key: "" if value is None else value for key, value in values_of(options).items()}
     cluster, banner = _look()
     form = _form(request, cluster, data=data | {"name": fresh})
     if not form.is_valid() or form.options is None:
@@ -334,6 +369,7 @@ def _form(
         booking=request.GET.get("booking", ""),
         asked=request.GET.dict(),
         datasets=datasets_of(user),
+        read=lambda path: curve_of(path, user, broker()),
     )
 
 

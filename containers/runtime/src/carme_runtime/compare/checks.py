@@ -5,28 +5,29 @@ from collections.abc import Sequence
 
 from carme_runtime.compare.results import Row, Turn
 
-TOLERANCE = 1e-4
+#: By which losses may differ; numbers of bf16 have 8 bits, so that rounding alone makes 0.4 %.
+TOLERANCES = {"float32": 1e-4, "bf16": 2e-2}
 FOREIGN_LIMIT = 0.1  # of the time of a contestant's cores that others have
 PROBE_LIMIT = 0.1  # that a probe may take longer than the usual one
 
 
-def void_unequal(rows: Sequence[Row], first_loss: float) -> None:
+def void_unequal(rows: Sequence[Row], first_loss: float, tolerance: float = TOLERANCES["float32"]) -> None:
     """Mark the rows of one network and number of ranks whose losses are wrong.
 
     The first loss is that of the weights, which is known. Later ones show whether gradients and the optimizer
     are alike: there most decide.
     """
     for row in rows:
-        if not row.void and row.losses and not _close(row.losses[0], first_loss):
+        if not row.void and row.losses and not _close(row.losses[0], first_loss, tolerance):
             row.void = (
                 f"unequal work: the loss of its first step is {row.losses[0]:.6f}, and with these weights it "
                 f"is {first_loss:.6f}"
             )
     able = [row for row in rows if not row.void and row.losses]
     for number in range(1, max((len(row.losses) for row in able), default=0)):
-        usual = _of_most([row.losses[number] for row in able])
+        usual = _of_most([row.losses[number] for row in able], tolerance)
         for row in able:
-            if row.void or _close(row.losses[number], usual):
+            if row.void or _close(row.losses[number], usual, tolerance):
                 continue
             row.void = (
                 f"unequal work: the loss of its step {number + 1} is {row.losses[number]:.6f}, and that of "
@@ -34,13 +35,13 @@ def void_unequal(rows: Sequence[Row], first_loss: float) -> None:
             )
 
 
-def _of_most(values: list[float]) -> float:
+def _of_most(values: list[float], tolerance: float) -> float:
     """The value that most are close to; that of the first ones where there are as many of others."""
-    return max(values, key=lambda value: sum(_close(other, value) for other in values))
+    return max(values, key=lambda value: sum(_close(other, value, tolerance) for other in values))
 
 
-def _close(value: float, expected: float) -> bool:
-    return abs(value - expected) <= TOLERANCE * max(1.0, abs(expected))
+def _close(value: float, expected: float, tolerance: float) -> bool:
+    return abs(value - expected) <= tolerance * max(1.0, abs(expected))
 
 
 def usual_probe(probes: Sequence[float]) -> float:

@@ -120,6 +120,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         contestants=_names(options.contestants or list(CONTESTANTS), CONTESTANTS, "contestant"),
         ranks=_ranks(options.ranks),
         scaling=options.scaling,
+        precision=options.precision,
         seed=options.seed,
         slower=dict(map(_slower, options.slower)),
         **chosen,

@@ -17,7 +17,7 @@ from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door, Line, Lost
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.results import Row
-from carme_runtime.compare.worker import SLOWER, THREADS
+from carme_runtime.compare.worker import PRECISION, SLOWER, THREADS
 
 LAUNCH = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
 START_SECONDS, TURN_SECONDS, END_SECONDS = 300.0, 300.0, 20.0
@@ -30,11 +30,13 @@ class Entry:
     row: What becomes of it.
     threads: Of each rank.
     slower: By how many percent it is slowed.
+    precision: Of its computing.
     """
 
     row: Row
     threads: int
     slower: float = 0.0
+    precision: str = "float32"
     cores: list[int] = field(default_factory=list)
     _process: "subprocess.Popen[bytes] | None" = None
     _lines: list[Line] = field(default_factory=list)
@@ -49,11 +51,12 @@ class Entry:
         """Start its ranks, wait for them, and note how long that took. Makes the row void if it fails."""
         self._log = folder / f"{self.row.network}-{self.row.contestant}-{self.row.ranks}.log"
         began = time.monotonic()
+        own = environment(self.row.contestant, self.threads, self.slower, self.precision)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command(self.row.contestant, self.row.ranks, task),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=environment(self.row.contestant, self.threads, self.slower) | door.environment,
+                env=own | door.environment,
             )  # fmt: skip
         try:
             self._lines = door.admit(self.row.contestant, self.row.ranks, START_SECONDS, self._is_alive)
@@ -124,14 +127,14 @@ def command(contestant: str, ranks: int, task: Path) -> list[str]:
     return [*LAUNCH, "--no-gpu", "--backend", backend, "-n", str(ranks), *worker]
 
 
-def environment(contestant: str, threads: int, slower: float) -> dict[str, str]:
+def environment(contestant: str, threads: int, slower: float, precision: str = "float32") -> dict[str, str]:
     """Of the ranks: libraries get as many threads as the rank has cores, and do not spin while they wait."""
     own = dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", THREADS),
         str(threads),
     )
     own |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    own |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", SLOWER: str(slower)}
+    own |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", SLOWER: str(slower), PRECISION: precision}
     return os.environ | own | dict(CONTESTANTS[contestant].environment)
 
 

@@ -25,7 +25,7 @@ svg { max-width: 100%; height: auto; }
 """
 _HEAD = (
     "contestant", "ms a step", "95 % interval", "samples/s", "against the fastest", "speed-up", "start s",
-    "memory", "lines", "",
+    "memory", "J a step", "lines", "",
 )  # fmt: skip
 
 
@@ -65,8 +65,12 @@ def _what(result: Result) -> str:
     )
     return (
         f"Training steps on {host} ({processor}, {cores} cores, {threads} for each rank), {result.created}, "
-        f"data: {result.data or 'none'}, in float32."
+        f"data: {result.data or 'none'}, in {_precision(result)}."
     )
+
+
+def _precision(result: Result) -> str:
+    return str(result.environment.get("precision", "float32"))
 
 
 def _titled(network: str) -> str:
@@ -129,6 +133,7 @@ def _cells(standing: Standing) -> tuple[str, ...]:
         f"{faster.median:.2f}" if faster and row.ranks > 1 else "",
         f"{row.start_s:.1f}",
         show_size(row.peak_bytes) if row.peak_bytes else "",
+        f"{row.joules:.3g}" if row.joules is not None else "",
         str(row.user_lines),
         "disturbed" if row.status == DISTURBED else "",
     )
@@ -191,11 +196,12 @@ def _disturbed(result: Result) -> list[str]:
 
 
 def _how(result: Result) -> list[str]:
+    tolerance = f"{checks.TOLERANCES[_precision(result)]:g}"
     foreign, slow = f"{100 * checks.FOREIGN_LIMIT:.0f} %", f"{100 * checks.PROBE_LIMIT:.0f} %"
     points = (
         "All contestants train the same network from the same weights with the same batches by SGD with "
-        f"momentum. Their first losses agree to {checks.TOLERANCE:g}, and the very first one with what is "
-        "computed without any framework; otherwise a row is void.",
+        f"momentum. Their first losses agree to {tolerance}, and the very first one with what is computed "
+        "without any framework; otherwise a row is void.",
         "All are started before the first turn and take turns in rounds, in an order that is drawn anew "
         "for each round. Each rank has cores of its own. The first step of a turn is not timed.",
         "Between all turns a probe of known work runs on all cores. A turn is disturbed if other processes "
@@ -206,7 +212,8 @@ def _how(result: Result) -> list[str]:
         "compared round by round; “level” is who cannot be told from the fastest.",
         "Lines are those that a user writes to train like this, without the network and its data. Start is "
         "the time from the command to ranks that are ready for their first step. Memory is the most that a "
-        "rank had at once.",
+        "rank had at once. J a step is the energy that the first node's processors (RAPL) and GPUs (NVML) "
+        "drew meanwhile, whoever used them; it is empty where these counters cannot be read.",
     )
     return ["<h2>How this was measured</h2>", "<ul>", *(f"<li>{point}</li>" for point in points), "</ul>"]
 

@@ -50,6 +50,12 @@ class Row:
     peak_bytes: int = 0
     user_lines: int = 0
     versions: dict[str, str] = field(default_factory=dict)
+    step_joules: dict[str, float] = field(default_factory=dict)  # of the first node, by what drew them
+
+    @property
+    def joules(self) -> float | None:
+        """Of a step, on the first node; None: nobody counts them there."""
+        return sum(self.step_joules.values()) if self.step_joules else None
 
     @property
     def used(self) -> list[Turn]:
@@ -120,7 +126,7 @@ def as_dict(result: Result) -> dict[str, Any]:
     """For programs; `version` counts changes of names and meanings."""
     rows = []
     for row in result.rows:
-        shown = dataclasses.asdict(row) | {"status": row.status}
+        shown = dataclasses.asdict(row) | {"status": row.status, "joules": row.joules}
         if row.status != VOID:
             shown |= {
                 "step_ms": dataclasses.asdict(row.step),

@@ -16,6 +16,7 @@ from typing import Any
 from carme_runtime.compare import checks, machine, tasks
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door
+from carme_runtime.compare.energy import drawn, energy
 from carme_runtime.compare.entries import Entry, Progress, layout, sample
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import spread
@@ -42,6 +43,7 @@ class Plan:
         threads: Of each rank; None: the cores, divided by the ranks of a node.
         seed: Of weights, batches and orders.
         slower: By contestant, by how many percent it is slowed.
+        precision: `float32`, or `bf16`: each framework's mixed precision.
     """
 
     contestants: tuple[str, ...]
@@ -55,6 +57,7 @@ class Plan:
     batch: int | None = None
     seed: int = 1
     slower: dict[str, float] = field(default_factory=dict)
+    precision: str = "float32"
 
     def batch_of(self, network: str, ranks: int) -> int:
         """Samples of a step over all ranks."""
@@ -96,7 +99,9 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
     threads = plan.threads or max(1, len(os.sched_getaffinity(0)) // there.per_node)
     plan = dataclasses.replace(plan, threads=threads)
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    result = Result(created, plan.seed, machine.environment() | {"threads": threads}, options)
+    result = Result(
+        created, plan.seed, machine.environment() | {"threads": threads, "precision": plan.precision}, options
+    )
     with _work_folder(folder) as work, _door(there.address) as door:
         probes: list[float] = []
         for network in plan.networks:
@@ -143,6 +148,7 @@ class _Raw:
     foreign: float | None
     probes: tuple[float, float]
     parts: dict[str, float]
+    joules: dict[str, float]
 
 
 class _Contest:
@@ -206,7 +212,7 @@ class _Contest:
         row.user_lines = contestant.user_lines()
         if lacking := contestant.missing():
             row.void = f"not installed: {', '.join(lacking)}"
-        return Entry(row, self.plan.threads or 1, self.plan.slower.get(name, 0.0))
+        return Entry(row, self.plan.threads or 1, self.plan.slower.get(name, 0.0), self.plan.precision)
 
     def _check_work(self) -> None:
         """The first steps, whose losses must be equal; they are not timed."""
@@ -218,7 +224,7 @@ class _Contest:
                 entry.row.losses = [statistics.mean(losses) for losses in each]
         for ranks in self.plan.ranks:
             rows = [entry.row for entry in self.entries if entry.row.ranks == ranks]
-            checks.void_unequal(rows, self.first_loss[ranks])
+            checks.void_unequal(rows, self.first_loss[ranks], checks.TOLERANCES[self.plan.precision])
         for entry in self.entries:
             if entry.row.losses and entry.row.void:
                 entry.end()
@@ -255,12 +261,13 @@ class _Contest:
         order = list(places)
         self.random.shuffle(order)
         for place in order:
-            before = self.probes[-1]
+            before, drew = self.probes[-1], energy()
             answers = self.entries[place].make(steps[place])
+            joules = drawn(drew, energy(), max(steps[place], 1))
             self.probes.append(machine.probe(cores))
             if answers:
                 ms, foreign, parts = sample(answers)
-                raw = _Raw(number, ms, foreign, (before, self.probes[-1]), parts)
+                raw = _Raw(number, ms, foreign, (before, self.probes[-1]), parts, joules)
                 self.turns.setdefault(place, []).append(raw)
 
     def _reasons(self, raw: _Raw) -> tuple[str, ...]:
@@ -277,3 +284,8 @@ class _Contest:
         row.turns = [Turn(raw.round, raw.ms, self._reasons(raw)) for raw in turns]
         names = dict.fromkeys(name for raw in turns for name in raw.parts)
         row.parts_ms = {name: statistics.median(raw.parts.get(name, 0.0) for raw in turns) for name in names}
+        drew = [raw.joules for raw in turns if not self._reasons(raw)] or [raw.joules for raw in turns]
+        kinds = dict.fromkeys(name for joules in drew for name in joules)
+        row.step_joules = {
+            kind: statistics.median(joules[kind] for joules in drew if kind in joules) for kind in kinds
+        }

@@ -16,6 +16,7 @@ from carme_runtime.compare.machine import busy_seconds, peak_bytes
 from carme_runtime.compare.programs import Step, Work
 
 THREADS, SLOWER = "CARME_COMPARE_THREADS", "CARME_COMPARE_SLOWER"
+PRECISION = "CARME_COMPARE_PRECISION"
 
 
 def main() -> None:
@@ -26,7 +27,8 @@ def main() -> None:
     cores = take_cores(int(os.environ.get("LOCAL_RANK", 0)), threads)
     contestant = CONTESTANTS[name]
     program = importlib.import_module(f"carme_runtime.compare.programs.{contestant.program}")
-    step = program.prepare(Work(tasks.read(file), rank, ranks, threads, contestant.setting))
+    is_bf16 = os.environ.get(PRECISION) == "bf16"
+    step = program.prepare(Work(tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16))
     line = come_in(name, rank)
     line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(program.VERSIONS))
     serve(line, Steps(step, float(os.environ.get(SLOWER, 0)), cores))

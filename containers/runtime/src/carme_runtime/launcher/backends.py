@@ -10,7 +10,7 @@ from pathlib import Path
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Member
-from carme_runtime.launcher import gaspi, horovod
+from carme_runtime.launcher import gaspi, horovod, ray
 from carme_runtime.launcher.placement import Place, is_spread
 from carme_runtime.launcher.programs import Process, Program
 
@@ -359,6 +359,21 @@ BACKENDS = {
             ),
         ),
         make_secrets=_dask_certificate,
+        driver=True,
+    ),
+    "ray": Backend(
+        ray.SETS,
+        "Ray's head on the first node, a worker node on each other; the script once, on the first node",
+        "head and worker nodes",
+        lambda setup: {0: ray.variables(setup, _host(setup.places[0], setup.places)) | _past_proxies(setup)},
+        _of_first,
+        ("ray",),
+        ray.refuse,
+        lambda setup: ray.programs(
+            setup, {place.member.number: _host(place, setup.places) for place in setup.places}
+        ),
+        (ray.TOKEN,),
+        ray.token,
         driver=True,
     ),
     "horovod": Backend(

@@ -15,7 +15,7 @@ from carme_runtime.fabric.members import Member
 from carme_runtime.launcher.output import Tail
 from carme_runtime.ranks import without_secrets
 
-START_SECONDS = 180.0  # until it says that it is ready; importing a framework from a busy file system is slow
+START_SECONDS = 600.0  # until it says that it is ready; importing a framework from a busy file system is slow
 STOP_SECONDS = 10.0
 
 

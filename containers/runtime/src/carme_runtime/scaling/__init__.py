@@ -13,10 +13,11 @@ divided, and input data. Reading and predicting need nothing but Python, measuri
 
 from typing import TYPE_CHECKING, Any
 
+from carme_runtime.scaling.curves import save
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import Machine, parse_network
 from carme_runtime.scaling.prediction import Point, Prediction, predict
-from carme_runtime.scaling.profiles import Gradient, Input, Memory, Profile, load, save
+from carme_runtime.scaling.profiles import Gradient, Input, Memory, Profile, load
 from carme_runtime.scaling.show import as_dict, drawing, table
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import sys
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.options import add_scale_options
+from carme_runtime.scaling.curves import changed, save
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import Machine, parse_network
 from carme_runtime.scaling.prediction import predict
@@ -44,6 +45,8 @@ def show(options: argparse.Namespace) -> None:
     profile = load(options.result)
     links = parse_network(options.network) if options.network else profile.links
     machine = Machine(links, options.ranks_per_node)
+    if options.save:
+        save(changed(profile, machine, options.batch), options.save, "--save")
     prediction = predict(profile, machine, options.upto, options.batch)
     if options.svg:
         try:

@@ -129,6 +129,11 @@ def predict(
     return replace(made, remedies=_remedies(profile, machine, at, batch))
 
 
+def strong_points(profile: Profile, machine: Machine, counts: Sequence[int]) -> tuple[Point, ...]:
+    """Strong scaling on these numbers of ranks, with the batch of the profile."""
+    return _points(profile, machine, counts, profile.batch, STRONG)
+
+
 def _counts(upto: int) -> list[int]:
     counts = [1]
     while counts[-1] * 2 <= upto:

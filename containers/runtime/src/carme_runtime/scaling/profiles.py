@@ -5,10 +5,10 @@ Times by batch, and those of layers, are the rows of the cost table of `carme_ru
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from carme_runtime import fusion
 from carme_runtime.graph import Links, Operator, Timing
@@ -16,7 +16,7 @@ from carme_runtime.graph.files import typed
 from carme_runtime.graph.model import on_line
 from carme_runtime.scaling.errors import ScalingError
 
-VERSION = 1
+VERSION = 2
 _FORMAT = "carme scaling"
 _AGAIN = "Measure again: carme-run -n 1 --scale-probe train.py"
 
@@ -130,6 +130,11 @@ class Profile:
         """The same for ranks of several nodes."""
         return self._buckets(fusion.threshold(fusion.SMALL_BUCKET_BYTES), fusion.LEAST_BUCKET_BYTES)
 
+    @cached_property
+    def full_buckets(self) -> dict[tuple[float, bool], list[tuple[int, float]]]:
+        """What `simulation.buckets` has found, by the batch and whether all ranks are of one node."""
+        return {}
+
     def _buckets(self, limit: int, least: int | None) -> tuple[tuple[int, tuple[int, ...]], ...]:
         sizes = [gradient.bytes for gradient in reversed(self.gradients)]
         last = len(sizes) - 1
@@ -153,24 +158,9 @@ class Profile:
         return sorted(found, key=lambda one: -one[1])
 
 
-def to_json(profile: Profile) -> str:
-    """A profile as text."""
-    return json.dumps({"format": _FORMAT, "version": VERSION, **dataclasses.asdict(profile)}, indent=1) + "\n"
-
-
-def save(profile: Profile, file: Path | str) -> None:
-    """Write a profile to a file, wholly or not at all. Raises ScalingError."""
-    file = Path(file)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        draft.write_text(to_json(profile))
-        draft.replace(file)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise ScalingError(
-            f"The result cannot be written to {file} ({error.strerror}).",
-            "Name another file with --scale-result.",
-        ) from None
+def to_dict(profile: Profile) -> dict[str, Any]:
+    """A profile as a file holds it."""
+    return {"format": _FORMAT, "version": VERSION, **dataclasses.asdict(profile)}
 
 
 def load(file: Path | str) -> Profile:
@@ -188,6 +178,7 @@ def load(file: Path | str) -> Profile:
             f"{file} holds a result of version {version}, and this carme_runtime reads version {VERSION}.",
             _AGAIN,
         )
+    content.pop("curve", None)  # is made from the rest
     try:
         return typed(Profile, content)
     except (TypeError, ValueError, KeyError) as error:

@@ -104,9 +104,11 @@ def _exposed(profile: Profile, ranks: int, batch: float, machine: Machine, backw
     """How long reducing goes on after the backward pass."""
     near = ranks <= machine.ranks_per_node
     free, ends, last = 0.0, [], 0.0
-    host = 0.0
+    host, costs = 0.0, dict[int, tuple[float, float]]()  # many buckets are of one size
     for size, ready in buckets(profile, batch, near):
-        took, latency = allreduce_ms(machine, ranks, size)
+        if size not in costs:
+            costs[size] = allreduce_ms(machine, ranks, size)
+        took, latency = costs[size]
         begin = max(backward * ready + host, free)
         if len(ends) >= _LANES:
             begin = max(begin, ends[-_LANES])
@@ -120,7 +122,10 @@ def _exposed(profile: Profile, ranks: int, batch: float, machine: Machine, backw
 
 def buckets(profile: Profile, batch: float, near: bool) -> list[tuple[int, float]]:
     """Bytes of each bucket and the share of the backward pass after which it is full, in their order."""
-    return [
-        (size, max(profile.ready(profile.gradients[number], batch) for number in numbers))
-        for size, numbers in (profile.near_buckets if near else profile.far_buckets)
-    ]
+    known = profile.full_buckets  # the same for all networks and draws
+    if (batch, near) not in known:
+        known[batch, near] = [
+            (size, max(profile.ready(profile.gradients[number], batch) for number in numbers))
+            for size, numbers in (profile.near_buckets if near else profile.far_buckets)
+        ]
+    return known[batch, near]

@@ -18,10 +18,11 @@ from torch.utils import data
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.scaling import measuring
+from carme_runtime.scaling.curves import save
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import Machine
 from carme_runtime.scaling.prediction import predict
-from carme_runtime.scaling.profiles import Input, Profile, save
+from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.replay import Call, Notes, Repeated, batch_of
 from carme_runtime.scaling.show import table
 from carme_runtime.scaling.start import end

@@ -22,6 +22,7 @@ class Work:
         ranks: In all.
         threads: That this rank may compute with.
         setting: Of the contestant.
+        is_bf16: Whether it computes in bf16, by the framework's mixed precision, and not in float32.
     """
 
     task: Task
@@ -29,3 +30,4 @@ class Work:
     ranks: int
     threads: int
     setting: str = ""
+    is_bf16: bool = False

@@ -23,7 +23,7 @@ def prepare(work: Work) -> Step:
     layers, initial = work.task.network.layers, work.task.weights
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    rate = work.task.network.rate
+    rate, is_bf16 = work.task.network.rate, work.is_bf16
     # user: begin
     jax.distributed.initialize()
     mesh = jax.make_mesh((jax.device_count(),), ("ranks",))
@@ -33,7 +33,10 @@ def prepare(work: Work) -> Step:
         return jax.make_array_from_process_local_data(NamedSharding(mesh, where), value)
 
     def loss_of(weights: Any, x: Any, y: Any) -> Any:
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(forward(layers, weights, x)), y[:, None], 1)
+        if is_bf16:
+            weights, x = jax.tree.map(lambda value: value.astype(jnp.bfloat16), (weights, x))
+        logits = forward(layers, weights, x).astype(jnp.float32)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1)
         return -chosen.mean()
 
     def train(weights: Any, velocities: Any, x: Any, y: Any) -> Any:

@@ -23,6 +23,8 @@ def prepare(work: Work) -> Step:
     set_threads(work.threads)
     inputs, targets = work.task.share(work.rank, work.ranks)
     batch = work.task.batch
+    if work.is_bf16:
+        tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     rate = work.task.network.rate
     # user: begin
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -32,7 +34,7 @@ def prepare(work: Work) -> Step:
 
     def train(x, y):
         with tf.GradientTape() as tape:
-            logits = model(x, training=True)
+            logits = tf.cast(model(x, training=True), tf.float32)
             losses = tf.keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
             loss = tf.nn.compute_average_loss(losses, global_batch_size=batch)
         gradients = tape.gradient(loss, model.trainable_variables)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from carme_runtime.compare.programs import Mark, Step, Work
-from carme_runtime.compare.programs.torch_networks import build, prepare_inputs, set_threads
+from carme_runtime.compare.programs.torch_networks import build, precision_of, prepare_inputs, set_threads
 from carme_runtime.compare.tasks import MOMENTUM
 
 VERSIONS = ("torch",)
@@ -21,7 +21,7 @@ def prepare(work: Work) -> Step:
     inputs, targets = work.task.share(work.rank, work.ranks)
     inputs = prepare_inputs(inputs)
     network, backend = build(work.task), work.setting
-    rate = work.task.network.rate
+    rate, precision = work.task.network.rate, precision_of(work)
     # user: begin
     dist.init_process_group(backend)
     model = DistributedDataParallel(network)
@@ -31,7 +31,8 @@ def prepare(work: Work) -> Step:
         x, y = torch.from_numpy(inputs[number]), torch.from_numpy(targets[number])
         mark("input")
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x), y)
+        with precision:
+            loss = functional.cross_entropy(model(x), y)
         mark("forward")
         loss.backward()
         mark("backward and communication")

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from carme_runtime.compare.programs import Mark, Step, Work
-from carme_runtime.compare.programs.torch_networks import build, prepare_inputs, set_threads
+from carme_runtime.compare.programs.torch_networks import build, precision_of, prepare_inputs, set_threads
 from carme_runtime.compare.tasks import MOMENTUM
 
 VERSIONS = ("torch", "horovod")
@@ -22,7 +22,7 @@ def prepare(work: Work) -> Step:
     inputs = prepare_inputs(inputs)
     model = build(work.task)
     hvd = importlib.import_module(work.setting)
-    rate = work.task.network.rate
+    rate, precision = work.task.network.rate, precision_of(work)
     # user: begin
     hvd.init()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
@@ -33,7 +33,8 @@ def prepare(work: Work) -> Step:
         x, y = torch.from_numpy(inputs[number]), torch.from_numpy(targets[number])
         mark("input")
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x), y)
+        with precision:
+            loss = functional.cross_entropy(model(x), y)
         mark("forward")
         loss.backward()
         mark("backward")

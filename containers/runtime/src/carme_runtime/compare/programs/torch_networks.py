@@ -3,6 +3,7 @@
 # PyTorch is optional.
 # pyright: reportMissingImports=false
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from carme_runtime.compare.networks import EPSILON, Layer
+from carme_runtime.compare.programs import Work
 from carme_runtime.compare.tasks import Task
 
 
@@ -30,6 +32,11 @@ def prepare_inputs(inputs: np.ndarray) -> np.ndarray:
 def set_threads(threads: int) -> None:
     """Those that each operation may use; operations do not run beside each other."""
     torch.set_num_threads(threads)
+
+
+def precision_of(work: Work) -> contextlib.AbstractContextManager[Any]:
+    """The context that computes in bf16 where that is asked for; it may be entered again and again."""
+    return torch.autocast("cpu", torch.bfloat16) if work.is_bf16 else contextlib.nullcontext()
 
 
 class _Mean(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from carme_runtime.compare.programs import Mark, Step, Work
-from carme_runtime.compare.programs.torch_networks import build, prepare_inputs, set_threads
+from carme_runtime.compare.programs.torch_networks import build, precision_of, prepare_inputs, set_threads
 from carme_runtime.compare.tasks import MOMENTUM
 from carme_runtime.torch import parallelize
 
@@ -20,7 +20,7 @@ def prepare(work: Work) -> Step:
     inputs, targets = work.task.share(work.rank, work.ranks)
     inputs = prepare_inputs(inputs)
     network = build(work.task)
-    rate = work.task.network.rate
+    rate, precision = work.task.network.rate, precision_of(work)
     # user: begin
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=MOMENTUM)
     model, optimizer = parallelize(network, optimizer)
@@ -29,7 +29,8 @@ def prepare(work: Work) -> Step:
         x, y = torch.from_numpy(inputs[number]), torch.from_numpy(targets[number])
         mark("input")
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x), y)
+        with precision:
+            loss = functional.cross_entropy(model(x), y)
         mark("forward")
         loss.backward()
         mark("backward and communication")

@@ -1,0 +1,142 @@
+"""What `carme submit` and `carme session start` make of a probe's result."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carme.cli.output import plain, print_json, print_table
+from carme.errors import InvalidRequest
+from carme.scaling import Choice, Curve, Prediction, choices, marks, read_file
+from carme.wording import number
+
+__all__ = ["add", "choice_words", "of", "show", "size_words"]
+
+_MOST_NODES, _MOST_GPUS = 1024, 16  # that a result may have rows for
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument(
+        "--scaling",
+        type=Path,
+        metavar="RESULT.json",
+        help="what carme-run --scale-probe wrote; its prediction for these nodes and GPUs stays with the job",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="with --scaling: steps of the whole training")
+    parser.add_argument(
+        "--reason", default="", metavar="TEXT", help="with --scaling: why you need so many nodes or GPUs"
+    )
+    parser.add_argument(
+        "--choices",
+        action="store_true",
+        help="with --scaling: show what other nodes and GPUs would take and cost, and start nothing",
+    )
+
+
+def of(options: argparse.Namespace) -> Prediction | None:
+    """What is kept with the job, which a sentence also says; None: no --scaling. Raises InvalidRequest."""
+    curve = _curve(options)
+    if curve is None:
+        return None
+    prediction = curve.prediction(options.nodes, options.gpus, options.steps, options.reason)
+    if not options.json:
+        chosen = Choice(options.nodes, options.gpus, curve.row(options.nodes, options.gpus), options.steps)
+        print(f"carme: Predicted: {plain(choice_words(chosen))}.", file=sys.stderr)
+    return prediction
+
+
+def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = None) -> int:
+    """Print a table of what could be chosen. Raises CarmeError.
+
+    Args:
+        start: Says when a job with so many nodes and GPUs of each would start; None: nobody can say.
+    """
+    curve = _curve(options)
+    if curve is None:
+        raise InvalidRequest(
+            "--choices needs the result of a probe.", "Add --scaling RESULT.json.", field="scaling"
+        )
+    # Of what is asked for there may be no row; the others are shown all the same.
+    found = choices(curve, _MOST_NODES, _MOST_GPUS, (options.nodes, options.gpus), options.steps)
+    if not found:
+        raise InvalidRequest(
+            "The probe's result has no prediction for any of these.", "Measure again.", field="scaling"
+        )
+    cheapest, fastest = marks(found)
+    if options.json:
+        print_json([_for_programs(one, cheapest, fastest, start) for one in found])
+        return 0
+    rows = []
+    for one in found:
+        which = [name for name, best in (("cheapest", cheapest), ("fastest", fastest)) if best is one]
+        if (one.nodes, one.gpus_per_node) == (options.nodes, options.gpus):
+            which.append("chosen")
+        row = one.row
+        rows.append(
+            [
+                size_words(one),
+                f"{row.speedup:.1f}",
+                f"{row.efficiency:.0%}",
+                hours_words(one.hours) if one.hours is not None else f"{row.step_ms:.3g} ms a step",
+                f"{one.cost:.3g}" if one.hours is not None else f"{one.cost:.2f} times",
+                row.limit,
+                *([start(one.nodes, one.gpus_per_node)] if start else []),
+                ", ".join(which),
+            ]
+        )
+    titles = ["CHOICE", "TIMES AS FAST", "EFFICIENCY", "TIME", "GPU-HOURS" if options.gpus else "NODE-HOURS"]
+    print_table([*titles, "LIMIT", *(["EXPECTED START"] if start else []), ""], rows)
+    return 0
+
+
+def _for_programs(
+    choice: Choice, cheapest: Choice, fastest: Choice, start: Callable[[int, int], str] | None
+) -> dict[str, Any]:
+    """A choice as JSON."""
+    more = {"expected_start": start(choice.nodes, choice.gpus_per_node)} if start else {}
+    return {
+        "nodes": choice.nodes,
+        "gpus_per_node": choice.gpus_per_node,
+        **choice.row.model_dump(exclude={"nodes", "ranks_per_node"}),
+        "hours": choice.hours,
+        "cost": choice.cost,
+        "cheapest": choice is cheapest,
+        "fastest": choice is fastest,
+        **more,
+    }
+
+
+def size_words(choice: Choice) -> str:
+    """Nodes and GPUs."""
+    nodes = number(choice.nodes, "node")
+    return f"{nodes}, {number(choice.gpus, 'GPU')}" if choice.gpus_per_node else nodes
+
+
+def hours_words(hours: float) -> str:
+    """A time, in the unit that fits."""
+    return f"{hours:.3g} h" if hours >= 1 else f"{hours * 60:.3g} min"
+
+
+def choice_words(choice: Choice) -> str:
+    """A choice in one line: `8 GPUs: 6.9 times as fast, 41 GPU-hours`."""
+    unit = "GPU-hours" if choice.gpus_per_node else "node-hours"
+    cost = f"{choice.cost:.3g} {unit}" if choice.hours is not None else f"{choice.cost:.2f} times the {unit}"
+    time = f"{hours_words(choice.hours)}, " if choice.hours is not None else ""
+    row = choice.row
+    return (
+        f"{size_words(choice)}: {row.speedup:.1f} times as fast as one, {time}{cost}, "
+        f"efficiency {row.efficiency:.0%}"
+    )
+
+
+def _curve(options: argparse.Namespace) -> Curve | None:
+    if options.scaling is not None:
+        return read_file(options.scaling)
+    for name in ("steps", "reason"):
+        if getattr(options, name):
+            raise InvalidRequest(f"--{name} belongs to --scaling.", "Add --scaling RESULT.json.", field=name)
+    return None

@@ -1,0 +1,89 @@
+"""What else could be chosen, with what each takes and costs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from carme.errors import InvalidRequest
+from carme.scaling.curves import Curve, Row
+
+__all__ = ["Choice", "choices", "marks"]
+
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Some nodes with GPUs.
+
+    Args:
+        nodes: How many.
+        gpus_per_node: On each.
+        row: What is predicted.
+        steps: Of the whole training; None: nobody said.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    row: Row
+    steps: int | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def hours(self) -> float | None:
+        """That the training takes, where its steps are known."""
+        return self.steps * self.row.step_ms / 3.6e6 if self.steps else None
+
+    @property
+    def cost(self) -> float:
+        """GPU-hours, or node-hours without GPUs; a multiple of those of one where the steps are not known."""
+        return self.row.cost if self.hours is None else self.hours * self.row.ranks
+
+
+def choices(
+    curve: Curve, most_nodes: int, most_gpus: int, chosen: tuple[int, int], steps: int | None = None
+) -> list[Choice]:
+    """What could be chosen, from the smallest to the largest: powers of two, as few nodes as possible.
+
+    Args:
+        most_nodes: That one may ask for.
+        most_gpus: Of a node; 0: choose among nodes alone.
+        chosen: Nodes and GPUs of each that are asked for; they are in the list.
+        steps: Of the whole training.
+    """
+    sizes = {chosen}
+    gpus = [count for count in (*_powers(most_gpus), most_gpus) if count] if chosen[1] else [0]
+    sizes |= {(1, each) for each in gpus}
+    sizes |= {(nodes, gpus[-1]) for nodes in (*_powers(most_nodes), most_nodes)}
+    found = []
+    for nodes, each in sorted(sizes, key=lambda size: (size[0] * max(size[1], 1), size[0])):
+        try:
+            found.append(Choice(nodes, each, curve.row(nodes, each), steps))
+        except InvalidRequest:
+            continue
+    return _fewer(found, chosen)
+
+
+def marks(several: Sequence[Choice]) -> tuple[Choice, Choice]:
+    """The cheapest and the fastest."""
+    cheapest = min(several, key=lambda choice: (choice.cost, choice.row.step_ms))
+    return cheapest, min(several, key=lambda choice: (choice.row.step_ms, choice.cost))
+
+
+def _powers(most: int) -> Iterable[int]:
+    count = 1
+    while count <= most:
+        yield count
+        count *= 2
+
+
+def _fewer(several: list[Choice], chosen: tuple[int, int]) -> list[Choice]:
+    """As many as a form has room for: those that matter, and the largest of the rest."""
+    if len(several) <= _MOST:
+        return several
+    needed = [one for one in several if one in marks(several) or (one.nodes, one.gpus_per_node) == chosen]
+    rest = [one for one in several if one not in needed][: _MOST - len(needed)]
+    return [one for one in several if one in needed or one in rest]

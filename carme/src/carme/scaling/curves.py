@@ -1,0 +1,197 @@
+"""The table in a probe's result. What comes from a file is checked before anything is made of it."""
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from carme.errors import InvalidRequest
+from carme.scaling.predictions import MOST_FILE, MOST_STEPS, Prediction
+from carme.wording import number
+
+__all__ = ["MOST_BYTES", "VERSION", "Curve", "Row", "read_curve", "read_file", "too_large"]
+
+#: Of a result; those of models with thousands of parameters take less than 1 MiB.
+MOST_BYTES = 4 << 20
+#: As `carme_runtime.scaling.profiles` counts them.
+VERSION = 2
+_FORMAT = "carme scaling"
+_MOST_ROWS = 10_000
+_AGAIN = "Measure again with: carme-run -n 1 --scale-probe train.py"
+_FIELD = "scaling"
+_OTHER = "Name a file that a probe wrote."
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Row(_Read):
+    """Strong scaling on some nodes, with so many ranks on each.
+
+    Attributes:
+        step_ms: The expected time of a step, in milliseconds; eight runs of ten are between `low_ms` and
+            `high_ms`.
+        speedup: Times as fast as one rank.
+        efficiency: Of the ideal speed-up; 1 is all of it.
+        limit: What binds.
+        extrapolated: Whether it is beyond what was measured.
+    """
+
+    nodes: int = Field(ge=1, le=100_000)
+    ranks_per_node: int = Field(ge=1, le=1024)
+    step_ms: Positive
+    low_ms: Positive
+    high_ms: Positive
+    speedup: Positive
+    efficiency: Positive
+    limit: str = Field(default="", max_length=100)
+    extrapolated: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def cost(self) -> float:
+        """Rank-hours, as a multiple of those with one rank."""
+        return self.ranks / self.speedup
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Row":
+        if not self.low_ms <= self.step_ms <= self.high_ms:
+            raise ValueError("has an interval that its time is not in")
+        return self
+
+
+class Curve(_Read):
+    """What the model predicts for a training script.
+
+    Attributes:
+        file: Where the result was read.
+        model, device: What was measured, and on what.
+        batch: Samples of a step, which all ranks share.
+        links: Of the nodes, as the probe knew them.
+        rows: What there is a prediction for.
+    """
+
+    file: str = Field(max_length=MOST_FILE)
+    model: str = Field(max_length=200)
+    device: str = Field(max_length=200)
+    batch: int = Field(ge=1)
+    links: str = Field(max_length=200)
+    rows: list[Row] = Field(min_length=1, max_length=_MOST_ROWS)
+
+    @cached_property
+    def by_size(self) -> Mapping[tuple[int, int], Row]:
+        """Rows by nodes and ranks of each."""
+        return {(row.nodes, row.ranks_per_node): row for row in self.rows}
+
+    def row(self, nodes: int, gpus_per_node: int) -> Row:
+        """What is predicted for a choice; nodes without GPUs have one rank each.
+
+        Raises:
+            InvalidRequest: Nothing is.
+        """
+        each = max(gpus_per_node, 1)
+        if found := self.by_size.get((nodes, each)):
+            return found
+        what = f"{number(nodes, 'node')} with {number(each, 'rank')} each"
+        if nodes * each > self.batch:
+            raise InvalidRequest(
+                f"A batch of {self.batch} cannot be shared by {nodes * each} ranks.",
+                "Choose fewer nodes or GPUs, or take the probe's result out.",
+                field=_FIELD,
+            )
+        raise InvalidRequest(
+            f"The probe's result has no prediction for {what}.",
+            "Choose another number, or take the probe's result out.",
+            field=_FIELD,
+        )
+
+    def prediction(
+        self, nodes: int, gpus_per_node: int, steps: int | None = None, reason: str = ""
+    ) -> Prediction:
+        """What a job of this size keeps of it. Raises InvalidRequest.
+
+        Args:
+            steps: Of the whole training.
+            reason: Why so many are asked for.
+        """
+        if steps is not None and not 1 <= steps <= MOST_STEPS:
+            raise InvalidRequest(f"{steps} is no number of steps.", f"Give 1 to {MOST_STEPS}.", field="steps")
+        row = self.row(nodes, gpus_per_node)
+        return Prediction(
+            file=self.file,
+            model=self.model,
+            device=self.device,
+            steps=steps,
+            reason=reason.strip(),
+            ranks=row.ranks,
+            **row.model_dump(include={"step_ms", "low_ms", "high_ms", "speedup", "efficiency", "limit"}),
+        )
+
+
+def read_curve(data: bytes, file: str) -> Curve:
+    """The table in the bytes of a result.
+
+    Args:
+        file: Names it in sentences, and in what jobs keep.
+
+    Raises:
+        InvalidRequest: It is too large, no result, one of another version, or damaged.
+    """
+    if len(data) > MOST_BYTES:
+        raise too_large(file)
+    try:
+        content: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _refusal(file, "is no result of a probe: it is not JSON", _OTHER) from None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise _refusal(file, "is no result of a probe", _OTHER)
+    if content.get("version") != VERSION:
+        version = str(content.get("version"))[:20]
+        raise _refusal(
+            file, f"is a result of version {version}, and this site reads version {VERSION}", _AGAIN
+        )
+    curve = content.get("curve")
+    if not isinstance(curve, dict) or not curve.get("rows"):
+        raise _refusal(file, "has no predictions", _AGAIN)
+    try:
+        return Curve.model_validate(
+            {**curve, "file": file, "model": content.get("model"), "device": content.get("device")}
+        )
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "curve"
+        raise _refusal(file, f"is damaged at {place}", _AGAIN) from None
+
+
+def read_file(path: Path) -> Curve:
+    """The table of a result in a file that this process may read. Raises InvalidRequest."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise _refusal(str(path), f"cannot be read ({error.strerror})", _OTHER) from None
+    return read_curve(data, str(path.absolute()))
+
+
+def too_large(file: str) -> InvalidRequest:
+    """The refusal of a file that is too large."""
+    return _refusal(
+        file,
+        f"is no result of a probe: it has more than {MOST_BYTES >> 20} MiB",
+        _OTHER,
+    )
+
+
+def _refusal(file: str, what: str, remedy: str) -> InvalidRequest:
+    name = file.rpartition("/")[2].encode(errors="replace").decode()
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name)[:100]
+    return InvalidRequest(f"{shown} {what}.", remedy, field=_FIELD)

@@ -1,0 +1,74 @@
+"""What a job keeps of a prediction, and the site's floor of efficiency."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from carme.config import Settings
+from carme.errors import InvalidRequest
+
+__all__ = ["MOST_FILE", "MOST_REASON", "MOST_STEPS", "Prediction", "check_efficiency"]
+
+MOST_FILE, MOST_REASON, MOST_STEPS = 4096, 500, 10**12
+
+
+def _line(text: str) -> str:
+    if any(not letter.isprintable() for letter in text):
+        raise ValueError("must be one line of printable letters")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_line)]
+Milliseconds = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
+
+
+class Prediction(BaseModel):
+    """What a probe's result says of the nodes and GPUs that a job asks for.
+
+    Attributes:
+        file: Where the result lies.
+        model, device: What was measured, and on what.
+        ranks: Of the job: its GPUs, or its nodes if those have none.
+        steps: Of the whole training; None: its owner did not say.
+        step_ms, low_ms, high_ms: The expected time of a step, and its 80 % interval.
+        speedup, efficiency: Over one rank, and of the ideal.
+        limit: What binds.
+        reason: Why so many are asked for, in the owner's words.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str = Field(max_length=MOST_FILE)
+    model: Line = Field(default="", max_length=200)
+    device: Line = Field(default="", max_length=200)
+    ranks: int = Field(ge=1, le=10**8)
+    steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    step_ms: Milliseconds
+    low_ms: Milliseconds
+    high_ms: Milliseconds
+    speedup: float = Field(gt=0, lt=1e9, allow_inf_nan=False)
+    efficiency: float = Field(gt=0, lt=1e3, allow_inf_nan=False)
+    limit: Line = Field(default="", max_length=100)
+    reason: Line = Field(default="", max_length=MOST_REASON)
+
+    @property
+    def hours(self) -> float | None:
+        """Of the whole training, where its steps are known."""
+        return self.steps * self.step_ms / 3.6e6 if self.steps else None
+
+
+def check_efficiency(prediction: Prediction | None, settings: Settings) -> None:
+    """Refuse what the site wants a reason for, and what has none.
+
+    Raises:
+        InvalidRequest: The prediction is below `[scaling] efficiency_percent`.
+    """
+    floor = settings.scaling.efficiency_percent
+    if prediction is None or prediction.reason.strip() or prediction.efficiency * 100 >= floor:
+        return
+    raise InvalidRequest(
+        f"The predicted efficiency is {prediction.efficiency:.0%}. "
+        f"Below {floor}% this site asks for a reason.",
+        "Choose fewer nodes or GPUs, or say why you need so many.",
+        field="reason",
+    )

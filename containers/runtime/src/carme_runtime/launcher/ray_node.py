@@ -1,0 +1,55 @@
+"""A node of Ray: `python -m carme_runtime.launcher.ray_node OPTIONS`, those of `ray start`.
+
+Ray keeps its sockets and logs in a folder that other users must not see, and leaves it behind. Here it is
+this user's alone, and ends with the node.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from carme_runtime.launcher.ray import FOLDER
+
+
+def main() -> int:
+    """Start it, and wait for its end; the exit code is Ray's, or 0 after SIGTERM."""
+    folder = Path(os.environ[FOLDER])
+    own = _make(folder)
+    if own is None:
+        print(f"The folder {folder} belongs to somebody else.", file=sys.stderr)
+        return 1
+    head = ["--temp-dir", str(folder)] if "--head" in sys.argv else []
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *sys.argv[1:], *head]
+    stopping = False
+    process = subprocess.Popen(command)
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+        process.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        code = process.wait()
+    finally:
+        if own:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0 if stopping else (code if code >= 0 else 128 - code)
+
+
+def _make(folder: Path) -> bool | None:
+    """Whether this process has made the folder; None: it is not this user's."""
+    try:
+        folder.mkdir(0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        is_ours = found.st_uid == os.getuid() and found.st_mode & 0o77 == 0 and not folder.is_symlink()
+        return False if is_ours else None
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""The choices of nodes and GPUs that a form shows, with what each takes, costs, and when it would start."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from carme.broker import BrokerClient
+from carme.errors import CarmeError
+from carme.jobs import JobRequest, Node
+from carme.scaling import Choice, Curve, choices, marks
+from carme_webui.accounts.models import User
+from carme_webui.bookings.models import moment_words
+from carme_webui.scaling.drawing import drawing
+from carme_webui.start_times import AT_ONCE, expected_start
+
+__all__ = ["Advice", "Offer", "advice", "size_words", "starts"]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One choice.
+
+    Attributes:
+        choice: Nodes and GPUs, with what is predicted.
+        start: When it would start, in words; empty: nobody can say.
+        finish: When the training would be over; None: its steps or its start are unknown.
+        marks: What it is of all choices: the cheapest, the fastest, what the form asks for.
+    """
+
+    choice: Choice
+    start: str
+    finish: datetime | None
+    marks: list[str]
+    chosen: bool
+
+    @property
+    def words(self) -> str:
+        """Nodes and GPUs."""
+        return size_words(self.choice)
+
+    @property
+    def speedup(self) -> str:
+        """Times as fast as one."""
+        return _short(self.choice.row.speedup)
+
+    @property
+    def percent(self) -> int:
+        """Efficiency."""
+        return round(100 * self.choice.row.efficiency)
+
+    @property
+    def time(self) -> str:
+        """Of the whole training, or of a step."""
+        return (
+            hours_words(self.choice.hours) if self.choice.hours is not None else _ms(self.choice.row.step_ms)
+        )
+
+    @property
+    def cost(self) -> str:
+        """GPU-hours, or a multiple of those of one."""
+        if self.choice.hours is None:
+            return _("%s times") % _short(self.choice.cost, 2)
+        return _short(self.choice.cost)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a form shows of a result.
+
+    Attributes:
+        curve: What was read.
+        offers: Choices, the smallest first.
+        cheapest, fastest: Of these.
+        picture: The curve (SVG).
+    """
+
+    curve: Curve
+    offers: list[Offer]
+    cheapest: Offer
+    fastest: Offer
+    picture: SafeString
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the choices have GPUs, or nodes alone."""
+        return any(offer.choice.gpus_per_node for offer in self.offers)
+
+    @property
+    def has_hours(self) -> bool:
+        """Whether the steps of the training are known."""
+        return self.cheapest.choice.hours is not None
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether one of them is beyond what was measured."""
+        return any(offer.choice.row.extrapolated for offer in self.offers)
+
+
+def advice(
+    curve: Curve,
+    nodes: Sequence[Node],
+    gpu_type: str | None,
+    chosen: tuple[int, int],
+    steps: int | None,
+    start: Callable[[int, int], tuple[datetime | None, str]],
+) -> Advice | None:
+    """What a form shows; None: nothing is predicted for any choice that the partition has.
+
+    Args:
+        nodes: Among which is chosen.
+        gpu_type: That is asked for; None: any.
+        chosen: Nodes and GPUs of each that the form asks for.
+        steps: Of the whole training.
+        start: Says when so many nodes with so many GPUs would start, or why never.
+    """
+    most_nodes, most_gpus = _bounds(nodes, gpu_type, chosen[1])
+    found = choices(curve, most_nodes, most_gpus, chosen, steps)
+    if not found:
+        return None
+    cheapest, fastest = marks(found)
+    offers = [_offer(one, (cheapest, fastest), chosen, start) for one in found]
+    ends = [offer for offer in offers if offer.finish]
+    if len(offers) > 1 and ends:
+        first = min(ends, key=lambda offer: offer.finish or timezone.now())
+        first.marks.append(_("done first"))
+    by_choice = {offer.choice: offer for offer in offers}
+    return Advice(curve, offers, by_choice[cheapest], by_choice[fastest], drawing(found, chosen))
+
+
+def starts(
+    request: JobRequest, user: User, broker: BrokerClient
+) -> Callable[[int, int], tuple[datetime | None, str]]:
+    """Says when a job like this would start with other nodes and GPUs: the moment, and words for it."""
+
+    def start(nodes: int, gpus_per_node: int) -> tuple[datetime | None, str]:
+        other = request.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
+        try:
+            when, refusal = expected_start(other, user.username, broker)
+        except CarmeError:
+            return None, _("unknown")
+        if when is None:
+            return None, _("not possible") if refusal else _("unknown")
+        now = timezone.now()
+        return (now, _("now")) if when <= now + AT_ONCE else (when, moment_words(when))
+
+    return start
+
+
+def _bounds(nodes: Sequence[Node], gpu_type: str | None, gpus: int) -> tuple[int, int]:
+    """How many of the nodes can be asked for, and the most GPUs of one of them, of this type."""
+    counts = [
+        node.gpus.get(gpu_type, 0) if gpu_type else max(node.gpus.values(), default=0) for node in nodes
+    ]
+    most = max(counts, default=0)
+    return max(1, sum(1 for count in counts if count == most or not gpus)), most
+
+
+def _offer(
+    choice: Choice,
+    best: tuple[Choice, Choice],
+    chosen: tuple[int, int],
+    start: Callable[[int, int], tuple[datetime | None, str]],
+) -> Offer:
+    when, words = start(choice.nodes, choice.gpus_per_node)
+    finish = when + timedelta(hours=choice.hours) if when and choice.hours is not None else None
+    is_chosen = (choice.nodes, choice.gpus_per_node) == chosen
+    names = zip((_("cheapest"), _("fastest")), best, strict=True)
+    found = [name for name, one in names if one == choice]
+    return Offer(choice, words, finish, [*found, *([_("chosen")] if is_chosen else [])], is_chosen)
+
+
+def size_words(choice: Choice) -> str:
+    """Nodes and GPUs in words: `2 nodes, 8 GPUs`."""
+    nodes = ngettext("%d node", "%d nodes", choice.nodes) % choice.nodes
+    if not choice.gpus_per_node:
+        return nodes
+    gpus = ngettext("%d GPU", "%d GPUs", choice.gpus) % choice.gpus
+    return gpus if choice.nodes == 1 else f"{gpus} ({nodes})"
+
+
+def hours_words(hours: float) -> str:
+    """A time in the unit that fits."""
+    if hours < 1:
+        return _("%s min") % _short(hours * 60)
+    return _("%s h") % _short(hours)
+
+
+def _ms(milliseconds: float) -> str:
+    return _("%s ms a step") % _short(milliseconds)
+
+
+def _short(value: float, places: int = 1) -> str:
+    """A number with as many places as say something."""
+    places = 0 if value >= 20 else places
+    return number_format(round(value, places), places)  # which alone would cut digits off

@@ -1,0 +1,40 @@
+"""When Slurm would start something, asked once for the same wish of the same user within some seconds."""
+
+import hashlib
+from datetime import datetime, timedelta
+
+from django.core.cache import cache
+
+from carme.broker import BrokerClient
+from carme.errors import BrokerUnavailable, CarmeError, SlurmError
+from carme.jobs import JobRequest
+
+__all__ = ["AT_ONCE", "REMEMBERED", "expected_start"]
+
+#: A start that is so near is called "now".
+AT_ONCE = timedelta(minutes=1)
+REMEMBERED = 15
+
+
+def expected_start(request: JobRequest, user: str, broker: BrokerClient) -> tuple[datetime | None, str]:
+    """When a job would start, None where Slurm gives no time; and why it never would, else nothing.
+
+    Raises:
+        CarmeError: Nobody can be asked.
+    """
+    request = request.model_copy(
+        update={"name": "prospect", "command": ["true"], "environment": {}, "files": {}, "prediction": None}
+    )
+    key = f"prospect:{user}:{hashlib.sha256(request.model_dump_json().encode()).hexdigest()}"
+    found: tuple[datetime | None, str] | None = cache.get(key)
+    if found is None:
+        try:
+            found = broker.test(request, user=user).start, ""
+        except BrokerUnavailable:
+            raise
+        except CarmeError as error:
+            if isinstance(error, SlurmError) and error.code == "slurm-away":
+                raise
+            found = None, str(error)
+        cache.set(key, found, REMEMBERED)
+    return found
