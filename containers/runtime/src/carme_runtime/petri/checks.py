@@ -91,7 +91,9 @@ def _types(transition: Transition) -> list[Finding]:
         return []
     try:
         hints = typing.get_type_hints(body)
-        parameters = [name for name in inspect.signature(body).parameters if name != "attempt"]
+        parameters = [
+            name for name in inspect.signature(body).parameters if name not in ("attempt", "memory")
+        ]
     except Exception:  # names that are not there at run time, built-in functions
         return []
     found = []

@@ -14,6 +14,7 @@ from carme_runtime.petri import forks
 from carme_runtime.petri.activation import Task
 from carme_runtime.petri.channel import Reader, encode
 from carme_runtime.petri.net import Net
+from carme_runtime.petri.store import Store
 from carme_runtime.petri.worker import SLOT
 
 #: Seconds of work that a worker is given ahead, and the most tasks.
@@ -114,8 +115,8 @@ class Connection:
 class Pool:
     """All workers of a run."""
 
-    def __init__(self, net: Net, folder: Path, count: int, close: list[int]) -> None:
-        self._net, self._folder, self._close = net, folder, close
+    def __init__(self, net: Net, folder: Path, count: int, close: list[int], store: Store) -> None:
+        self._net, self._folder, self._close, self._store = net, folder, close, store
         self._slots = mmap.mmap(-1, max(count * SLOT.size, mmap.PAGESIZE))
         self._poll = select.epoll()
         self._wake_read, self._wake = os.pipe()
@@ -204,7 +205,7 @@ class Pool:
     def _start_server(self) -> None:
         self._reader = Reader()
         self._process, self._server = forks.start(
-            self._net, self._folder, self._slots, [*self._close, *self._own]
+            self._net, self._folder, self._slots, [*self._close, *self._own], self._store
         )
         self._poll.register(self._server, select.EPOLLIN)
 

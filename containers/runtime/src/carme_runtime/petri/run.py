@@ -11,10 +11,12 @@ from typing import Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.journal import FIRE, PUT, START, Journal, read
+from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
+from carme_runtime.petri.memory import Changes, Memory, Range
 from carme_runtime.petri.model import Place
 from carme_runtime.petri.net import Net
 from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
+from carme_runtime.petri.ranges import Ranges
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 
 #: How often a task runs again whose worker was killed, unless its transition has more retries.
@@ -42,6 +44,8 @@ class Run:
         folder: str | os.PathLike[str] | None,
         units: dict[str, int],
         resume: bool,
+        memory: int | str | None = None,
+        spill: str | os.PathLike[str] | None = None,
     ) -> None:
         self.net = net
         self._count = _number_of(workers)
@@ -50,7 +54,8 @@ class Run:
         self.folder = _folder(net, folder, resume)
         self._header = {"net": net.name, "origin": net.origin, "places": list(net.places)}
         initial = [(place.index, _pickled(place, t)) for place in net.places.values() for t in place.tokens]
-        self._journal = Journal(self.folder, self._header, initial)
+        spills = [] if spill is None else [Path(spill).absolute()]
+        self._journal = Journal(self.folder, self._header, initial, spills)
         self.resumed = self._journal.resumed
         self.notices: list[str] = []
         self.fired = dict.fromkeys(net.transitions, 0)
@@ -61,11 +66,17 @@ class Run:
         self._exhausted = False
         self._watchers = 0  # who waits for more than rest: waking them for each step has its cost
         self._useless = 0
-        self._restore(self._journal.tokens, self._journal.next_number)
-        self._journal.tokens = {}
         self._seconds: dict[int, float] = {}
         try:
-            self._pool = Pool(net, self.folder, self._count, self._journal.descriptors())
+            self._ranges = Ranges(self._journal, memory)
+            if any(transition.wants_memory for transition in net.transitions.values()):
+                self._ranges.begin()
+            for name in self._ranges.lost:
+                self.notices.append(f"Range {name} was lost with the memory of this node.")
+            self._restore(self._journal.state)
+            self._journal.state = State()
+            closed = self._journal.descriptors()
+            self._pool = Pool(net, self.folder, self._count, closed, self._ranges.store)
         except BaseException:
             self._journal.close()
             raise
@@ -86,6 +97,9 @@ class Run:
             if refusal := found.refusal(token):
                 raise PetriError(refusal, "Put tokens of the place's type.")
         data = [_pickled(found, token) for token in tokens]
+        for token in tokens:
+            if isinstance(token, Range):  # the tasks' from here on
+                token.close()
         with self._changed:
             if found.capacity is None:
                 self._put(found, data)
@@ -138,7 +152,11 @@ class Run:
         self._pool.wake()
         self._thread.join()
         self._pool.close()
-        self._journal.close()
+        ended = self._error is None and not self._activation.running and self._activation.next() is None
+        try:
+            self.notices += self._ranges.close(self._journal, ended)
+        finally:
+            self._journal.close()
 
     def __enter__(self) -> "Run":
         return self
@@ -147,10 +165,26 @@ class Run:
         self.close()
 
     @property
+    def memory(self) -> Memory:
+        """The ranges of the run, for this program. Raises PetriError when the run is over."""
+        with self._lock:
+            self._refuse_if_over()
+            return self._ranges.of_program(self._commit_changes)
+
+    @property
     def workers(self) -> list[int]:
         """The processes of the workers."""
         with self._lock:
             return [each.process for each in self._pool.connections.values() if each.process]
+
+    def _commit_changes(self, changes: Changes) -> None:
+        with self._lock:
+            self._refuse_if_over()
+            if changes[0] or changes[1]:
+                entries: list[Any] = []
+                self._ranges.take(changes, entries)
+                self._write(entries)
+                self._ranges.settle()
 
     def _place(self, place: Place | str) -> Place:
         name = place if isinstance(place, str) else place.name
@@ -239,6 +273,7 @@ class Run:
                 self._fail(error)
         if entries:
             self._write(entries)
+            self._ranges.settle()
         for connection, batch in batches:
             connection.reported = now
             connection.send(batch)
@@ -289,7 +324,7 @@ class Run:
 
     def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
         self._useless = 0
-        for number, status, outcome, seconds, following in results:
+        for number, status, outcome, seconds, following, changes in results:
             task = connection.take(number)
             if task is None:
                 continue
@@ -301,6 +336,8 @@ class Run:
             self._seconds[rule.index] = seconds if mean is None else 0.9 * mean + 0.1 * seconds
             if status == DONE:
                 entries.append((FIRE, [token.number for token in task.taken], outcome))
+                if changes is not None:
+                    self._ranges.take(changes, entries)
                 tokens = [(place, self._token(data)) for place, data in outcome]
                 self._activation.finish(task, tokens if following < 0 else [])
                 if following >= 0:  # the worker goes on with it by itself, under the same number
@@ -347,6 +384,7 @@ class Run:
         how = f"signal {status & 127}" if status & 127 else f"code {status >> 8}"
         begun = number in connection.given
         for given, (task, _) in list(connection.given.items()):
+            self._ranges.give_back(given)
             if not begun:
                 self._not_started(task)
                 continue
@@ -381,16 +419,17 @@ class Run:
         except PetriError as error:
             self._fail(error)
             with contextlib.suppress(PetriError):
-                tokens, number, _ = read(self.folder / "journal", self._header)
-                self._restore(tokens, number)
+                state = read(self.folder / "journal", self._header)
+                self._ranges.restore(state.ranges)
+                self._restore(state)
             for connection in self._pool.connections.values():
                 connection.given.clear()
             raise
 
-    def _restore(self, tokens: dict[int, tuple[int, Token]], number: int) -> None:
+    def _restore(self, state: State) -> None:
         self._activation = Activation(self.net, self._units)
-        self._number = number
-        for place, token in tokens.values():
+        self._number = state.next_number
+        for place, token in state.tokens.values():
             self._activation.add(place, token)
 
     def _token(self, data: bytes) -> Token:
