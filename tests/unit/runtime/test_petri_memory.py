@@ -60,9 +60,7 @@ def test_an_array_is_handed_over_without_a_copy(folder: Path):
     ]
 
 
-def test_ranges_of_tasks_end_with_them_and_those_that_are_to_last_outlive_the_net(
-    folder: Path, shared: Path
-):
+def test_ranges_of_tasks_end_with_them_and_those_that_are_to_last_outlive_the_net(folder: Path, shared: Path):
     net = Net("lifetimes")
     x, y = net.place("x", int, tokens=[7]), net.place("y", list)
 
@@ -119,14 +117,16 @@ def test_any_program_maps_a_range_by_its_path(folder: Path):
         "import mmap, sys; file = open(sys.argv[1], 'r+b'); memory = mmap.mmap(file.fileno(), 0); "
         "memory[:] = bytes(2 * each for each in memory)"
     )
-    net.transition([sys.executable, "-c", program, "{meshes}"], meshes >> solved, gives="{meshes}", name="solve")
+    net.transition(
+        [sys.executable, "-c", program, "{meshes}"], meshes >> solved, gives="{meshes}", name="solve"
+    )
     net.add("add", solved >> sums, lambda mesh: int(mesh.array().sum()))
     with net.start(1, folder=folder) as run:
         mesh = run.memory.allocate("mesh", 4)
         mesh.array()[:] = [1, 2, 3, 4]
         run.put(meshes, mesh)
         assert run.wait(HANG)["sums"] == [20]
-    with pytest.raises(PetriError, match="Command true gives '{stdout}' to a place of ranges"):
+    with pytest.raises(PetriError, match=r"Command true gives '\{stdout\}' to a place of ranges"):
         net.transition("true", meshes >> solved)
 
 
@@ -210,7 +210,10 @@ def test_a_range_of_a_task_is_no_token(folder: Path):
     net = Net("short")
     x, y = net.place("x", int, tokens=[1]), net.place("y", Range)
     net.add("give", x >> y, lambda x, memory: memory.allocate("short", 8, lifetime="task"))
-    with net.start(1, folder=folder) as run, pytest.raises(PetriError, match="Range short ends with its task"):
+    with (
+        net.start(1, folder=folder) as run,
+        pytest.raises(PetriError, match="Range short ends with its task"),
+    ):
         run.wait(HANG)
 
 
@@ -247,9 +250,7 @@ if __name__ == "__main__":
 def start(script: Path, shared: Path, folder: Path, writing: int) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
     command = [sys.executable, str(script), str(shared), str(folder), str(writing)]
-    return subprocess.Popen(
-        command, env=environment, pass_fds=[writing], stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, env=environment, pass_fds=[writing], stdout=subprocess.PIPE, text=True)
 
 
 def kill_in_the_middle(script: Path, shared: Path, folder: Path) -> None:

@@ -114,8 +114,7 @@ class Range:
         if (found.size, found.dtype, found.shape) != (self.size, self.dtype, self.shape):
             self._release()
             raise PetriError(
-                f"Range {self.name} holds {_kind(found)} now, and its token says "
-                f"{_kind(self._description)}.",
+                f"Range {self.name} holds {_kind(found)} now, and its token says {_kind(self._description)}.",
                 "It was deleted and allocated again: give ranges names of their own.",
             )
         try:

@@ -13,6 +13,7 @@ from carme_runtime.petri.model import Flow, Place, Transition, parse_needs
 
 if TYPE_CHECKING:
     from carme_runtime.petri.checks import Finding
+    from carme_runtime.petri.control import Attached
     from carme_runtime.petri.draw import Drawing
     from carme_runtime.petri.run import Run
 
@@ -259,6 +260,17 @@ class Net:
             memory=memory,
             spill=spill,
         )
+
+    @staticmethod
+    def attach(folder: str | os.PathLike[str]) -> "Attached":
+        """The run that another program on this node has: look at it, and put tokens.
+
+        Raises:
+            PetriError: No program runs it here now.
+        """
+        from carme_runtime.petri.control import Attached
+
+        return Attached(folder)
 
     def draw(self) -> "Drawing":
         """The net as SVG; notebooks show it."""

@@ -3,13 +3,17 @@
 import contextlib
 import os
 import pickle
+import socket
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
+from carme_runtime.petri.control import Door
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
 from carme_runtime.petri.memory import Changes, Memory, Range
@@ -52,7 +56,14 @@ class Run:
         _check_units(net, units)
         self._units = units
         self.folder = _folder(net, folder, resume)
-        self._header = {"net": net.name, "origin": net.origin, "places": list(net.places)}
+        self._header = {
+            "net": net.name,
+            "origin": net.origin,
+            "places": list(net.places),
+            "node": socket.gethostname(),
+        }
+        if net.origin[0] == "__main__":  # tokens of a run that `carme net` has started name it like this
+            sys.modules.setdefault("__carme_main__", sys.modules["__main__"])
         initial = [(place.index, _pickled(place, t)) for place in net.places.values() for t in place.tokens]
         spills = [] if spill is None else [Path(spill).absolute()]
         self._journal = Journal(self.folder, self._header, initial, spills)
@@ -75,8 +86,13 @@ class Run:
                 self.notices.append(f"Range {name} was lost with the memory of this node.")
             self._restore(self._journal.state)
             self._journal.state = State()
+            self._door = Door(self, self._ranges.store.identity)
             closed = self._journal.descriptors()
-            self._pool = Pool(net, self.folder, self._count, closed, self._ranges.store)
+            try:
+                self._pool = Pool(net, self.folder, self._count, closed, self._ranges.store)
+            except BaseException:
+                self._door.close()
+                raise
         except BaseException:
             self._journal.close()
             raise
@@ -92,7 +108,7 @@ class Run:
             PetriError: A token is of another type or cannot be pickled, there is no room and nothing runs
                 that would make some, or the run has failed.
         """
-        found = self._place(place)
+        found = self.place(place)
         for token in tokens:
             if refusal := found.refusal(token):
                 raise PetriError(refusal, "Put tokens of the place's type.")
@@ -138,6 +154,36 @@ class Run:
         with self._lock:
             return {name: [t.value for t in tokens] for name, tokens in self._activation.marking().items()}
 
+    def pickled_marking(self) -> dict[str, list[bytes]]:
+        """As `marking`, for who has the classes of the tokens."""
+        with self._lock:
+            return {name: [t.data for t in tokens] for name, tokens in self._activation.marking().items()}
+
+    def status(self) -> dict[str, Any]:
+        """The state of the run in plain values: what `carme net status --json` prints.
+
+        `state` is running, resting (nothing can start) or failed, with the `error`; `places` has numbers of
+        tokens, `fired` and `running` those of tasks by transition, `ranges` bytes.
+        """
+        with self._lock:
+            running = Counter(task.rule.transition.name for task in self._activation.running.values())
+            state = "failed" if self._error else "resting" if self._rest else "running"
+            return {
+                "net": self.net.name,
+                "folder": str(self.folder),
+                "state": state,
+                "error": str(self._error or ""),
+                "node": socket.gethostname(),
+                "process": os.getpid(),
+                "workers": len(self.workers),
+                "places": {name: len(each) for name, each in self._activation.marking().items()},
+                "fired": dict(self.fired),
+                "running": dict(running),
+                "ranges": {name: each.size for name, each in sorted(self._ranges.known.items())},
+                "notices": list(self.notices),
+                "line": self._line(),
+            }
+
     def sync(self) -> None:
         """Return when all that has happened until now is on the disk."""
         self._journal.sync()
@@ -149,6 +195,7 @@ class Run:
                 return
             self._closing = self._closed = True
             self._changed.notify_all()
+        self._door.close()
         self._pool.wake()
         self._thread.join()
         self._pool.close()
@@ -186,7 +233,8 @@ class Run:
                 self._write(entries)
                 self._ranges.settle()
 
-    def _place(self, place: Place | str) -> Place:
+    def place(self, place: Place | str) -> Place:
+        """The place of this name. Raises PetriError where the net has none."""
         name = place if isinstance(place, str) else place.name
         found = self.net.places.get(name)
         if found is None or (isinstance(place, Place) and found is not place):
