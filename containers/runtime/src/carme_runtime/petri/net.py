@@ -203,9 +203,10 @@ class Net:
         """Start a run.
 
         Args:
-            workers: "here" for one process per processor of this program, or their number.
+            workers: "here" for one process per processor of this program, "job" for those of all nodes of
+                the job that it runs in, or their number.
             folder: For the journal; default a new one named after the net in the working directory.
-            offers: Resources for transitions with `needs`, such as "gpu:2".
+            offers: Resources of each node for transitions with `needs`, such as "gpu:2".
             checked: Refuse a net in which `check` finds something.
             resume: Go on with the run of the folder, if there is one; `run.resumed` says so.
             memory: What ranges may take of the node's shared memory, such as "8GiB"; default half of what

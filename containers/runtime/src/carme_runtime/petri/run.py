@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -21,6 +20,7 @@ from carme_runtime.petri.model import Place
 from carme_runtime.petri.net import Net
 from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
+from carme_runtime.petri.starting import check_units, number_of, pickled, run_folder
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 
 #: How often a task runs again whose worker was killed, unless its transition has more retries.
@@ -52,10 +52,13 @@ class Run:
         spill: str | os.PathLike[str] | None = None,
     ) -> None:
         self.net = net
-        self._count = _number_of(workers)
-        _check_units(net, units)
+        self._count = number_of(workers)
+        self._job = workers == "job"
+        check_units(net, units)
         self._units = units
-        self.folder = _folder(net, folder, resume)
+        # What each node has left of them; None is this one.
+        self._free: dict[int | None, dict[str, int]] = {None: dict(units)}
+        self.folder = run_folder(net, folder, resume)
         self._header = {
             "net": net.name,
             "origin": net.origin,
@@ -64,7 +67,7 @@ class Run:
         }
         if net.origin[0] == "__main__":  # tokens of a run that `carme net` has started name it like this
             sys.modules.setdefault("__carme_main__", sys.modules["__main__"])
-        initial = [(place.index, _pickled(place, t)) for place in net.places.values() for t in place.tokens]
+        initial = [(place.index, pickled(place, t)) for place in net.places.values() for t in place.tokens]
         spills = [] if spill is None else [Path(spill).absolute()]
         self._journal = Journal(self.folder, self._header, initial, spills)
         self.resumed = self._journal.resumed
@@ -86,16 +89,13 @@ class Run:
                 self.notices.append(f"Range {name} was lost with the memory of this node.")
             self._restore(self._journal.state)
             self._journal.state = State()
-            self._door = Door(self, self._ranges.store.identity)
             closed = self._journal.descriptors()
-            try:
-                self._pool = Pool(net, self.folder, self._count, closed, self._ranges.store)
-            except BaseException:
-                self._door.close()
-                raise
+            self._pool = Pool(net, self.folder, self._count, closed, self._ranges.store, self._job)
         except BaseException:
             self._journal.close()
             raise
+        self._count_units()
+        self._door = Door(self, self._ranges.store.identity)
         self._thread = threading.Thread(target=self._coordinate, name=f"carme-petri-{net.name}", daemon=True)
         self._thread.start()
 
@@ -112,7 +112,7 @@ class Run:
         for token in tokens:
             if refusal := found.refusal(token):
                 raise PetriError(refusal, "Put tokens of the place's type.")
-        data = [_pickled(found, token) for token in tokens]
+        data = [pickled(found, token) for token in tokens]
         for token in tokens:
             if isinstance(token, Range):  # the tasks' from here on
                 token.close()
@@ -175,7 +175,8 @@ class Run:
                 "error": str(self._error or ""),
                 "node": socket.gethostname(),
                 "process": os.getpid(),
-                "workers": len(self.workers),
+                "workers": sum(1 for each in self._pool.connections.values() if each.process),
+                "nodes": [socket.gethostname(), *(each.host for each in self._pool.members.values())],
                 "places": {name: len(each) for name, each in self._activation.marking().items()},
                 "fired": dict(self.fired),
                 "running": dict(running),
@@ -220,9 +221,10 @@ class Run:
 
     @property
     def workers(self) -> list[int]:
-        """The processes of the workers."""
+        """The processes of the workers on this node."""
         with self._lock:
-            return [each.process for each in self._pool.connections.values() if each.process]
+            there = self._pool.connections.values()
+            return [each.process for each in there if each.process and each.node is None]
 
     def _commit_changes(self, changes: Changes) -> None:
         with self._lock:
@@ -353,12 +355,18 @@ class Run:
         batches: dict[Connection, list[Any]] = {}
         start = self._activation.next
         self._exhausted = False  # as long as no worker could have taken a task
+        idle: set[Connection] = set()
         while accepting:
             for connection in accepting:
-                task = start()
+                task = start(self._unfit(connection.node)) if self._job else start()
                 if task is None:
-                    self._exhausted = True
-                    return list(batches.items())
+                    # Every task could run here if only this node were free.
+                    self._exhausted = self._exhausted or connection.node is None
+                    if not self._job:
+                        return list(batches.items())
+                    idle.add(connection)
+                    continue
+                self._reserve(connection, task)
                 seconds = self._seconds.get(task.rule.index, _UNKNOWN_SECONDS)
                 connection.given[task.number] = (task, seconds)
                 connection.load += seconds
@@ -367,8 +375,36 @@ class Run:
                 batches.setdefault(connection, []).append(message)
                 if task.taken:
                     entries.append((START, [token.number for token in task.taken]))
-            accepting = [each for each in accepting if each.accepts()]
+            accepting = [each for each in accepting if each not in idle and each.accepts()]
         return list(batches.items())
+
+    def _unfit(self, node: int | None) -> list[int]:
+        """Transitions that cannot start on a node of the job now."""
+        free = self._free.get(node, {})
+        return [
+            rule.index
+            for rule in self._activation.rules
+            if (node is not None and rule.uses_ranges)
+            or any(free.get(name, 0) < count for name, count in rule.transition.needs.items())
+        ]
+
+    def _reserve(self, connection: Connection, task: Task, sign: int = -1) -> None:
+        """Take what a task needs of its node, or with a sign of 1 give it back."""
+        if task.rule.transition.needs and (free := self._free.get(connection.node)):
+            for name, count in task.rule.transition.needs.items():
+                free[name] += sign * count
+
+    def _count_units(self) -> None:
+        """All nodes are free: what they offer together."""
+        nodes = [None, *self._pool.members]
+        self._free = {node: dict(self._units) for node in nodes}
+        self._activation.units = {name: count * len(nodes) for name, count in self._units.items()}
+
+    def _lose_node(self, node: int, host: str) -> None:
+        self._free.pop(node, None)
+        for name, count in self._units.items():
+            self._activation.units[name] -= count
+        self.notices.append(f"Node {host} was lost; its tasks run again on the others.")
 
     def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
         self._useless = 0
@@ -376,6 +412,7 @@ class Run:
             task = connection.take(number)
             if task is None:
                 continue
+            self._reserve(connection, task, 1)
             if status == RETURNED:
                 self._not_started(task)
                 continue
@@ -409,6 +446,11 @@ class Run:
         if answer[0] == "flood":
             self.notices.append(f"Workers print a lot: {self.folder / 'output.log'} takes no more of it.")
             return
+        if answer[0] == "refused":
+            raise PetriError(*answer[1:])
+        if answer[0] == "lost":
+            self._lose_node(*answer[1:])
+            return
         connection = self._pool.connections.get(answer[1])
         if connection is None:
             return
@@ -420,7 +462,8 @@ class Run:
         self._take_results(connection, self._pool.last_reports(connection), entries)
         number = self._pool.remove(connection)
         self._take_death(connection, number, answer[3])
-        self._useless = 0 if connection.useful else self._useless + 1
+        if answer[0] == "ended":
+            self._useless = 0 if connection.useful else self._useless + 1
         if self._useless > USELESS_WORKERS:
             raise PetriError(
                 "Workers end as soon as they start.", f"See {self.folder / 'output.log'}, and resume."
@@ -433,6 +476,7 @@ class Run:
         begun = number in connection.given
         for given, (task, _) in list(connection.given.items()):
             self._ranges.give_back(given)
+            self._reserve(connection, task, 1)
             if not begun:
                 self._not_started(task)
                 continue
@@ -470,6 +514,7 @@ class Run:
                 state = read(self.folder / "journal", self._header)
                 self._ranges.restore(state.ranges)
                 self._restore(state)
+                self._count_units()
             for connection in self._pool.connections.values():
                 connection.given.clear()
             raise
@@ -497,58 +542,3 @@ def _count_failure(task: Task) -> int:
         token.failures += 1
     # Without tokens there is nothing to count by: such a task may fail once.
     return max((token.failures for token in task.taken), default=KILLED_RETRIES + 1)
-
-
-def _number_of(workers: str | int) -> int:
-    if workers == "here":
-        return len(os.sched_getaffinity(0))
-    if isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= 1024:
-        return workers
-    raise PetriError(f"{workers!r} are no workers.", "Give 'here', or a number from 1 to 1024.")
-
-
-def _check_units(net: Net, units: dict[str, int]) -> None:
-    for transition in net.transitions.values():
-        for name, count in transition.needs.items():
-            if units.get(name, 0) < count:
-                raise PetriError(
-                    f"Transition {transition.name} needs {name}:{count}, and this run offers "
-                    f"{units.get(name, 0)}.",
-                    f'Start it with offers="{name}:{count}" or more.',
-                )
-
-
-def _folder(net: Net, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
-    try:
-        if folder is not None:
-            path = Path(folder).absolute()
-            path.mkdir(parents=True, exist_ok=True)
-            if (path / "journal").exists() and not resume:
-                raise PetriError(
-                    f"There is a run in {path} already.",
-                    "Resume it with Net.resume, or choose another folder.",
-                )
-            return path
-        number = 1
-        while True:
-            path = Path(f"{net.name}-{number}").absolute()
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:
-                number += 1
-    except OSError as error:
-        raise PetriError(
-            f"The folder {error.filename} for the run cannot be made: {error.strerror}.",
-            "Name another folder.",
-        ) from None
-
-
-def _pickled(place: Place, token: Any) -> bytes:
-    try:
-        return pickle.dumps(token, 5)
-    except Exception as error:
-        raise PetriError(
-            f"A {type(token).__name__} for place {place.name} cannot be pickled: {error}.",
-            "Put what can be pickled, such as the path of a file.",
-        ) from None
