@@ -9,7 +9,6 @@ import fcntl
 import os
 import pickle
 import secrets
-import socket
 import struct
 import threading
 import zlib
@@ -46,7 +45,7 @@ class State:
         tokens: With the number of their place, by their own numbers.
         next_number: Of the next token.
         ranges: Those that tasks have allocated which have ended well.
-        memory: Where they lie: the `identity` of the run, its `node`, and its `spills`.
+        memory: Where they lie: the `identity` of the run, and its `spills`.
         cut: What was not written whole.
     """
 
@@ -97,7 +96,6 @@ class Journal:
             others = [each for each in memory.get("spills", []) if Path(each) not in spills]
             self.state.memory = {
                 "identity": memory.get("identity") or secrets.token_hex(8),
-                "node": (self.state.ranges and memory.get("node")) or socket.gethostname(),
                 "spills": [*map(str, spills), *others],
             }
             self._begin(header)

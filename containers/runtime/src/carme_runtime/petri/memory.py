@@ -193,12 +193,9 @@ class Memory:
         node: The host whose memory they are in; default this one.
     """
 
-    def __init__(
-        self, store: Store, commit: "Callable[[Changes], None] | None" = None, node: str = ""
-    ) -> None:
+    def __init__(self, store: Store, commit: "Callable[[Changes], None] | None" = None) -> None:
         self._store = store
         self._commit = commit
-        self.node = node or socket.gethostname()
         #: Of the task that this process is at.
         self.task = 0
         self.opened: list[Range] = []

@@ -28,7 +28,6 @@ class Ranges:
 
     def __init__(self, journal: Journal, limit: int | str | None) -> None:
         state = journal.state
-        self._node = state.memory["node"]
         self.known: dict[str, Description] = dict(state.ranges)
         self.store = Store(
             state.memory["identity"],
@@ -52,11 +51,12 @@ class Ranges:
         forks.ours.add(self.store.alive)
         there = self.store.descriptions()
         self.lost = sorted(self.known.keys() - there.keys())
-        if self.lost and self._node != socket.gethostname():
-            self._let_go()
-            raise PetriError(
-                f"Range {self.lost[0]} of this run is in the memory of {self._node}.", "Resume the run there."
-            )
+        for name in self.lost:
+            if (node := self.known[name].node) != socket.gethostname():
+                self._let_go()
+                raise PetriError(
+                    f"Range {name} of this run is in the memory of {node}.", "Resume the run there."
+                )
         for name in self.lost:
             del self.known[name]
         self.store.clean(set(self.known))

@@ -45,6 +45,7 @@ class Description:
         dtype: Of its elements, as NumPy writes it.
         shape: Of the array that it holds.
         task: The number of the task that has made it, 0 for the program that runs the net.
+        node: The host in whose memory it was made.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Description:
     dtype: str = "|u1"
     shape: tuple[int, ...] = ()
     task: int = 0
+    node: str = ""
 
 
 class Store:
