@@ -6,10 +6,10 @@
 Two worker processes each, and a process of its own for each contestant and round, which take turns so that
 what else the machine does hits them alike. Each is warmed up before it is timed. `independent` are tasks
 that can all run at once, timed from the first one handed over until all results are there; `chain` are tasks
-of which each waits for the one before it. `handover_1GB` is the time from the end of a task that has filled 1 GB
-to the moment at which a task in another process can read its first and last element: ours hands on the name of a
-range in shared memory, Dask sends the array from worker to worker; Parsl is not measured with it, as it sends
-arrays through the main program. Ours journals every task to the disk; the others keep none.
+of which each waits for the one before it. `handover_1GB` is the time from the end of a task that has filled
+1 GB to the moment at which the next task has read its first and last element: ours hands on the name of a
+range in shared memory, Dask sends the array to another worker process; Parsl is not measured with it, as it
+sends arrays through the main program. Ours journals every task to the disk; the others keep none.
 Contestants that are not installed are left out. Medians are reported; the rows *_cpu_us are the processor
 time of all processes per task, which depends less on what else the machine does.
 """

@@ -110,7 +110,7 @@ class Range:
     def _mapped(self) -> mmap.mmap:
         if self._deleted:
             raise PetriError(f"Range {self.name} was deleted by this task.", "Delete it after its last use.")
-        path, found, self._file = self._memory.open_file(self.name)
+        path, found, self._file = self._memory.open_file(self._description)
         if (found.size, found.dtype, found.shape) != (self.size, self.dtype, self.shape):
             self._release()
             raise PetriError(
@@ -138,6 +138,9 @@ class Range:
             with contextlib.suppress(BufferError):
                 self._map.close()
             self._map = None
+
+    def __del__(self) -> None:
+        self._release()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "numpy.ndarray[Any, Any]":
         array = self.array()
@@ -176,7 +179,6 @@ class Range:
         return _restore, (
             self._memory.identity,
             str(self._memory.folder),
-            self._memory.node,
             self._description,
         )
 
@@ -190,7 +192,6 @@ class Memory:
     Args:
         store: Where they lie.
         commit: Makes changes last at once, or refuses them; None: they are a task's, see `finish`.
-        node: The host whose memory they are in; default this one.
     """
 
     def __init__(self, store: Store, commit: "Callable[[Changes], None] | None" = None) -> None:
@@ -219,7 +220,7 @@ class Memory:
             raise PetriError(f"The run in {path} has no ranges.", "Name the folder of a run that has some.")
         spills = [Path(each) for each in found["spills"]]
         return _known.get(found["identity"]) or cls(
-            Store(found["identity"], path, 0, spills), _refuse_changes, found["node"]
+            Store(found["identity"], path, 0, spills), _refuse_changes
         )
 
     @property
@@ -324,8 +325,8 @@ class Memory:
         if not self.task:
             self._commit_own(([], [name]))
 
-    def locate(self, name: str) -> tuple[Path, Description]:
-        """The file of a range, and what it is.
+    def locate(self, name: str, node: str = "") -> tuple[Path, Description]:
+        """The file of a range, and what it is; `node`: where it was made, if that is known.
 
         Raises:
             PetriError: There is none.
@@ -334,9 +335,13 @@ class Memory:
             raise PetriError(f"Range {name} was deleted by this task.", "Delete it after its last use.")
         found = self._store.find(name)
         if found is None:
-            elsewhere = "" if self.node == socket.gethostname() else f" Its run has them on {self.node}."
+            if node not in ("", socket.gethostname()):
+                raise PetriError(
+                    f"Range {name} is in the memory of {node}, and this is {socket.gethostname()}.",
+                    "Give places of ranges the type Range: then tasks that use them run there.",
+                )
             raise PetriError(
-                f"There is no range {name}: it was never allocated, or deleted.{elsewhere}",
+                f"There is no range {name}: it was never allocated, or deleted.",
                 "Allocate it in a task that ends before.",
             )
         return found
@@ -350,15 +355,15 @@ class Memory:
             PetriError: There is no such range.
         """
         path, found = self.locate(name)
-        return (f"{self.node}, memory", 0) if path.parent == self._store.shared else (
-            f"{self.node}, disk", found.size
-        )  # fmt: skip
+        if path.parent == self._store.shared:
+            return f"{found.node}, memory", 0
+        return f"{socket.gethostname()}, disk", found.size
 
-    def open_file(self, name: str) -> tuple[Path, Description, int]:
+    def open_file(self, wanted: Description) -> tuple[Path, Description, int]:
         """A range's file, opened so that nobody deletes or moves it until it is closed."""
         self.used = True
         with self._store.locked():
-            path, found = self.locate(name)
+            path, found = self.locate(wanted.name, wanted.node)
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             fcntl.flock(file, fcntl.LOCK_SH)
         return path, found, file
@@ -398,13 +403,13 @@ class Memory:
             self._commit(changes)
 
 
-def _restore(identity: str, folder: str, node: str, description: Description) -> Range:
+def _restore(identity: str, folder: str, description: Description) -> Range:
     memory = _known.get(identity)
     if memory is None:
         try:
             memory = Memory.at(folder)
         except PetriError:  # of a run that is not here; to map the range says so
-            memory = Memory(Store(identity, Path(folder), 0, []), _refuse_changes, node)
+            memory = Memory(Store(identity, Path(folder), 0, []), _refuse_changes)
     return Range(memory, description)
 
 
@@ -430,7 +435,7 @@ def _described(
         raise PetriError(
             f"{shape!r} is no size of range {name}.", 'Give a number, a shape, or a size such as "2GiB".'
         )
-    return Description(name, size, lifetime, kind, sizes, task)
+    return Description(name, size, lifetime, kind, sizes, task, socket.gethostname())
 
 
 def _dtype(given: Any) -> tuple[str, int]:

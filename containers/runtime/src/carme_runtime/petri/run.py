@@ -83,6 +83,10 @@ class Run:
         self._seconds: dict[int, float] = {}
         try:
             self._ranges = Ranges(self._journal, memory)
+        except BaseException:
+            self._journal.close()
+            raise
+        try:
             if any(transition.wants_memory for transition in net.transitions.values()):
                 self._ranges.begin()
             for name in self._ranges.lost:
@@ -92,6 +96,7 @@ class Run:
             closed = self._journal.descriptors()
             self._pool = Pool(net, self.folder, self._count, closed, self._ranges.store, self._job)
         except BaseException:
+            self._ranges.close(self._journal, ended=False)
             self._journal.close()
             raise
         self._count_units()
