@@ -63,6 +63,8 @@ class Nodes:
         self._members: dict[int, Member] = {}
         self._fabric: Fabric | None = None
         self._closing = False
+        #: What is to be said of nodes that are not there.
+        self.notice = ""
         self._loop = asyncio.new_event_loop()
         found: concurrent.futures.Future[list[Member]] = concurrent.futures.Future()
         self._thread = threading.Thread(
@@ -109,7 +111,10 @@ class Nodes:
         descriptor = fabric.descriptor() if isinstance(fabric, AgentConnection) else -1
         forks.ours.add(descriptor)
         try:
-            await wait_for_nodes(fabric, None)
+            try:
+                await wait_for_nodes(fabric, None)
+            except CarmeRuntimeError as error:  # workers come and go: those that are there are enough
+                self.notice = error.message
             me = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
             others = [each for each in fabric.members.present if fabric.in_job and each.host != me]
             self._members = {each.number: each for each in others}

@@ -207,6 +207,11 @@ class Pool:
                 self.start(slot)
                 slot += 1
 
+    @property
+    def notice(self) -> str:
+        """What is to be said of nodes of the job that are not there."""
+        return self._nodes.notice if self._nodes else ""
+
     def _start_remote(self, slot: int, node: int, index: int) -> None:
         if node not in self.members:
             return

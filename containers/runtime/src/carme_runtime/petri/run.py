@@ -100,6 +100,7 @@ class Run:
             self._journal.close()
             raise
         self._count_units()
+        self.notices += filter(None, [self._pool.notice])
         self._door = Door(self, self._ranges.store.identity)
         self._thread = threading.Thread(target=self._coordinate, name=f"carme-petri-{net.name}", daemon=True)
         self._thread.start()
