@@ -165,7 +165,7 @@ def test_nothing_is_lost_by_kills_on_any_node(make_job: Callable[..., Any], tmp_
     environment = job.node_environment(0) | {"CARME_AGENT": str(job.socket(0))}
     command = [sys.executable, str(tmp_path / "killed.py"), str(tmp_path / "run")]
     left, out = min(KILLS, KILLS_PER_RUN), ""
-    with (tmp_path / "alive").open("r+") as lines:
+    with os.fdopen(os.open(tmp_path / "alive", os.O_RDWR)) as lines:
         while not out:
             process = job.start(command, environment)
             watcher = threading.Thread(target=say_end, args=(process, tmp_path / "alive"))

@@ -115,7 +115,7 @@ def test_any_program_maps_a_range_by_its_path(folder: Path):
     meshes, solved, sums = net.place("meshes", Range), net.place("solved", Range), net.place("sums", int)
     program = (
         "import mmap, sys; file = open(sys.argv[1], 'r+b'); memory = mmap.mmap(file.fileno(), 0); "
-        "memory[:] = bytes(2 * each for each in memory)"
+        "memory[:] = bytes(2 * each for each in memory[:])"
     )
     net.transition(
         [sys.executable, "-c", program, "{meshes}"], meshes >> solved, gives="{meshes}", name="solve"
@@ -215,6 +215,9 @@ def test_a_range_of_a_task_is_no_token(folder: Path):
         pytest.raises(PetriError, match="Range short ends with its task"),
     ):
         run.wait(HANG)
+    net.bind("give", lambda x, memory: memory.allocate("long", 8))
+    with Net.resume(folder, net=net, workers=1) as run:
+        assert [each.name for each in run.wait(HANG)["y"]] == ["long"]
 
 
 # A coordinator that is killed when its task has said that it is in the middle of its work.
@@ -277,8 +280,9 @@ def test_ranges_survive_the_coordinator(folder: Path, shared: Path, tmp_path: Pa
 def test_the_next_net_frees_what_a_dead_one_has_left(folder: Path, shared: Path, tmp_path: Path):
     kill_in_the_middle(tmp_path / "net.py", shared, folder)
     kill_in_the_middle(tmp_path / "net.py", shared, tmp_path / "gone")
+    assert {path.name for path in (folder / "memory").glob("[!.]*")} == {"half", "other", "result"}
     subprocess.run(["rm", "-r", str(tmp_path / "gone")], check=True)
-    assert len(list(shared.iterdir())) == 2
+    assert len(list(shared.iterdir())) == 1
     net = Net("next")
     net.add("t", net.place("x") >> None, print)
     net.start(1, folder=tmp_path / "next").close()

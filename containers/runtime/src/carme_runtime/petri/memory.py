@@ -124,7 +124,7 @@ class Range:
             raise PetriError(
                 f"Range {self.name} in {path} cannot be mapped: {error.strerror}.", "Map fewer at a time."
             ) from None
-        self._memory.opened.append(self)
+        self._memory.remember(self)
         return mapped
 
     def _release(self) -> None:
@@ -311,9 +311,7 @@ class Memory:
         path, _ = self.locate(name)
         self._begin()
         own = [each for each in self.opened if each.name == name]
-        if isinstance(which, Range):
-            which._deleted = True
-        for each in own:
+        for each in [*own, which] if isinstance(which, Range) else own:
             each._deleted = True
             each._release()
         if is_mapped(path):
@@ -367,6 +365,11 @@ class Memory:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             fcntl.flock(file, fcntl.LOCK_SH)
         return path, found, file
+
+    def remember(self, opened: Range) -> None:
+        """A range was mapped: for a task until it ends, for a program as long as that has it."""
+        if self._commit is None:
+            self.opened.append(opened)
 
     def register(self) -> None:
         """Let tokens find their ranges here."""

@@ -137,6 +137,8 @@ class Store:
                     "Choose another name, or delete it in a task that ends before.",
                 )
             folder, spilled = self._room_for(description)
+            counted = self._counted()
+            self._count(_UNKNOWN)  # for who comes after this process was killed here
             path = folder / description.name
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -144,8 +146,7 @@ class Store:
                 _describe(folder, description)
             except OSError as error:
                 raise _unusable(folder, error) from None
-            if not spilled:
-                self._count(self._counted() + description.size)
+            self._count(counted if spilled else counted + description.size)
         try:
             # So that a lack of memory is an error here, and not a signal in the middle of a task.
             os.posix_fallocate(file, 0, description.size)
@@ -252,8 +253,8 @@ class Store:
             if not is_mapped(self.shared / each.name):
                 with contextlib.suppress(OSError):
                     self.spills[0].mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._count(_UNKNOWN)
                     _move(self.shared, self.spills[0], each.name)
-                    self._count(self._counted() - each.size)
                     shortage -= each.size
 
     def _counted(self) -> int:
