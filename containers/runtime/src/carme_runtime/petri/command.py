@@ -170,7 +170,7 @@ def _list(options: argparse.Namespace) -> int:
     elif not found:
         print("No net of yours runs on this node.")
     else:
-        rows = [("net", "state", "folder", "workers", "running", "tokens")]
+        rows: list[tuple[str, ...]] = [("net", "state", "folder", "workers", "running", "tokens")]
         for each in found:
             numbers = each["workers"], sum(each["running"].values()), sum(each["places"].values())
             rows.append((each["net"], each["state"], each["folder"], *map(str, numbers)))

@@ -10,7 +10,7 @@ import os
 import pickle
 import socket
 import threading
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from carme_runtime.fabric.local_socket import is_own_peer
@@ -194,13 +194,13 @@ def from_text(place: Place, text: str, run: "Run") -> Any:
     Raises:
         PetriError: It is none of the place's type.
     """
-    kind = place.type
+    kind: Any = place.type
     if kind is Range:
         return run.memory.open(text)
     try:
         if kind is bytes:
             return text.encode()
-        if kind in (str, int, float) or issubclass(kind, os.PathLike):
+        if kind in (str, int, float) or issubclass(kind, PurePath):
             return kind(text)
         if kind is object:
             with contextlib.suppress(ValueError):
