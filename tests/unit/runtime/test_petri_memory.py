@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,6 +219,22 @@ def test_a_range_of_a_task_is_no_token(folder: Path):
     net.bind("give", lambda x, memory: memory.allocate("long", 8))
     with Net.resume(folder, net=net, workers=1) as run:
         assert [each.name for each in run.wait(HANG)["y"]] == ["long"]
+
+
+def test_the_example_of_the_documents_runs(tmp_path: Path, shared: Path):
+    text = (Path(__file__).parents[3] / "docs/users/petri-nets.md").read_text()
+    found = re.search(r"```python\n# average\.py\n(.*?)```", text, re.DOTALL)
+    assert found
+    code = found[1].replace("/scratch/me", str(tmp_path / "scratch")).replace("8GiB", "64MiB")
+    code = f"from carme_runtime.petri import store; store.SHARED = store.Path({str(shared)!r})\n{code}"
+    (tmp_path / "average.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "average.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    means = json.loads(done.stdout.splitlines()[-1])
+    assert [round(mean, 2) for mean in means] == [0.5, 0.5, 0.5]
 
 
 # A coordinator that is killed when its task has said that it is in the middle of its work.

@@ -128,7 +128,8 @@ def _differ(wanted: Any, given: Any) -> bool:
     """Whether two classes have nothing to do with each other; what is no class is not judged."""
     if not isinstance(wanted, type) or not isinstance(given, type) or typing.get_origin(wanted):
         return False
-    if object in (wanted, given) or (wanted is float and given is int):
+    # Since Python 3.11 Any is a class.
+    if {object, Any} & {wanted, given} or (wanted is float and given is int):
         return False
     return not issubclass(given, wanted) and not issubclass(wanted, given)
 
