@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -306,6 +307,36 @@ def test_the_next_net_frees_what_a_dead_one_has_left(folder: Path, shared: Path,
     assert list(shared.iterdir()) == []
     again = start(tmp_path / "net.py", shared, folder, 2)
     assert json.loads(again.communicate(timeout=HANG)[0]) == [["good", "half", "other", "result"]]
+
+
+def test_a_program_that_breaks_off_can_go_on_with_its_ranges(folder: Path):
+    net = Net("broken")
+    x, y = net.place("x", Range), net.place("y", int)
+    net.add("read", x >> y, lambda given: given.buffer[0])
+    with pytest.raises(KeyError), net.start(1, folder=folder) as run:
+        run.memory.allocate("given", 1).buffer[0] = 9
+        raise KeyError
+    with Net.resume(folder, net=net, workers=1) as run:
+        run.put(x, run.memory["given"])
+        assert run.wait(HANG)["y"] == [9]
+
+
+def test_a_full_disk_leaves_ranges_that_are_to_last_where_they_are(folder: Path):
+    net = Net("full")
+    net.add("t", net.place("x") >> None, print)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with net.start(1, folder=folder) as run:
+            run.memory.allocate("lasting", 200_000, lifetime="kept").buffer[-8:] = b"12345678"
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert run.notices == [
+        "Range lasting of 195.3 KiB stays in the memory of this node until the run is resumed: "
+        "File too large."
+    ]
+    Net.resume(folder, net=net, workers=1).close()
+    assert bytes(Memory.at(folder)["lasting"].buffer[-8:]) == b"12345678"
 
 
 def test_a_net_that_lives_is_left_alone(folder: Path, tmp_path: Path):

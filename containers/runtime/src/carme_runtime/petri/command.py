@@ -1,6 +1,7 @@
 """`carme net`, which is `carme-run net` and `python -m carme_runtime.petri`, too."""
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -116,7 +117,9 @@ def _follow(options: argparse.Namespace, run: Run) -> int:
                 run.put(place, control.from_text(place, text, run))
             marking = run.follow(show=_show)
             if options.stay:
-                _stay(run)
+                with contextlib.suppress(KeyboardInterrupt):  # it ends as it should
+                    _stay(run)
+                marking = run.marking()
             _print(options, marking, run.status())
     finally:
         signal.signal(signal.SIGTERM, before)

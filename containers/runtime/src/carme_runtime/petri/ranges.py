@@ -104,25 +104,27 @@ class Ranges:
             self._memory.close()
         if not self.store.begun:
             return []
+        try:
+            return self._end(journal) if ended else []
+        finally:
+            self._let_go()
+
+    def _end(self, journal: Journal) -> list[str]:
+        entries: list[Any] = []
+        self.take(([], [each.name for each in self.known.values() if each.lifetime == "net"]), entries)
+        journal.write(entries)
+        self.settle()
         trouble = []
-        if ended:
-            entries: list[Any] = []
-            self.take(([], [each.name for each in self.known.values() if each.lifetime == "net"]), entries)
-            journal.write(entries)
-            self.settle()
-            for each in self.known.values():
-                try:
-                    self.store.move_to_disk(each.name)
-                except OSError as error:
-                    trouble.append(
-                        f"Range {each.name} of {show_size(each.size)} stays in the memory of this node until "
-                        f"the run is resumed: {error.strerror}."
-                    )
-            if not trouble:
-                forks.ours.discard(self.store.alive)
-                self.store.end()
-                return []
-        self._let_go()
+        for each in self.known.values():
+            try:
+                self.store.move_to_disk(each.name)
+            except OSError as error:
+                trouble.append(
+                    f"Range {each.name} of {show_size(each.size)} stays in the memory of this node until "
+                    f"the run is resumed: {error.strerror}."
+                )
+        if not trouble:
+            self.store.end()
         return trouble
 
     def _let_go(self) -> None:

@@ -78,6 +78,7 @@ class Run:
         self._error: PetriError | None = None
         self._rest = self._closing = self._closed = False
         self._exhausted = False
+        self._broken_off = False  # by an exception of the program
         self._watchers = 0  # who waits for more than rest: waking them for each step has its cost
         self._useless = 0
         self._seconds: dict[int, float] = {}
@@ -206,17 +207,24 @@ class Run:
         self._pool.wake()
         self._thread.join()
         self._pool.close()
-        ended = self._error is None and not self._activation.running and self._activation.next() is None
         try:
-            self.notices += self._ranges.close(self._journal, ended)
+            self.notices += self._ranges.close(self._journal, not self._broken_off and self._has_ended())
         finally:
             self._journal.close()
 
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._broken_off = kind is not None
         self.close()
+
+    def _has_ended(self) -> bool:
+        """Whether nothing could start any more when the workers had ended."""
+        try:
+            return self._error is None and not self._activation.running and self._activation.next() is None
+        except PetriError:  # of a guard
+            return False
 
     @property
     def memory(self) -> Memory:

@@ -111,12 +111,11 @@ class Store:
             time.sleep(0.01)
 
     def end(self) -> None:
-        """Let go of shared memory; what lies there is gone."""
+        """Free shared memory, which nobody has any more."""
         shutil.rmtree(self.shared, ignore_errors=True)
         for folder in self.spills:
             with contextlib.suppress(OSError):  # it has ranges that last
                 folder.rmdir()
-        self.let_go()
 
     def let_go(self) -> None:
         """Leave the ranges to who resumes the run."""
@@ -188,7 +187,7 @@ class Store:
                 self.remove(description.name)
         if task is None:
             for folder in self._folders():
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # not there
                     for path in folder.iterdir():
                         name = path.name.removeprefix(_MARK)
                         # Of a process that was killed meanwhile.
