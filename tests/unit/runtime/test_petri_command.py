@@ -130,13 +130,20 @@ def test_another_program_watches_and_feeds_it(
     ],
 )
 def test_what_is_wrong_is_one_sentence(
-    script: Path, folder: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    script: Path,
+    folder: Path,
+    words: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.chdir(script.parent)
     with running(script, folder, "--stay"):
         given = [{"FOLDER": str(folder), "SCRIPT": str(script)}.get(word, word) for word in words]
         assert carme(["net", *given]) == 1
     message = capsys.readouterr().err
     assert message.startswith("carme net: ") and sentence in message
+    assert not list(script.parent.glob("squares-*"))  # nothing is made in vain
 
 
 def test_nobody_runs_it_any_more(script: Path, folder: Path):

@@ -332,8 +332,7 @@ def test_a_full_disk_leaves_ranges_that_are_to_last_where_they_are(folder: Path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert run.notices == [
-        "Range lasting of 195 KiB stays in the memory of this node until the run is resumed: "
-        "File too large."
+        "Range lasting of 195 KiB stays in the memory of this node until the run is resumed: File too large."
     ]
     Net.resume(folder, net=net, workers=1).close()
     assert bytes(Memory.at(folder)["lasting"].buffer[-8:]) == b"12345678"

@@ -6,8 +6,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.out_of_core.sizes import parse_size, show_size
+from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.petri import forks
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import RANGES, Journal
@@ -20,19 +19,19 @@ class Ranges:
 
     Args:
         journal: Of the run; it knows which ranges it had.
-        limit: What they may take of shared memory, as `Net.start` has it.
+        limit: Bytes that they may take of shared memory; None: half of what is free.
 
     Raises:
-        PetriError: They are on another node, or there is no such size.
+        PetriError: They are on another node.
     """
 
-    def __init__(self, journal: Journal, limit: int | str | None) -> None:
+    def __init__(self, journal: Journal, limit: int | None) -> None:
         state = journal.state
         self.known: dict[str, Description] = dict(state.ranges)
         self.store = Store(
             state.memory["identity"],
             journal.folder,
-            _bytes(limit),
+            limit,
             [Path(each) for each in state.memory["spills"]],
         )
         #: What was lost with the memory of the machine.
@@ -130,10 +129,3 @@ class Ranges:
     def _let_go(self) -> None:
         forks.ours.discard(self.store.alive)
         self.store.let_go()
-
-
-def _bytes(limit: int | str | None) -> int | None:
-    try:
-        return None if limit is None else parse_size(limit)
-    except CarmeRuntimeError as error:
-        raise PetriError(error.message, error.remedy) from None

@@ -20,7 +20,7 @@ from carme_runtime.petri.model import Place
 from carme_runtime.petri.net import Net
 from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
-from carme_runtime.petri.starting import check_units, number_of, pickled, run_folder
+from carme_runtime.petri.starting import check_units, limit_of, number_of, pickled, run_folder
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 
 #: How often a task runs again whose worker was killed, unless its transition has more retries.
@@ -55,6 +55,7 @@ class Run:
         self._count = number_of(workers)
         self._job = workers == "job"
         check_units(net, units)
+        limit = limit_of(memory)
         self._units = units
         # What each node has left of them; None is this one.
         self._free: dict[int | None, dict[str, int]] = {None: dict(units)}
@@ -83,7 +84,7 @@ class Run:
         self._useless = 0
         self._seconds: dict[int, float] = {}
         try:
-            self._ranges = Ranges(self._journal, memory)
+            self._ranges = Ranges(self._journal, limit)
         except BaseException:
             self._journal.close()
             raise

@@ -5,6 +5,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.model import Place
 from carme_runtime.petri.net import Net
@@ -29,6 +31,14 @@ def check_units(net: Net, units: dict[str, int]) -> None:
                     f"{units.get(name, 0)}.",
                     f'Start it with offers="{name}:{count}" or more.',
                 )
+
+
+def limit_of(memory: int | str | None) -> int | None:
+    """Bytes of a size that a person has written. Raises PetriError where it is none."""
+    try:
+        return None if memory is None else parse_size(memory)
+    except CarmeRuntimeError as error:
+        raise PetriError(error.message, error.remedy) from None
 
 
 def run_folder(net: Net, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
