@@ -4,7 +4,9 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -319,6 +321,35 @@ def test_a_program_that_breaks_off_can_go_on_with_its_ranges(folder: Path):
     with Net.resume(folder, net=net, workers=1) as run:
         run.put(x, run.memory["given"])
         assert run.wait(HANG)["y"] == [9]
+
+
+def test_what_is_lost_with_a_machine_is_named_and_what_is_elsewhere_is_not_lost(
+    folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+):
+    net = Net("machines")
+    net.add("t", net.place("x") >> None, print)
+    with pytest.raises(KeyError), net.start(1, folder=folder) as run:
+        run.memory.allocate("there", 8)
+        raise KeyError
+    (there,) = shared.iterdir()
+    there.rename(shared.with_name(f"{shared.name}-away"))
+    here = socket.gethostname()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        with pytest.raises(PetriError, match=f"Range there of this run is in the memory of {here}"):
+            Net.resume(folder, net=net, workers=1)
+    for path in shared.iterdir():  # as at the start of a machine
+        shutil.rmtree(path)
+    shared.with_name(f"{shared.name}-away").rename(there)
+    run = Net.resume(folder, net=net, workers=1)
+    assert not run.notices and list(run.memory) == ["there"]
+    assert run.memory.cost("there") == (f"{here}, memory", 0)
+    run._broken_off = True
+    run.close()
+    shutil.rmtree(there)
+    with Net.resume(folder, net=net, workers=1) as run:
+        assert run.notices == ["Range there was lost with the memory of this node."]
+        assert list(run.memory) == []
 
 
 def test_a_full_disk_leaves_ranges_that_are_to_last_where_they_are(folder: Path):

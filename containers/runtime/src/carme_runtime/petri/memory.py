@@ -127,16 +127,22 @@ class Range:
         self._memory.remember(self)
         return mapped
 
-    def _release(self) -> None:
-        """Let others delete it; arrays of it that somebody still has stay as they are."""
+    def _release(self, later: "list[mmap.mmap] | None" = None) -> None:
+        """Let others delete it; arrays of it that somebody still has stay as they are.
+
+        Args:
+            later: Takes the mapping, whose end takes long for much memory; None: it ends now.
+        """
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
         if self._map is not None:
-            with contextlib.suppress(BufferError):
-                self._map.close()
+            if later is None:
+                unmap([self._map])
+            else:
+                later.append(self._map)
             self._map = None
 
     def __del__(self) -> None:
@@ -200,6 +206,8 @@ class Memory:
         #: Of the task that this process is at.
         self.task = 0
         self.opened: list[Range] = []
+        #: Mappings of tasks that have ended.
+        self.stale: list[mmap.mmap] = []
         self._allocated: list[Description] = []
         self._deleted: list[str] = []
         #: Whether the task that runs has done anything here.
@@ -378,13 +386,14 @@ class Memory:
     def close(self) -> None:
         """Let go of what is mapped."""
         self.finish(True)
+        self.unmap()
         if _known.get(self.identity) is self:
             del _known[self.identity]
 
     def finish(self, well: bool) -> Changes | None:
         """The task that runs has ended: what it has changed, unless it failed."""
         for each in self.opened:
-            each._release()
+            each._release(self.stale)
         changes = self._allocated, self._deleted
         self.opened, self._allocated, self._deleted, self.used = [], [], [], False
         for each in changes[0]:
@@ -395,6 +404,10 @@ class Memory:
         deleted = [name for name in changes[1] if name not in own]
         return (lasting, deleted) if well and (lasting or deleted) else None
 
+    def unmap(self) -> None:
+        """Give back what tasks that have ended had mapped."""
+        unmap(self.stale)
+
     def _begin(self) -> None:
         self.used = True
         if self._commit:  # which may refuse
@@ -404,6 +417,13 @@ class Memory:
         self._allocated, self._deleted = [], []
         if self._commit:
             self._commit(changes)
+
+
+def unmap(mappings: list[mmap.mmap]) -> None:
+    """End mappings, unless somebody still has arrays of them."""
+    while mappings:
+        with contextlib.suppress(BufferError):
+            mappings.pop().close()
 
 
 def _restore(identity: str, folder: str, description: Description) -> Range:

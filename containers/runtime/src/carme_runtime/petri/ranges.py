@@ -38,7 +38,7 @@ class Ranges:
         self.lost: list[str] = []
         self._removals: list[str] = []
         self._memory: Memory | None = None
-        sweep()
+        sweep(self.store.identity)
         if self.known:
             self.begin()
 

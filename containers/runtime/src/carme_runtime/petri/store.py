@@ -282,12 +282,17 @@ class Store:
         )
 
 
-def sweep() -> None:
+def sweep(own: str) -> None:
     """Free shared memory that nets of this user have left on this node whose processes are all dead.
 
     What a run may still be resumed with goes to the disk in its folder; what no run is left for goes.
+
+    Args:
+        own: The identity of a run that takes its ranges over itself.
     """
     for shared in SHARED.glob(f"carme-net-{os.getuid()}-*"):
+        if shared.name.endswith(f"-{own}"):
+            continue
         with contextlib.suppress(OSError, ValueError):
             _refuse_others(shared)
             alive = os.open(shared / ".alive", os.O_RDWR | os.O_CLOEXEC)

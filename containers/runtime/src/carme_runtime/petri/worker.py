@@ -127,6 +127,8 @@ class Worker:
                     results.append(self._results.popleft())
             if results:
                 self._tasks.sendall(encode(results))
+        if self._memory.stale:  # the next task need not wait for it
+            self._memory.unmap()
 
     def _serve_control(self) -> None:
         with contextlib.suppress(OSError):
