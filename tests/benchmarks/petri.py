@@ -130,7 +130,7 @@ def our_handover(folder: Path) -> float:
 
     net.add("fill", start >> arrays + begun, fill)
     net.add("read", arrays + begun >> times, read)
-    with net.start(WORKERS, folder=folder, memory=2 * GIGABYTE) as run:
+    with net.start(WORKERS, folder=folder, memory="3GB") as run:
 
         def pair() -> float:
             done = len(run.marking()["times"])

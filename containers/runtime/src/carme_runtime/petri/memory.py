@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 LIFETIMES = ("task", "net", "kept")
 _NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
+#: Bytes whose mapping ends so quickly that the next task can wait for it.
+_QUICKLY_UNMAPPED = 16 << 20
 #: (descriptions of what was allocated, names of what was deleted).
 Changes = tuple[list[Description], list[str]]
 
@@ -405,8 +408,12 @@ class Memory:
         return (lasting, deleted) if well and (lasting or deleted) else None
 
     def unmap(self) -> None:
-        """Give back what tasks that have ended had mapped."""
-        unmap(self.stale)
+        """Give back what tasks that have ended had mapped; much of it in another thread, as it takes long."""
+        mappings, self.stale = self.stale, []
+        if sum(map(len, mappings)) > _QUICKLY_UNMAPPED:
+            threading.Thread(target=unmap, args=(mappings,), daemon=True).start()
+        else:
+            unmap(mappings)
 
     def _begin(self) -> None:
         self.used = True

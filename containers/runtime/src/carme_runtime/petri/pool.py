@@ -192,7 +192,11 @@ class Pool:
         for slot in range(count):
             self.start(slot)
         if job:
-            self._reach_nodes()
+            try:
+                self._reach_nodes()
+            except BaseException:
+                self.close()
+                raise
 
     def _reach_nodes(self) -> None:
         from carme_runtime.petri.nodes import Nodes  # with asyncio, which takes its time to be imported

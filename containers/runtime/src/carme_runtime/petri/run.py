@@ -88,24 +88,27 @@ class Run:
         except BaseException:
             self._journal.close()
             raise
+        self._start_workers()
+        self._count_units()
+        self.notices += filter(None, [self._pool.notice])
+        self._door = Door(self, self._ranges.store.identity)
+        self._thread = threading.Thread(target=self._coordinate, name=f"carme-petri-{net.name}", daemon=True)
+        self._thread.start()
+
+    def _start_workers(self) -> None:
         try:
-            if any(transition.wants_memory for transition in net.transitions.values()):
+            if any(transition.wants_memory for transition in self.net.transitions.values()):
                 self._ranges.begin()
             for name in self._ranges.lost:
                 self.notices.append(f"Range {name} was lost with the memory of this node.")
             self._restore(self._journal.state)
             self._journal.state = State()
             closed = self._journal.descriptors()
-            self._pool = Pool(net, self.folder, self._count, closed, self._ranges.store, self._job)
+            self._pool = Pool(self.net, self.folder, self._count, closed, self._ranges.store, self._job)
         except BaseException:
             self._ranges.close(self._journal, ended=False)
             self._journal.close()
             raise
-        self._count_units()
-        self.notices += filter(None, [self._pool.notice])
-        self._door = Door(self, self._ranges.store.identity)
-        self._thread = threading.Thread(target=self._coordinate, name=f"carme-petri-{net.name}", daemon=True)
-        self._thread.start()
 
     def put(self, place: Place | str, *tokens: Any, timeout: float | None = None) -> None:
         """Put tokens into a place, at any time; waits for room where the place has a capacity.
