@@ -1,4 +1,4 @@
-"""What a task of a Petri net costs that does nothing, against Dask's distributed and Parsl.
+"""What a task of a Petri net costs that does nothing, and to hand 1 GB on, against Dask and Parsl.
 
     ./test bench petri --quick
     ./test bench petri --json result.json
@@ -6,7 +6,10 @@
 Two worker processes each, and a process of its own for each contestant and round, which take turns so that
 what else the machine does hits them alike. Each is warmed up before it is timed. `independent` are tasks
 that can all run at once, timed from the first one handed over until all results are there; `chain` are tasks
-of which each waits for the one before it. Ours journals every task to the disk; the others keep none.
+of which each waits for the one before it. `handover_1GB` is the time from the end of a task that has filled
+1 GB to the moment at which the next task has read its first and last element: ours hands on the name of a
+range in shared memory, Dask sends the array to another worker process; Parsl is not measured with it, as it
+sends arrays through the main program. Ours journals every task to the disk; the others keep none.
 Contestants that are not installed are left out. Medians are reported; the rows *_cpu_us are the processor
 time of all processes per task, which depends less on what else the machine does.
 """
@@ -30,6 +33,8 @@ from report import print_table, row, tidy_up_when_ended, write_json
 
 WORKERS = 2
 AIMS = {"independent": 60.0, "chain": 100.0}
+#: Bytes that are handed over, how often, and the most milliseconds: no copy of them is that quick.
+GIGABYTE, HANDOVERS, MOST_MS = 10**9, 3, 20.0
 #: Of the better peer.
 RATIO = 10.0
 #: By contestant, as some take far longer: independent tasks and links of a chain.
@@ -41,6 +46,17 @@ LIMIT_SECONDS = 600
 def increase(value: int) -> int:
     """The task."""
     return value + 1
+
+
+def handed_over(run_pair: Callable[[], float]) -> float:
+    """Milliseconds of a handover, after one that warms up."""
+    run_pair()
+    return statistics.median(run_pair() for _ in range(HANDOVERS)) * 1e3
+
+
+def ends_of(array: Any) -> int:
+    """Read the first and the last element."""
+    return int(array[0]) + int(array[-1])
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, float]:
@@ -89,7 +105,39 @@ def ours(tasks: int, links: int) -> dict[str, float]:
                 )
                 found[name] = wall / count * 1e6
                 found[f"{name}_cpu"] = (own + processor(run.workers) - before) / count * 1e6
+        found["handover"] = our_handover(Path(folder, "handover"))
     return found
+
+
+def our_handover(folder: Path) -> float:
+    """A range that one task fills and another one, in another process, reads and deletes."""
+    from carme_runtime.petri import Net, Range
+
+    net = Net("handover")
+    start, arrays, begun = net.place("start", int), net.place("arrays", Range), net.place("begun", tuple)
+    times = net.place("times", float)
+
+    def fill(number: int, memory: Any) -> Any:
+        array = memory.allocate(f"array-{number}", GIGABYTE)
+        array.array()[:] = 1
+        return array, (os.getpid(), time.monotonic())
+
+    def read(array: Any, before: tuple[int, float], memory: Any) -> float:
+        assert ends_of(array.array()) == 2
+        taken = time.monotonic() - before[1]
+        memory.delete(array)
+        return taken
+
+    net.add("fill", start >> arrays + begun, fill)
+    net.add("read", arrays + begun >> times, read)
+    with net.start(WORKERS, folder=folder, memory="3GB") as run:
+
+        def pair() -> float:
+            done = len(run.marking()["times"])
+            run.put(start, done)
+            return run.wait()["times"][done]
+
+        return handed_over(pair)
 
 
 def dask(tasks: int, links: int) -> dict[str, float]:
@@ -112,7 +160,27 @@ def dask(tasks: int, links: int) -> dict[str, float]:
                 value = client.submit(increase, value, pure=False)
             value.result()
 
-        return timed(independent, chain, tasks, links)
+        first, second = client.scheduler_info()["workers"]
+
+        def pair() -> float:
+            array = client.submit(fill_array, pure=False, workers=[first])
+            return client.submit(read_array, array, pure=False, workers=[second]).result()
+
+        return timed(independent, chain, tasks, links) | {"handover": handed_over(pair)}
+
+
+def fill_array() -> tuple[Any, float]:
+    """An array, and when it was filled."""
+    import numpy as np
+
+    array = np.ones(GIGABYTE, np.uint8)
+    return array, time.monotonic()
+
+
+def read_array(given: tuple[Any, float]) -> float:
+    """The seconds from there to here."""
+    assert ends_of(given[0]) == 2
+    return time.monotonic() - given[1]
 
 
 def parsl(tasks: int, links: int) -> dict[str, float]:
@@ -215,6 +283,14 @@ def report(rounds: list[dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
         words = f"at most {aim:.0f} us" + (f", and {RATIO:.0f}x the better peer" if best else "")
         holds = mine <= aim and (best is None or best >= RATIO * mine)
         rows.append(row(f"task_us_{kind}", "us", mine, peers=middle, aim=words, holds=holds))
+    middle = {
+        name: statistics.median(each[name]["handover"] for each in rounds)
+        for name in rounds[0]
+        if "handover" in rounds[0][name]
+    }
+    mine = middle.pop("ours")
+    words = f"no copy: at most {MOST_MS:.0f} ms"
+    rows.append(row("handover_1GB_ms", "ms", mine, peers=middle, aim=words, holds=mine <= MOST_MS))
     for kind in AIMS:
         used = statistics.median(each["ours"][f"{kind}_cpu"] for each in rounds)
         rows.append(row(f"{kind}_cpu_us", "us", used))

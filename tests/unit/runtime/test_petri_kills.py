@@ -1,4 +1,4 @@
-"""Workers, the process that forks them, and the coordinator are killed at random: no token is lost.
+"""Workers, the process that forks them, and the coordinator are killed at random: no token or range is lost.
 
 A few kills by default; CARME_PETRI_KILLS=200 for more.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import carme_runtime
-from carme_runtime.petri import Net, PetriError
+from carme_runtime.petri import Memory, Net, PetriError
 from patience import HANG
 
 KILLS = int(os.environ.get("CARME_PETRI_KILLS", "6"))
@@ -42,8 +42,11 @@ def split(number):
     return number, number
 
 @net.transition(left >> doubled, retries=1000)
-def double(number):
+def double(number, memory):
+    made = memory.allocate(f"number-{{number}}", 3, "int32", lifetime="kept")
+    passing = memory.allocate("", 1000)
     alive()
+    made.array()[:] = number, len(passing), number
     return number * 2
 
 @net.transition(doubled >> step, retries=1000)
@@ -52,9 +55,9 @@ def pass_on(number):
     return number
 
 @net.transition(step >> halved, retries=1000)
-def halve(number):
+def halve(number, memory):
     alive()
-    return number // 2
+    return int(memory[f"number-{{number // 2}}"].array()[2])
 
 @net.transition(2 * right >> sums, retries=1000)
 def add(pair):
@@ -126,6 +129,12 @@ def test_no_token_is_lost_or_doubled(tmp_path: Path, seed: int):
     assert sorted(marking["halved"]) == list(range(TOKENS))
     assert sum(marking["sums"]) == sum(range(TOKENS)) and len(marking["sums"]) == TOKENS // 2
     assert sum(map(len, marking.values())) == TOKENS + TOKENS // 2
+    memory = Memory.at(tmp_path / "run")
+    assert [memory[f"number-{n}"].array().tolist() for n in range(TOKENS)] == [
+        [n, 1000, n] for n in range(TOKENS)
+    ]
+    assert len(list(memory)) == TOKENS
+    assert not list(Path("/dev/shm").glob(f"*{memory.identity}*"))
 
 
 def test_a_run_goes_on_from_its_folder_alone(tmp_path: Path):

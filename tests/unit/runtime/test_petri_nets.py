@@ -1,6 +1,7 @@
 """Nets as they are written: arcs, checks before a run, pictures, PNML."""
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -91,6 +92,17 @@ def test_a_deadlock_is_found():
         f"in place {finding.where}" in finding.sentence
         and "waits for a token in place fork" in finding.sentence
     )
+
+
+def test_parameters_and_results_of_any_type_fit():
+    net = Net("any")
+    x, y = net.place("x", int), net.place("y", str)
+
+    @net.transition(x >> y)
+    def convert(value: Any) -> Any:
+        return str(value)
+
+    assert net.check() == []
 
 
 def test_types_that_do_not_fit_are_found():

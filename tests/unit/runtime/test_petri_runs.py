@@ -239,7 +239,7 @@ def test_wrong_tokens_are_refused(folder: Path):
         run.put(x, 1)
 
 
-@pytest.mark.parametrize("workers", ["job", 0, True])
+@pytest.mark.parametrize("workers", ["there", 0, True])
 def test_wrong_workers_are_refused(folder: Path, workers):
     net = Net("workers")
     net.add("t", net.place("x") >> None, print)
@@ -473,11 +473,11 @@ def test_the_journal_counts_starts(tmp_path: Path):
     journal.write([(2, [1]), (3, [2], [(0, b"c")])])
     journal.close()
     journal = Journal(tmp_path, {"places": ["w", "x"], "net": "n"}, [])
-    assert {n: (p, t.data, t.attempts) for n, (p, t) in journal.tokens.items()} == {
+    assert {n: (p, t.data, t.attempts) for n, (p, t) in journal.state.tokens.items()} == {
         1: (1, b"a", 2),
         3: (1, b"c", 0),
     }
-    assert journal.next_number == 4
+    assert journal.state.next_number == 4
     journal.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from carme import __version__
 
-__all__ = ["parser", "take_program"]
+__all__ = ["parser", "pass_on", "take_program"]
 
 # Each adds its commands, which set `run`, a function of the options that returns the exit code.
 COMMANDS = (
@@ -18,6 +18,7 @@ COMMANDS = (
     "jobs",
     "report",
     "runtime",
+    "net",
     "start",
     "portal",
     "personal",
@@ -55,6 +56,8 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _Help, **given})
         #: What follows the options: `script` or `command`; empty: this one starts no program.
         self.program = ""
+        #: Whether everything that follows, options as well, is understood by somebody else.
+        self.passes_on = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As argparse does; where a program is started, options may also stand behind its name.
@@ -62,6 +65,10 @@ class _Parser(argparse.ArgumentParser):
         None that might be meant for the program is taken for it in silence, and none of ours is given to it:
         what the program is to get stands after `--`.
         """
+        if self.passes_on:
+            found, _ = super().parse_known_args([], namespace)
+            found.words = list(args)
+            return found, []
         if not self.program:
             return super().parse_known_args(args, namespace)
         words = list(args)
@@ -100,6 +107,16 @@ def take_program(parser: argparse.ArgumentParser, what: str) -> None:
     """
     assert isinstance(parser, _Parser)
     parser.program, parser.allow_abbrev = what, False
+
+
+def pass_on(parser: argparse.ArgumentParser) -> None:
+    """Let a command have `options.words`, whatever they are, for a program that has its own options.
+
+    Args:
+        parser: Of the command, one of `parser()`.
+    """
+    assert isinstance(parser, _Parser)
+    parser.passes_on = True
 
 
 def _is_option(word: str) -> bool:

@@ -64,6 +64,10 @@ class AgentConnection:
             return Event(None, {})
         return Event(message["node"], message["event"])
 
+    def descriptor(self) -> int:
+        """Of the connection, which no child of this process should keep."""
+        return self._link.descriptor()
+
     async def close(self) -> None:
         await self._link.flush(1)
 

@@ -120,6 +120,10 @@ class Link:
         """Close at once."""
         self._writer.transport.abort()
 
+    def descriptor(self) -> int:
+        """Of the socket."""
+        return self._writer.get_extra_info("socket").fileno()
+
     def local_address(self) -> str:
         """The address of this host that the peer sees."""
         return self._writer.get_extra_info("sockname")[0]

@@ -38,6 +38,10 @@ def main() -> None:
         from carme_runtime.compare.command import main as compare
 
         sys.exit(compare(sys.argv[2:]))
+    if sys.argv[1:2] == ["net"] and not Path("net").is_file():
+        from carme_runtime.petri.command import main as net
+
+        sys.exit(net(sys.argv[2:], "carme-run net"))
     try:
         _check_folder()
         # Whoever started this may have let interrupts wait until now.

@@ -16,7 +16,8 @@ with net.start() as run:
 """
 
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.memory import Memory, Range
 from carme_runtime.petri.model import Arc, Flow, Place, Transition
 from carme_runtime.petri.net import Net
 
-__all__ = ["Arc", "Flow", "Net", "PetriError", "Place", "Transition"]
+__all__ = ["Arc", "Flow", "Memory", "Net", "PetriError", "Place", "Range", "Transition"]

@@ -8,11 +8,12 @@ needs empty.
 
 import pickle
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import combinations
 from typing import Any
 
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.memory import Range
 from carme_runtime.petri.model import Arc, Place, Transition, group
 from carme_runtime.petri.net import Net
 
@@ -98,6 +99,10 @@ class Rule:
         self.gives = list(gives.items())
         self.rejected: set[int] = set()
         self.simple = False
+        #: Whether it is bound to the node whose memory the ranges are in.
+        self.uses_ranges = transition.wants_memory or any(
+            arc.place.type is Range for arc in (*transition.flow.inputs, *transition.flow.outputs)
+        )
 
     def settle(self) -> None:
         """See what the quick path can do, once all places are known."""
@@ -120,7 +125,7 @@ def followers(net: Net) -> dict[int, int]:
     """Transitions that a worker may start itself, by the place whose tokens nobody else can want.
 
     They have that one input and nothing else to wait for, the highest priority, and do not ask for their
-    attempt, which the coordinator counts.
+    attempt, which the coordinator counts, nor use ranges, for which it chooses the node.
     """
     activation = Activation(net, {})
     highest = max((rule.transition.priority for rule in activation.rules), default=0)
@@ -128,7 +133,8 @@ def followers(net: Net) -> dict[int, int]:
     for state in activation.states:
         if len(state.takers) == 1 and state.takers[0].single:
             rule = state.takers[0]
-            if rule.transition.priority == highest and not rule.transition.wants_attempt:
+            bound = rule.transition.wants_attempt or rule.uses_ranges
+            if rule.transition.priority == highest and not bound:
                 found[state.place.index] = rule.index
     return found
 
@@ -173,8 +179,14 @@ class Activation:
         capacity = state.place.capacity
         return capacity is None or state.count + state.reserved < capacity
 
-    def next(self) -> Task | None:
-        """Start a task, of the highest priority that can, and in turn among equals."""
+    def next(self, skipped: Collection[int] = ()) -> Task | None:
+        """Start a task, of the highest priority that can, and in turn among equals.
+
+        Args:
+            skipped: Numbers of transitions that are not to start now.
+        """
+        if skipped:
+            return self._next_but(skipped)
         for queue in self._order:
             while queue:
                 rule = queue[0]
@@ -184,6 +196,19 @@ class Activation:
                         queue.rotate(-1)
                     return task
                 queue.popleft()
+                rule.queued = False
+        return None
+
+    def _next_but(self, skipped: Collection[int]) -> Task | None:
+        for queue in self._order:
+            for rule in list(queue):
+                if rule.index in skipped:
+                    continue
+                queue.remove(rule)
+                task = self._start(rule)
+                if task is not None:
+                    queue.append(rule)
+                    return task
                 rule.queued = False
         return None
 

@@ -91,7 +91,9 @@ def _types(transition: Transition) -> list[Finding]:
         return []
     try:
         hints = typing.get_type_hints(body)
-        parameters = [name for name in inspect.signature(body).parameters if name != "attempt"]
+        parameters = [
+            name for name in inspect.signature(body).parameters if name not in ("attempt", "memory")
+        ]
     except Exception:  # names that are not there at run time, built-in functions
         return []
     found = []
@@ -126,7 +128,8 @@ def _differ(wanted: Any, given: Any) -> bool:
     """Whether two classes have nothing to do with each other; what is no class is not judged."""
     if not isinstance(wanted, type) or not isinstance(given, type) or typing.get_origin(wanted):
         return False
-    if object in (wanted, given) or (wanted is float and given is int):
+    # Since Python 3.11 Any is a class.
+    if {object, Any} & {wanted, given} or (wanted is float and given is int):
         return False
     return not issubclass(given, wanted) and not issubclass(wanted, given)
 

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import IO, Any
 
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.memory import Range
 from carme_runtime.petri.model import Flow
 
 #: What a program may print as its result.
@@ -50,18 +51,29 @@ class Command:
             )
         for text in self.words:
             self._check(text, {*self.names, "attempt"})
-        for text in self.gives:
+        for text, kind in zip(self.gives, self.types, strict=True):
             self._check(text, {*self.names, "attempt", "stdout"})
+            if kind is Range and (not text.startswith("{") or text[1:-1] not in self.names):
+                raise PetriError(
+                    f"Command {self.name} gives '{text}' to a place of ranges.",
+                    "Name the input whose range goes there: gives='{input}'.",
+                )
 
     def __call__(self, *tokens: Any, attempt: int) -> Any:
         """Run it, and make the outputs' tokens of what it printed."""
         values: dict[str, Any] = {"attempt": attempt, **dict(zip(self.names, tokens, strict=True))}
+        for token in tokens:
+            for each in token if isinstance(token, list) else [token]:
+                if isinstance(each, Range):  # its file stays where the program finds it
+                    each.hold()
         words = [filled for word in self.words for filled in _fill(word, values)]
         values["stdout"] = _run(words).rstrip("\n")
         outputs = [self._token(text, kind, values) for text, kind in zip(self.gives, self.types, strict=True)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _token(self, text: str, kind: type, values: dict[str, Any]) -> Any:
+        if kind is Range:
+            return values[text[1:-1]]
         filled = " ".join(_fill(text, values))
         if kind is bytes:
             return filled.encode()

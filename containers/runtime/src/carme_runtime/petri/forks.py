@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.petri.channel import encode
+from carme_runtime.petri.memory import Memory
 from carme_runtime.petri.net import Net
+from carme_runtime.petri.store import Store
 from carme_runtime.petri.worker import Worker
 
 #: The most that output.log takes of what workers print.
@@ -28,7 +30,9 @@ MOST_OUTPUT = 16 << 20
 ours: set[int] = set()
 
 
-def start(net: Net, folder: Path, slots: mmap.mmap, close: list[int]) -> tuple[int, socket.socket]:
+def start(
+    net: Net, folder: Path, slots: mmap.mmap, close: list[int], store: Store
+) -> tuple[int, socket.socket]:
     """Fork it: its process and what it is asked through.
 
     A request is the number of a worker, with its two sockets. The answers are ("started", slot, process),
@@ -43,11 +47,11 @@ def start(net: Net, folder: Path, slots: mmap.mmap, close: list[int]) -> tuple[i
         ours.add(mine.fileno())
         return process, mine
     try:
-        for descriptor in (*ours, *close, mine.fileno()):
+        for descriptor in {*ours, *close, mine.fileno()} - {store.alive}:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         _become_quiet()
-        _ForkServer(net, folder, slots, its).serve()
+        _ForkServer(net, folder, slots, its, store).serve()
     finally:
         os._exit(0)
 
@@ -61,7 +65,10 @@ def _become_quiet() -> None:
 
 
 class _ForkServer:
-    def __init__(self, net: Net, folder: Path, slots: mmap.mmap, requests: socket.socket) -> None:
+    def __init__(
+        self, net: Net, folder: Path, slots: mmap.mmap, requests: socket.socket, store: Store
+    ) -> None:
+        self._store = store
         self._net, self._folder, self._slots, self._requests = net, folder, slots, requests
         self._workers: dict[int, int] = {}
         self._written = 0
@@ -132,9 +139,10 @@ class _ForkServer:
             if numpy := sys.modules.get("numpy"):
                 numpy.random.seed()  # type: ignore[attr-defined]
             with contextlib.suppress(OSError):
-                Worker(
-                    self._net, socket.socket(fileno=tasks), socket.socket(fileno=control), self._slots, slot
-                ).run()
+                memory = Memory(self._store)
+                memory.register()
+                channels = socket.socket(fileno=tasks), socket.socket(fileno=control)
+                Worker(self._net, *channels, self._slots, slot, memory).run()
         finally:
             os._exit(0)
 

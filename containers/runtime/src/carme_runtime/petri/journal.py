@@ -8,22 +8,28 @@ import errno
 import fcntl
 import os
 import pickle
+import secrets
 import struct
 import threading
 import zlib
 from collections.abc import Iterable
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.petri.activation import Token
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.store import Description
 
 #: Entries: (PUT, place, data), (START, (numbers of tokens)), (FIRE, (numbers), ((place, data), ...)),
+#: (RANGES, (fields of descriptions), (names of those deleted)),
 #: and first in a file (BEGIN, header, next number, [(place, number, attempts, data), ...]).
-BEGIN, PUT, START, FIRE = range(4)
+BEGIN, PUT, START, FIRE, RANGES = range(5)
 
 _HEAD = struct.Struct("<QI")
-_FORMAT = 1
+_FORMAT = 2
+#: Format 1 had no ranges.
+_READABLE = (1, _FORMAT)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Seconds between commits to the disk.
 COMMIT_SECONDS = 0.01
@@ -31,18 +37,50 @@ COMMIT_SECONDS = 0.01
 _open_here: set[str] = set()
 
 
+@dataclass
+class State:
+    """What a journal says.
+
+    Attributes:
+        tokens: With the number of their place, by their own numbers.
+        next_number: Of the next token.
+        ranges: Those that tasks have allocated which have ended well.
+        memory: Where they lie: the `identity` of the run, and its `spills`.
+        cut: What was not written whole.
+    """
+
+    tokens: dict[int, tuple[int, Token]] = field(default_factory=dict)
+    next_number: int = 1
+    ranges: dict[str, Description] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    cut: bytes = b""
+
+
 class Journal:
     """The journal of one folder, which no other coordinator can have at the same time.
+
+    Args:
+        folder: Of the run.
+        header: What is written of its net.
+        initial: The tokens of a new run, with their places.
+        spills: Folders for ranges.
 
     Raises:
         PetriError: Another program has it, the folder cannot be used, or the journal is of another net.
     """
 
-    def __init__(self, folder: Path, header: dict[str, Any], initial: list[tuple[int, bytes]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        header: dict[str, Any],
+        initial: list[tuple[int, bytes]],
+        spills: Iterable[Path] = (),
+    ) -> None:
         self.folder = folder
-        self.next_number = 1 + len(initial)
-        # What it holds when it is opened, with places.
-        self.tokens = {n: (place, Token(n, data)) for n, (place, data) in enumerate(initial, 1)}
+        # What it holds when it is opened.
+        self.state = State(
+            {n: (place, Token(n, data)) for n, (place, data) in enumerate(initial, 1)}, 1 + len(initial)
+        )
         self._file = folder / "journal"
         self._lock = -1
         self._here = str(folder.resolve())
@@ -50,10 +88,16 @@ class Journal:
         try:
             self.resumed = self._file.exists()
             if self.resumed:
-                self.tokens, self.next_number, cut = read(self._file, header)
-                if cut:
+                self.state = read(self._file, header)
+                if self.state.cut:
                     # A write that was under way; kept for who wants to see it.
-                    (folder / "journal.cut").write_bytes(cut)
+                    (folder / "journal.cut").write_bytes(self.state.cut)
+            memory = self.state.memory
+            others = [each for each in memory.get("spills", []) if Path(each) not in spills]
+            self.state.memory = {
+                "identity": memory.get("identity") or secrets.token_hex(8),
+                "spills": [*map(str, spills), *others],
+            }
             self._begin(header)
         except BaseException:
             self._free_lock()
@@ -109,14 +153,17 @@ class Journal:
 
     def _begin(self, header: dict[str, Any]) -> None:
         """Start a new file with the marking, in the place of the old one."""
-        snapshot = [(place, t.number, t.attempts, t.data) for place, t in self.tokens.values()]
+        state = self.state
+        snapshot = [(place, t.number, t.attempts, t.data) for place, t in state.tokens.values()]
+        memory = state.memory | {"ranges": [astuple(each) for each in state.ranges.values()]}
+        begin = {**header, "memory": memory, "format": _FORMAT}
         new = self.folder / "journal.new"
         try:
             self._descriptor = os.open(
                 new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
             self._size = 0
-            frame = _frame([(BEGIN, {**header, "format": _FORMAT}, self.next_number, snapshot)])
+            frame = _frame([(BEGIN, begin, state.next_number, snapshot)])
             while self._size < len(frame):
                 self._size += os.write(self._descriptor, frame[self._size :])
             os.fsync(self._descriptor)
@@ -165,37 +212,52 @@ class Journal:
         os.close(self._lock)
 
 
-def read(file: Path, header: dict[str, Any]) -> tuple[dict[int, tuple[int, Token]], int, bytes]:
-    """The tokens of a journal with their places, the next number, and what was not written whole.
+def read(file: Path, header: dict[str, Any] | None = None) -> State:
+    """What a journal says; the places of its tokens are numbered as in `header`, or else as in the journal.
 
     Raises:
         PetriError: It is damaged, or of a net with other places.
     """
     data = _bytes_of(file)
-    tokens: dict[int, tuple[int, Token]] = {}
-    number, offset, places = 1, 0, {}
+    state, places, offset = State(), {}, 0
     for entries, end in _frames(data):
         for entry in entries:
             if entry[0] == BEGIN:
-                places = _places(file, entry[1], header)
-                number = entry[2]
-                tokens = {n: (places[place], Token(n, d, attempts)) for place, n, attempts, d in entry[3]}
-            elif entry[0] == PUT:
-                tokens[number] = (places[entry[1]], Token(number, entry[2]))
-                number += 1
-            elif entry[0] == START:
-                for taken in entry[1]:
-                    tokens[taken][1].attempts += 1
+                places = _places(file, entry[1], header or entry[1])
+                state.next_number = entry[2]
+                state.tokens = {
+                    n: (places[place], Token(n, d, attempts)) for place, n, attempts, d in entry[3]
+                }
+                state.memory = dict(entry[1].get("memory") or {})
+                state.ranges = {each[0]: Description(*each) for each in state.memory.pop("ranges", [])}
             else:
-                for taken in entry[1]:
-                    del tokens[taken]
-                for place, given in entry[2]:
-                    tokens[number] = (places[place], Token(number, given))
-                    number += 1
+                _replay(state, entry, places)
         offset = end
     if not offset:
         raise PetriError(f"The journal in {file.parent} is damaged: it has no beginning.", "Start a new run.")
-    return tokens, number, data[offset:]
+    state.cut = data[offset:]
+    return state
+
+
+def _replay(state: State, entry: tuple[Any, ...], places: dict[int, int]) -> None:
+    kind, first, *rest = entry
+    tokens: list[tuple[int, bytes]] = []
+    if kind == PUT:
+        tokens = [(first, rest[0])]
+    elif kind == START:
+        for taken in first:
+            state.tokens[taken][1].attempts += 1
+    elif kind == RANGES:
+        state.ranges |= {each[0]: Description(*each) for each in first}
+        for name in rest[0]:
+            state.ranges.pop(name, None)
+    else:
+        for taken in first:
+            del state.tokens[taken]
+        tokens = rest[0]
+    for place, data in tokens:
+        state.tokens[state.next_number] = (places[place], Token(state.next_number, data))
+        state.next_number += 1
 
 
 def header_of(file: Path) -> dict[str, Any]:
@@ -234,10 +296,10 @@ def _frames(data: bytes) -> Iterable[tuple[list[Any], int]]:
 
 def _places(file: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[int, int]:
     """The places' numbers now, by those in the journal."""
-    if old.get("format") != _FORMAT:
+    if old.get("format") not in _READABLE:
         raise PetriError(
             f"The journal in {file.parent} has format {old.get('format')}; this carme_runtime reads "
-            f"{_FORMAT}.",
+            f"up to {_FORMAT}.",
             "Use the version that wrote it.",
         )
     for name in old["places"]:

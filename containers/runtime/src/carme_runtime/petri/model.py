@@ -142,6 +142,7 @@ class Transition:
     index: int = 0
     generates: bool = False
     wants_attempt: bool = False
+    wants_memory: bool = False
 
     def use(self, body: Callable[..., Any] | None) -> None:
         """Take `body` as what the transition does.
@@ -157,17 +158,18 @@ class Transition:
             parameters = inspect.signature(body).parameters
         except (TypeError, ValueError):  # built-in functions
             return
-        self.wants_attempt = "attempt" in parameters
+        self.wants_attempt, self.wants_memory = "attempt" in parameters, "memory" in parameters
         own = [None] * len(self.flow.arguments)
+        more = {name: None for name in ("attempt", "memory") if name in parameters}
         try:
-            inspect.signature(body).bind(*own, **({"attempt": 1} if self.wants_attempt else {}))
+            inspect.signature(body).bind(*own, **more)
         except TypeError as error:
             names = ", ".join(arc.place.name for arc in self.flow.arguments) or "nothing"
             raise PetriError(
                 f"Transition {self.name} gets tokens of {names}, and its function takes "
                 f"({', '.join(parameters)}): "
                 f"{error}.",
-                "Give the function one parameter for each input, and perhaps one called attempt.",
+                "Give the function one parameter for each input, and perhaps some called attempt and memory.",
             ) from None
 
 

@@ -13,6 +13,7 @@ from carme_runtime.petri.model import Flow, Place, Transition, parse_needs
 
 if TYPE_CHECKING:
     from carme_runtime.petri.checks import Finding
+    from carme_runtime.petri.control import Attached
     from carme_runtime.petri.draw import Drawing
     from carme_runtime.petri.run import Run
 
@@ -196,15 +197,21 @@ class Net:
         offers: str = "",
         checked: bool = True,
         resume: bool = False,
+        memory: int | str | None = None,
+        spill: str | os.PathLike[str] | None = None,
     ) -> "Run":
         """Start a run.
 
         Args:
-            workers: "here" for one process per processor of this program, or their number.
+            workers: "here" for one process per processor of this program, "job" for those of all nodes of
+                the job that it runs in, or their number.
             folder: For the journal; default a new one named after the net in the working directory.
-            offers: Resources for transitions with `needs`, such as "gpu:2".
+            offers: Resources of each node for transitions with `needs`, such as "gpu:2".
             checked: Refuse a net in which `check` finds something.
             resume: Go on with the run of the folder, if there is one; `run.resumed` says so.
+            memory: What ranges may take of the node's shared memory, such as "8GiB"; default half of what
+                is free.
+            spill: A folder on a large, quick disk for ranges beyond that; default one in the run's folder.
 
         Raises:
             PetriError: The net has findings, or the folder a run of its own.
@@ -215,7 +222,7 @@ class Net:
         if findings:
             more = f" (and {len(findings) - 1} more: see net.check())" if len(findings) > 1 else ""
             raise PetriError(findings[0].sentence + more, "Change the net, or start it with checked=False.")
-        return Run(self, workers, folder, parse_needs(offers), resume)
+        return Run(self, workers, folder, parse_needs(offers), resume, memory, spill)
 
     @staticmethod
     def resume(
@@ -224,6 +231,8 @@ class Net:
         net: "Net | None" = None,
         workers: str | int = "here",
         offers: str = "",
+        memory: int | str | None = None,
+        spill: str | os.PathLike[str] | None = None,
     ) -> "Run":
         """Go on with a run whose program has ended, however it ended.
 
@@ -233,6 +242,8 @@ class Net:
                 stands under `if __name__ == "__main__":` does not run).
             workers: As for `start`.
             offers: As for `start`.
+            memory: As for `start`.
+            spill: As for `start`.
 
         Raises:
             PetriError: There is no run, another program has it, or its net is not to be found.
@@ -242,8 +253,25 @@ class Net:
         if not (Path(folder) / "journal").exists():
             raise PetriError(f"There is no run in {folder}.", "Name the folder that run.folder said.")
         return (net or net_of(Path(folder))).start(
-            workers, folder=folder, offers=offers, checked=False, resume=True
+            workers,
+            folder=folder,
+            offers=offers,
+            checked=False,
+            resume=True,
+            memory=memory,
+            spill=spill,
         )
+
+    @staticmethod
+    def attach(folder: str | os.PathLike[str]) -> "Attached":
+        """The run that another program on this node has: look at it, and put tokens.
+
+        Raises:
+            PetriError: No program runs it here now.
+        """
+        from carme_runtime.petri.control import Attached
+
+        return Attached(folder)
 
     def draw(self) -> "Drawing":
         """The net as SVG; notebooks show it."""

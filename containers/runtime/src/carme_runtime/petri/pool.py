@@ -8,13 +8,18 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carme_runtime.petri import forks
 from carme_runtime.petri.activation import Task
 from carme_runtime.petri.channel import Reader, encode
 from carme_runtime.petri.net import Net
+from carme_runtime.petri.store import Store
 from carme_runtime.petri.worker import SLOT
+
+if TYPE_CHECKING:
+    from carme_runtime.fabric.members import Member
+    from carme_runtime.petri.nodes import Nodes
 
 #: Seconds of work that a worker is given ahead, and the most tasks.
 AHEAD_SECONDS = 0.002
@@ -28,14 +33,11 @@ RECALL_SECONDS = 0.02
 class Connection:
     """One worker."""
 
+    #: Where the worker is, as the job numbers its nodes; None: on the coordinator's.
+    node: int | None = None
+
     def __init__(self, slot: int) -> None:
-        self.slot = slot
-        self.process = 0
-        self.given: dict[int, tuple[Task, float]] = {}
-        self.load = 0.0
-        self.reported = time.monotonic()
-        self.useful = False
-        self.stuck = False  # at a task that takes longer than expected
+        self._begin(slot)
         self._reader = Reader()
         self._waiting = bytearray()
         self.tasks, self.its_tasks = socket.socketpair()
@@ -43,6 +45,15 @@ class Connection:
         for mine in (self.tasks, self.control):
             mine.setblocking(False)
             forks.ours.add(mine.fileno())
+
+    def _begin(self, slot: int) -> None:
+        self.slot = slot
+        self.process = 0
+        self.given: dict[int, tuple[Task, float]] = {}
+        self.load = 0.0
+        self.reported = time.monotonic()
+        self.useful = False
+        self.stuck = False  # at a task that takes longer than expected
 
     def accepts(self) -> bool:
         """Whether it may be given one more task."""
@@ -111,11 +122,57 @@ class Connection:
             mine.close()
 
 
-class Pool:
-    """All workers of a run."""
+class RemoteConnection(Connection):
+    """A worker on another node of the job.
 
-    def __init__(self, net: Net, folder: Path, count: int, close: list[int]) -> None:
-        self._net, self._folder, self._close = net, folder, close
+    Args:
+        slot: Its number among all workers.
+        nodes: By which it is reached.
+        node: Where it is.
+        index: Its number there.
+    """
+
+    def __init__(self, slot: int, nodes: "Nodes", node: int, index: int) -> None:
+        self._begin(slot)
+        self._nodes, self.node, self._where, self._index = nodes, node, node, index
+
+    def send(self, message: Any) -> None:
+        self._nodes.send(self._where, "tasks", self._index, message)
+
+    def flush(self) -> bool:
+        return True
+
+    @property
+    def is_behind(self) -> bool:
+        return False
+
+    def receive(self) -> list[Any] | None:
+        return None
+
+    def recall(self) -> None:
+        self.stuck = True
+        self._nodes.send(self._where, "recall", self._index)
+
+    def close(self) -> None:
+        pass
+
+
+class Pool:
+    """All workers of a run.
+
+    Args:
+        net: The net.
+        folder: Of the run.
+        count: Workers on this node.
+        close: What they must not keep open.
+        store: Where ranges lie.
+        job: Whether the other nodes of the job have workers, too: one per core.
+    """
+
+    def __init__(
+        self, net: Net, folder: Path, count: int, close: list[int], store: Store, job: bool = False
+    ) -> None:
+        self._net, self._folder, self._close, self._store = net, folder, close, store
         self._slots = mmap.mmap(-1, max(count * SLOT.size, mmap.PAGESIZE))
         self._poll = select.epoll()
         self._wake_read, self._wake = os.pipe()
@@ -126,11 +183,53 @@ class Pool:
         self.connections: dict[int, Connection] = {}
         self._by_descriptor: dict[int, Connection] = {}
         self._start_server()
+        self._nodes: Nodes | None = None
+        self._remote: dict[int, tuple[int, int]] = {}  # by slot, the node and the number there
+        self._starting: set[int] = set()  # slots whose node starts them by itself
+        self._numbers: dict[int, int] = {}  # by slot, the task at which its worker ended
+        #: By number, the nodes other than this one.
+        self.members: dict[int, Member] = {}
         for slot in range(count):
             self.start(slot)
+        if job:
+            try:
+                self._reach_nodes()
+            except BaseException:
+                self.close()
+                raise
+
+    def _reach_nodes(self) -> None:
+        from carme_runtime.petri.nodes import Nodes  # with asyncio, which takes its time to be imported
+
+        self._nodes = Nodes(self._folder, self.wake)
+        self.members = {member.number: member for member in self._nodes.members}
+        slot = len(self.connections)
+        for member in self.members.values():
+            for index in range(member.cpus):
+                self._remote[slot] = member.number, index
+                self._starting.add(slot)
+                self.start(slot)
+                slot += 1
+
+    @property
+    def notice(self) -> str:
+        """What is to be said of nodes of the job that are not there."""
+        return self._nodes.notice if self._nodes else ""
+
+    def _start_remote(self, slot: int, node: int, index: int) -> None:
+        if node not in self.members:
+            return
+        assert self._nodes
+        if slot not in self._starting:
+            self._nodes.send(node, "start", index)
+        self._starting.discard(slot)
+        self.connections[slot] = RemoteConnection(slot, self._nodes, node, index)
 
     def start(self, slot: int) -> None:
-        """Start the worker of a slot."""
+        """Start the worker of a slot, unless its node is lost."""
+        if slot in self._remote:
+            self._start_remote(slot, *self._remote[slot])
+            return
         connection = Connection(slot)
         SLOT.pack_into(self._slots, slot * SLOT.size, 0)
         with contextlib.suppress(OSError):
@@ -174,7 +273,39 @@ class Pool:
                         del self._by_descriptor[descriptor]
                     elif results:
                         reports.append((connection, results))
+        for node, message in self._nodes.take() if self._nodes else ():
+            self._take_message(node, message, reports, answers)
         return reports, answers
+
+    def _take_message(
+        self,
+        node: int,
+        message: tuple[Any, ...],
+        reports: list[tuple[Connection, list[Any]]],
+        answers: list[tuple[Any, ...]],
+    ) -> None:
+        kind, *given = message
+        slots = {index: slot for slot, (where, index) in self._remote.items() if where == node}
+        if kind in ("gone", "lost"):
+            if kind == "lost":
+                self.members.pop(node, None)
+                answers.append((kind, node, *given))
+            else:
+                self._starting |= set(slots.values())
+            for slot in slots.values():
+                if connection := self.connections.get(slot):
+                    self._numbers[slot] = next(iter(connection.given), 0)
+                    answers.append(("ended with its node", slot, connection.process, signal.SIGKILL))
+        elif kind == "reports":
+            if connection := self.connections.get(slots[given[0]]):
+                reports.append((connection, given[1]))
+        elif kind in ("started", "ended"):
+            slot = slots[given[0]]
+            if kind == "ended":
+                self._numbers[slot] = given[3]
+            answers.append((kind, slot, *given[1:3]))
+        else:
+            answers.append(message)
 
     def last_reports(self, connection: Connection) -> list[Any]:
         """What a worker that has ended had reported still."""
@@ -186,6 +317,8 @@ class Pool:
     def remove(self, connection: Connection) -> int:
         """Let go of a worker that has ended: the number of the task that it was at."""
         del self.connections[connection.slot]
+        if isinstance(connection, RemoteConnection):
+            return self._numbers.pop(connection.slot, 0)
         if self._by_descriptor.pop(connection.tasks.fileno(), None):
             self._poll.unregister(connection.tasks)
         connection.close()
@@ -193,6 +326,8 @@ class Pool:
 
     def close(self) -> None:
         """End all workers."""
+        if self._nodes:
+            self._nodes.close()
         self._stop_server()
         for connection in self.connections.values():
             connection.close()
@@ -204,7 +339,7 @@ class Pool:
     def _start_server(self) -> None:
         self._reader = Reader()
         self._process, self._server = forks.start(
-            self._net, self._folder, self._slots, [*self._close, *self._own]
+            self._net, self._folder, self._slots, [*self._close, *self._own], self._store
         )
         self._poll.register(self._server, select.EPOLLIN)
 
@@ -227,6 +362,8 @@ class Pool:
         self._stop_server()
         ended: list[tuple[Any, ...]] = []
         for connection in self.connections.values():
+            if isinstance(connection, RemoteConnection):
+                continue
             if connection.process:
                 with contextlib.suppress(OSError):
                     os.killpg(connection.process, signal.SIGKILL)

@@ -2,19 +2,25 @@
 
 import contextlib
 import os
-import pickle
+import socket
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
+from carme_runtime.petri.control import Door
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.journal import FIRE, PUT, START, Journal, read
+from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
+from carme_runtime.petri.memory import Changes, Memory, Range
 from carme_runtime.petri.model import Place
 from carme_runtime.petri.net import Net
 from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
+from carme_runtime.petri.ranges import Ranges
+from carme_runtime.petri.starting import check_units, limit_of, number_of, pickled, run_folder
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 
 #: How often a task runs again whose worker was killed, unless its transition has more retries.
@@ -42,15 +48,29 @@ class Run:
         folder: str | os.PathLike[str] | None,
         units: dict[str, int],
         resume: bool,
+        memory: int | str | None = None,
+        spill: str | os.PathLike[str] | None = None,
     ) -> None:
         self.net = net
-        self._count = _number_of(workers)
-        _check_units(net, units)
+        self._count = number_of(workers)
+        self._job = workers == "job"
+        check_units(net, units)
+        limit = limit_of(memory)
         self._units = units
-        self.folder = _folder(net, folder, resume)
-        self._header = {"net": net.name, "origin": net.origin, "places": list(net.places)}
-        initial = [(place.index, _pickled(place, t)) for place in net.places.values() for t in place.tokens]
-        self._journal = Journal(self.folder, self._header, initial)
+        # What each node has left of them; None is this one.
+        self._free: dict[int | None, dict[str, int]] = {None: dict(units)}
+        self.folder = run_folder(net, folder, resume)
+        self._header = {
+            "net": net.name,
+            "origin": net.origin,
+            "places": list(net.places),
+            "node": socket.gethostname(),
+        }
+        if net.origin[0] == "__main__":  # tokens of a run that `carme net` has started name it like this
+            sys.modules.setdefault("__carme_main__", sys.modules["__main__"])
+        initial = [(place.index, pickled(place, t)) for place in net.places.values() for t in place.tokens]
+        spills = [] if spill is None else [Path(spill).absolute()]
+        self._journal = Journal(self.folder, self._header, initial, spills)
         self.resumed = self._journal.resumed
         self.notices: list[str] = []
         self.fired = dict.fromkeys(net.transitions, 0)
@@ -59,18 +79,36 @@ class Run:
         self._error: PetriError | None = None
         self._rest = self._closing = self._closed = False
         self._exhausted = False
+        self._broken_off = False  # by an exception of the program
         self._watchers = 0  # who waits for more than rest: waking them for each step has its cost
         self._useless = 0
-        self._restore(self._journal.tokens, self._journal.next_number)
-        self._journal.tokens = {}
         self._seconds: dict[int, float] = {}
         try:
-            self._pool = Pool(net, self.folder, self._count, self._journal.descriptors())
+            self._ranges = Ranges(self._journal, limit)
         except BaseException:
             self._journal.close()
             raise
+        self._start_workers()
+        self._count_units()
+        self.notices += filter(None, [self._pool.notice])
+        self._door = Door(self, self._ranges.store.identity)
         self._thread = threading.Thread(target=self._coordinate, name=f"carme-petri-{net.name}", daemon=True)
         self._thread.start()
+
+    def _start_workers(self) -> None:
+        try:
+            if any(transition.wants_memory for transition in self.net.transitions.values()):
+                self._ranges.begin()
+            for name in self._ranges.lost:
+                self.notices.append(f"Range {name} was lost with the memory of this node.")
+            self._restore(self._journal.state)
+            self._journal.state = State()
+            closed = self._journal.descriptors()
+            self._pool = Pool(self.net, self.folder, self._count, closed, self._ranges.store, self._job)
+        except BaseException:
+            self._ranges.close(self._journal, ended=False)
+            self._journal.close()
+            raise
 
     def put(self, place: Place | str, *tokens: Any, timeout: float | None = None) -> None:
         """Put tokens into a place, at any time; waits for room where the place has a capacity.
@@ -81,11 +119,14 @@ class Run:
             PetriError: A token is of another type or cannot be pickled, there is no room and nothing runs
                 that would make some, or the run has failed.
         """
-        found = self._place(place)
+        found = self.place(place)
         for token in tokens:
             if refusal := found.refusal(token):
                 raise PetriError(refusal, "Put tokens of the place's type.")
-        data = [_pickled(found, token) for token in tokens]
+        data = [pickled(found, token) for token in tokens]
+        for token in tokens:
+            if isinstance(token, Range):  # the tasks' from here on
+                token.close()
         with self._changed:
             if found.capacity is None:
                 self._put(found, data)
@@ -124,6 +165,37 @@ class Run:
         with self._lock:
             return {name: [t.value for t in tokens] for name, tokens in self._activation.marking().items()}
 
+    def pickled_marking(self) -> dict[str, list[bytes]]:
+        """As `marking`, for who has the classes of the tokens."""
+        with self._lock:
+            return {name: [t.data for t in tokens] for name, tokens in self._activation.marking().items()}
+
+    def status(self) -> dict[str, Any]:
+        """The state of the run in plain values: what `carme net status --json` prints.
+
+        `state` is running, resting (nothing can start) or failed, with the `error`; `places` has numbers of
+        tokens, `fired` and `running` those of tasks by transition, `ranges` bytes.
+        """
+        with self._lock:
+            running = Counter(task.rule.transition.name for task in self._activation.running.values())
+            state = "failed" if self._error else "resting" if self._rest else "running"
+            return {
+                "net": self.net.name,
+                "folder": str(self.folder),
+                "state": state,
+                "error": str(self._error or ""),
+                "node": socket.gethostname(),
+                "process": os.getpid(),
+                "workers": sum(1 for each in self._pool.connections.values() if each.process),
+                "nodes": [socket.gethostname(), *(each.host for each in self._pool.members.values())],
+                "places": {name: len(each) for name, each in self._activation.marking().items()},
+                "fired": dict(self.fired),
+                "running": dict(running),
+                "ranges": {name: each.size for name, each in sorted(self._ranges.known.items())},
+                "notices": list(self.notices),
+                "line": self._line(),
+            }
+
     def sync(self) -> None:
         """Return when all that has happened until now is on the disk."""
         self._journal.sync()
@@ -135,24 +207,54 @@ class Run:
                 return
             self._closing = self._closed = True
             self._changed.notify_all()
+        self._door.close()
         self._pool.wake()
         self._thread.join()
         self._pool.close()
-        self._journal.close()
+        try:
+            self.notices += self._ranges.close(self._journal, not self._broken_off and self._has_ended())
+        finally:
+            self._journal.close()
 
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._broken_off = kind is not None
         self.close()
+
+    def _has_ended(self) -> bool:
+        """Whether nothing could start any more when the workers had ended."""
+        try:
+            return self._error is None and not self._activation.running and self._activation.next() is None
+        except PetriError:  # of a guard
+            return False
+
+    @property
+    def memory(self) -> Memory:
+        """The ranges of the run, for this program. Raises PetriError when the run is over."""
+        with self._lock:
+            self._refuse_if_over()
+            return self._ranges.of_program(self._commit_changes)
 
     @property
     def workers(self) -> list[int]:
-        """The processes of the workers."""
+        """The processes of the workers on this node."""
         with self._lock:
-            return [each.process for each in self._pool.connections.values() if each.process]
+            there = self._pool.connections.values()
+            return [each.process for each in there if each.process and each.node is None]
 
-    def _place(self, place: Place | str) -> Place:
+    def _commit_changes(self, changes: Changes) -> None:
+        with self._lock:
+            self._refuse_if_over()
+            if changes[0] or changes[1]:
+                entries: list[Any] = []
+                self._ranges.take(changes, entries)
+                self._write(entries)
+                self._ranges.settle()
+
+    def place(self, place: Place | str) -> Place:
+        """The place of this name. Raises PetriError where the net has none."""
         name = place if isinstance(place, str) else place.name
         found = self.net.places.get(name)
         if found is None or (isinstance(place, Place) and found is not place):
@@ -239,6 +341,7 @@ class Run:
                 self._fail(error)
         if entries:
             self._write(entries)
+            self._ranges.settle()
         for connection, batch in batches:
             connection.reported = now
             connection.send(batch)
@@ -270,12 +373,18 @@ class Run:
         batches: dict[Connection, list[Any]] = {}
         start = self._activation.next
         self._exhausted = False  # as long as no worker could have taken a task
+        idle: set[Connection] = set()
         while accepting:
             for connection in accepting:
-                task = start()
+                task = start(self._unfit(connection.node)) if self._job else start()
                 if task is None:
-                    self._exhausted = True
-                    return list(batches.items())
+                    # Every task could run here if only this node were free.
+                    self._exhausted = self._exhausted or connection.node is None
+                    if not self._job:
+                        return list(batches.items())
+                    idle.add(connection)
+                    continue
+                self._reserve(connection, task)
                 seconds = self._seconds.get(task.rule.index, _UNKNOWN_SECONDS)
                 connection.given[task.number] = (task, seconds)
                 connection.load += seconds
@@ -284,15 +393,44 @@ class Run:
                 batches.setdefault(connection, []).append(message)
                 if task.taken:
                     entries.append((START, [token.number for token in task.taken]))
-            accepting = [each for each in accepting if each.accepts()]
+            accepting = [each for each in accepting if each not in idle and each.accepts()]
         return list(batches.items())
+
+    def _unfit(self, node: int | None) -> list[int]:
+        """Transitions that cannot start on a node of the job now."""
+        free = self._free.get(node, {})
+        return [
+            rule.index
+            for rule in self._activation.rules
+            if (node is not None and rule.uses_ranges)
+            or any(free.get(name, 0) < count for name, count in rule.transition.needs.items())
+        ]
+
+    def _reserve(self, connection: Connection, task: Task, sign: int = -1) -> None:
+        """Take what a task needs of its node, or with a sign of 1 give it back."""
+        if task.rule.transition.needs and (free := self._free.get(connection.node)):
+            for name, count in task.rule.transition.needs.items():
+                free[name] += sign * count
+
+    def _count_units(self) -> None:
+        """All nodes are free: what they offer together."""
+        nodes = [None, *self._pool.members]
+        self._free = {node: dict(self._units) for node in nodes}
+        self._activation.units = {name: count * len(nodes) for name, count in self._units.items()}
+
+    def _lose_node(self, node: int, host: str) -> None:
+        self._free.pop(node, None)
+        for name, count in self._units.items():
+            self._activation.units[name] -= count
+        self.notices.append(f"Node {host} was lost; its tasks run again on the others.")
 
     def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
         self._useless = 0
-        for number, status, outcome, seconds, following in results:
+        for number, status, outcome, seconds, following, changes in results:
             task = connection.take(number)
             if task is None:
                 continue
+            self._reserve(connection, task, 1)
             if status == RETURNED:
                 self._not_started(task)
                 continue
@@ -301,6 +439,8 @@ class Run:
             self._seconds[rule.index] = seconds if mean is None else 0.9 * mean + 0.1 * seconds
             if status == DONE:
                 entries.append((FIRE, [token.number for token in task.taken], outcome))
+                if changes is not None:
+                    self._ranges.take(changes, entries)
                 tokens = [(place, self._token(data)) for place, data in outcome]
                 self._activation.finish(task, tokens if following < 0 else [])
                 if following >= 0:  # the worker goes on with it by itself, under the same number
@@ -324,6 +464,11 @@ class Run:
         if answer[0] == "flood":
             self.notices.append(f"Workers print a lot: {self.folder / 'output.log'} takes no more of it.")
             return
+        if answer[0] == "refused":
+            raise PetriError(*answer[1:])
+        if answer[0] == "lost":
+            self._lose_node(*answer[1:])
+            return
         connection = self._pool.connections.get(answer[1])
         if connection is None:
             return
@@ -335,7 +480,8 @@ class Run:
         self._take_results(connection, self._pool.last_reports(connection), entries)
         number = self._pool.remove(connection)
         self._take_death(connection, number, answer[3])
-        self._useless = 0 if connection.useful else self._useless + 1
+        if answer[0] == "ended":
+            self._useless = 0 if connection.useful else self._useless + 1
         if self._useless > USELESS_WORKERS:
             raise PetriError(
                 "Workers end as soon as they start.", f"See {self.folder / 'output.log'}, and resume."
@@ -347,6 +493,8 @@ class Run:
         how = f"signal {status & 127}" if status & 127 else f"code {status >> 8}"
         begun = number in connection.given
         for given, (task, _) in list(connection.given.items()):
+            self._ranges.give_back(given)
+            self._reserve(connection, task, 1)
             if not begun:
                 self._not_started(task)
                 continue
@@ -381,16 +529,18 @@ class Run:
         except PetriError as error:
             self._fail(error)
             with contextlib.suppress(PetriError):
-                tokens, number, _ = read(self.folder / "journal", self._header)
-                self._restore(tokens, number)
+                state = read(self.folder / "journal", self._header)
+                self._ranges.restore(state.ranges)
+                self._restore(state)
+                self._count_units()
             for connection in self._pool.connections.values():
                 connection.given.clear()
             raise
 
-    def _restore(self, tokens: dict[int, tuple[int, Token]], number: int) -> None:
+    def _restore(self, state: State) -> None:
         self._activation = Activation(self.net, self._units)
-        self._number = number
-        for place, token in tokens.values():
+        self._number = state.next_number
+        for place, token in state.tokens.values():
             self._activation.add(place, token)
 
     def _token(self, data: bytes) -> Token:
@@ -410,58 +560,3 @@ def _count_failure(task: Task) -> int:
         token.failures += 1
     # Without tokens there is nothing to count by: such a task may fail once.
     return max((token.failures for token in task.taken), default=KILLED_RETRIES + 1)
-
-
-def _number_of(workers: str | int) -> int:
-    if workers == "here":
-        return len(os.sched_getaffinity(0))
-    if isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= 1024:
-        return workers
-    raise PetriError(f"{workers!r} are no workers.", "Give 'here', or a number from 1 to 1024.")
-
-
-def _check_units(net: Net, units: dict[str, int]) -> None:
-    for transition in net.transitions.values():
-        for name, count in transition.needs.items():
-            if units.get(name, 0) < count:
-                raise PetriError(
-                    f"Transition {transition.name} needs {name}:{count}, and this run offers "
-                    f"{units.get(name, 0)}.",
-                    f'Start it with offers="{name}:{count}" or more.',
-                )
-
-
-def _folder(net: Net, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
-    try:
-        if folder is not None:
-            path = Path(folder).absolute()
-            path.mkdir(parents=True, exist_ok=True)
-            if (path / "journal").exists() and not resume:
-                raise PetriError(
-                    f"There is a run in {path} already.",
-                    "Resume it with Net.resume, or choose another folder.",
-                )
-            return path
-        number = 1
-        while True:
-            path = Path(f"{net.name}-{number}").absolute()
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:
-                number += 1
-    except OSError as error:
-        raise PetriError(
-            f"The folder {error.filename} for the run cannot be made: {error.strerror}.",
-            "Name another folder.",
-        ) from None
-
-
-def _pickled(place: Place, token: Any) -> bytes:
-    try:
-        return pickle.dumps(token, 5)
-    except Exception as error:
-        raise PetriError(
-            f"A {type(token).__name__} for place {place.name} cannot be pickled: {error}.",
-            "Put what can be pickled, such as the path of a file.",
-        ) from None

@@ -27,13 +27,7 @@ def net_of(folder: Path) -> Net:
             "Make its net again, and use Net.resume(folder, net=net).",
         )
     before = set(nets)
-    try:
-        _read(module, file)
-    except Exception as error:
-        raise PetriError(
-            f"{file}, which made net {name}, fails: {type(error).__name__}: {error}.",
-            "Mend it, or use Net.resume(folder, net=net).",
-        ) from error
+    _read_or_refuse(module, file, f", which made net {name},")
     found = [net for net in nets if net.name == name and net.origin[1] == file]
     for net in found:
         if net not in before or len(found) == 1:
@@ -44,15 +38,55 @@ def net_of(folder: Path) -> Net:
     )
 
 
+def net_in(script: Path, name: str = "") -> Net:
+    """The net that a script makes when it is read as a module.
+
+    Args:
+        script: A Python file.
+        name: Of the net; needed where the script makes several.
+
+    Raises:
+        PetriError: There is no such script or net, or the script fails.
+    """
+    file = str(script.absolute())
+    if not script.is_file():
+        raise PetriError(f"There is no script {script}.", "Name a Python file that makes a Net.")
+    _read_or_refuse("__main__", file, "")
+    found = {net.name: net for net in nets if net.origin[1] == file}
+    if name in found or (len(found) == 1 and not name):
+        return found.get(name) or next(iter(found.values()))
+    if not found:
+        raise PetriError(
+            f"{script} makes no net when it is read as a module.",
+            'Make the net outside of `if __name__ == "__main__":`.',
+        )
+    names = ", ".join(sorted(found))
+    raise PetriError(f"{script} makes {'no such net' if name else 'several nets'}.", f"Choose from {names}.")
+
+
+def _read_or_refuse(module: str, file: str, which: str) -> None:
+    try:
+        _read(module, file)
+    except Exception as error:
+        raise PetriError(
+            f"{file}{which} fails: {type(error).__name__}: {error}.",
+            "Mend it, or use Net.resume(folder, net=net)." if which else "Mend it.",
+        ) from error
+
+
 def _read(module: str, file: str) -> None:
-    if module != "__main__":
-        folder = os.path.dirname(file)  # noqa: PTH120
-        sys.path.insert(0, folder)
-        try:
+    folder = os.path.dirname(file)  # noqa: PTH120
+    sys.path.insert(0, folder)
+    try:
+        if module in ("__main__", "__carme_main__"):
+            _read_main(file)
+        else:
             importlib.import_module(module)
-        finally:
-            sys.path.remove(folder)
-        return
+    finally:
+        sys.path.remove(folder)
+
+
+def _read_main(file: str) -> None:
     # Classes of tokens were pickled as those of __main__: let them be found there.
     main = types.ModuleType("__carme_main__")
     sys.modules["__carme_main__"] = main

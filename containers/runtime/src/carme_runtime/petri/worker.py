@@ -13,6 +13,7 @@ from typing import Any
 
 from carme_runtime.petri.activation import followers
 from carme_runtime.petri.channel import Reader, encode
+from carme_runtime.petri.memory import Memory
 from carme_runtime.petri.model import Place, Transition, group
 from carme_runtime.petri.net import Net
 
@@ -41,12 +42,20 @@ class Worker:
         control: Each byte asks for the tasks that have not begun, and for results that wait.
         slots: Shared with the coordinator, which sees there what a killed worker was at.
         slot: This worker's part of them.
+        memory: The ranges of the run.
     """
 
     def __init__(
-        self, net: Net, tasks: socket.socket, control: socket.socket, slots: mmap.mmap, slot: int
+        self,
+        net: Net,
+        tasks: socket.socket,
+        control: socket.socket,
+        slots: mmap.mmap,
+        slot: int,
+        memory: Memory,
     ) -> None:
-        self._plans = [_Plan(transition) for transition in net.transitions.values()]
+        self._memory = memory
+        self._plans = [_Plan(transition, memory) for transition in net.transitions.values()]
         self._followers = followers(net)
         self._tasks, self._control = tasks, control
         self._slots, self._offset = slots, slot * SLOT.size
@@ -84,12 +93,14 @@ class Worker:
         self, number: int, index: int, attempt: int, tokens: list[bytes], last: bool
     ) -> tuple[int, list[bytes], float]:
         """Run a task: the transition to go on with at once, or -1, with its token, and the time."""
-        plan = self._plans[index]
+        plan, memory = self._plans[index], self._memory
         if self._results and plan.seconds > LONG_SECONDS:
             self._flush()
         SLOT.pack_into(self._slots, self._offset, number)
+        memory.task = number
         began = time.perf_counter()
         status, outcome = plan.execute(tokens, attempt)
+        changes = memory.finish(status == DONE) if memory.used else None
         ended = time.perf_counter()
         plan.seconds = 0.7 * plan.seconds + 0.3 * (ended - began) if plan.known else ended - began
         plan.known = True
@@ -99,7 +110,7 @@ class Worker:
             following = self._followers.get(outcome[0][0], -1)
             if following >= 0 and self._plans[following].seconds > LONG_SECONDS:
                 following = -1
-        self._results.append((number, status, outcome, ended - began, following))
+        self._results.append((number, status, outcome, ended - began, following, changes))
         return following, [outcome[0][1]] if following >= 0 else [], ended
 
     def _receive(self, flags: int) -> bool:
@@ -116,6 +127,8 @@ class Worker:
                     results.append(self._results.popleft())
             if results:
                 self._tasks.sendall(encode(results))
+        if self._memory.stale:  # the next task need not wait for it
+            self._memory.unmap()
 
     def _serve_control(self) -> None:
         with contextlib.suppress(OSError):
@@ -131,14 +144,14 @@ class Worker:
                         self._receiving.release()
                 with contextlib.suppress(IndexError):
                     while True:
-                        self._results.append((self._pending.pop()[0], RETURNED, None, 0.0, -1))
+                        self._results.append((self._pending.pop()[0], RETURNED, None, 0.0, -1, None))
                 self._flush()
 
 
 class _Plan:
     """A transition as a worker runs it."""
 
-    def __init__(self, transition: Transition) -> None:
+    def __init__(self, transition: Transition, memory: Memory) -> None:
         self.name = transition.name
         self.body = transition.body
         self.arguments = transition.flow.arguments
@@ -147,6 +160,7 @@ class _Plan:
         self.alone = self.outputs[0][0] if len(self.outputs) == 1 and self.outputs[0][1] == 1 else None
         self.generates = transition.generates
         self.wants_attempt = transition.wants_attempt
+        self.more = {"memory": memory} if transition.wants_memory else {}
         self.seconds = float("inf")
         self.known = False
 
@@ -162,7 +176,10 @@ class _Plan:
                 return DONE, [
                     (p.index, pickle.dumps(None)) for p, weight in self.outputs for _ in range(weight)
                 ]
-            result = self.body(*given, attempt=attempt) if self.wants_attempt else self.body(*given)
+            more = self.more
+            if self.wants_attempt:
+                more = {**more, "attempt": attempt}
+            result = self.body(*given, **more)
             if self.generates:
                 return DONE, [self._token(*self._named(each)) for each in result]
             if self.alone is not None:

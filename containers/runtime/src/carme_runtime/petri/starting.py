@@ -1,0 +1,79 @@
+"""What a run starts with: its workers, its folder, its tokens."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.out_of_core.sizes import parse_size
+from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.model import Place
+from carme_runtime.petri.net import Net
+
+
+def number_of(workers: str | int) -> int:
+    """The processes on this node that `workers` means. Raises PetriError where it means none."""
+    if workers in ("here", "job"):
+        return len(os.sched_getaffinity(0))
+    if isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= 1024:
+        return workers
+    raise PetriError(f"{workers!r} are no workers.", "Give 'here', 'job', or a number from 1 to 1024.")
+
+
+def check_units(net: Net, units: dict[str, int]) -> None:
+    """Raise PetriError where a transition needs more than a node of the run offers."""
+    for transition in net.transitions.values():
+        for name, count in transition.needs.items():
+            if units.get(name, 0) < count:
+                raise PetriError(
+                    f"Transition {transition.name} needs {name}:{count}, and this run offers "
+                    f"{units.get(name, 0)}.",
+                    f'Start it with offers="{name}:{count}" or more.',
+                )
+
+
+def limit_of(memory: int | str | None) -> int | None:
+    """Bytes of a size that a person has written. Raises PetriError where it is none."""
+    try:
+        return None if memory is None else parse_size(memory)
+    except CarmeRuntimeError as error:
+        raise PetriError(error.message, error.remedy) from None
+
+
+def run_folder(net: Net, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
+    """The folder of a run, made where it is missing. Raises PetriError where it cannot be used."""
+    try:
+        if folder is not None:
+            path = Path(folder).absolute()
+            path.mkdir(parents=True, exist_ok=True)
+            if (path / "journal").exists() and not resume:
+                raise PetriError(
+                    f"There is a run in {path} already.",
+                    "Resume it with Net.resume, or choose another folder.",
+                )
+            return path
+        number = 1
+        while True:
+            path = Path(f"{net.name}-{number}").absolute()
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise PetriError(
+            f"The folder {error.filename} for the run cannot be made: {error.strerror}.",
+            "Name another folder.",
+        ) from None
+
+
+def pickled(place: Place, token: Any) -> bytes:
+    """A token as it travels. Raises PetriError where it cannot be pickled."""
+    try:
+        return pickle.dumps(token, 5)
+    except Exception as error:
+        raise PetriError(
+            f"A {type(token).__name__} for place {place.name} cannot be pickled: {error}.",
+            "Put what can be pickled, such as the path of a file.",
+        ) from None

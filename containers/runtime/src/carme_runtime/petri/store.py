@@ -1,0 +1,402 @@
+"""Where the ranges of a run lie: files in shared memory, and on disk what has no room there.
+
+    /dev/shm/carme-net-USER-RUN/NAME      the bytes, for any program of this user on this node
+                               /.range-NAME   what they are
+                               /.run, .alive, .lock
+
+Processes change it one after the other (`.lock`). The coordinator and its workers hold `.alive` together: the
+kernel frees it when the last of them is gone, in whatever way, and not before.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from carme_runtime.out_of_core.sizes import show_size
+from carme_runtime.petri.errors import PetriError
+
+SHARED = Path("/dev/shm")
+#: Ranges on disk, in the folder of their run.
+DISK = "memory"
+#: Seconds that the workers of a killed coordinator may take to end.
+ENDING_SECONDS = 30.0
+_MARK, _NEW = ".range-", ".new-"
+_COUNT = struct.Struct("<q")
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a range is.
+
+    Attributes:
+        name: By which tasks and programs find it.
+        size: In bytes.
+        lifetime: `task`, `net` or `kept`.
+        dtype: Of its elements, as NumPy writes it.
+        shape: Of the array that it holds.
+        task: The number of the task that has made it, 0 for the program that runs the net.
+        node: The host in whose memory it was made.
+    """
+
+    name: str
+    size: int
+    lifetime: str
+    dtype: str = "|u1"
+    shape: tuple[int, ...] = ()
+    task: int = 0
+    node: str = ""
+
+
+class Store:
+    """The ranges of a run.
+
+    Args:
+        identity: Of the run.
+        folder: Of the run.
+        limit: Bytes that may lie in shared memory; None: half of what is free.
+        spills: Folders for what has no room; the first one takes it, in the others are earlier ones.
+    """
+
+    def __init__(self, identity: str, folder: Path, limit: int | None, spills: list[Path]) -> None:
+        self.identity, self.folder = identity, folder
+        self.shared = SHARED / f"carme-net-{os.getuid()}-{identity}"
+        self.disk = folder / DISK
+        self.spills = [*(each / f"carme-net-{identity}" for each in spills), self.disk]
+        self.limit = _free() // 2 if limit is None else limit
+        #: What says to others that processes of this run are there.
+        self.alive = -1
+        self._locked = -1
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is this process, or one that it was forked from, that has the ranges."""
+        return self.alive >= 0
+
+    def begin(self) -> None:
+        """Take the ranges over, once the workers of an earlier coordinator are gone.
+
+        Raises:
+            PetriError: They do not go, or shared memory cannot be used.
+        """
+        end = time.monotonic() + ENDING_SECONDS
+        while not self.begun:
+            try:
+                self.shared.mkdir(mode=0o700, exist_ok=True)
+                _refuse_others(self.shared)
+                alive = os.open(self.shared / ".alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # moved away just now
+                continue
+            except OSError as error:
+                raise _unusable(self.shared, error) from None
+            if _take(alive) and _is_there(self.shared / ".alive", alive):
+                self.alive = alive
+                (self.shared / ".run").write_text(json.dumps(str(self.folder)))
+                self._count(_UNKNOWN)
+                return
+            os.close(alive)
+            if time.monotonic() > end:
+                raise PetriError(
+                    f"Workers of the run in {self.folder} are still there.", "End them, and resume the run."
+                )
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """Free shared memory, which nobody has any more."""
+        shutil.rmtree(self.shared, ignore_errors=True)
+        for folder in self.spills:
+            with contextlib.suppress(OSError):  # it has ranges that last
+                folder.rmdir()
+
+    def let_go(self) -> None:
+        """Leave the ranges to who resumes the run."""
+        if self.begun:
+            os.close(self.alive)
+            self.alive = -1
+
+    def create(self, description: Description) -> Path:
+        """Make a range: its file, with all its bytes 0.
+
+        Raises:
+            PetriError: It is there already, or there is no room.
+        """
+        with self.locked():
+            if self.find(description.name):
+                raise PetriError(
+                    f"There is a range {description.name} already.",
+                    "Choose another name, or delete it in a task that ends before.",
+                )
+            folder, spilled = self._room_for(description)
+            counted = self._counted()
+            self._count(_UNKNOWN)  # for who comes after this process was killed here
+            path = folder / description.name
+            try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                os.ftruncate(file, description.size)
+                _describe(folder, description)
+            except OSError as error:
+                raise _unusable(folder, error) from None
+            self._count(counted if spilled else counted + description.size)
+        try:
+            # So that a lack of memory is an error here, and not a signal in the middle of a task.
+            os.posix_fallocate(file, 0, description.size)
+        except OSError as error:
+            self.remove(description.name)
+            raise self._too_large(description, folder, error) from None
+        finally:
+            os.close(file)
+        return path
+
+    def find(self, name: str) -> tuple[Path, Description] | None:
+        """A range, wherever it lies."""
+        for folder in self._folders():
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                return folder / name, _description((folder / f"{_MARK}{name}").read_text())
+        return None
+
+    def remove(self, name: str) -> None:
+        """Free a range. Who has it mapped still sees its bytes."""
+        with self.locked():
+            for folder in self._folders():
+                if (folder / name).exists() or (folder / f"{_MARK}{name}").exists():
+                    self._count(_UNKNOWN)
+                    (folder / name).unlink(missing_ok=True)
+                    (folder / f"{_MARK}{name}").unlink(missing_ok=True)
+
+    def descriptions(self) -> dict[str, Description]:
+        """All ranges by their names."""
+        found: dict[str, Description] = {}
+        for folder in reversed(self._folders()):
+            found |= {each.name: each for each in _descriptions(folder)}
+        return found
+
+    def clean(self, names: set[str], task: int | None = None) -> None:
+        """Remove all ranges but those of these names; with a number those that this task has made alone."""
+        there = self.descriptions()
+        for description in there.values():
+            if description.name not in names and task in (None, description.task):
+                self.remove(description.name)
+        if task is None:
+            for folder in self._folders():
+                with contextlib.suppress(OSError):  # not there
+                    for path in folder.iterdir():
+                        name = path.name.removeprefix(_MARK)
+                        # Of a process that was killed meanwhile.
+                        if name.startswith(_NEW) or (name not in there and not name.startswith(".")):
+                            path.unlink()
+
+    def move_to_disk(self, name: str) -> None:
+        """Move a range into the run's folder.
+
+        Raises:
+            OSError: The disk is full or fails; the range is where it was.
+        """
+        with self.locked():
+            for folder in self._folders():
+                if folder != self.disk and (folder / f"{_MARK}{name}").exists():
+                    self.disk.mkdir(mode=0o700, exist_ok=True)
+                    self._count(_UNKNOWN)
+                    _move(folder, self.disk, name)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else changes anything meanwhile. Not to be nested."""
+        if not self.shared.exists():  # a run that has ended: nobody changes it
+            yield
+            return
+        file = os.open(self.shared / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._locked = file
+            yield
+        finally:
+            os.close(file)
+
+    def _folders(self) -> list[Path]:
+        return [self.shared, *self.spills]
+
+    def _room_for(self, description: Description) -> tuple[Path, bool]:
+        """The folder for a new range, and whether it is on disk."""
+        if self._counted() + description.size > self.limit:
+            self._spill(self._counted() + description.size - self.limit)
+        if self._counted() + description.size <= self.limit:
+            return self.shared, False
+        folder = self.spills[0]
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            disk = os.statvfs(folder)
+        except OSError as error:
+            raise _unusable(folder, error) from None
+        if disk.f_bavail * disk.f_frsize < description.size:
+            raise self._too_large(description, folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        return folder, True
+
+    def _spill(self, shortage: int) -> None:
+        """Move ranges that no task has mapped to the disk, the oldest first."""
+        there = [each for each in _descriptions(self.shared) if each.size <= self.limit]
+        by_age = sorted(there, key=lambda each: (self.shared / f"{_MARK}{each.name}").stat().st_mtime_ns)
+        if sum(each.size for each in by_age) < shortage:
+            return
+        for each in by_age:
+            if shortage <= 0:
+                return
+            if not is_mapped(self.shared / each.name):
+                with contextlib.suppress(OSError):
+                    self.spills[0].mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._count(_UNKNOWN)
+                    _move(self.shared, self.spills[0], each.name)
+                    shortage -= each.size
+
+    def _counted(self) -> int:
+        """Bytes in shared memory."""
+        data = os.pread(self._locked, _COUNT.size, 0)
+        known = _COUNT.unpack(data)[0] if data else _UNKNOWN
+        if known == _UNKNOWN:
+            known = sum(
+                each.stat().st_size for each in os.scandir(self.shared) if not each.name.startswith(".")
+            )
+        return known
+
+    def _count(self, size: int) -> None:
+        with contextlib.suppress(OSError):
+            file = os.open(self.shared / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.pwrite(file, _COUNT.pack(size), 0)
+            os.close(file)
+
+    def _too_large(self, description: Description, folder: Path, error: OSError) -> PetriError:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return _unusable(folder, error)
+        return PetriError(
+            f"Range {description.name} of {show_size(description.size)} is too large: memory for ranges has "
+            f"a limit of {show_size(self.limit)}, and {folder} has no room for it.",
+            'Delete ranges, or start the net with a larger memory="..." or with spill= on a larger disk.',
+        )
+
+
+def sweep(own: str) -> None:
+    """Free shared memory that nets of this user have left on this node whose processes are all dead.
+
+    What a run may still be resumed with goes to the disk in its folder; what no run is left for goes.
+
+    Args:
+        own: The identity of a run that takes its ranges over itself.
+    """
+    for shared in SHARED.glob(f"carme-net-{os.getuid()}-*"):
+        if shared.name.endswith(f"-{own}"):
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            _refuse_others(shared)
+            alive = os.open(shared / ".alive", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if _take(alive):
+                    _evacuate(shared, Path(json.loads((shared / ".run").read_text())))
+            finally:
+                os.close(alive)
+
+
+def is_mapped(path: Path) -> bool:
+    """Whether a task has a range mapped."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _take(file)
+    finally:
+        os.close(file)
+
+
+def _evacuate(shared: Path, folder: Path) -> None:
+    from carme_runtime.petri.journal import header_of
+
+    identity = shared.name.rpartition("-")[2]
+    try:
+        resumable = header_of(folder / "journal").get("memory", {}).get("identity") == identity
+    except PetriError:
+        resumable = False
+    if resumable:
+        (folder / DISK).mkdir(mode=0o700, exist_ok=True)
+        for description in _descriptions(shared):
+            _move(shared, folder / DISK, description.name)
+    shutil.rmtree(shared, ignore_errors=True)
+
+
+def _descriptions(folder: Path) -> list[Description]:
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.glob(f"{_MARK}*"):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                found.append(_description(path.read_text()))
+    return found
+
+
+def _description(text: str) -> Description:
+    values = json.loads(text)
+    return Description(**{**values, "shape": tuple(values["shape"])})
+
+
+def _describe(folder: Path, description: Description) -> None:
+    (folder / f"{_MARK}{description.name}").write_text(json.dumps(asdict(description)))
+
+
+def _move(source: Path, target: Path, name: str) -> None:
+    """Move a range; whoever kills this finds it whole in one of the two."""
+    new = target / f"{_NEW}{name}"
+    try:
+        shutil.copyfile(source / name, new)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    new.chmod(0o600)
+    new.rename(target / name)
+    (target / f"{_MARK}{name}").write_text((source / f"{_MARK}{name}").read_text())
+    (source / f"{_MARK}{name}").unlink()
+    (source / name).unlink()
+
+
+def _take(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_there(path: Path, file: int) -> bool:
+    with contextlib.suppress(OSError):
+        return path.stat().st_ino == os.fstat(file).st_ino
+    return False
+
+
+def _refuse_others(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise OSError(errno.EPERM, "it is not this user's alone")
+
+
+def _free() -> int:
+    """Bytes that shared memory could take now."""
+    with contextlib.suppress(OSError):
+        found = os.statvfs(SHARED)
+        free = found.f_bavail * found.f_frsize
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = min(free, int(line.split()[1]) << 10)
+        return free
+    return 0
+
+
+def _unusable(folder: Path, error: OSError) -> PetriError:
+    return PetriError(
+        f"The folder {folder} for ranges cannot be used: {error.strerror or error}.",
+        "Name another one with spill=, or ask the site for /dev/shm.",
+    )

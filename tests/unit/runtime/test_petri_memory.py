@@ -1,0 +1,383 @@
+"""Ranges of memory that tasks of a net share: what they live through, and what is left of them."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import carme_runtime
+from carme_runtime.petri import Memory, Net, PetriError, Range, store
+from patience import HANG
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of shared memory for this test alone, in which nothing stays."""
+    made = Path("/dev/shm") / f"carme-test-{os.getpid()}-{tmp_path.name}"
+    made.mkdir()
+    monkeypatch.setattr(store, "SHARED", made)
+    yield made
+    left = [path.name for path in made.iterdir()]
+    subprocess.run(["rm", "-r", str(made)], check=True)
+    assert left == []
+
+
+def test_an_array_is_handed_over_without_a_copy(folder: Path):
+    net = Net("handover")
+    sizes, arrays, sums = net.place("sizes", int), net.place("arrays", Range), net.place("sums", tuple)
+
+    @net.transition(sizes >> arrays)
+    def fill(size, memory):
+        made = memory.allocate(f"array-{size}", (size, 2), "float64")
+        made.array()[:, 1] = np.arange(size)
+        return made
+
+    @net.transition(arrays >> sums)
+    def add(array, memory):
+        found = array.array()
+        mapped = Path("/proc/self/maps").read_text().count(array.name)
+        memory.delete(array)
+        return array.name, found.shape, float(found.sum()), mapped
+
+    with net.start(1, folder=folder) as run:
+        run.put(sizes, 1000, 5)
+        marking = run.wait(HANG)
+        assert list(run.memory) == []
+    assert sorted(marking["sums"]) == [
+        ("array-1000", (1000, 2), 499500.0, 1),
+        ("array-5", (5, 2), 10.0, 1),
+    ]
+
+
+def test_ranges_of_tasks_end_with_them_and_those_that_are_to_last_outlive_the_net(folder: Path, shared: Path):
+    net = Net("lifetimes")
+    x, y = net.place("x", int, tokens=[7]), net.place("y", list)
+
+    @net.transition(x >> y)
+    def make(value, memory):
+        for lifetime in ("task", "net", "kept"):
+            memory.allocate(lifetime, 8, lifetime=lifetime).buffer[0] = value
+        return list(memory)
+
+    with net.start(folder=folder) as run:
+        assert run.wait(HANG)["y"] == [["kept", "net", "task"]]
+        assert list(run.memory) == ["kept", "net"]
+        assert run.memory.cost("kept")[1] == 0
+    assert list(shared.iterdir()) == []
+    lasting = Memory.at(folder)
+    assert list(lasting) == ["kept"] and lasting["kept"].buffer[0] == 7
+    assert lasting.cost("kept")[1] == 8
+    with pytest.raises(PetriError, match="allocated and deleted by its tasks"):
+        lasting.allocate("more", 1)
+    with Net.resume(folder, net=net) as run:
+        assert run.memory["kept"].array().tolist() == [7] + [0] * 7
+        run.memory.delete("kept")
+    assert not (folder / "memory").exists()
+
+
+def test_what_a_failed_or_killed_task_has_changed_is_undone(folder: Path):
+    net = Net("killed")
+    x, y = net.place("x", int), net.place("y", list)
+
+    @net.transition(x >> y, retries=2)
+    def swap(value, memory, attempt):
+        old = memory["old"].array().tolist()
+        memory.delete("old")
+        memory.allocate("new", 1).buffer[0] = attempt
+        if attempt == 1:
+            raise ValueError("in the middle")
+        if attempt == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return old
+
+    with net.start(1, folder=folder) as run:
+        given = run.memory.allocate("old", 3)
+        given.buffer[:] = b"abc"
+        given.close()
+        run.put(x, 1)
+        assert run.wait(HANG)["y"] == [list(b"abc")]
+        assert list(run.memory) == ["new"] and run.memory["new"].buffer[0] == 3
+
+
+def test_any_program_maps_a_range_by_its_path(folder: Path):
+    net = Net("programs")
+    meshes, solved, sums = net.place("meshes", Range), net.place("solved", Range), net.place("sums", int)
+    program = (
+        "import mmap, sys; file = open(sys.argv[1], 'r+b'); memory = mmap.mmap(file.fileno(), 0); "
+        "memory[:] = bytes(2 * each for each in memory[:])"
+    )
+    net.transition(
+        [sys.executable, "-c", program, "{meshes}"], meshes >> solved, gives="{meshes}", name="solve"
+    )
+    net.add("add", solved >> sums, lambda mesh: int(mesh.array().sum()))
+    with net.start(1, folder=folder) as run:
+        mesh = run.memory.allocate("mesh", 4)
+        mesh.array()[:] = [1, 2, 3, 4]
+        run.put(meshes, mesh)
+        assert run.wait(HANG)["sums"] == [20]
+    with pytest.raises(PetriError, match=r"Command true gives '\{stdout\}' to a place of ranges"):
+        net.transition("true", meshes >> solved)
+
+
+def test_beyond_the_limit_ranges_go_to_the_disk(folder: Path, tmp_path: Path):
+    net = Net("spill")
+    x, y = net.place("x", int), net.place("y", Range)
+    net.add("make", x >> y, make_range)
+    with net.start(1, folder=folder, memory=3 << 20, spill=tmp_path / "scratch") as run:
+        run.put(x, *range(5))
+        ranges = run.wait(HANG)["y"]
+        where = [run.memory.cost(each.name)[0].rpartition(", ")[2] for each in ranges]
+        assert where == ["disk", "disk", "memory", "memory", "memory"]
+        assert [int(each.array()[-1]) for each in ranges] == list(range(5))
+        assert {run.memory[each.name].path.parent.parent for each in ranges[:2]} == {tmp_path / "scratch"}
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def make_range(value: int, memory: Memory) -> Range:
+    made = memory.allocate("", "1MiB")
+    made.buffer[-1] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (lambda m: m["none"], "There is no range none: it was never allocated, or deleted."),
+        (lambda m: m.delete("none"), "There is no range none"),
+        (lambda m: m.allocate("there", 4), "There is a range there already."),
+        (lambda m: m.allocate("a/b", 4), "'a/b' is no name of a range."),
+        (lambda m: m.allocate("", 0), "0 is no size of range"),
+        (lambda m: m.allocate("", "much"), "'much' is no size of range"),
+        (lambda m: m.allocate("", 4, "thing"), "'thing' is no type of the elements"),
+        (lambda m: m.allocate("", 4, lifetime="task"), "'task' is no lifetime of a range here."),
+        (lambda m: m.allocate("large", "900TiB"), "Range large of 921600.00 GiB is too large"),
+        (lambda m: m.open("there", "float64"), "holds |u1 of shape (8,), not <f8 of shape (8,)."),
+        (lambda m: m.open("there", shape=(2, 4)), "not |u1 of shape (2, 4)."),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(folder: Path, action, sentence: str):
+    net = Net("wrong")
+    net.add("t", net.place("x") >> None, print)
+    with net.start(1, folder=folder) as run:
+        run.memory.allocate("there", 8)
+        with pytest.raises(PetriError) as caught:
+            action(run.memory)
+        assert sentence in caught.value.message and caught.value.remedy
+        assert list(run.memory) == ["there"]
+
+
+def test_a_range_that_another_maps_is_not_deleted(folder: Path):
+    net = Net("mapped")
+    x, y = net.place("x", Range), net.place("y", str)
+
+    @net.transition(x >> y)
+    def drop(given, memory):
+        try:
+            memory.delete(given)
+        except PetriError as error:
+            return error.message
+        try:
+            return str(given.buffer[0])
+        except PetriError as error:
+            return error.message
+
+    with net.start(1, folder=folder) as run:
+        given = run.memory.allocate("shared", 8)
+        run.put(x, given)
+        given.hold()
+        assert run.wait(HANG)["y"] == [
+            "Range shared cannot be deleted: another task or the program has it mapped."
+        ]
+        given.close()
+        run.put(x, given)
+        assert run.wait(HANG)["y"][1:] == ["Range shared was deleted by this task."]
+        with pytest.raises(PetriError, match="There is no range shared"):
+            given.hold()
+
+
+def test_a_range_of_a_task_is_no_token(folder: Path):
+    net = Net("short")
+    x, y = net.place("x", int, tokens=[1]), net.place("y", Range)
+    net.add("give", x >> y, lambda x, memory: memory.allocate("short", 8, lifetime="task"))
+    with (
+        net.start(1, folder=folder) as run,
+        pytest.raises(PetriError, match="Range short ends with its task"),
+    ):
+        run.wait(HANG)
+    net.bind("give", lambda x, memory: memory.allocate("long", 8))
+    with Net.resume(folder, net=net, workers=1) as run:
+        assert [each.name for each in run.wait(HANG)["y"]] == ["long"]
+
+
+def test_the_example_of_the_documents_runs(tmp_path: Path, shared: Path):
+    text = (Path(__file__).parents[3] / "docs/users/petri-nets.md").read_text()
+    found = re.search(r"```python\n# average\.py\n(.*?)```", text, re.DOTALL)
+    assert found
+    code = found[1].replace("/scratch/me", str(tmp_path / "scratch")).replace("8GiB", "64MiB")
+    code = f"from carme_runtime.petri import store; store.SHARED = store.Path({str(shared)!r})\n{code}"
+    (tmp_path / "average.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "average.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    means = json.loads(done.stdout.splitlines()[-1])
+    assert [round(mean, 2) for mean in means] == [0.5, 0.5, 0.5]
+
+
+# A coordinator that is killed when its task has said that it is in the middle of its work.
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+from carme_runtime.petri import Net, Range, store
+store.SHARED = Path(sys.argv[1])
+net = Net("phoenix")
+x, y, z = net.place("x", int, tokens=[1]), net.place("y", Range), net.place("z", list)
+
+@net.transition(x >> y)
+def first(value, memory):
+    made = memory.allocate("result", 4, lifetime="kept")
+    made.buffer[:] = b"good"
+    memory.allocate("other", 4)
+    return made
+
+@net.transition(y >> z, retries=10)
+def second(given, memory, attempt):
+    memory.allocate("half", 4)
+    if attempt == 1:
+        os.write(int(sys.argv[3]), b"r")
+        import time; time.sleep(1000)
+    return [bytes(given.buffer).decode(), *memory]
+
+if __name__ == "__main__":
+    with net.start(1, folder=sys.argv[2], resume=True) as run:
+        print(json.dumps(run.wait()["z"]))
+"""
+
+
+def start(script: Path, shared: Path, folder: Path, writing: int) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
+    command = [sys.executable, str(script), str(shared), str(folder), str(writing)]
+    return subprocess.Popen(command, env=environment, pass_fds=[writing], stdout=subprocess.PIPE, text=True)
+
+
+def kill_in_the_middle(script: Path, shared: Path, folder: Path) -> None:
+    script.write_text(SCRIPT)
+    reading, writing = os.pipe()
+    process = start(script, shared, folder, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as came:
+        assert came.read(1) == b"r"
+        process.kill()
+        assert came.read() == b""  # its workers have ended, too
+    process.communicate()
+
+
+def test_ranges_survive_the_coordinator(folder: Path, shared: Path, tmp_path: Path):
+    kill_in_the_middle(tmp_path / "net.py", shared, folder)
+    assert len(list(shared.iterdir())) == 1
+    again = start(tmp_path / "net.py", shared, folder, 2)
+    assert json.loads(again.communicate(timeout=HANG)[0]) == [["good", "half", "other", "result"]]
+    assert list(shared.iterdir()) == []
+    assert bytes(Memory.at(folder)["result"].buffer) == b"good"
+
+
+def test_the_next_net_frees_what_a_dead_one_has_left(folder: Path, shared: Path, tmp_path: Path):
+    kill_in_the_middle(tmp_path / "net.py", shared, folder)
+    kill_in_the_middle(tmp_path / "net.py", shared, tmp_path / "gone")
+    assert {path.name for path in (folder / "memory").glob("[!.]*")} == {"half", "other", "result"}
+    subprocess.run(["rm", "-r", str(tmp_path / "gone")], check=True)
+    assert len(list(shared.iterdir())) == 1
+    net = Net("next")
+    net.add("t", net.place("x") >> None, print)
+    net.start(1, folder=tmp_path / "next").close()
+    assert list(shared.iterdir()) == []
+    again = start(tmp_path / "net.py", shared, folder, 2)
+    assert json.loads(again.communicate(timeout=HANG)[0]) == [["good", "half", "other", "result"]]
+
+
+def test_a_program_that_breaks_off_can_go_on_with_its_ranges(folder: Path):
+    net = Net("broken")
+    x, y = net.place("x", Range), net.place("y", int)
+    net.add("read", x >> y, lambda given: given.buffer[0])
+    with pytest.raises(KeyError), net.start(1, folder=folder) as run:
+        run.memory.allocate("given", 1).buffer[0] = 9
+        raise KeyError
+    with Net.resume(folder, net=net, workers=1) as run:
+        run.put(x, run.memory["given"])
+        assert run.wait(HANG)["y"] == [9]
+
+
+def test_what_is_lost_with_a_machine_is_named_and_what_is_elsewhere_is_not_lost(
+    folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+):
+    net = Net("machines")
+    net.add("t", net.place("x") >> None, print)
+    with pytest.raises(KeyError), net.start(1, folder=folder) as run:
+        run.memory.allocate("there", 8)
+        raise KeyError
+    (there,) = shared.iterdir()
+    there.rename(shared.with_name(f"{shared.name}-away"))
+    here = socket.gethostname()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        with pytest.raises(PetriError, match=f"Range there of this run is in the memory of {here}"):
+            Net.resume(folder, net=net, workers=1)
+    for path in shared.iterdir():  # as at the start of a machine
+        shutil.rmtree(path)
+    shared.with_name(f"{shared.name}-away").rename(there)
+    run = Net.resume(folder, net=net, workers=1)
+    assert not run.notices and list(run.memory) == ["there"]
+    assert run.memory.cost("there") == (f"{here}, memory", 0)
+    run._broken_off = True
+    run.close()
+    shutil.rmtree(there)
+    with Net.resume(folder, net=net, workers=1) as run:
+        assert run.notices == ["Range there was lost with the memory of this node."]
+        assert list(run.memory) == []
+
+
+def test_a_full_disk_leaves_ranges_that_are_to_last_where_they_are(folder: Path):
+    net = Net("full")
+    net.add("t", net.place("x") >> None, print)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with net.start(1, folder=folder) as run:
+            run.memory.allocate("lasting", 200_000, lifetime="kept").buffer[-8:] = b"12345678"
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert run.notices == [
+        "Range lasting of 195 KiB stays in the memory of this node until the run is resumed: File too large."
+    ]
+    Net.resume(folder, net=net, workers=1).close()
+    assert bytes(Memory.at(folder)["lasting"].buffer[-8:]) == b"12345678"
+
+
+def test_a_net_that_lives_is_left_alone(folder: Path, tmp_path: Path):
+    nets = [Net("one"), Net("two")]
+    for net in nets:
+        net.add("t", net.place("x", int) >> None, lambda x, memory: memory["there"].hold())
+    with nets[0].start(1, folder=folder) as first:
+        first.memory.allocate("there", 8).close()
+        with nets[1].start(1, folder=tmp_path / "two") as second:
+            second.memory.allocate("there", 8).close()
+            second.put("x", 1)
+            second.wait(HANG)
+        first.put("x", 1)
+        first.wait(HANG)
