@@ -16,6 +16,7 @@ register_converter(JobIdConverter, "job_id")
 
 urlpatterns = [
     path("", views.job_list, name="jobs"),
+    path("month/", views.month, name="month"),
     path("submit/", views.submit, name="job-submit"),
     path("<job_id:job_id>/", views.job, name="job"),
     path("<job_id:job_id>/new/", views.wait, name="job-wait"),

@@ -20,6 +20,8 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stages, stage_text
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
+from carme_webui.images.cards import Card
+from carme_webui.images.cards import card as card_of
 from carme_webui.projects.models import Project
 from carme_webui.sessions.actions import check_options, minutes_in
 from carme_webui.sessions.choices import CUSTOM, EVENING, cards, evening_minutes, matching, times
@@ -35,6 +37,11 @@ _shown: dict[Hashable, SafeString] = {}
 #: Fewer qualities of service than this leave no choice.
 MOST_NEEDLESS = 2
 
+#: Of a number of minutes in an address.
+DIGITS = 9
+
+#: What stands for values of other fields.
+_CHOICES = ("name", "hardware", "hours", "time")
 _MAY_BE_EMPTY = ("gpu_type", "partition", "account", "qos", "reservation")
 
 #: The numbers that a card stands for.
@@ -75,7 +82,9 @@ class StartForm(forms.Form):
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
     time = forms.ChoiceField(label=_("Time"), widget=forms.RadioSelect, required=False)
-    minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
+    hours = forms.IntegerField(label=_("Hours"), min_value=0, required=False)
+    # With the hours; alone it may be more than an hour.
+    minutes = forms.IntegerField(label=_("Minutes"), min_value=0, required=False)
     title = TitleField(label=_("Title"), max_length=80, required=False)
     app = forms.CharField(label=_("Open with"), widget=forms.Select, required=False)
     partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
@@ -146,6 +155,8 @@ class StartForm(forms.Form):
         initial["hardware"] = matching(self._cards, initial)
         minutes = str(initial["minutes"])
         initial["time"] = minutes if minutes in dict(self._times) else CUSTOM
+        if minutes.isascii() and minutes.isdigit():
+            initial["hours"], initial["minutes"] = divmod(int(minutes[:DIGITS]), 60)
         super().__init__(data and self._filled_in(data), initial=initial, label_suffix="")
         self._cluster, self._catalogue, self._site = cluster, catalogue, site
         self._datasets = datasets or Datasets(site.staging.datasets)
@@ -160,15 +171,15 @@ class StartForm(forms.Form):
             if card.key == filled["hardware"]:
                 filled |= card.values
         if filled["time"] == EVENING:
-            filled["minutes"] = evening_minutes(timezone.now())
+            filled |= {"hours": "", "minutes": evening_minutes(timezone.now())}
         elif filled["time"] in dict(self._times):
-            filled["minutes"] = filled["time"]
+            filled |= {"hours": "", "minutes": filled["time"]}
         return filled
 
     def full_clean(self) -> None:
         """Check it; what is wrong with a number is shown beside that number."""
         super().full_clean()
-        for choice, names in (("hardware", NUMBERS), ("time", ("minutes",))):
+        for choice, names in (("hardware", NUMBERS), ("time", ("hours", "minutes"))):
             if self.is_bound and any(name in self.errors for name in names):
                 self.data = {**self.data, choice: CUSTOM}
 
@@ -213,14 +224,12 @@ class StartForm(forms.Form):
         limits = {
             "gpus_per_node": max((kind.per_node for kind in kinds), default=0),
             "nodes": max((len(partition.node_names) for partition in partitions), default=1),
+            "hours": most // 60,
             "minutes": most,
         }
         for name, limit in limits.items():
             self.fields[name].widget.attrs["max"] = limit
-        self.fields["minutes"].help_text = _("At most %(minutes)s (%(words)s).") % {
-            "minutes": most,
-            "words": minutes_text(most),
-        }
+        self.fields["minutes"].help_text = _("At most %s.") % minutes_text(most)
         names = Datasets(self._site.staging.datasets).names()
         self.fields["stage"].widget.attrs |= {
             "placeholder": ", ".join([*names[:3], "/scratch/..."]),
@@ -233,9 +242,20 @@ class StartForm(forms.Form):
             self.fields[name].widget.attrs["placeholder"] = _("Automatic")
 
     @property
+    def image_card(self) -> Card | None:
+        """What the chosen image is; None where there is none."""
+        image = self._image(str(self["image"].value() or ""))
+        return card_of(image) if image is not None else None
+
+    @property
     def number_fields(self) -> list[BoundField]:
         """The numbers of hardware that is on no card."""
         return [self[name] for name in NUMBERS]
+
+    @property
+    def time_fields(self) -> list[BoundField]:
+        """A time that is no choice."""
+        return [self["hours"], self["minutes"]]
 
     @property
     def more_fields(self) -> list[BoundField]:
@@ -284,6 +304,13 @@ class StartForm(forms.Form):
         name = self.cleaned_data["name"]
         return name if re.fullmatch(NAME_PATTERN, name) else new_name()
 
+    def clean_minutes(self) -> int:
+        """All of the time, in minutes."""
+        total = 60 * (self.cleaned_data.get("hours") or 0) + (self.cleaned_data.get("minutes") or 0)
+        if not total and "hours" not in self.errors:
+            raise forms.ValidationError(_("Enter a time of at least one minute."))
+        return total
+
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
         if self.errors:
@@ -292,7 +319,7 @@ class StartForm(forms.Form):
             raise forms.ValidationError(
                 _("Nothing can be started now, because the cluster does not answer. Try again in a moment.")
             )
-        wanted = {key: value for key, value in cleaned.items() if key not in ("name", "hardware", "time")}
+        wanted = {key: value for key, value in cleaned.items() if key not in _CHOICES}
         wanted |= {key: cleaned.get(key) or None for key in _MAY_BE_EMPTY}
         wanted["app"] = cleaned.get("app") or "lab"
         try:

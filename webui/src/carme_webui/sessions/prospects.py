@@ -13,7 +13,6 @@ from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, SlurmError
 from carme.jobs import SessionOptions, minutes_text
 from carme.wording import number
-from carme_webui.bookings.models import moment_words
 from carme_webui.sessions.models import query_of
 
 __all__ = ["Prospect", "gpu_hours", "prospects"]
@@ -31,13 +30,15 @@ class Prospect:
 
     Attributes:
         options: What was asked for.
-        start: When it would begin; None where Slurm gives no time.
+        start: When it would begin at the latest by Slurm's plan; None where Slurm gives no time.
+        earliest: When it would begin if jobs ended as early as they lately did.
         words: What is less than was asked for: `1 node`; empty for what was asked for itself.
         refusal: Why it would never begin.
     """
 
     options: SessionOptions
     start: datetime | None
+    earliest: datetime | None = None
     words: str = ""
     refusal: str = ""
 
@@ -47,9 +48,11 @@ class Prospect:
         return self.start is not None and self.start <= timezone.now() + AT_ONCE
 
     @property
-    def when(self) -> str:
-        """The start by the site's clocks."""
-        return moment_words(self.start) if self.start else ""
+    def first(self) -> datetime | None:
+        """The beginning of the range in which it would begin; None where that is no range."""
+        if self.earliest is None or self.start is None or self.start - self.earliest < WORTH:
+            return None
+        return self.earliest
 
     @property
     def query(self) -> str:
@@ -94,16 +97,18 @@ def _smaller(options: SessionOptions) -> Iterator[tuple[SessionOptions, str]]:
 def _ask(options: SessionOptions, user: str, broker: BrokerClient, words: str = "") -> Prospect:
     wish = query_of(options.model_copy(update={"title": "", "app": "lab"}))
     key = f"prospect:{user}:{hashlib.sha256(wish.encode()).hexdigest()}"
-    found: tuple[datetime | None, str] | None = cache.get(key)
+    found: tuple[datetime | None, datetime | None, str] | None = cache.get(key)
     if found is None:
         request = options.request(name="prospect", command=["true"], environment={})
         try:
-            found = broker.test(request, user=user).start, ""
+            estimate = broker.test(request, user=user)
+            found = estimate.start, estimate.earliest, ""
         except BrokerUnavailable:
             raise
         except CarmeError as error:
             if isinstance(error, SlurmError) and error.code == "slurm-away":
                 raise
-            found = None, str(error)
+            found = None, None, str(error)
         cache.set(key, found, REMEMBERED)
-    return Prospect(options, found[0], words, found[1])
+    start, earliest, refusal = found
+    return Prospect(options, start, earliest, words, refusal)
