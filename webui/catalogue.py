@@ -126,7 +126,11 @@ def main() -> int:
     templates = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "DIRS": [SOURCE / "templates"],
-        "OPTIONS": {"libraries": {"translated": "carme_webui.jobs.templatetags.translated"}},
+        "OPTIONS": {
+            "libraries": {
+                name: f"carme_webui.jobs.templatetags.{name}" for name in ("terms", "times", "translated")
+            }
+        },
     }
     settings.configure(INSTALLED_APPS=["django.contrib.humanize"], TEMPLATES=[templates])
     django.setup()

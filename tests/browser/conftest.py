@@ -53,6 +53,8 @@ def start(page: Page, title: str, **fields: int) -> None:
     page.goto("/")
     open_start_form(page)
     page.get_by_label("Title").fill(title)
+    if "minutes" in fields:
+        page.locator("#id_hours").fill("0")  # else those of the usual time are added
     for name, value in fields.items():
         page.locator(f"#id_{name}").fill(str(value))
     page.get_by_role("button", name="Start", exact=True).click()

@@ -62,6 +62,7 @@ def fill_in(page: Page, title: str) -> None:
     page.get_by_label("Title").fill(title)
     page.locator("#id_image").select_option("base")
     page.locator("#id_gpus_per_node").fill("0")
+    page.locator("#id_hours").fill("0")
     page.locator("#id_minutes").fill("20")
     page.locator("#id_results").fill(RESULTS)
 

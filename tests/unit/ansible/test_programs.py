@@ -89,6 +89,18 @@ def test_what_is_compiled_is_brought_to_hosts_without_a_compiler(tmp_path: Path)
         assert unpacked.read(script) == (tmp_path / f"carme/native/carme-{platform.machine()}").read_bytes()
 
 
+def test_the_documentation_goes_with_the_portal(tmp_path: Path) -> None:
+    """Its links to folders of the source tree are followed: a host gets no more than the part."""
+    packed = json.loads(pack(ANSIBLE.parent, tmp_path / "out", "webui").stdout)["webui"]
+    with tarfile.open(packed["archive"]) as archive:
+        inside = {entry.name: entry for entry in archive.getmembers()}
+    documentation = "webui/src/carme_webui/documentation"
+    for page in (ANSIBLE.parent / "docs/users").glob("*.md"):
+        assert inside[f"{documentation}/users/{page.name}"].isreg()
+    assert inside[f"{documentation}/pictures/session.png"].isreg()
+    assert not [name for name, entry in inside.items() if not entry.isreg()]
+
+
 def test_a_missing_part_is_named(source: Path, tmp_path: Path) -> None:
     done = pack(source, tmp_path / "out", "carme", "webui")
     assert done.returncode == 1

@@ -7,7 +7,7 @@ import socket
 import stat
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,8 +173,13 @@ async def test_a_job_whose_submission_got_no_answer_is_cancelled_when_it_turns_u
 
 
 async def test_an_estimate(site: Any, order: JobRequest) -> None:
+    before = datetime.now(UTC)
     estimate = await site.client.test(order)
     assert estimate.start == datetime.fromtimestamp(1795181538, UTC)
+    # No job has ended lately by which it could be judged: half of what Slurm plans with.
+    latest, moment = max(estimate.start, before), timedelta(minutes=5)
+    assert estimate.earliest is not None
+    assert -moment < estimate.earliest - (before + (latest - before) / 2) < moment
     assert estimate.nodes == "n1"
     assert not (site.home / ".local").exists()
 

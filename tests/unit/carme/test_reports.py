@@ -292,6 +292,13 @@ async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None
     curve = next(curve for curve in curves if curve.name == "n1 GPU 1" and curve.what == "gpu")
     assert curve.values[5] == 0.6 and curve.values[-5] == 0.0
     assert all(len(curve.values) <= 121 for curve in curves)
+    wholes = {curve.what: curve.whole for curve in curves}
+    assert wholes == {"gpu": None, "gpu_memory": 40 * GIB, "cpu": 4, "memory": 32 * GIB, "io": None}
+    read, written = (curve for curve in curves if curve.what == "io")
+    assert (read.name, read.top, set(read.values)) == ("n1 read", 1 << 20, {1.0})
+    assert (written.name, set(written.values)) == ("n1 written", {0.001})
+    assert "n1 read, at most 1.0 MiB/s" in as_text(Report(job=job(), usage=used, curves=curves))
+    assert ">512.0 KiB/s</text>" in as_html(Report(job=job(), usage=used, curves=curves))
 
 
 async def test_what_ranks_reported_of_a_run_that_was_a_part_of_the_job(prometheus: Prometheus) -> None:

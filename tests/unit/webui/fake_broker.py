@@ -191,7 +191,8 @@ class FakeBroker:
                     raise self.refusal
                 check(asked, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
                 start = self.starts(asked) if self.starts else datetime.now(UTC)
-                return StartEstimate(nodes="n1", start=start)
+                now = datetime.now(UTC)
+                return StartEstimate(nodes="n1", start=start, earliest=now + (start - now) / 2)
             case protocol.GetWarnings():
                 return self.warnings
             case protocol.GetProjects():

@@ -15,8 +15,9 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements import services
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings import services as bookings
-from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
+from carme_webui.clocks import site_zone
 from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.models import Notice

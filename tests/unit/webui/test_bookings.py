@@ -14,7 +14,8 @@ from carme.jobs import Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.ics import calendar_text
 from carme_webui.bookings.lanes import Item, lay_out, slots_of
-from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.bookings.models import Booking
+from carme_webui.clocks import site_zone
 
 from .conftest import Browser, text
 from .fake_broker import FakeBroker, make_job

@@ -1,5 +1,6 @@
-"""The dashboard: my jobs that wait or run, and how busy my GPUs are, as a real Prometheus has measured it."""
+"""The dashboard: my jobs that wait or run, what a real Prometheus measured of them, and my use this month."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -8,12 +9,15 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
+from django.core.cache import cache
 from django.utils import timezone
 from real_prometheus import Prometheus, prometheus_with
 
 from carme.jobs import SessionOptions
+from carme.reports.prometheus import Prometheus as Reader
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
+from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions.models import Session
 
 from .conftest import Browser, words
@@ -32,6 +36,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         # The minutes to come, too: the test may take some.
         for at in range(now - 900, now + 900, 15):
             lines.append(f"carme_job_gpu_utilization_ratio{{{labels}}} {busy} {at}")
+    whose = 'jobid="7",user="alice",node="n1"'
+    for kind, name, value in (
+        ("counter", "cpu_seconds_total", lambda at: 3 * (at - now + 900)),
+        ("gauge", "cpus", lambda at: 4),
+        ("gauge", "memory_used_bytes", lambda at: 2 << 30),
+        ("gauge", "memory_limit_bytes", lambda at: 8 << 30),
+    ):
+        lines.append(f"# TYPE carme_job_{name.removesuffix('_total')} {kind}")
+        lines += [f"carme_job_{name}{{{whose}}} {value(at)} {at}" for at in range(now - 900, now + 900, 15)]
     with prometheus_with("\n".join([*lines, "# EOF", ""]), tmp_path_factory.mktemp("busy")) as running:
         yield running
 
@@ -84,28 +97,75 @@ def test_only_the_newest_of_many_are_shown(browser: Browser, alice: User) -> Non
     assert ">All jobs</a>" in page
 
 
-def test_how_busy_my_gpus_are(browser: Browser, alice: User, site: None) -> None:
+def test_small_charts_of_what_my_jobs_do(browser: Browser, alice: User, site: None) -> None:
     Job.store([make_job(7, kind="session"), make_job(8, user="bob")])
     row, _ = Session.request(alice, SessionOptions(image="torch", minutes=60, title="Mine"), "s12345678")
     Session.objects.filter(pk=row.pk).update(job_id=7)
-    assert 'hx-get="/metrics/busy/"' in browser.get("/").content.decode()
-    answer = browser.get("/metrics/busy/")
-    assert "Mine 2 GPUs, 45 % busy: 1 did nothing In the last ten minutes." in words(answer)
-    assert f'href="{row.get_absolute_url()}"' in answer.content.decode()
-    assert "job 8" not in words(answer)  # another user's
+    page = browser.get("/").content.decode()
+    assert 'data-url="/metrics/sparks/"' in page and '<carme-sparks data-job="7">' in page
+    answer = json.loads(browser.get("/metrics/sparks/").content)
+    assert answer["failure"] == "" and list(answer["jobs"]) == ["7"]  # not another user's
+    mine = answer["jobs"]["7"]
+    assert mine["words"] == "2 GPUs, 45 % busy: 1 did nothing"
+    shown = {chart["title"]: (chart["now"], chart["series"][0]["values"][-1]) for chart in mine["charts"]}
+    assert shown == {"GPUs": ("45 %", 45.0), "Processors": ("75 %", 75.0), "Memory": ("25 %", 25.0)}
+    chart = mine["charts"][0]
+    assert chart["spark"] and chart["step"] * (len(chart["series"][0]["values"]) - 1) == 1800
+    assert chart["summary"] == "GPUs 45 % on average, at most 45 %"
 
 
-def test_nothing_is_reported_while_no_job_of_mine_has_gpus(browser: Browser, alice: User, site: None) -> None:
-    Job.store([make_job(8, user="bob")])
-    assert words(browser.get("/metrics/busy/")) == ""
+def test_all_jobs_of_a_user_are_one_question_to_prometheus(
+    browser: Browser, alice: User, site: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = Reader.ask
+    monkeypatch.setattr(Reader, "ask", lambda self, path, given: asked.append(path) or ask(self, path, given))
+    first = browser.get("/metrics/sparks/").content
+    assert browser.get("/metrics/sparks/").content == first and asked == ["/api/v1/query_range"]
+
+
+def test_nothing_is_shown_of_jobs_that_are_not_mine(other: Browser, bob: User, site: None) -> None:
+    assert list(json.loads(other.get("/metrics/sparks/").content)["jobs"]) == ["8"]
+
+
+def test_what_i_used_this_month_of_what_i_may(browser: Browser, alice: User, still: None) -> None:
+    assert words(browser.get("/jobs/month/")) == ""  # nothing yet
+    now = timezone.now()
+    start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    hour = timedelta(hours=1)
+    known: dict[str, Any] = {"kind": "batch", "cpus": 8}
+    Job.store(
+        [
+            # Of the last month's job only the hour in this one counts.
+            make_job(1, state="COMPLETED", gpus=4, submitted=start - hour, started=start - hour,
+                     ended=min(now, start + hour), **known),
+            make_job(2, state="COMPLETED", gpus=1, submitted=start - 9 * hour, started=start - 9 * hour,
+                     ended=start - hour, **known),
+            make_job(3, state="PENDING", gpus=8, submitted=now, **known),
+            make_job(4, user="bob", gpus=8, submitted=now - hour, started=now - hour, **known),
+        ]
+    )  # fmt: skip
+    cache.clear()  # the sums are remembered for a minute
+    used = 4 * min(1.0, (now - start) / hour)
+    message = words(browser.get("/jobs/month/"))
+    assert message.startswith(f"My use this month GPU-hours {used:.1f}".removesuffix(".0"))
+    assert message.endswith("Jobs 1")
+    project = Project.objects.create(
+        name="vision", title="Vision <b>", gpu_hours=1000, used={"gpu_hours": 123.44}, kept=now
+    )
+    Membership.objects.create(project=project, user=alice)
+    part = browser.get("/jobs/month/").content.decode()
+    assert "123.4 of 1,000 GPU-hours" in part and "Vision &lt;b&gt;" in part and 'value="12"' in part
 
 
 def test_a_prometheus_that_is_away_is_named(
     browser: Browser, alice: User, settings: Any, tmp_path: Any
 ) -> None:
-    assert "/metrics/busy/" not in browser.get("/").content.decode()  # this site measures nothing
+    page = browser.get("/").content.decode()
+    assert "/metrics/sparks/" not in page and "charts.js" not in page  # this site measures nothing
     place = django_settings.SITE.monitoring.model_copy(
         update={"prometheus": "https://127.0.0.1:1", "portal_certificates": tmp_path}
     )
     settings.SITE = django_settings.SITE.model_copy(update={"monitoring": place})
-    assert "metrics cannot be read" in words(browser.get("/metrics/busy/"))
+    answer = json.loads(browser.get("/metrics/sparks/").content)
+    assert answer["jobs"] == {} and "metrics cannot be read" in answer["failure"]

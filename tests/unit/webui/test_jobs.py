@@ -1,5 +1,6 @@
 """The mirror of Slurm's jobs, and the pages that show them."""
 
+import json
 import re
 from datetime import timedelta
 from typing import Any
@@ -266,6 +267,50 @@ def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeB
     assert "Job 1 has no log. Wait until it has started." in browser.get("/jobs/1/").content.decode()
 
 
+def charts_in(part: str) -> list[dict[str, Any]]:
+    """What the charts of a part of a page are drawn from."""
+    return [json.loads(one["data-chart"]) for one in BeautifulSoup(part, "html.parser")("carme-chart")]
+
+
+def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
+    browser: Browser, broker: FakeBroker
+) -> None:
+    def curve(what: str, name: str = "n1", **fields: Any) -> Curve:
+        return Curve(what=what, name=name, start=0, step=60, values=[0.25, None, 0.5], **fields)
+
+    broker.put(make_job(1))
+    broker.reports[1] = Report(
+        job=make_job(1),
+        source="live",
+        curves=[
+            curve("cpu", whole=8.0),
+            curve("memory", whole=32 * 2.0**30),
+            curve("gpu_memory", "n1 GPU 0", whole=80 * 2.0**30),
+            curve("io", "n1 read", top=4 * 2.0**20),
+            curve("io", "n1 written", top=4 * 2.0**20),
+            curve("loss", "mean of the ranks", top=2.0),
+        ],
+    )
+    news()
+    found = {one["title"]: one for one in charts_in(text(browser.get("/jobs/1/use/")))}
+    shown = {
+        title: (one["series"][0]["values"], one["unit"], one.get("line")) for title, one in found.items()
+    }
+    assert shown == {
+        "Processors": ([2.0, None, 4.0], "", {"name": "Requested", "value": 8.0}),
+        "Memory": ([8.0, None, 16.0], "GiB", {"name": "Requested", "value": 32.0}),
+        "GPU memory": ([20.0, None, 40.0], "GiB", {"name": "Total", "value": 80.0}),
+        "Disks: read and written": ([1.0, None, 2.0], "MiB/s", None),
+        "Training: loss": ([0.5, None, 1.0], "", None),
+    }
+    assert len(found["Disks: read and written"]["series"]) == 2
+    # Nodes that got different amounts share no line: then shares are shown.
+    broker.reports[1] = Report(job=make_job(1), curves=[curve("cpu", whole=8.0), curve("cpu", whole=4.0)])
+    (chart,) = charts_in(text(browser.get("/jobs/1/use/")))
+    assert (chart["unit"], chart["line"]) == ("%", {"name": "Requested", "value": 100})
+    assert chart["series"][0]["values"] == [25.0, None, 50.0]
+
+
 def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: FakeBroker) -> None:
     curve = Curve(what="gpu", name="n1 <GPU> 0", start=0, step=15, values=[0.0, 0.5, 1.0])
     broker.put(make_job(1))
@@ -280,8 +325,12 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
     news()
     assert 'hx-get="/jobs/1/use/"' in browser.get("/jobs/1/").content.decode()
     part = browser.get("/jobs/1/use/").content.decode()
-    for message in ("50% used", "<polyline", "n1 &lt;GPU&gt; 0", "Ask &lt;for&gt; less.", "--gpus 1"):
+    for message in ("50% used", "Ask &lt;for&gt; less.", "--gpus 1"):
         assert message in part, message
+    (chart,) = charts_in(part)
+    assert chart["series"] == [{"name": "n1 <GPU> 0", "values": [0.0, 50.0, 100.0]}]
+    assert (chart["title"], chart["unit"], chart["most"], chart["step"]) == ("GPU utilization", "%", 100, 15)
+    assert chart["summary"] == "n1 <GPU> 0 50 % on average, at most 100 %"
     assert "every 30s" in part
     assert {request.user for request in broker.asked_for("report")} == {"alice"}
 
@@ -443,7 +492,7 @@ def test_a_jobs_page_shows_its_life_as_a_picture_with_a_table(
     page = browser.get("/jobs/7/").content.decode()
     bars = re.findall(r'<rect class="(\w+)" x="(\d+)" y="1" width="(\d+)"', page)
     assert bars == [("queued", "0", "250"), ("running", "250", "750"), ("running", "250", "750")]
-    rows = re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td><td>[^<]+</td><td>([^<]+)</td>', page)
+    rows = re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td><td><time.*?</td><td>([^<]+)</td>', page)
     assert rows == [("Queue", "Queued", "5 minutes"), *[(n, "Running", "15 minutes") for n in ("n1", "n2")]]
     # Of a session it is known when its server was there.
     Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")

@@ -161,7 +161,7 @@ def test_one_form_is_made_for_all_of_whom_it_is_true(
     page(other)
     assert len(forms._shown) == 1
     german = browser.get("/", headers={"accept-language": "de"}).content.decode()
-    assert len(forms._shown) == 2 and "Zeit in Minuten" in german and "Time in minutes" in first
+    assert len(forms._shown) == 2 and "Stunden" in german and ">Hours</label>" in first
     # Each has a name of its own, or the second of two sessions would be the first.
     names = {page(browser).split('name="name" value="')[1].split('"')[0] for _ in range(3)}
     assert len(names) == 3

@@ -199,7 +199,7 @@ def test_a_session_whose_job_got_a_lower_number_is_followed(
             ),
             [
                 "It is 3rd of 7 in line",
-                "between 20 Nov, 12:00 and 20 Nov, 13:00 UTC",
+                "between 20 Nov, 12:00 UTC and 20 Nov, 13:00 UTC",
                 "9 of the last 10 estimates were right",
             ],
         ),

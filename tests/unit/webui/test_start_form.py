@@ -1,11 +1,14 @@
 """The start form before Start is pressed: when it would begin, presets, and addresses that fill it in."""
 
 import html as html_module
+import json
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
 from django.utils import timezone
 
@@ -38,7 +41,10 @@ def project(alice: User) -> Project:
 def prospect(browser: Browser, **values: Any) -> str:
     answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
     assert answer.status_code == 200
-    return " ".join(re.sub(r"<[^>]+>", " ", answer.content.decode()).split())
+    page = BeautifulSoup(answer.content, "html.parser")
+    for card in page.select("#image-card"):
+        card.decompose()
+    return " ".join(page.get_text(" ").split()).replace(" .", ".")
 
 
 def test_partitions_that_take_none_of_my_jobs_are_not_offered(
@@ -142,13 +148,17 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
 
     broker.starts = starts
     text = prospect(browser)
-    assert text.startswith("Expected start: about ")
+    assert text.startswith("Expected start: between ")  # by what jobs lately used of their time
+    early, late = re.findall(r"\d\d? [A-Z][a-z]{2}, \d\d:\d\d UTC", text)[:2]
+    assert early == f"{now + timedelta(hours=2.5):%-d %b, %H:%M} UTC"
+    assert late == f"{now + timedelta(hours=5):%-d %b, %H:%M} UTC"
     assert "With 1 node it would start now. With 1 hour it would start about " in text
     assert " GPUs" not in text  # fewer of them would not begin earlier
     page = browser.send("/", "/sessions/prospect/", **FORM).content.decode()
-    links = re.findall(r'href="([^"]+)"', page)
+    links = re.findall(r'href="([^"]+#start-heading)"', page)
     filled = browser.get(links[0].replace("&amp;", "&")).content.decode()
-    assert 'name="nodes" value="1"' in filled and 'name="minutes" value="120"' in filled
+    assert 'name="nodes" value="1"' in filled
+    assert 'name="hours" value="2"' in filled and 'name="minutes" value="0"' in filled
     assert len(broker.asked_for("test")) == 4  # the second time from memory
 
 
@@ -158,7 +168,7 @@ def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, bro
     page = browser.send("/", "/sessions/prospect/", **(FORM | wished)).content.decode()
     save(browser, title="Mine", **wished)
     for address in (
-        re.findall(r'href="([^"]+)"', page)[0].replace("&amp;", "&"),
+        re.findall(r'href="([^"]+#start-heading)"', page)[0].replace("&amp;", "&"),
         f"/?{Preset.of(alice)[0].query}",
     ):
         form = browser.get(address).context["form"]
@@ -190,6 +200,52 @@ def test_a_card_and_a_time_stand_for_numbers(browser: Browser, broker: FakeBroke
     assert (form["hardware"].value(), form["time"].value()) == ("custom", "custom")
     refused = browser.send("/", "/sessions/start/", **(values | {"hardware": "none"}))
     assert refused.status_code == 422 and "none is not one of" in refused.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("hours", "minutes", "total"),
+    [("2", "30", 150), ("", "90", 90), ("3", "", 180), ("0", "45", 45), ("", "", None), ("0", "0", None)],
+)
+def test_a_time_of_ones_own_has_hours_and_minutes(
+    browser: Browser, broker: FakeBroker, hours: str, minutes: str, total: int | None
+) -> None:
+    values = FORM | {"time": "custom", "hours": hours, "minutes": minutes}
+    answer = browser.send("/", "/sessions/start/", **values)
+    if total is None:
+        assert answer.status_code == 422 and "at least one minute" in answer.content.decode()
+        return
+    assert answer.status_code == 302, answer.context["form"].errors
+    made = Session.objects.get()
+    assert made.asked_for.minutes == total
+    form = browser.get(f"/?again={made.name}").context["form"]
+    assert (form["hours"].value(), form["minutes"].value()) == divmod(total, 60)
+
+
+def test_a_card_says_what_is_in_the_image_and_when_it_was_built(
+    browser: Browser, broker: FakeBroker, settings: Any, tmp_path: Path
+) -> None:
+    packages = {"torch": "2.13", "numpy": "2.1", "aiohttp": "3.9", "keras": "3.15", "zarr": "2", "attrs": "1"}
+    built = (timezone.now() - timedelta(days=3)).isoformat()
+    manifest = {
+        "name": "big",
+        "title": "Big",
+        "description": "All <in>",
+        "packages": packages,
+        "built": built,
+    }
+    (tmp_path / "big.sif").write_text("")
+    (tmp_path / "big.json").write_text(json.dumps(manifest))
+    images = settings.SITE.images.model_copy(update={"directory": tmp_path})
+    settings.SITE = settings.SITE.model_copy(update={"images": images})
+    page = browser.send("/", "/sessions/prospect/", **(FORM | {"image": "big"})).content
+    card = BeautifulSoup(page, "html.parser").select_one("#image-card[hx-swap-oob]")
+    assert card is not None and "All <in>" in card.text and "Built 3\xa0days ago." in card.text
+    shown = [one.text for one in card.select(".package")]
+    assert shown == ["torch 2.13", "keras 3.15", "numpy 2.1", "aiohttp 3.9"]
+    (more,) = card.select("a")
+    assert more.text == "2 more" and browser.get(str(more["href"])).status_code == 200
+    none = browser.send("/", "/sessions/prospect/", **(FORM | {"image": "nothing"})).content.decode()
+    assert "image-card" not in none
 
 
 def test_a_number_that_is_refused_is_seen(browser: Browser, broker: FakeBroker, settings: Any) -> None:
@@ -328,7 +384,13 @@ def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBro
     broker.put(make_job(2, user="bob", state="PENDING", gpus=3, node_list=""))
     page = browser.get("/live/").content.decode()
     assert "3 queued" in page and "By Slurm&#x27;s plan 4 will be free from" in page
-    points = re.findall(r'<polyline points="([^"]+)"', page)
-    assert points[0].startswith("0.0,40.0 ") and points[0].endswith("288.0,20.0")
+    table = BeautifulSoup(page, "html.parser").find("table", class_="free-days")
+    assert [cell.text for cell in table.thead("th")] == ["Hour", *map(str, range(0, 24, 3))]
+    blocks = [cell for cell in table.tbody("td") if cell.text]
+    # The running job has all of n1 for two hours; n2 takes no jobs.
+    assert (blocks[0].text, blocks[0]["class"]) == ("0", ["level-0"])
+    assert (blocks[-1].text, blocks[-1]["class"]) == ("4", ["level-2"])
+    assert blocks[-1]["title"].endswith(": 4 of 8 free")
+    assert len(blocks) in (24, 25) and 3 <= len(table.tbody("tr")) <= 4  # three days, whenever they begin
     broker.queue.clear()
     assert "No more are expected" in browser.get("/live/").content.decode()

@@ -18,7 +18,7 @@ from django.utils import translation
 
 import carme_webui
 from carme_webui.accounts.models import User
-from carme_webui.bookings.models import span_words
+from carme_webui.clocks import span_words
 from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import tell

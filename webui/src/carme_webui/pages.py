@@ -13,7 +13,6 @@ from django.utils.functional import SimpleLazyObject
 from django.utils.safestring import SafeString
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_safe
 
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import maintenance_near
@@ -23,7 +22,6 @@ __all__ = [
     "bad_request",
     "csrf_failure",
     "forbidden",
-    "help_page",
     "not_found",
     "server_error",
     "site",
@@ -59,12 +57,6 @@ def _here(request: HttpRequest) -> str:
     """The first part of the page's address; empty for the dashboard, and for what is no page."""
     match = request.resolver_match
     return match.route.partition("/")[0] if match else ""
-
-
-@require_safe
-def help_page(request: HttpRequest) -> HttpResponse:
-    """What each part of the portal is for; the link on a page leads to its own section."""
-    return render(request, "help.html")
 
 
 @lru_cache(maxsize=256)

@@ -144,7 +144,8 @@ CACHES = {
 }
 STATIC_URL = "/static/"
 STATIC_ROOT = SITE.portal.state_directory / "static"
-STATICFILES_DIRS = [BASE_DIR / "static"]
+# The pictures of the documentation are for the help pages.
+STATICFILES_DIRS = [BASE_DIR / "static", ("docs", BASE_DIR / "documentation/pictures")]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},

@@ -14,10 +14,15 @@ __all__ = ["AT_ONCE", "REMEMBERED", "expected_start"]
 #: A start that is so near is called "now".
 AT_ONCE = timedelta(minutes=1)
 REMEMBERED = 15
+#: The latest start, the earliest one, and the refusal.
+Expected = tuple[datetime | None, datetime | None, str]
 
 
-def expected_start(request: JobRequest, user: str, broker: BrokerClient) -> tuple[datetime | None, str]:
-    """When a job would start, None where Slurm gives no time; and why it never would, else nothing.
+def expected_start(request: JobRequest, user: str, broker: BrokerClient) -> Expected:
+    """When a job would start at the latest, and at the earliest; and why it never would, else nothing.
+
+    Slurm's plan gives the latest. The earliest holds if jobs end as early as they lately did. Both are None where
+    Slurm gives no time.
 
     Raises:
         CarmeError: Nobody can be asked.
@@ -26,15 +31,16 @@ def expected_start(request: JobRequest, user: str, broker: BrokerClient) -> tupl
         update={"name": "prospect", "command": ["true"], "environment": {}, "files": {}, "prediction": None}
     )
     key = f"prospect:{user}:{hashlib.sha256(request.model_dump_json().encode()).hexdigest()}"
-    found: tuple[datetime | None, str] | None = cache.get(key)
+    found: Expected | None = cache.get(key)
     if found is None:
         try:
-            found = broker.test(request, user=user).start, ""
+            estimate = broker.test(request, user=user)
+            found = estimate.start, estimate.earliest, ""
         except BrokerUnavailable:
             raise
         except CarmeError as error:
             if isinstance(error, SlurmError) and error.code == "slurm-away":
                 raise
-            found = None, str(error)
+            found = None, None, str(error)
         cache.set(key, found, REMEMBERED)
     return found

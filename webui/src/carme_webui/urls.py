@@ -3,7 +3,7 @@
 from django.urls import include, path
 
 from carme_webui.datasets.views import add, dataset_list
-from carme_webui.pages import help_page
+from carme_webui.guides import guide, help_page
 
 urlpatterns = [
     path("", include("carme_webui.sessions.urls")),
@@ -21,6 +21,7 @@ urlpatterns = [
     path("tokens/", include("carme_webui.api.page_urls")),
     path("metrics/", include("carme_webui.metrics.urls")),
     path("help/", help_page, name="help"),
+    path("help/<slug:guide>/", guide, name="guide"),
     path("accounts/", include("carme_webui.accounts.urls")),
     # /identity/o/... and /.well-known/openid-configuration
     path("", include("allauth.idp.urls")),

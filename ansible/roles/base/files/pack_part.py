@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 LEFT_OUT = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "node_modules", "dist", "build-cache"}
@@ -41,6 +42,15 @@ def compiled(folder: Path, place: Path) -> dict[str, Path]:
     return found
 
 
+def _files(folder: Path) -> Iterator[Path]:
+    """What lies in a folder, and in the folders of the source tree that links in it lead to."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() and path.is_dir():
+            yield from _files(path)
+        elif not path.is_dir():
+            yield path
+
+
 def pack(folder: Path) -> bytes:
     """The folder as a gzipped tar archive without times, owners or left-overs of earlier builds."""
     buffer = io.BytesIO()
@@ -50,7 +60,7 @@ def pack(folder: Path) -> bytes:
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):
         built = compiled(folder, Path(place))
-        paths = {str(path.relative_to(folder)): path for path in folder.rglob("*")} | built
+        paths = {str(path.relative_to(folder)): path for path in _files(folder)} | built
         for inside, path in sorted(paths.items(), key=lambda pair: Path(pair[0])):
             parts = set(Path(inside).parts)
             if LEFT_OUT & parts or any(part.endswith(".egg-info") for part in parts):
@@ -59,8 +69,6 @@ def pack(folder: Path) -> bytes:
                 continue
             # What was built in the tree may be of another day or another machine.
             if path.suffix == ".so" and inside not in built:
-                continue
-            if path.is_dir() and not path.is_symlink():
                 continue
             entry = archive.gettarinfo(str(path), arcname=f"{folder.name}/{inside}")
             entry.uid = entry.gid = 0

@@ -1,6 +1,7 @@
 """Checks job requests and submits them."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from carme.broker import protocol
 from carme.broker.access import Peer, owner_of_job
@@ -12,6 +13,7 @@ from carme.broker.stage_in import StageIns
 from carme.broker.submitter import Submitter
 from carme.errors import CarmeError, InvalidRequest, SlurmError
 from carme.jobs import StartEstimate, arrays
+from carme.sessions.outlook import planned, used_share
 from carme.slurm import Order, UnixAccount
 
 
@@ -71,7 +73,11 @@ class Submissions:
         owner = await owner_of_job(peer, request.user, self._context.settings)
         order = await self._submitter.order(request.request, owner)
         async with self._context.programs.take(owner.uid):
-            return await self._context.slurm.estimate(order, owner)
+            found = await self._context.slurm.estimate(order, owner)
+        if found.start is None:
+            return found
+        when = planned(found.start, used_share(self._context.watch.jobs()), datetime.now(UTC))
+        return found.model_copy(update={"earliest": when.earliest})
 
     async def _start(self, order: Order, owner: UnixAccount) -> int:
         try:

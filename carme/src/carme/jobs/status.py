@@ -181,10 +181,18 @@ class Job(BaseModel):
 
 
 class StartEstimate(BaseModel):
-    """What Slurm thinks of a request: the expected start (UTC), the nodes, and Slurm's own words."""
+    """What Slurm thinks of a request.
+
+    Attributes:
+        start: The expected start (UTC), where all jobs before it use up their time limits: the latest one.
+        earliest: The start where they use as much of their limits as jobs lately did.
+        nodes: Where it would run.
+        message: Slurm's own words.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     start: datetime | None = None
+    earliest: datetime | None = None
     nodes: str = ""
     message: str = ""

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 from carme.reports.models import Curve, GpuUse, NodeUse, RankUse, TrainingUse, Usage
@@ -220,9 +221,34 @@ def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]
                     start=begin,
                     step=step * every,
                     values=[None if value is None else round(value / whole, 3) for value in thin],
+                    whole=whole if part else None,
                 )
             )
+    curves += _io_curves(found, begin, step, every)
     return [*curves, *_training_curves(found, begin, step, every)]
+
+
+def _io_curves(found: dict[str, _Series], begin: float, step: float, every: int) -> Iterator[Curve]:
+    """What each node read from disks and wrote to them in each second, of the most that any did."""
+    rates: dict[str, list[float | None]] = {}
+    for what in ("read", "written"):
+        for (node, _gpu), values in sorted(found[what].items()):
+            thin = values[::every]
+            # A counter that goes down began anew.
+            rates[f"{node} {what}"] = [
+                None if last is None or value is None or value < last else (value - last) / (step * every)
+                for last, value in pairwise(thin)
+            ]
+    top = max((value for values in rates.values() for value in _known(values)), default=0.0)
+    for name, values in rates.items():
+        yield Curve(
+            what="io",
+            name=name,
+            start=begin + step * every,
+            step=step * every,
+            values=[None if value is None else round(value / (top or 1.0), 3) for value in values],
+            top=top or 1.0,
+        )
 
 
 def _known(values: list[float | None] | None) -> list[float]:

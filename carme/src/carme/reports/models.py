@@ -109,15 +109,17 @@ class Curve(_Told):
     """One line over the job's time: ratios every `step` seconds from `start` (seconds since 1970).
 
     Attributes:
-        top: What 1 stands for, where that is not the whole of something.
+        top: What 1 stands for, where that is not the whole of something; of `io` in bytes per second.
+        whole: How much the whole is that 1 stands for: processors, or bytes of memory; None: a share alone.
     """
 
-    what: str  # gpu, gpu_memory, cpu, memory, wait, samples, loss
+    what: str  # gpu, gpu_memory, cpu, memory, io, wait, samples, loss
     name: str
     start: float
     step: float
     values: list[float | None]
     top: float | None = None
+    whole: float | None = None
 
 
 class Advice(_Told):

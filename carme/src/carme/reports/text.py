@@ -9,7 +9,7 @@ from carme.scaling import outcome_text
 from carme.scaling.outcomes import prediction_text
 from carme.wording import number, size
 
-__all__ = ["as_fragment", "as_html", "as_text"]
+__all__ = ["as_html", "as_text", "facts"]
 
 GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -20,6 +20,7 @@ _TITLES = {
     "gpu_memory": "GPU: memory in use",
     "cpu": "Processors that worked, of those asked for",
     "memory": "Memory in use, of that asked for",
+    "io": "Disks: read and written in each second",
     "wait": "Training: share of time for which ranks waited",
     "samples": "Training: samples in each second",
     "loss": "Training: loss",
@@ -148,7 +149,10 @@ def _parts(told: TrainingUse | RankUse) -> str:
 
 
 def _named(curve: Curve) -> str:
-    return curve.name if curve.top is None else f"{curve.name}, at most {curve.top:.4g}"
+    if curve.top is None:
+        return curve.name
+    most = f"{size(curve.top)}/s" if curve.what == "io" else f"{curve.top:.4g}"
+    return f"{curve.name}, at most {most}"
 
 
 def as_text(report: Report) -> str:
@@ -172,8 +176,8 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def as_fragment(report: Report) -> str:
-    """The facts, the plots and the advice, as a part of a page of HTML that says itself which job it is."""
+def _details(report: Report) -> str:
+    """The facts, the plots and the advice."""
     plots = "".join(
         f"<h3>{escape(title)}</h3>{plot([curve for curve in report.curves if curve.what == what])}"
         for what, title in _TITLES.items()
@@ -203,14 +207,15 @@ def as_html(report: Report) -> str:
         "svg{width:100%;max-width:44rem;height:auto;background:#fafafa}"
         "h3{font-size:1rem;margin:1.5rem 0 .3rem}"
         "</style></head><body>"
-        f"<h1>{title}</h1>{_table(identity(report))}{as_fragment(report)}</body></html>\n"
+        f"<h1>{title}</h1>{_table(identity(report))}{_details(report)}</body></html>\n"
     )
 
 
 def plot(curves: list[Curve]) -> str:
     """Curves over time as SVG, with the times in UTC below and what the height means on the left."""
-    wide, high, left, above = 480, 120, 48, 10
     shown = curves[: len(_COLOURS)]
+    bytes_moved = bool(shown) and shown[0].what == "io"
+    wide, high, left, above = 480, 120, 80 if bytes_moved else 48, 10
     start, end = _window(shown)
     lines, names = [], []
     widest = 20 + 7 * max((len(_named(curve)) for curve in shown), default=0)
@@ -230,9 +235,10 @@ def plot(curves: list[Curve]) -> str:
         x, y = left + widest * (place % columns), above + high + 40 + 18 * (place // columns)
         names.append(f'<text x="{x:.0f}" y="{y}" fill="{colour}">{escape(_named(curve))}</text>')
     top = shown[0].top if shown else None
+    height = _speed if bytes_moved else _height
     grid = [
         f'<line x1="{left}" x2="{left + wide}" y1="{y}" y2="{y}" stroke="currentColor" opacity=".2"/>'
-        f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="currentColor">{_height(share, top)}</text>'
+        f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="currentColor">{height(share, top)}</text>'
         for share, y in ((1.0, above), (0.5, above + high // 2), (0.0, above + high))
     ]
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
@@ -242,7 +248,7 @@ def plot(curves: list[Curve]) -> str:
             f'fill="currentColor">{moment}</text>'
         )
     tall = above + high + 34 + 18 * -(-len(shown) // columns)
-    label = escape(f"From 0 to {_height(1.0, top)}: {', '.join(map(_named, shown))}", quote=True)
+    label = escape(f"From 0 to {height(1.0, top)}: {', '.join(map(_named, shown))}", quote=True)
     return (
         f'<svg viewBox="0 0 {left + wide + 10} {tall + 8}" role="img" aria-label="{label}" font-size="12">'
         f"{''.join(grid)}{''.join(lines)}{''.join(names)}</svg>"
@@ -258,6 +264,10 @@ def _window(curves: list[Curve]) -> tuple[float, float]:
 
 def _height(share: float, top: float | None) -> str:
     return f"{share:.0%}" if top is None else f"{share * top:.3g}"
+
+
+def _speed(share: float, top: float | None) -> str:
+    return f"{size(share * (top or 0.0))}/s"
 
 
 def _clock(moment: float, whole: float) -> str:

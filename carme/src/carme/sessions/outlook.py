@@ -14,7 +14,18 @@ from typing import NamedTuple
 from carme.jobs import Job, JobState
 from carme.sessions.models import Outlook
 
-__all__ = ["TOLERANCE", "Place", "Range", "Record", "expected", "held", "outlook", "places", "used_share"]
+__all__ = [
+    "TOLERANCE",
+    "Place",
+    "Range",
+    "Record",
+    "expected",
+    "held",
+    "outlook",
+    "places",
+    "planned",
+    "used_share",
+]
 
 #: A start counts as foretold if it came this close to the range: the range is shown in minutes.
 TOLERANCE = timedelta(minutes=1)
@@ -85,9 +96,12 @@ def expected(job: Job, share: float, now: datetime) -> Range | None:
         share: The share of their limits that jobs use, see `used_share`.
         now: The time of Slurm's plan.
     """
-    if job.planned_start is None:
-        return None
-    latest = max(job.planned_start, now)
+    return planned(job.planned_start, share, now) if job.planned_start is not None else None
+
+
+def planned(start: datetime, share: float, now: datetime) -> Range:
+    """The range of a start that Slurm has planned; `share` and `now` as for `expected`."""
+    latest = max(start, now)
     return Range(now + (latest - now) * share, latest)
 
 

@@ -50,6 +50,7 @@ EXAMPLES = {
     "<str:user>": "bob",
     "<str:username>": "alice",
     "<slug:secret>": "x",
+    "<slug:guide>": "sessions",
 }
 #: Addresses at which no user sees a page when all is well, and why.
 NOT_SEEN = {

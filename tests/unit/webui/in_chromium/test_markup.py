@@ -28,7 +28,7 @@ MARK = "<img src=x onerror=alert(1)>'\"</script>"
 RAW = ("<img src=x", "</script>'", '"</script>')
 #: All names that forms of the portal have.
 NAMES = """
-    title text name image app partition gpu_type gpus_per_node nodes minutes account reservation
+    title text name image app partition gpu_type gpus_per_node nodes hours minutes account reservation
     stage results script script_path arguments array workdir user answer reason do message project
     role until label scopes days requirements definition base folder description source path kind
     length date time users language theme page mail start end start_date start_time end_date

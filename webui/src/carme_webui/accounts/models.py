@@ -36,5 +36,7 @@ class User(AbstractUser):
     theme = models.CharField(max_length=8, blank=True, choices=[(key, key) for key in THEMES if key])
     # When it was known to have what jobs need: an association in Slurm, and a home.
     enrolled = models.DateTimeField(null=True, blank=True, editable=False)
+    # Hints that are not to be shown any more.
+    dismissed = models.JSONField(default=list, blank=True)
     # What differs from the defaults of `carme_webui.profile.kinds`: the kind to what is wanted of it.
     wanted = models.JSONField(default=dict, blank=True)

@@ -16,11 +16,14 @@ KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/")
-EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/metrics/busy/", "/help/")
+EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/metrics/sparks/", "/help/")
 #: What the form for a session asks; it changes nothing.
 ESTIMATE = "/sessions/prospect/"
 #: What open pages load by themselves is no new look.
-BY_THEMSELVES = ("live/", "news/", "/files/room/", "/metrics/busy/", "/use/", "/facts/", "/recipe/", ESTIMATE)
+BY_THEMSELVES = (
+    *("live/", "news/", "/files/room/", "/metrics/sparks/", "/jobs/month/", "/use/", "/facts/", "/recipe/"),
+    ESTIMATE,
+)
 
 
 def begin(request: HttpRequest, user: User) -> None:

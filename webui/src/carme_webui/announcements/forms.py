@@ -10,7 +10,7 @@ from carme.bookings import YEARS
 from carme.bookings.clock import from_local
 from carme.errors import CarmeError
 from carme_webui.announcements.models import Maintenance, News
-from carme_webui.bookings.models import site_zone
+from carme_webui.clocks import site_zone
 from carme_webui.titles import TitleField
 
 __all__ = ["MaintenanceForm", "NewsForm"]

@@ -9,8 +9,8 @@ from django.utils import timezone
 
 from carme.bookings import Window
 from carme_webui.accounts.models import User
-from carme_webui.bookings.models import site_zone, span_words
 from carme_webui.caches import Cached
+from carme_webui.clocks import site_zone, span_words
 
 __all__ = ["Maintenance", "News", "latest_news", "maintenance_near"]
 

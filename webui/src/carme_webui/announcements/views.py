@@ -14,7 +14,7 @@ from carme_webui.administration.views import for_admins
 from carme_webui.announcements import services
 from carme_webui.announcements.forms import MaintenanceForm, NewsForm
 from carme_webui.announcements.models import Maintenance, News
-from carme_webui.bookings.models import site_zone
+from carme_webui.clocks import site_zone
 from carme_webui.cluster import broker
 
 __all__ = ["call_off", "delete_news", "edit_maintenance", "edit_news", "maintenance", "news"]

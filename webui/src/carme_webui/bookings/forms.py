@@ -16,8 +16,9 @@ from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Cluster, minutes_text, parse_minutes
 from carme.jobs.requests import refusal
 from carme_webui.accounts.models import User
-from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.bookings.models import Booking
 from carme_webui.caches import cached_by_arguments
+from carme_webui.clocks import site_zone
 from carme_webui.projects.models import Project, usable_by
 from carme_webui.titles import TitleField
 

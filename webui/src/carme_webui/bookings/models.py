@@ -3,59 +3,26 @@
 import secrets
 from datetime import datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
-from django.conf import settings
 from django.db import models, transaction
 from django.db.models.functions import Cast, StrIndex
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.formats import date_format
-from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingState, Cause, Hold, Wish
-from carme.bookings.clock import moment_text, span_text
 from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
+from carme_webui.clocks import span_words
 from carme_webui.projects.models import Project, own_projects, projects_of
 from carme_webui.statements import Given, Statement
 
-__all__ = ["Booking", "Calendar", "Feed", "moment_words", "new_name", "site_zone", "span_words"]
+__all__ = ["Booking", "Calendar", "Feed", "new_name"]
 
 
 def new_name() -> str:
     """A fresh name: `carme-` and 12 hexadecimal digits."""
     return f"carme-{secrets.token_hex(6)}"
-
-
-def site_zone() -> ZoneInfo:
-    """The zone of the site's clocks."""
-    return ZoneInfo(settings.SITE.site.time_zone)
-
-
-def span_words(start: datetime, end: datetime) -> str:
-    """From when to when by the site's clocks, in the reader's language."""
-    zone = site_zone()
-    if (get_language() or "en").startswith("en"):
-        return span_text(start, end, zone)
-    last = end.astimezone(zone)
-    same_day = start.astimezone(zone).date() == last.date()
-    until = date_format(last, "H:i") + _twice(last) if same_day else moment_words(end)
-    return _("%(first)s to %(last)s") % {"first": moment_words(start), "last": until}
-
-
-def moment_words(moment: datetime) -> str:
-    """A moment by the site's clocks, in the reader's language."""
-    if (get_language() or "en").startswith("en"):
-        return moment_text(moment, site_zone())
-    local = moment.astimezone(site_zone())
-    return date_format(local, _("D j M, H:i")) + _twice(local)
-
-
-def _twice(local: datetime) -> str:
-    """The zone's name where clocks show a time twice."""
-    return f" {local:%Z}" if local.replace(fold=0).utcoffset() != local.replace(fold=1).utcoffset() else ""
 
 
 class Calendar(models.Model):

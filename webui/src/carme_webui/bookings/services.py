@@ -37,7 +37,8 @@ from carme.wording import listing
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance
 from carme_webui.bookings import notes
-from carme_webui.bookings.models import Booking, Calendar, site_zone
+from carme_webui.bookings.models import Booking, Calendar
+from carme_webui.clocks import site_zone
 from carme_webui.projects.models import Project, access_for, projects_of, usable_by
 
 __all__ = [

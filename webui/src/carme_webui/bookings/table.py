@@ -26,8 +26,9 @@ from carme.bookings.agreement import is_ours
 from carme.jobs import Job, Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
-from carme_webui.bookings.models import Booking, span_words
+from carme_webui.bookings.models import Booking
 from carme_webui.caches import Cached
+from carme_webui.clocks import span_words
 from carme_webui.notifier import notifier
 
 __all__ = ["VIEWS", "Shown", "table_of"]

@@ -25,8 +25,9 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings import data, services
 from carme_webui.bookings.forms import BookingForm, Kind, kinds, kinds_for, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
-from carme_webui.bookings.models import Booking, site_zone, span_words
+from carme_webui.bookings.models import Booking
 from carme_webui.bookings.table import VIEWS, Shown, table_of
+from carme_webui.clocks import site_zone, span_words
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
 from carme_webui.notifier import notifier

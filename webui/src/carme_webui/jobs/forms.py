@@ -15,7 +15,8 @@ from carme.errors import CarmeError, InvalidRequest
 from carme.images import ImageCatalogue
 from carme.jobs import Cluster, contents, refusal, split_stages
 from carme.jobs.scripts import MAXIMUM_BYTES
-from carme_webui.bookings.models import Booking, site_zone
+from carme_webui.bookings.models import Booking
+from carme_webui.clocks import site_zone
 from carme_webui.jobs.search import FILTERS, KINDS, Search
 from carme_webui.jobs.submissions import JobSubmission
 from carme_webui.scaling import SCALING, ScalingFields

@@ -16,6 +16,7 @@ register_converter(JobIdConverter, "job_id")
 
 urlpatterns = [
     path("", views.job_list, name="jobs"),
+    path("month/", views.month, name="month"),
     path("submit/", views.submit, name="job-submit"),
     path("submit/predict/", views.predict, name="job-predict"),
     path("<job_id:job_id>/", views.job, name="job"),

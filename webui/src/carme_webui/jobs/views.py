@@ -13,7 +13,7 @@ from django.db.models import F, Q
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
-from django.utils.safestring import mark_safe
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -21,7 +21,7 @@ from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
 from carme.jobs import Cluster, JobRequest, contents, partition_of, stage_text
 from carme.jobs.scripts import sent_script
-from carme.reports.text import as_fragment
+from carme.reports.text import facts as facts_of
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
@@ -33,9 +33,12 @@ from carme_webui.jobs.arrays import cells, failed_tasks, resubmit_failed, tasks_
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, silence
+from carme_webui.jobs.month import month_of
 from carme_webui.jobs.patterns import PATTERNS
 from carme_webui.jobs.search import FILTERS, own_jobs
+from carme_webui.jobs.templatetags.times import moment
 from carme_webui.jobs.timeline import timeline
+from carme_webui.metrics.charts import of_report
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, payers, usable_by
 from carme_webui.scaling import SCALING, Advice, Probe, advice, curve_of, starts
@@ -52,7 +55,8 @@ __all__ = [
         "job_live",
         "job_use",
         "log_stream",
-        "predict",
+    "month",
+    "predict",
         "recipe",
         "resubmit",
         "submit",
@@ -118,11 +122,18 @@ def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
     found = _mine(request, job_id)
     context: dict[str, object] = {"job": found}
     try:
-        # All that comes from elsewhere is escaped there.
-        context["report"] = mark_safe(as_fragment(broker().report(found.id, user=found.user)))
+        report = broker().report(found.id, user=found.user)
     except CarmeError as error:
         context["failure"] = str(error)
+    else:
+        context |= {"report": report, "facts": facts_of(report), "charts": of_report(report)}
     return render(request, "jobs/job_use.html", context)
+
+
+@require_safe
+def month(request: HttpRequest) -> HttpResponse:
+    """The part of the dashboard that says what I used this month of what I may."""
+    return render(request, "jobs/month.html", {"month": month_of(signed_in(request))})
 
 
 @require_safe
@@ -282,7 +293,7 @@ def extend(request: HttpRequest, job_id: int) -> HttpResponse:
     except CarmeError as error:
         messages.error(request, str(error))
     else:
-        messages.success(request, _("The job now ends at %s UTC.") % given.ends.strftime("%Y-%m-%d %H:%M"))
+        messages.success(request, format_html(_("The job now ends at {}."), moment(given.ends)))
     return redirect(found)
 
 

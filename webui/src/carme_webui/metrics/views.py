@@ -12,7 +12,6 @@ from typing import Any
 from django.conf import settings
 from django.core.cache import cache
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
@@ -22,11 +21,11 @@ from carme.reports.prometheus import Prometheus
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
-from carme_webui.metrics.busy import busy, has_metrics
 from carme_webui.metrics.scope import Scope
+from carme_webui.metrics.sparks import has_metrics, sparks
 from carme_webui.projects.models import Membership
 
-__all__ = ["my_busy", "of_account", "of_all", "of_mine"]
+__all__ = ["my_sparks", "of_account", "of_all", "of_mine"]
 
 #: Seconds for which it is remembered which accounts somebody leads.
 REMEMBERED = 60
@@ -35,15 +34,15 @@ _TIMES = ("start", "end", "time", "step", "timeout", "limit", "lookback_delta")
 
 
 @require_safe
-def my_busy(request: HttpRequest) -> HttpResponse:
-    """The part of the dashboard that says how busy my GPUs are."""
-    context: dict[str, Any] = {}
+def my_sparks(request: HttpRequest) -> JsonResponse:
+    """What the dashboard's small charts show: my jobs by number, or why they cannot be seen."""
+    answer: dict[str, Any] = {"jobs": {}, "failure": ""}
     if has_metrics():
         try:
-            context["busy"] = busy(signed_in(request))
+            answer["jobs"] = sparks(signed_in(request))
         except CarmeError as error:
-            context["failure"] = str(error)
-    return render(request, "metrics/busy.html", context)
+            answer["failure"] = str(error)
+    return JsonResponse(answer)
 
 
 @require_safe

@@ -8,6 +8,7 @@ urlpatterns = [
     path("", views.profile, name="profile"),
     path("read/", views.read, name="notices-read"),
     path("look/", views.look, name="profile-look"),
+    path("hints/<slug:name>/", views.dismiss, name="hint-dismiss"),
     path("notify/", views.notify, name="profile-notify"),
     path("password/", views.password, name="profile-password"),
     path("security/", include("allauth.mfa.urls")),

@@ -20,9 +20,11 @@ from carme_webui.profile.kinds import Kind, choices_of, choose
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import read_all
 
-__all__ = ["look", "notify", "password", "profile", "read"]
+__all__ = ["HINTS", "dismiss", "look", "notify", "password", "profile", "read"]
 
 SHOWN = 20
+#: Hints for newcomers; each is shown until they dismiss it.
+HINTS = frozenset({"welcome"})
 
 
 @require_safe
@@ -44,6 +46,18 @@ def read(request: HttpRequest) -> HttpResponse:
     """I have read all that the portal told me."""
     read_all(signed_in(request))
     return redirect("profile")
+
+
+@require_POST
+def dismiss(request: HttpRequest, name: str) -> HttpResponse:
+    """Do not show me a hint any more."""
+    user = signed_in(request)
+    if name not in HINTS:
+        raise Http404
+    if name not in user.dismissed:
+        user.dismissed = [*user.dismissed, name]
+        user.save(update_fields=["dismissed"])
+    return redirect("dashboard")
 
 
 @require_POST

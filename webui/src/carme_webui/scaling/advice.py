@@ -15,7 +15,7 @@ from carme.errors import CarmeError
 from carme.jobs import JobRequest, Node
 from carme.scaling import Choice, Curve, choices, marks
 from carme_webui.accounts.models import User
-from carme_webui.bookings.models import moment_words
+from carme_webui.clocks import moment_words
 from carme_webui.scaling.drawing import drawing
 from carme_webui.start_times import AT_ONCE, expected_start
 
@@ -141,7 +141,7 @@ def starts(
     def start(nodes: int, gpus_per_node: int) -> tuple[datetime | None, str]:
         other = request.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
         try:
-            when, refusal = expected_start(other, user.username, broker)
+            when, _earliest, refusal = expected_start(other, user.username, broker)
         except CarmeError:
             return None, _("unknown")
         if when is None:

@@ -10,7 +10,7 @@ from django.utils.translation import ngettext
 
 from carme.config import Settings
 from carme.jobs import Cluster, minutes_text
-from carme_webui.bookings.models import site_zone
+from carme_webui.clocks import site_zone
 from carme_webui.cluster import supplies
 
 __all__ = ["CUSTOM", "EVENING", "Card", "cards", "evening_minutes", "matching", "times"]

@@ -21,6 +21,8 @@ from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stag
 from carme.scaling import Curve
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import entry_points, supplies
+from carme_webui.images.cards import Card
+from carme_webui.images.cards import card as card_of
 from carme_webui.projects.models import Project
 from carme_webui.scaling import ScalingFields
 from carme_webui.scaling.fields import SCALING
@@ -38,6 +40,9 @@ _shown: dict[Hashable, SafeString] = {}
 #: Fewer qualities of service than this leave no choice.
 MOST_NEEDLESS = 2
 
+#: Of a number of minutes in an address.
+DIGITS = 9
+
 _MAY_BE_EMPTY = ("gpu_type", "partition", "account", "qos", "reservation")
 
 #: The numbers that a card stands for.
@@ -47,7 +52,7 @@ EXPERT = ("cpus_per_node", "memory_mb_per_node")
 #: What few need.
 MORE = ("title", "app", "partition", "account", "qos", "reservation", "stage", "results", *EXPERT)
 #: What is no option of a session by itself.
-NOT_SENT = frozenset({"name", "hardware", "time", *SCALING})
+NOT_SENT = frozenset({"name", "hardware", "hours", "time", *SCALING})
 #: What an address may fill in.
 FILLED_IN = frozenset(
     {"title", "image", "app", "partition", "gpu_type", "gpus_per_node", "nodes", "minutes"}
@@ -81,7 +86,9 @@ class StartForm(ScalingFields):
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
     time = forms.ChoiceField(label=_("Time"), widget=forms.RadioSelect, required=False)
-    minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
+    hours = forms.IntegerField(label=_("Hours"), min_value=0, required=False)
+    # With the hours; alone it may be more than an hour.
+    minutes = forms.IntegerField(label=_("Minutes"), min_value=0, required=False)
     title = TitleField(label=_("Title"), max_length=80, required=False)
     app = forms.CharField(label=_("Open with"), widget=forms.Select, required=False)
     partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
@@ -153,6 +160,8 @@ class StartForm(ScalingFields):
         initial["hardware"] = matching(self._cards, initial)
         minutes = str(initial["minutes"])
         initial["time"] = minutes if minutes in dict(self._times) else CUSTOM
+        if minutes.isascii() and minutes.isdigit():
+            initial["hours"], initial["minutes"] = divmod(int(minutes[:DIGITS]), 60)
         super().__init__(data and self._filled_in(data), initial=initial, label_suffix="")
         self._cluster, self._catalogue, self._site = cluster, catalogue, site
         self._datasets = datasets or Datasets(site.staging.datasets)
@@ -170,15 +179,15 @@ class StartForm(ScalingFields):
             if card.key == filled["hardware"]:
                 filled |= card.values
         if filled["time"] == EVENING:
-            filled["minutes"] = evening_minutes(timezone.now())
+            filled |= {"hours": "", "minutes": evening_minutes(timezone.now())}
         elif filled["time"] in dict(self._times):
-            filled["minutes"] = filled["time"]
+            filled |= {"hours": "", "minutes": filled["time"]}
         return filled
 
     def full_clean(self) -> None:
         """Check it; what is wrong with a number is shown beside that number."""
         super().full_clean()
-        for choice, names in (("hardware", NUMBERS), ("time", ("minutes",))):
+        for choice, names in (("hardware", NUMBERS), ("time", ("hours", "minutes"))):
             if self.is_bound and any(name in self.errors for name in names):
                 self.data = {**self.data, choice: CUSTOM}
 
@@ -223,14 +232,12 @@ class StartForm(ScalingFields):
         limits = {
             "gpus_per_node": max((kind.per_node for kind in kinds), default=0),
             "nodes": max((len(partition.node_names) for partition in partitions), default=1),
+            "hours": most // 60,
             "minutes": most,
         }
         for name, limit in limits.items():
             self.fields[name].widget.attrs["max"] = limit
-        self.fields["minutes"].help_text = _("At most %(minutes)s (%(words)s).") % {
-            "minutes": most,
-            "words": minutes_text(most),
-        }
+        self.fields["minutes"].help_text = _("At most %s.") % minutes_text(most)
         names = Datasets(self._site.staging.datasets).names()
         self.fields["stage"].widget.attrs |= {
             "placeholder": ", ".join([*names[:3], "/scratch/..."]),
@@ -243,9 +250,20 @@ class StartForm(ScalingFields):
             self.fields[name].widget.attrs["placeholder"] = _("Automatic")
 
     @property
+    def image_card(self) -> Card | None:
+        """What the chosen image is; None where there is none."""
+        image = self._image(str(self["image"].value() or ""))
+        return card_of(image) if image is not None else None
+
+    @property
     def number_fields(self) -> list[BoundField]:
         """The numbers of hardware that is on no card."""
         return [self[name] for name in NUMBERS]
+
+    @property
+    def time_fields(self) -> list[BoundField]:
+        """A time that is no choice."""
+        return [self["hours"], self["minutes"]]
 
     @property
     def more_fields(self) -> list[BoundField]:
@@ -293,6 +311,13 @@ class StartForm(ScalingFields):
     def clean_name(self) -> str:
         name = self.cleaned_data["name"]
         return name if re.fullmatch(NAME_PATTERN, name) else new_name()
+
+    def clean_minutes(self) -> int:
+        """All of the time, in minutes."""
+        total = 60 * (self.cleaned_data.get("hours") or 0) + (self.cleaned_data.get("minutes") or 0)
+        if not total and "hours" not in self.errors:
+            raise forms.ValidationError(_("Enter a time of at least one minute."))
+        return total
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data

@@ -10,7 +10,6 @@ from django.utils.translation import gettext as _
 from carme.broker import BrokerClient
 from carme.jobs import SessionOptions, minutes_text
 from carme.wording import number
-from carme_webui.bookings.models import moment_words
 from carme_webui.sessions.models import query_of
 from carme_webui.start_times import AT_ONCE, expected_start
 
@@ -26,13 +25,15 @@ class Prospect:
 
     Attributes:
         options: What was asked for.
-        start: When it would begin; None where Slurm gives no time.
+        start: When it would begin at the latest by Slurm's plan; None where Slurm gives no time.
+        earliest: When it would begin if jobs ended as early as they lately did.
         words: What is less than was asked for: `1 node`; empty for what was asked for itself.
         refusal: Why it would never begin.
     """
 
     options: SessionOptions
     start: datetime | None
+    earliest: datetime | None = None
     words: str = ""
     refusal: str = ""
 
@@ -42,9 +43,11 @@ class Prospect:
         return self.start is not None and self.start <= timezone.now() + AT_ONCE
 
     @property
-    def when(self) -> str:
-        """The start by the site's clocks."""
-        return moment_words(self.start) if self.start else ""
+    def first(self) -> datetime | None:
+        """The beginning of the range in which it would begin; None where that is no range."""
+        if self.earliest is None or self.start is None or self.start - self.earliest < WORTH:
+            return None
+        return self.earliest
 
     @property
     def query(self) -> str:
@@ -88,5 +91,5 @@ def _smaller(options: SessionOptions) -> Iterator[tuple[SessionOptions, str]]:
 
 def _ask(options: SessionOptions, user: str, broker: BrokerClient, words: str = "") -> Prospect:
     request = options.request(name="prospect", command=["true"], environment={})
-    start, refusal = expected_start(request, user, broker)
-    return Prospect(options, start, words, refusal)
+    start, earliest, refusal = expected_start(request, user, broker)
+    return Prospect(options, start, earliest, words, refusal)

@@ -1,19 +1,48 @@
-"""The coming days of the GPUs as the dashboard draws them."""
+"""The coming days of the GPUs as the dashboard shows them: a small calendar for each type."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from django.template.loader import render_to_string
+from django.utils.formats import date_format
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from carme.jobs import Forecast, GpuForecast
-from carme_webui.bookings.models import moment_words
 from carme_webui.caches import cached_by_arguments
+from carme_webui.clocks import moment_words, site_zone, span_words
 from carme_webui.cluster import Supply
 
-__all__ = ["Shown", "shown"]
+__all__ = ["Block", "Day", "Shown", "shown"]
 
-WIDTH, HEIGHT = 288, 40
+#: Hours of a block of the calendar, which is as long as people plan.
+BLOCK_HOURS = 3
+#: Shades of blocks.
+LEVELS = 4
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some hours of a day.
+
+    Attributes:
+        free: How many are free throughout what is still to come of it; None: it is over, or too far away.
+        level: The same as a shade, 0 to LEVELS.
+        words: The same in words.
+    """
+
+    free: int | None = None
+    level: int = 0
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Day:
+    """A day by the site's clocks, with its blocks."""
+
+    title: str
+    blocks: list[Block]
 
 
 @dataclass(frozen=True)
@@ -22,13 +51,13 @@ class Shown:
 
     Attributes:
         queued: GPUs that waiting jobs have asked for.
-        line: The corners of the line of what will be free, in a picture of WIDTH by HEIGHT; empty if unknown.
+        calendar: The coming days as HTML; empty if unknown.
         words: The same in words.
     """
 
     supply: Supply
     queued: int = 0
-    line: str = ""
+    calendar: SafeString | str = ""
     words: str = ""
 
     @property
@@ -47,21 +76,51 @@ def shown(supplies: Sequence[Supply], plan: Forecast | None) -> list[Shown]:
         if plan is None or kind is None or not kind.free:
             found.append(Shown(supply))
         else:
-            found.append(Shown(supply, kind.queued, _line(kind), _words(kind, plan, supply.free)))
+            calendar = _calendar(supply, kind, plan)
+            found.append(Shown(supply, kind.queued, calendar, _words(kind, plan, supply.free)))
     return found
 
 
-def _line(kind: GpuForecast) -> str:
-    """A line in steps, `x,y x,y ...`, with corners only where something changes."""
-    width, most = WIDTH / len(kind.free), max(1, kind.total)
-    corners: list[tuple[float, float]] = []
+def _calendar(supply: Supply, kind: GpuForecast, plan: Forecast) -> SafeString:
+    """The table of the coming days; made once for all readers of a language."""
+    context = {
+        "supply": supply,
+        "days": _days(kind, plan),
+        "hours": range(0, 24, BLOCK_HOURS),
+        "zone": site_zone().key,
+    }
+    return render_to_string("sessions/free_days.html", context)
+
+
+def _days(kind: GpuForecast, plan: Forecast) -> list[Day]:
+    zone, step = site_zone(), timedelta(minutes=plan.step_minutes)
+    free: dict[tuple[datetime, int], list[int]] = {}
     for place, count in enumerate(kind.free):
-        height = HEIGHT - HEIGHT * count / most
-        if not corners or corners[-1][1] != height:
-            corners += [(place * width, corners[-1][1])] if corners else []
-            corners.append((place * width, height))
-    corners.append((WIDTH, corners[-1][1]))
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+        local = (plan.start + place * step).astimezone(zone)
+        day = local.replace(hour=0, minute=0, second=0, microsecond=0)
+        free.setdefault((day, local.hour // BLOCK_HOURS), []).append(count)
+    days = sorted({day for day, _block in free}, key=lambda day: day.date())
+    return [
+        Day(
+            date_format(day, _("D j")),
+            [_block(day, number, free.get((day, number)), kind.total) for number in range(24 // BLOCK_HOURS)],
+        )
+        for day in days
+    ]
+
+
+def _block(day: datetime, number: int, counts: list[int] | None, total: int) -> Block:
+    if not counts:
+        return Block()
+    least = min(counts)
+    start = day.replace(hour=number * BLOCK_HOURS)
+    words = {
+        "span": span_words(start, start + timedelta(hours=BLOCK_HOURS)),
+        "free": least,
+        "total": total,
+    }
+    level = -(-least * LEVELS // max(1, total))
+    return Block(least, level, _("%(span)s: %(free)d of %(total)d free") % words)
 
 
 def _words(kind: GpuForecast, plan: Forecast, free: int) -> str:

@@ -12,6 +12,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -31,7 +32,8 @@ from carme_webui.jobs.arrays import tell_progress
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror, silence
 from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
-from carme_webui.metrics.busy import has_metrics
+from carme_webui.jobs.templatetags.times import moment
+from carme_webui.metrics.sparks import has_metrics
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, own_projects, payers, usable_by
 from carme_webui.scaling import SCALING, Advice, advice, curve_of, probe_files, starts
@@ -136,9 +138,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     earlier = own_sessions(signed_in(request)).filter(name=name).first() if name else None
     form = _form(request, cluster, options=earlier.asked_for if earlier else None)
     context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
-    return render(
-        request, "sessions/dashboard.html", context | {"announced": latest_news(), "busy": has_metrics()}
-    )
+    return render(request, "sessions/dashboard.html", context | {"announced": latest_news()})
 
 
 @require_safe
@@ -165,7 +165,7 @@ def prospect(request: HttpRequest) -> HttpResponse:
     """The part of the form that says when what it asks for would begin."""
     cluster, _banner = _look()
     form = _form(request, cluster, data=request.POST)
-    context: dict[str, Any] = {}
+    context: dict[str, Any] = {"image": form.image_card}
     if form.is_valid() and form.options is not None:
         try:
             requested = resolved(form.options, signed_in(request))
@@ -293,7 +293,7 @@ def extend(request: HttpRequest, name: str) -> HttpResponse:
     except CarmeError as error:
         messages.error(request, str(error))
     else:
-        messages.success(request, _("The session now ends at %s UTC.") % given.ends.strftime("%H:%M"))
+        messages.success(request, format_html(_("The session now ends at {}."), moment(given.ends, "clock")))
     return redirect(found)
 
 
@@ -417,6 +417,7 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
         "supplies": shown(supplies(cluster), _plan()) if cluster else [],
         "banner": banner,
         "version": version,
+        "measures": has_metrics(),
     }
 
 

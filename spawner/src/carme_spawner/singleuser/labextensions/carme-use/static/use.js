@@ -15,7 +15,6 @@
     #carme-use th { text-align: left; vertical-align: top; padding-right: 8px; font-weight: 600; white-space: pre; }
     #carme-use td { white-space: pre-wrap; overflow-wrap: anywhere; }
     #carme-use table { font-size: 0.9em; }
-    #carme-use svg { width: 100%; max-width: 44rem; height: auto; background: var(--jp-layout-color1); }
     #carme-use pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }
     #carme-use ul { padding-left: 16px; }`;
 
@@ -49,6 +48,25 @@
     return page.querySelector('#use') || SIGNED_OUT;
   }
 
+  /** A script of the portal, once it has run. */
+  function script(address, style) {
+    const node = Object.assign(document.createElement('script'), { src: address, async: false });
+    node.dataset.style = style;
+    document.head.append(node);
+    return new Promise((resolve, reject) => {
+      node.addEventListener('load', resolve);
+      node.addEventListener('error', reject);
+    });
+  }
+
+  let charts = null;
+
+  /** What draws the portal's charts, loaded once; without it the numbers and the advice are there. */
+  function loadCharts({ dataset }) {
+    charts = charts || script(dataset.plots, dataset.style).then(() => script(dataset.charts, dataset.style));
+    return charts.catch(() => (charts = null));
+  }
+
   function activate(app, palette, { services, widgets }) {
     const panel = new widgets.Widget({ node: document.createElement('div') });
     panel.id = 'carme-use';
@@ -75,6 +93,9 @@
         shown = 'The portal does not answer just now.';
       }
       body.replaceChildren(shown);
+      if (shown.dataset && shown.dataset.charts) {
+        await loadCharts(shown);
+      }
     }
 
     app.commands.addCommand('carme:use', {

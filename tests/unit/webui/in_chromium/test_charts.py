@@ -1,0 +1,267 @@
+"""Charts, moments, hints and terms in a browser: drawn under the strict policy, read in several ways."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.utils import timezone
+from playwright.sync_api import Browser as Chromium
+from playwright.sync_api import Page, expect
+from real_prometheus import Prometheus, prometheus_with
+
+from carme.reports import Advice, Curve, GpuUse, NodeUse, Report, Usage
+from carme_webui.accounts.models import User
+from carme_webui.jobs.models import Job
+from carme_webui.projects.models import Project
+from carme_webui.sessions.models import Session
+
+from ..fake_broker import FakeBroker, make_job, make_session
+from .conftest import DESKTOP, fits, folder_of_screenshots, log_in
+from .test_accessibility import COLOURS, EVERY, violations
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SMALL = {"width": 390, "height": 844}
+GIB = 2.0**30
+#: Pixels of all drawings in a chart that are not see-through.
+DRAWN = """chart => [...chart.shadowRoot.querySelectorAll("canvas")].reduce((sum, canvas) => {
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let place = 3; place < data.length; place += 4) sum += data[place] > 0;
+  return sum;
+}, 0)"""
+
+
+@pytest.fixture
+def complaints(page: Page) -> Iterator[list[str]]:
+    """What the browser refused or could not do: nothing, also at the end."""
+    found: list[str] = []
+    page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    yield found
+    assert not found
+
+
+def looks(page: Page, name: str, complaints: list[str]) -> None:
+    """Pictures on a wide screen and a phone, light and dark, with nothing for axe to find."""
+    assert not complaints  # axe itself tries what the policy forbids
+    wrong = violations(page, EVERY)
+    for size, viewport in (("desktop", DESKTOP), ("phone", SMALL)):
+        page.set_viewport_size(viewport)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(
+                path=folder_of_screenshots() / f"portal-{name}-{size}-{scheme}.png", full_page=True
+            )
+            wrong += [f"{scheme}: {one}" for one in violations(page, COLOURS)]
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(DESKTOP)
+    complaints.clear()
+    assert not wrong and fits(page)
+
+
+def report(number: int) -> Report:
+    """What a job did on two GPUs for half an hour."""
+    start = time.time() // 60 * 60 - 1800
+
+    def curve(what: str, name: str, values: list[float | None], **fields: Any) -> Curve:
+        return Curve(what=what, name=name, start=start, step=30, values=values, **fields)
+
+    ramp: list[float | None] = [min(0.95, place / 20) for place in range(61)]
+    wave: list[float | None] = [0.6 + 0.3 * (place % 7) / 7 for place in range(61)]
+    pause: list[float | None] = [None if 20 < place < 26 else 0.4 for place in range(61)]
+    return Report(
+        job=make_job(number, gpus=2, cpus=8, memory_mb=32768),
+        source="live",
+        usage=Usage(
+            seconds=1800,
+            gpus=[GpuUse(node="n1", gpu=str(gpu), busy=0.7, active=0.9) for gpu in range(2)],
+            nodes=[
+                NodeUse(node="n1", cpus=8, cpus_used=3.1, memory_bytes=12 * GIB, memory_limit_bytes=32 * GIB)
+            ],
+        ),
+        curves=[
+            curve("gpu", "n1 GPU 0", ramp),
+            curve("gpu", "n1 GPU 1", wave),
+            curve("gpu_memory", "n1 GPU 0", ramp, whole=80 * GIB),
+            curve("gpu_memory", "n1 GPU 1", pause, whole=80 * GIB),
+            curve("cpu", "n1", wave, whole=8.0),
+            curve("memory", "n1", pause, whole=32 * GIB),
+            curve("io", "n1 read", wave, top=180 * 2.0**20),
+            curve("io", "n1 written", ramp, top=180 * 2.0**20),
+        ],
+        efficiency={"gpu": 0.7, "cpu": 0.39, "memory": 0.38},
+        advice=[Advice(topic="cpus", text="Half of the processors did nothing.", change="--cpus 4")],
+    )
+
+
+def test_curves_are_read_by_pointer_keyboard_and_table(
+    page: Page, a_life: None, broker: FakeBroker, complaints: list[str]
+) -> None:
+    begun = timezone.now() - timedelta(minutes=30)
+    Job.store([broker.put(make_job(7, kind="batch", started=begun, submitted=begun, gpus=2, cpus=8))])
+    broker.reports[7] = report(7)
+    log_in(page)
+    page.goto("/jobs/7/")
+    charts = page.locator("#use carme-chart")
+    expect(charts).to_have_count(5)
+    chart = charts.nth(2)
+    expect(chart.locator("canvas")).to_be_visible()
+    assert chart.evaluate(DRAWN) > 1000
+    expect(chart.locator(".legend")).to_contain_text("Requested: 8")
+    # The last values, until one points at others.
+    plot = chart.get_by_role("img", name="Processors: n1 ")
+    plot.focus()
+    page.keyboard.press("Home")
+    expect(chart.locator(".legend")).to_contain_text("n1: 4.8")
+    page.keyboard.press("ArrowRight")
+    expect(chart.locator(".legend")).to_contain_text("n1: 5.14")
+    expect(chart.get_by_role("status")).to_contain_text("Requested: 8")
+    plot.hover()
+    expect(chart.locator(".legend .moment")).not_to_be_empty()
+    # All of them, in a table that is made when it is opened.
+    expect(chart.get_by_role("table")).to_have_count(0)
+    chart.get_by_text("As a table").click()
+    expect(chart.get_by_role("row")).to_have_count(62)
+    expect(chart.get_by_role("columnheader")).to_have_text(["Time", "n1", "Requested"])
+    # What is new comes into the same drawing, and the table stays open.
+    canvas = chart.locator("canvas").element_handle()
+    newer = report(7)
+    broker.reports[7] = newer.model_copy(update={"curves": [*newer.curves[:4], newer.curves[5]]})
+    fresh = [
+        one if one.what != "cpu" else one.model_copy(update={"values": [0.5] * 61}) for one in newer.curves
+    ]
+    broker.reports[7] = newer.model_copy(update={"curves": fresh})
+    page.evaluate("document.body.dispatchEvent(new Event('state'))")
+    expect(chart.locator(".legend")).to_contain_text("n1: 4")
+    expect(chart.get_by_role("cell").first).to_have_text("4")
+    assert canvas is not None and canvas.evaluate("canvas => canvas.isConnected")
+    chart.get_by_text("As a table").click()
+    page.locator("#use").scroll_into_view_if_needed()
+    looks(page, "job-curves", complaints)
+    # In print as on white paper, whatever the screen is like.
+    page.emulate_media(color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert chart.evaluate("chart => chart.palette.text") == "rgb(20, 20, 20)"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert chart.evaluate("chart => chart.palette.text") == chart.evaluate(
+        "chart => getComputedStyle(chart).color"
+    )
+
+
+@pytest.fixture
+def measured(a_life: None, tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Prometheus]:
+    """A Prometheus that has measured job 7, of Alice's session, for half an hour."""
+    now = int(time.time())
+    lines = []
+    for kind, name, labels, value in (
+        ("gauge", "gpu_utilization_ratio", ',gpu="0"', lambda at: 0.5 + 0.4 * (at // 60 % 5) / 5),
+        ("gauge", "cpus", "", lambda at: 8),
+        ("counter", "cpu_seconds_total", "", lambda at: 3 * (at - now + 3600)),
+        ("gauge", "memory_used_bytes", "", lambda at: (1 + (at - now + 2400) / 600) * GIB),
+        ("gauge", "memory_limit_bytes", "", lambda at: 16 * GIB),
+    ):
+        lines.append(f"# TYPE carme_job_{name.removesuffix('_total')} {kind}")
+        lines += [
+            f'carme_job_{name}{{jobid="7",user="alice",node="n1"{labels}}} {value(at)} {at}'
+            for at in range(now - 2400, now + 900, 15)
+        ]
+    folder = tmp_path_factory.mktemp("measured")
+    with prometheus_with("\n".join([*lines, "# EOF", ""]), folder) as running:
+        place = django_settings.SITE.monitoring.model_copy(
+            update={"prometheus": running.url, "portal_certificates": running.certificates}
+        )
+        settings.SITE = settings.SITE.model_copy(update={"monitoring": place})
+        yield running
+
+
+def test_the_dashboard_shows_what_my_sessions_do(
+    page: Page, measured: Prometheus, broker: FakeBroker, alice: User, complaints: list[str]
+) -> None:
+    now = timezone.now()
+    begun = now - timedelta(minutes=35)
+    Job.store(
+        [broker.put(make_job(7, kind="session", started=begun, submitted=begun, cpus=8, minutes_limit=120))]
+    )
+    reported = make_session("s12345678", "ready", 5, ends=now + timedelta(hours=1)).model_dump(mode="json")
+    Session.objects.filter(name="s12345678").update(state="ready", job_id=7, told=reported)
+    Project.objects.filter(name="vision").update(gpu_hours=500, used={"gpu_hours": 320.0})
+    broker.put(make_job(9, user="bob", gpus=2, node_list="n1", started=now, minutes_limit=900))
+    log_in(page)
+    page.goto("/")
+    sparks = page.locator("#card-s12345678 carme-sparks")
+    expect(sparks.locator("figcaption")).to_have_count(3)
+    for title in ("GPUs", "Processors", "Memory"):
+        expect(sparks.get_by_role("img", name=f"{title}: {title} ")).to_be_visible()
+    assert sparks.locator("carme-chart").first.evaluate(DRAWN) > 100
+    # The part of the page that is renewed every few seconds leaves them as they are.
+    canvas = sparks.locator("canvas").first.element_handle()
+    with page.expect_response("**/live/"):
+        page.evaluate("document.body.dispatchEvent(new Event('news'))")
+    expect(sparks.locator("figcaption")).to_have_count(3)
+    assert canvas is not None and canvas.evaluate("canvas => canvas.isConnected")
+    expect(page.locator("#month")).to_contain_text("320 of 500 GPU-hours")
+    expect(page.get_by_role("table", name="a100: free GPUs in the next days")).to_be_visible()
+    expect(page.locator("#image-card .package").first).to_be_visible()
+    looks(page, "dashboard-running", complaints)
+    expect(page.get_by_text("First time here?")).to_have_count(0)  # who has a session needs no hint
+
+
+def test_moments_are_by_the_browsers_clock_with_the_sites_on_hover(
+    chromium: Chromium, address: str, a_life: None, broker: FakeBroker
+) -> None:
+    begun = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)
+    Job.store(
+        [
+            broker.put(
+                make_job(7, kind="batch", state="COMPLETED", submitted=begun, started=begun, ended=begun)
+            )
+        ]
+    )
+    context = chromium.new_context(
+        base_url=address, viewport=DESKTOP, timezone_id="Asia/Tokyo", locale="en-GB"
+    )
+    page = context.new_page()
+    log_in(page)
+    expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+    page.goto("/jobs/7/")
+    moment = page.locator("#live dl time").first
+    expect(moment).to_have_text("Nov 21, 2026, 07:30:00")
+    expect(moment).to_have_attribute("title", "20 Nov 2026, 22:30:00 UTC")
+    page.goto("/jobs/?q=job")
+    expect(page.locator("td time").first).to_have_text(re.compile(r"ago$|now$"))
+    context.close()
+
+
+def test_terms_are_explained_by_keyboard(page: Page, a_life: None, complaints: list[str]) -> None:
+    log_in(page)
+    page.goto("/")
+    page.get_by_text("More options").click()
+    button = page.get_by_role("button", name="What does “Partition” mean?")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("A group of nodes with common limits.")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_text("A group of nodes with common limits.")).to_be_hidden()
+
+
+def test_a_guide_is_read_without_the_internet(page: Page, a_life: None, complaints: list[str]) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    log_in(page)
+    page.goto("/images/")
+    page.get_by_role("link", name="Help").click()
+    page.locator("#images").get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Images: the site's, and your own")
+    page.goto("/help/sessions/")
+    assert page.evaluate(
+        "[...document.images].every(image => image.naturalWidth > 0 || image.loading === 'lazy')"
+    )
+    looks(page, "guide", complaints)
+    page.goto("/help/")
+    looks(page, "help", complaints)
+    assert json.dumps([url for url in asked if not url.startswith("http://localhost:")]) == "[]"

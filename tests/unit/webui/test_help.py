@@ -1,0 +1,122 @@
+"""Help: the guides that the portal serves itself, hints for newcomers, and words that explain themselves."""
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from bs4 import BeautifulSoup, Tag
+
+from carme.jobs import SessionOptions
+from carme_webui import guides
+from carme_webui.accounts.models import User
+from carme_webui.jobs.models import Job
+from carme_webui.sessions.models import Session
+
+from .conftest import Browser, text, words
+from .fake_broker import FakeBroker, make_job
+
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs/users"
+
+
+def soup(browser: Browser, path: str) -> BeautifulSoup:
+    answer = browser.get(path)
+    assert answer.status_code == 200, path
+    return BeautifulSoup(answer.content, "html.parser")
+
+
+def test_all_guides_of_the_documentation_are_served(browser: Browser) -> None:
+    names = {path.stem for path in DOCUMENTATION.glob("*.md")}
+    page = soup(browser, "/help/")
+    listed = [str(link["href"]) for link in page.select("nav.guides a")]
+    assert {link.split("/")[2] for link in listed} == names and listed[0] == "/help/sessions/"
+    assert browser.get("/help/nothing/").status_code == 404
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in DOCUMENTATION.glob("*.md")))
+def test_a_guide_has_its_headings_pictures_and_links_here(browser: Browser, name: str) -> None:
+    page = soup(browser, f"/help/{name}/")
+    source = (DOCUMENTATION / f"{name}.md").read_text()
+    outside = re.sub(r"^(```|~~~).*?^\1", "", source, flags=re.S | re.M)
+    article = page.select_one("article.guide")
+    assert isinstance(article, Tag)
+    titles = [re.sub("`", "", title) for title in re.findall(r"^## (.+)$", outside, flags=re.M)]
+    assert [one.text for one in article("h2")] == titles
+    anchors = {str(one["id"]) for one in page.select("[id]")}
+    for link in page.select(".guide a, .guide-menu a"):
+        parts = urlsplit(str(link["href"]))
+        assert not parts.scheme or parts.scheme in ("http", "https"), link
+        if not parts.netloc and not parts.path:
+            assert parts.fragment in anchors, link
+        elif not parts.netloc and parts.path.startswith("/help/"):
+            assert browser.get(parts.path).status_code == 200, link
+            assert not parts.fragment or f'id="{parts.fragment}"' in text(browser.get(parts.path)), link
+    for picture in article("img"):
+        assert re.match(r"/static/docs/[\w-]+\.[0-9a-f]{12}\.(png|svg)$", str(picture["src"])), picture
+        assert browser.get(str(picture["src"])).status_code == 200 and picture["alt"]
+
+
+def test_markup_in_a_guide_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "one.md").write_text(
+        "# One\n<script>alert(1)</script>\n\n## A `b`\n[x](javascript:alert(1)) [y](../admins/z.md)\n"
+        "[z](other.md#p)\n\n```sh\n<b>\n```\n\n| a | b |\n|---|---|\n| c | d |\n"
+    )
+    (tmp_path / "other.md").write_text("# Other\n")
+    monkeypatch.setattr(guides, "FOLDER", tmp_path)
+    found = guides._read("one")
+    assert found.title == "One" and found.sections == (("a-b", "A b"),)
+    page = BeautifulSoup(found.content, "html.parser")
+    assert not page("script") and "&lt;script&gt;" in found.content and "&lt;b&gt;" in found.content
+    assert [link["href"] for link in page("a")] == ["/help/", "/help/other/#p"]
+    assert page.select_one("div.table-scroll[tabindex='0'] table") is not None
+
+
+def test_the_help_of_a_page_leads_to_its_own_section_and_guide(browser: Browser, broker: FakeBroker) -> None:
+    sections = {section["id"]: section for section in soup(browser, "/help/").select("section[id]")}
+    for path, section, guide in (
+        ("/", "", ""),
+        ("/jobs/", "jobs", "usage"),
+        ("/images/", "images", "images"),
+        ("/datasets/", "datasets", "data"),
+        ("/profile/", "profile", "account"),
+    ):
+        (link,) = soup(browser, path).select("header .who-name[href^='/help/']")
+        assert link["href"] == f"/help/{'#' + section if section else ''}"
+        if section:
+            assert sections[section].select_one(f"a[href='/help/{guide}/']") is not None
+
+
+def test_a_newcomers_hint_is_dismissed_for_good_and_for_one(
+    browser: Browser, other: Browser, alice: User, broker: FakeBroker
+) -> None:
+    assert "First time here?" in words(browser.get("/"))
+    answer = browser.send("/", "/profile/hints/welcome/")
+    assert answer.status_code == 302 and answer["Location"] == "/"
+    browser.send("/", "/profile/hints/welcome/")
+    alice.refresh_from_db()
+    assert alice.dismissed == ["welcome"]
+    assert "First time here?" not in words(browser.get("/"))
+    assert "First time here?" in words(other.get("/"))
+    assert browser.send("/", "/profile/hints/nothing/").status_code == 404
+    assert browser.get("/profile/hints/welcome/").status_code == 405
+
+
+def test_terms_of_slurm_are_explained_where_they_stand(
+    browser: Browser, broker: FakeBroker, alice: User
+) -> None:
+    Job.store([make_job(7, kind="session", account="physics")])
+    row, _ = Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")
+    Session.objects.filter(pk=row.pk).update(job_id=7)
+    for path, names in (
+        ("/", {"partition"}),
+        ("/jobs/submit/", {"partition"}),
+        ("/jobs/7/", {"partition", "account"}),
+        (f"/sessions/{row.name}/", {"partition"}),
+    ):
+        page = soup(browser, path)
+        shown = {str(one["popovertarget"]).removeprefix("term-") for one in page.select("button.term")}
+        assert shown >= names, path
+        for name in shown:
+            (meaning,) = page.select(f"[popover]#term-{name}")
+            assert len(meaning.text) > 20 and meaning.select_one("a[href='/help/#terms']")
+    assert "What does “Partition” mean?" in text(browser.get("/"))

@@ -1,0 +1,50 @@
+"""What an image is, in a line or two beside the choice of images: what is inside, and when it was built."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.urls import reverse
+
+from carme.images import Image, is_own
+
+__all__ = ["Card", "card"]
+
+#: What people look for in an image, the most telling first.
+KNOWN = (
+    *("torch", "tensorflow", "keras", "jax", "transformers", "lightning", "horovod", "scikit-learn"),
+    *("onnxruntime", "numpy", "pandas", "jupyterlab"),
+)
+MOST = 4
+
+
+@dataclass(frozen=True)
+class Card:
+    """An image in short.
+
+    Attributes:
+        description: What its builder says of it.
+        inside: Its most telling packages with their versions.
+        further: How many packages it has besides.
+        built: When.
+        address: The page that names all of them.
+    """
+
+    description: str
+    inside: list[tuple[str, str]]
+    further: int
+    built: datetime | None
+    address: str
+
+
+def card(image: Image) -> Card:
+    """The card of an image."""
+    telling = [name for name in KNOWN if name in image.packages]
+    telling += [name for name in image.packages if name not in KNOWN]
+    shown = telling[:MOST]
+    return Card(
+        description=image.description,
+        inside=[(name, image.packages[name]) for name in shown],
+        further=len(image.packages) - len(shown),
+        built=image.built,
+        address=reverse("image" if is_own(image.name) else "image-of-site", args=[image.name]),
+    )

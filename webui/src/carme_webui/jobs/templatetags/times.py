@@ -1,0 +1,60 @@
+"""Moments on pages: the browser shows them by its own clock (`times.js`), and the site's on hover.
+
+Without JavaScript they are by the site's clock, with the name of its zone.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django import template
+from django.contrib.humanize.templatetags.humanize import naturaltime
+from django.utils.formats import date_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from carme_webui.clocks import site_zone, span_words
+
+__all__ = ["moment", "register", "span"]
+
+register = template.Library()
+
+#: How a moment may be written; `ago` is how long ago it is, or how soon.
+STYLES = {
+    "clock": "H:i",
+    "seconds": "H:i:s",
+    "short": "j M, H:i",
+    "long": "j M Y, H:i:s",
+    "minutes": "j M Y, H:i",
+    "day": "j M Y",
+    "ago": "",
+}
+
+
+@register.filter
+def moment(value: datetime | None, style: str = "short") -> SafeString | str:
+    """A moment in one of STYLES; empty for none."""
+    if value is None or value == "":
+        return ""
+    local = value.astimezone(site_zone())
+    full = f"{date_format(local, STYLES['long'])} {local:%Z}"
+    if style == "ago":
+        words = str(naturaltime(value))
+    else:
+        words = date_format(local, STYLES[style]) + ("" if style == "day" else f" {local:%Z}")
+    return format_html(
+        '<time datetime="{}" data-style="{}" title="{}">{}</time>', _stamp(value), style, full, words
+    )
+
+
+@register.filter
+def span(value: Any) -> SafeString:
+    """From when to when something is that has a start and an end."""
+    words = f"{span_words(value.start, value.end)} ({site_zone().key})"
+    return format_html(
+        '<time datetime="{}" data-style="span" data-end="{}" title="{}">{}</time>',
+        *(_stamp(value.start), _stamp(value.end), words, words),
+    )
+
+
+def _stamp(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

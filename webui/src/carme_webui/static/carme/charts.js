@@ -1,0 +1,296 @@
+// Charts of measurements: <carme-chart data-chart="JSON"> draws one with uPlot, with axes, the values under the
+// pointer or the arrow keys, and a table of all of them. <carme-sparks data-job="7"> shows a job's last minutes.
+// What is drawn lies in a shadow tree, so that a part of the page that is renewed leaves it as it is.
+"use strict";
+
+(() => {
+  const STYLE = document.currentScript.dataset.style;
+  // Told apart with any kind of colour vision, and by the strokes of the lines as well. Okabe and Ito's colours,
+  // on white the darker of them: https://jfly.uni-koeln.de/color/
+  const ON_LIGHT = ["#0072b2", "#c04a00", "#00785a", "#a83279", "#6f5500", "#3f3f9f", "#555555", "#007f8a"];
+  const ON_DARK = ["#56b4e9", "#e69f00", "#2fc79b", "#ee8cc0", "#f0e442", "#a9a9ff", "#c8c8c8", "#5fd6de"];
+  const STROKES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
+  const HEIGHT = 170;
+  const SPARK_HEIGHT = 34;
+  const DAY = 86400;
+  const POLL_MS = 15000;
+  const language = document.documentElement.lang || undefined;
+  const drawn = new Set();
+  let printing = false;
+
+  const make = (tag, properties = {}, ...children) => {
+    const node = Object.assign(document.createElement(tag), properties);
+    node.append(...children);
+    return node;
+  };
+
+  // A shadow tree with the charts' own style sheet.
+  function shadow(host) {
+    const root = host.attachShadow({ mode: "open" });
+    root.append(make("link", { rel: "stylesheet", href: STYLE }));
+    return root;
+  }
+
+  // How bright a colour is, 0 to 255, as eyes weigh red, green and blue.
+  function brightness(colour) {
+    const [red, green, blue] = (colour.match(/[\d.]+/g) ?? [0, 0, 0]).map(Number);
+    return 0.299 * red + 0.587 * green + 0.114 * blue;
+  }
+
+  // The text's colour says whether the page is dark: here and in JupyterLab.
+  function colours(host) {
+    const text = printing ? "rgb(20, 20, 20)" : getComputedStyle(host).color;
+    const dark = brightness(text) > 127;
+    return { text, lines: dark ? ON_DARK : ON_LIGHT, grid: dark ? "rgba(255, 255, 255, .16)" : "rgba(0, 0, 0, .12)" };
+  }
+
+  const clock = (seconds, options) =>
+    new Intl.DateTimeFormat(language, { hourCycle: "h23", ...options }).format(new Date(seconds * 1000));
+
+  function moment(seconds, span) {
+    const options = { hour: "2-digit", minute: "2-digit" };
+    if (span < 3600) options.second = "2-digit";
+    if (span > DAY / 2) Object.assign(options, { weekday: "short", day: "numeric", month: "short" });
+    return clock(seconds, options);
+  }
+
+  const amount = (value, unit) => {
+    if (value === null || value === undefined) return "–";
+    const digits = new Intl.NumberFormat(language, { maximumSignificantDigits: 3 }).format(value);
+    return unit ? `${digits}\u00a0${unit}` : digits;
+  };
+
+  class Chart extends HTMLElement {
+    static observedAttributes = ["data-chart"];
+
+    connectedCallback() {
+      if (!this.shadowRoot) this.build();
+      drawn.add(this);
+      this.sizes.observe(this);
+      this.draw();
+    }
+
+    disconnectedCallback() {
+      drawn.delete(this);
+      this.sizes.disconnect();
+      this.plot?.destroy();
+      this.plot = null;
+    }
+
+    attributeChangedCallback() {
+      if (this.isConnected && this.shadowRoot) this.draw();
+    }
+
+    build() {
+      const root = shadow(this);
+      this.place = make("div", { className: "plot" });
+      this.legend = make("ul", { className: "legend" });
+      this.status = make("p", { className: "unseen", role: "status" });
+      this.table = make("details", { className: "figures" });
+      this.table.addEventListener("toggle", () => this.fill());
+      this.place.addEventListener("keydown", (event) => this.step(event));
+      root.append(this.place, this.legend, this.status, this.table);
+      this.sizes = new ResizeObserver(() => this.fit());
+    }
+
+    get span() {
+      return this.spec.step * Math.max(1, this.times.length - 1);
+    }
+
+    // Draw it anew; where only the numbers differ, what one points at stays.
+    draw(all = false) {
+      const before = this.spec;
+      try {
+        this.spec = JSON.parse(this.dataset.chart);
+      } catch {
+        return; // of another version of the portal; the page that comes next has it
+      }
+      const { spec } = this;
+      const length = Math.max(0, ...spec.series.map((one) => one.values.length));
+      this.times = Array.from({ length }, (_, place) => spec.start + place * spec.step);
+      this.lines = spec.series.map((one) => ({ ...one, dash: STROKES[spec.series.indexOf(one) % STROKES.length] }));
+      if (spec.line) this.lines.push({ name: spec.line.name, values: Array(length).fill(spec.line.value), limit: true });
+      const rows = [this.times, ...this.lines.map((one) => one.values)];
+      this.label();
+      const same = before && before.spark === spec.spark && before.series.map((one) => one.name).join() === spec.series.map((one) => one.name).join();
+      if (this.plot && same && !all && !!before.line === !!spec.line) {
+        this.plot.setData(rows);
+      } else {
+        this.plot?.destroy();
+        this.palette = colours(this);
+        this.plot = new uPlot(this.options(), rows, this.place);
+      }
+      this.read(null);
+      this.fill();
+    }
+
+    label() {
+      const { spec } = this;
+      this.place.setAttribute("role", "img");
+      this.place.setAttribute("aria-label", `${spec.title}: ${spec.summary}`);
+      if (spec.spark) {
+        this.legend.hidden = this.table.hidden = true;
+      } else {
+        this.place.tabIndex = 0;
+        this.table.firstElementChild ?? this.table.append(make("summary"));
+        this.table.firstElementChild.textContent = spec.words.table;
+      }
+    }
+
+    colour(place) {
+      return this.lines[place].limit ? this.palette.text : this.palette.lines[place % this.palette.lines.length];
+    }
+
+    options() {
+      const { spec, palette } = this;
+      const font = "12px system-ui, sans-serif";
+      const axis = { stroke: palette.text, font, grid: { stroke: palette.grid, width: 1 }, ticks: { stroke: palette.grid, width: 1 } };
+      return {
+        width: Math.max(60, this.place.clientWidth),
+        height: spec.spark ? SPARK_HEIGHT : HEIGHT,
+        padding: spec.spark ? [3, 1, 3, 1] : [10, 10, 0, 0],
+        legend: { show: false },
+        cursor: { show: !spec.spark, y: false, drag: { x: false, y: false }, points: { size: 7 } },
+        scales: { y: { range: (_plot, low, high) => [Math.min(0, low ?? 0), this.spec.most ?? Math.max(high, 1e-9) * 1.05] } },
+        axes: spec.spark
+          ? [{ show: false }, { show: false }]
+          : [
+              { ...axis, values: (_plot, splits, _axis, _space, step) => splits.map((at) => this.tick(at, step)) },
+              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, spec.unit)) },
+            ],
+        series: [
+          {},
+          ...this.lines.map((one, place) => ({
+            label: one.name,
+            stroke: this.colour(place),
+            width: one.limit ? 1.5 : 2,
+            dash: one.limit ? [4, 4] : one.dash,
+            fill: spec.spark && !one.limit ? `${this.colour(place)}33` : undefined,
+            paths: spec.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+            points: { show: one.values.filter((value) => value !== null).length === 1 },
+          })),
+        ],
+        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
+      };
+    }
+
+    tick(at, step) {
+      const time = new Date(at * 1000);
+      if (step >= DAY || (this.span > DAY / 2 && time.getHours() === 0 && time.getMinutes() === 0))
+        return clock(at, { weekday: "short", day: "numeric" }).replace(/24|00:00/, "");
+      return clock(at, { hour: "2-digit", minute: "2-digit", ...(step < 60 && { second: "2-digit" }) });
+    }
+
+    fit() {
+      const width = this.place.clientWidth;
+      if (this.plot && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: this.plot.height });
+    }
+
+    // The values at a place, or the last ones.
+    read(place) {
+      const { spec } = this;
+      if (spec.spark || !this.plot) return;
+      const at = place ?? this.times.length - 1;
+      const entries = this.lines.map((one, number) => {
+        const key = make("span", { className: "key" });
+        key.style.borderTopColor = this.colour(number);
+        key.style.borderTopStyle = one.limit || one.dash?.length ? "dashed" : "solid";
+        return make("li", {}, key, `${one.name}: `, make("b", { textContent: amount(one.values[at], spec.unit) }));
+      });
+      const time = make("li", { className: "moment", textContent: at < 0 ? "" : moment(this.times[at], this.span) });
+      this.legend.replaceChildren(time, ...entries);
+    }
+
+    // Left and right go from one measurement to the next, Home and End to the first and the last.
+    step(event) {
+      const last = this.times.length - 1;
+      const here = this.plot?.cursor.idx ?? last;
+      const to = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: last }[event.key];
+      if (to === undefined || !this.plot) return;
+      event.preventDefault();
+      const at = Math.min(last, Math.max(0, to));
+      this.plot.setCursor({ left: this.plot.valToPos(this.times[at], "x"), top: 10 });
+      this.read(at);
+      this.status.textContent = this.legend.textContent;
+    }
+
+    // The table is made when somebody opens it.
+    fill() {
+      if (!this.table.open || !this.spec) return;
+      const { spec } = this;
+      const head = make("tr", {}, ...[spec.words.time, ...this.lines.map((one) => one.name)].map((textContent) => make("th", { scope: "col", textContent })));
+      const rows = this.times.map((at, place) =>
+        make("tr", {}, make("th", { scope: "row", textContent: moment(at, this.span) }), ...this.lines.map((one) => make("td", { textContent: amount(one.values[place], spec.unit) }))),
+      );
+      const table = make("table", {}, make("caption", { className: "unseen", textContent: spec.title }), make("thead", {}, head), make("tbody", {}, ...rows));
+      const box = make("div", { className: "scroll", tabIndex: 0 }, table);
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", spec.title);
+      this.table.querySelector(".scroll")?.remove();
+      this.table.append(box);
+    }
+  }
+
+  // --- sparklines: one request for all that runs ------------------------------------------------------------
+
+  let latest = null;
+
+  class Sparks extends HTMLElement {
+    connectedCallback() {
+      if (!this.shadowRoot) shadow(this);
+      this.show();
+    }
+
+    show() {
+      const found = latest?.jobs[this.dataset.job];
+      this.hidden = !found;
+      if (!found) return;
+      const figures = [...this.shadowRoot.querySelectorAll("figure")];
+      found.charts.forEach((spec, place) => {
+        const figure = figures[place] ?? make("figure", {}, make("figcaption"), make("carme-chart"));
+        figure.querySelector("figcaption").replaceChildren(`${spec.title} `, make("b", { textContent: spec.now }));
+        figure.querySelector("carme-chart").dataset.chart = JSON.stringify(spec);
+        if (!figure.isConnected) this.shadowRoot.append(figure);
+      });
+      for (const figure of figures.slice(found.charts.length)) figure.remove();
+      this.shadowRoot.querySelector("p")?.remove();
+      if (found.words) this.shadowRoot.append(make("p", { textContent: found.words }));
+    }
+  }
+
+  async function ask(place) {
+    if (document.hidden) return;
+    try {
+      const answer = await fetch(place.dataset.url, { headers: { Accept: "application/json" }, redirect: "error" });
+      if (!answer.ok) return;
+      latest = await answer.json();
+    } catch {
+      return; // the next question may be answered
+    }
+    place.textContent = latest.failure;
+    place.hidden = !latest.failure;
+    for (const one of document.querySelectorAll("carme-sparks")) one.show();
+  }
+
+  function redraw() {
+    for (const chart of drawn) chart.draw(true);
+  }
+
+  customElements.define("carme-chart", Chart);
+  customElements.define("carme-sparks", Sparks);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("beforeprint", () => {
+    printing = true;
+    redraw();
+  });
+  addEventListener("afterprint", () => {
+    printing = false;
+    redraw();
+  });
+  const place = document.getElementById("sparks");
+  if (place) {
+    ask(place);
+    setInterval(() => ask(place), POLL_MS);
+    document.addEventListener("visibilitychange", () => ask(place));
+  }
+})();

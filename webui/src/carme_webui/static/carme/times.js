@@ -1,0 +1,53 @@
+// Shows each moment (<time data-style>) by the browser's clock; the site's is on hover, as the server wrote it.
+"use strict";
+
+(() => {
+  const language = document.documentElement.lang || undefined;
+  const date = { day: "numeric", month: "short" };
+  const clock = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  const STYLES = {
+    clock,
+    seconds: { ...clock, second: "2-digit" },
+    short: { ...date, ...clock },
+    minutes: { ...date, year: "numeric", ...clock },
+    long: { ...date, year: "numeric", ...clock, second: "2-digit" },
+    day: { ...date, year: "numeric" },
+    span: { weekday: "short", ...date, ...clock },
+  };
+  const UNITS = [["year", 31536000], ["month", 2592000], ["week", 604800], ["day", 86400], ["hour", 3600], ["minute", 60]];
+  const RENEW_MS = 30000;
+  const formats = new Map();
+
+  function format(style) {
+    if (!formats.has(style)) formats.set(style, new Intl.DateTimeFormat(language, STYLES[style]));
+    return formats.get(style);
+  }
+
+  function ago(at) {
+    const seconds = (at - Date.now()) / 1000;
+    const relative = new Intl.RelativeTimeFormat(language, { numeric: "auto" });
+    for (const [unit, length] of UNITS) {
+      if (Math.abs(seconds) >= length) return relative.format(Math.trunc(seconds / length), unit);
+    }
+    return relative.format(0, "second");
+  }
+
+  function words({ dateTime, dataset }) {
+    const at = new Date(dateTime);
+    if (Number.isNaN(at.getTime())) return null;
+    if (dataset.style === "ago") return ago(at);
+    if (dataset.style === "span") return format("span").formatRange(at, new Date(dataset.end));
+    return STYLES[dataset.style] ? format(dataset.style).format(at) : null;
+  }
+
+  function show() {
+    for (const node of document.querySelectorAll("time[data-style]")) {
+      const text = words(node);
+      if (text !== null && node.textContent !== text) node.textContent = text;
+    }
+  }
+
+  show();
+  setInterval(show, RENEW_MS);
+  document.addEventListener("htmx:after:swap", show);
+})();
