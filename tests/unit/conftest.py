@@ -51,12 +51,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def _shared(item: pytest.Item) -> dict[str, Any]:
-    # pytest says there which test runs.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    # pytest says there which test runs, and a module's browser what Django may do meanwhile.
+    ignored = ("PYTEST_CURRENT_TEST", "DJANGO_ALLOW_ASYNC_UNSAFE")
+    environment = {f"${name}": value for name, value in os.environ.items() if name not in ignored}
     umask = os.umask(0o077)
     os.umask(umask)
     found = {
-        "the environment": environment,
+        **environment,
         "the folder": Path.cwd(),
         "the umask": umask,
         "the search path": list(sys.path),

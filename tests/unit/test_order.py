@@ -51,7 +51,7 @@ def test_what_a_test_leaves_changed_fails_it(tmp_path: Path) -> None:
     )
     found = dict(re.findall(r"at teardown of test_(\w+) _+\n.* what others use: (.*)", done.stdout))
     assert found == {
-        "environment": "the environment",
+        "environment": "$CARME_LEFT",
         "folder": "the folder",
         "umask": "the umask",
         "path": "the search path",

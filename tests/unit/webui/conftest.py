@@ -145,15 +145,16 @@ def _own_errands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # The background_tasks go first: they end after the test's transaction has, for whose locks some of them wait.
 @pytest.fixture(autouse=True)
-def _fresh_cache(_own_errands: None, db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh_cache(_own_errands: None, db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # The tests' broker changes between two questions.
     monkeypatch.setattr(picture, "seconds", 0.0)
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 0.0)
     # So do the tests themselves, to the database, without telling anybody.
     monkeypatch.setattr(Cached, "seconds", 0.0)
-    translation.deactivate()  # a page of an earlier test may have been German
     cache.clear()
     limits._counter.cache_clear()
+    yield
+    translation.deactivate()  # a page may have been German
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ OF_ADMINS = tuple(f"/api/v1/{part}" for part in ("admin", "bookings", "projects"
 
 
 @pytest.fixture
-def carol(db: None, broker: FakeBroker, settings: Any, killed: Any) -> User:
+def carol(db: None, broker: FakeBroker, settings: Any, killed: Any, monkeypatch: pytest.MonkeyPatch) -> User:
     """Somebody with one of everything."""
     site = settings.SITE
     settings.SITE = site.model_copy(
@@ -68,7 +68,7 @@ def carol(db: None, broker: FakeBroker, settings: Any, killed: Any) -> User:
     Preset.objects.create(owner=carol, name=MARK, options={"image": "torch", "minutes": 5})
     tell(carol, MARK)
     broker.home.mkdir()
-    HERS["number"] = [Preset.objects.get().pk, Invitation.objects.get().pk]
+    monkeypatch.setitem(HERS, "number", [Preset.objects.get().pk, Invitation.objects.get().pk])
     return carol
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import uvicorn
@@ -44,8 +45,8 @@ def chromium() -> Iterator[Chromium]:
     if shutil.which("chromium") is None:
         pytest.skip("Chromium is not installed.")
     # Playwright's own event loop in this thread makes Django think that it runs in one.
-    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    with pytest.MonkeyPatch.context() as patched, sync_playwright() as playwright:
+        patched.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         expect.set_options(timeout=HANG * 1000)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
         yield browser
@@ -55,8 +56,8 @@ def chromium() -> Iterator[Chromium]:
 @pytest.fixture
 def address(transactional_db: None, settings) -> Iterator[str]:
     """Where the portal is served; on localhost a browser takes plain HTTP for secure."""
-    # It names the portal's settings to all processes that come of this one: not where tests are gathered.
-    from carme_webui.asgi import Pages
+    with patch.dict(os.environ):  # it names the portal's settings to all processes that come of this one
+        from carme_webui.asgi import Pages
 
     settings.ALLOWED_HOSTS = [*settings.ALLOWED_HOSTS, "localhost"]
     settings.SECURE_HSTS_SECONDS = 0
