@@ -30,7 +30,7 @@ Rows = dict[str, dict[str, float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", nargs="+", choices=["steps", "staged", "memory", "exporter"])
     parser.add_argument("--out", type=Path, help="where the rows go as JSON")
     parser.add_argument("--rounds", type=int, default=5)
@@ -121,7 +121,7 @@ def ways(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> Iterator[tuple[
     from carme_runtime.torch import parallelize
     from carme_runtime.torch.parallel import Parallel
 
-    kept: list[Any] = []
+    attached: list[Any] = []
     for way in ("plain", "parallelize", "parallelize_hooks", "ddp_nccl", "ddp_carme"):
         model, x = build()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -129,7 +129,7 @@ def ways(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> Iterator[tuple[
         if way == "parallelize":
             parallelize(model, optimizer)
         elif way == "parallelize_hooks":
-            kept.append(Parallel(model, None))
+            attached.append(Parallel(model, None))
         elif way.startswith("ddp"):
             group = dist.new_group(backend="nccl") if way == "ddp_nccl" else None
             trained = DistributedDataParallel(model, device_ids=[0], process_group=group)
@@ -234,6 +234,7 @@ def memory(rounds: int) -> Rows:
         for label, limit in limits.items():
             free()
             try:
+                budget: Any
                 with carme_runtime.memory(limit, device="cuda") as budget:
                     model, x = build()
                     optimizer = torch.optim.AdamW(model.parameters())
