@@ -26,7 +26,7 @@ _PATIENCE = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
     "RAY_agent_register_timeout_ms": "300000",
 }
-# Ports of a node's agents. Without them Ray lets the agents choose, and gives up after 15 s on a busy machine.
+# Ports of a node's agents. Else Ray lets the agents choose, and gives up after 15 s on a busy machine.
 _AGENT_PORTS = (
     "--dashboard-agent-grpc-port",
     "--runtime-env-agent-port",
