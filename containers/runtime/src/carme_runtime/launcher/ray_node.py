@@ -9,12 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 from carme_runtime.launcher.ray import FOLDER
 
-_REMOVING = 5.0  # seconds at most
+_ENDING, _REMOVING = 1.5, 2.0  # seconds at most
 
 
 def main() -> int:
@@ -34,6 +35,8 @@ def main() -> int:
         nonlocal stopping
         stopping = True
         process.terminate()
+        # The agent kills this process 5 s after SIGTERM: before, the folder must be gone.
+        threading.Timer(_ENDING, process.kill).start()
 
     signal.signal(signal.SIGTERM, stop)
     try:
