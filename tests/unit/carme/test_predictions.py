@@ -123,6 +123,8 @@ def test_results_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], se
     with pytest.raises(InvalidRequest) as refusal:
         read_file(path)
     assert str(refusal.value).startswith(sentence)
+    for text_of in (refusal.value.message, refusal.value.remedy):
+        assert translated(text_of, "de") != text_of
 
 
 def test_rows_that_are_missing(curve: Curve) -> None:

@@ -32,7 +32,6 @@ MODULES = (
     ),
     *("carme/src/carme/images/catalogue.py", "webui/src/carme_webui/sessions/actions.py"),
     "webui/src/carme_webui/projects/rules.py",
-    "carme/src/carme/scaling/curves.py",
     "carme/src/carme/scaling/predictions.py",
 )
 #: Values that are part of the grammar, by the expression that makes them.

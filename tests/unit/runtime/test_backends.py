@@ -183,15 +183,19 @@ def test_dasks_workers_share_the_cores_and_gpus_of_their_node() -> None:
 
 
 def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> None:
-    setup = Setup(spread(2, 1).places, [7000], secrets={"RAY_AUTH_TOKEN": "secret"})
+    ports = list(range(7000, 7009))
+    setup = Setup(spread(2, 1).places, ports, secrets={"RAY_AUTH_TOKEN": "secret"})
+    assert [member.host for member in BACKENDS["ray"].ports(setup.places)] == ["n1"] * 5 + ["n2"] * 4
     assert BACKENDS["ray"].variables(setup)[0]["RAY_ADDRESS"] == "10.0.0.1:7000"
     head, worker = BACKENDS["ray"].programs(setup)
     assert (head.hosts, worker.hosts) == (["n1"], ["n2"])
-    assert head.command[3:] == [
+    assert head.command[-8::2] == worker.command[-8::2] and head.command[-8].endswith("agent-grpc-port")
+    assert head.command[-7::2] + worker.command[-7::2] == [str(port) for port in ports[1:]]
+    assert head.command[3:-8] == [
         "--head", "--port", "7000", "--include-dashboard", "false", "--node-ip-address", "10.0.0.1",
         "--num-cpus", "8", "--num-gpus", "2",
     ]  # fmt: skip
-    assert worker.command[3:] == [
+    assert worker.command[3:-8] == [
         "--address", "10.0.0.1:7000", "--node-ip-address", "10.0.0.2", "--num-cpus", "8", "--num-gpus", "1",
     ]  # fmt: skip
     folders = set()

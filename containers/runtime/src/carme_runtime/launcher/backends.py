@@ -366,7 +366,7 @@ BACKENDS = {
         "Ray's head on the first node, a worker node on each other; the script once, on the first node",
         "head and worker nodes",
         lambda setup: {0: ray.variables(setup, _host(setup.places[0], setup.places)) | _past_proxies(setup)},
-        _of_first,
+        ray.members,
         ("ray",),
         ray.refuse,
         lambda setup: ray.programs(

@@ -10,6 +10,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.launcher.programs import Process, Program
 
 if TYPE_CHECKING:
+    from carme_runtime.fabric.members import Member
     from carme_runtime.launcher.backends import Setup
     from carme_runtime.launcher.placement import Place
 
@@ -20,7 +21,18 @@ SETS = ("RAY_ADDRESS", "RAY_AUTH_MODE", TOKEN, "RAY_USAGE_STATS_ENABLED")
 _LEAST_VERSION = (2, 52)
 _READY = "Ray runtime started."
 # A busy machine needs longer than Ray waits.
-_PATIENCE = {"RAY_raylet_start_wait_time_s": "300", "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
+_PATIENCE = {
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+}
+# Ports of a node's agents. Else Ray lets the agents choose, and gives up after 15 s on a busy machine.
+_AGENT_PORTS = (
+    "--dashboard-agent-grpc-port",
+    "--runtime-env-agent-port",
+    "--metrics-export-port",
+    "--dashboard-agent-listen-port",
+)
 
 
 def variables(setup: "Setup", host: str) -> dict[str, str]:
@@ -35,6 +47,12 @@ def variables(setup: "Setup", host: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         **setup.secrets,
     }
+
+
+def members(places: "list[Place]") -> "list[Member]":
+    """The nodes of which ports are needed: the first for the head, and each for its agents."""
+    nodes = _nodes(places)
+    return [nodes[0].member, *(node.member for node in nodes for _ in _AGENT_PORTS)]
 
 
 def token() -> list[str]:
@@ -54,10 +72,12 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
     name = hashlib.sha256(setup.secrets.get(TOKEN, "").encode()).hexdigest()[:12]
     shared[FOLDER] = f"/tmp/ray-{name}"
     made = []
+    ports = iter(map(str, setup.ports[1:]))
     for place in _nodes(setup.places):
         host = hosts[place.member.number].strip("[]")
         size = ["--num-cpus", str(max(place.member.cpus, place.local_size))]
         size += ["--num-gpus", str(place.member.devices)]
+        agents = [word for option in _AGENT_PORTS for word in (option, next(ports, "0"))]
         is_head = place.member.number == first.number
         where = ["--head", "--port", str(setup.ports[0]), "--include-dashboard", "false"]
         where = where if is_head else ["--address", shared["RAY_ADDRESS"]]
@@ -72,6 +92,7 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
                     "--node-ip-address",
                     host,
                     *size,
+                    *agents,
                 ],
                 [Process(place.member, shared)],
                 _READY,

@@ -9,9 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from carme_runtime.launcher.ray import FOLDER
+
+_ENDING, _REMOVING = 1.5, 2.0  # seconds at most
 
 
 def main() -> int:
@@ -21,7 +25,8 @@ def main() -> int:
     if own is None:
         print(f"The folder {folder} belongs to somebody else.", file=sys.stderr)
         return 1
-    head = ["--temp-dir", str(folder)] if "--head" in sys.argv else []
+    # Ray opens its folder to everybody, so it lies in one that is closed.
+    head = ["--temp-dir", str(folder / "t")] if "--head" in sys.argv else []
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *sys.argv[1:], *head]
     stopping = False
     process = subprocess.Popen(command)
@@ -30,14 +35,24 @@ def main() -> int:
         nonlocal stopping
         stopping = True
         process.terminate()
+        # The agent kills this process 5 s after SIGTERM: before, the folder must be gone.
+        threading.Timer(_ENDING, process.kill).start()
 
     signal.signal(signal.SIGTERM, stop)
     try:
         code = process.wait()
     finally:
         if own:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
     return 0 if stopping else (code if code >= 0 else 128 - code)
+
+
+def _remove(folder: Path) -> None:
+    """Remove what Ray's last processes may still write to."""
+    end = time.monotonic() + _REMOVING
+    while folder.exists() and time.monotonic() < end:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
 
 
 def _make(folder: Path) -> bool | None:
