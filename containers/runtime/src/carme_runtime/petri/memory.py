@@ -121,7 +121,7 @@ class Range:
                 "It was deleted and allocated again: give ranges names of their own.",
             )
         try:
-            mapped = mmap.mmap(self._file, self.size)
+            mapped = self._memory.reuse(self._file) or mmap.mmap(self._file, self.size)
         except OSError as error:
             self._release()
             raise PetriError(
@@ -130,22 +130,21 @@ class Range:
         self._memory.remember(self)
         return mapped
 
-    def _release(self, later: "list[mmap.mmap] | None" = None) -> None:
+    def _release(self, later: "dict[tuple[int, int], mmap.mmap] | None" = None) -> None:
         """Let others delete it; arrays of it that somebody still has stay as they are.
 
         Args:
             later: Takes the mapping, whose end takes long for much memory; None: it ends now.
         """
+        if later is not None and self._map is not None:
+            later[_identity(self._file)], self._map = self._map, None
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
         if self._map is not None:
-            if later is None:
-                unmap([self._map])
-            else:
-                later.append(self._map)
+            unmap([self._map])
             self._map = None
 
     def __del__(self) -> None:
@@ -209,8 +208,8 @@ class Memory:
         #: Of the task that this process is at.
         self.task = 0
         self.opened: list[Range] = []
-        #: Mappings of tasks that have ended.
-        self.stale: list[mmap.mmap] = []
+        #: Mappings of the task before, by their files: the next one may want the same.
+        self.stale: dict[tuple[int, int], mmap.mmap] = {}
         self._allocated: list[Description] = []
         self._deleted: list[str] = []
         #: Whether the task that runs has done anything here.
@@ -395,6 +394,7 @@ class Memory:
 
     def finish(self, well: bool) -> Changes | None:
         """The task that runs has ended: what it has changed, unless it failed."""
+        self.unmap()
         for each in self.opened:
             each._release(self.stale)
         changes = self._allocated, self._deleted
@@ -407,9 +407,13 @@ class Memory:
         deleted = [name for name in changes[1] if name not in own]
         return (lasting, deleted) if well and (lasting or deleted) else None
 
+    def reuse(self, file: int) -> "mmap.mmap | None":
+        """The mapping of a file that the task before had."""
+        return self.stale.pop(_identity(file), None) if self.stale else None
+
     def unmap(self) -> None:
         """Give back what tasks that have ended had mapped; much of it in another thread, as it takes long."""
-        mappings, self.stale = self.stale, []
+        mappings, self.stale = list(self.stale.values()), {}
         if sum(map(len, mappings)) > _QUICKLY_UNMAPPED:
             threading.Thread(target=unmap, args=(mappings,), daemon=True).start()
         else:
@@ -424,6 +428,11 @@ class Memory:
         self._allocated, self._deleted = [], []
         if self._commit:
             self._commit(changes)
+
+
+def _identity(file: int) -> tuple[int, int]:
+    found = os.fstat(file)
+    return found.st_dev, found.st_ino
 
 
 def unmap(mappings: list[mmap.mmap]) -> None:

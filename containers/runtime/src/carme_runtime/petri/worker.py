@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import pickle
+import select
 import socket
 import struct
 import threading
@@ -22,6 +23,9 @@ DONE, FAILED, WRONG, RETURNED = range(4)
 #: Results wait for others at most so long, and not for a task that takes longer.
 BATCH_SECONDS = 0.001
 LONG_SECONDS = 0.0003
+
+#: For so long a worker without tasks has the ranges of its last one mapped: the next may want the same.
+IDLE_MILLISECONDS = 20
 
 #: Steps of a chain that a worker makes before it looks for other tasks.
 MOST_AHEAD = 64
@@ -69,10 +73,14 @@ class Worker:
         threading.Thread(target=self._serve_control, daemon=True).start()
         pending, clock = self._pending, time.perf_counter
         flushed = clock()
+        idle = select.poll()
+        idle.register(self._tasks, select.POLLIN)
         while True:
             if not pending:
                 self._flush()
                 flushed = clock()
+                if self._memory.stale and not idle.poll(IDLE_MILLISECONDS):
+                    self._memory.unmap()
                 with self._receiving:
                     if not self._receive(0):
                         return
@@ -127,8 +135,6 @@ class Worker:
                     results.append(self._results.popleft())
             if results:
                 self._tasks.sendall(encode(results))
-        if self._memory.stale:  # the next task need not wait for it
-            self._memory.unmap()
 
     def _serve_control(self) -> None:
         with contextlib.suppress(OSError):
