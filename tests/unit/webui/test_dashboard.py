@@ -117,11 +117,13 @@ def test_small_charts_of_what_my_jobs_do(browser: Browser, alice: User, site: No
 def test_all_jobs_of_a_user_are_one_question_to_prometheus(
     browser: Browser, alice: User, site: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
     ask = Reader.ask
-    monkeypatch.setattr(Reader, "ask", lambda self, path, given: asked.append(path) or ask(self, path, given))
+    monkeypatch.setattr(
+        Reader, "ask", lambda self, path, given: requested.append(path) or ask(self, path, given)
+    )
     first = browser.get("/metrics/sparks/").content
-    assert browser.get("/metrics/sparks/").content == first and asked == ["/api/v1/query_range"]
+    assert browser.get("/metrics/sparks/").content == first and requested == ["/api/v1/query_range"]
 
 
 def test_nothing_is_shown_of_jobs_that_are_not_mine(other: Browser, bob: User, site: None) -> None:

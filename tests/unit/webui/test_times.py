@@ -45,7 +45,7 @@ def test_a_moment_is_by_the_sites_clock_until_the_browser_knows_better(
     assert moment(None, style) == ""
 
 
-def test_a_moment_that_is_told_by_its_distance(berlin: None) -> None:
+def test_a_moment_is_shown_by_its_distance(berlin: None) -> None:
     found = moment(timezone.now() - timedelta(hours=3), "ago")
     assert ">3 hours ago</time>" in found.replace("\xa0", " ") and " CE" in found
     with translation.override("de"):

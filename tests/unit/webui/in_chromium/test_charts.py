@@ -250,8 +250,8 @@ def test_terms_are_explained_by_keyboard(page: Page, a_life: None, complaints: l
 
 
 def test_a_guide_is_read_without_the_internet(page: Page, a_life: None, complaints: list[str]) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
     log_in(page)
     page.goto("/images/")
     page.get_by_role("link", name="Help").click()
@@ -264,4 +264,4 @@ def test_a_guide_is_read_without_the_internet(page: Page, a_life: None, complain
     looks(page, "guide", complaints)
     page.goto("/help/")
     looks(page, "help", complaints)
-    assert json.dumps([url for url in asked if not url.startswith("http://localhost:")]) == "[]"
+    assert json.dumps([url for url in requested if not url.startswith("http://localhost:")]) == "[]"
