@@ -16,7 +16,7 @@ from carme.config.settings import ScalingSettings
 from carme.errors import InvalidRequest
 from carme.jobs import JobRequest, SessionOptions
 from carme.reports import Report, TrainingUse, Usage
-from carme.reports.text import as_fragment, as_text
+from carme.reports.text import as_html, as_text
 from carme.scaling import MOST_BYTES, VERSION, Curve, Prediction, check_efficiency, choices, marks, read_file
 from carme.translation import translated
 from carme_runtime.scaling import profiles
@@ -195,7 +195,7 @@ def test_the_report_says_what_was_predicted_and_what_came(step_seconds: float | 
     )  # fmt: skip
     training = TrainingUse(ranks=2, step_seconds=step_seconds)
     report = Report(job=job(prediction=prediction), usage=Usage(seconds=60, training=training))
-    text, page = as_text(report), as_fragment(report)
+    text, page = as_text(report), as_html(report)
     assert "500 ms for a step (450 to 550), 1.9 times as fast as one rank, efficiency 95%" in text
     assert words in text and words in page
     assert "<it is urgent>" in text and "&lt;it is urgent&gt;" in page

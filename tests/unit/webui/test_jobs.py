@@ -269,7 +269,7 @@ def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeB
 
 def charts_in(part: str) -> list[dict[str, Any]]:
     """What the charts of a part of a page are drawn from."""
-    return [json.loads(one["data-chart"]) for one in BeautifulSoup(part, "html.parser")("carme-chart")]
+    return [json.loads(str(one["data-chart"])) for one in BeautifulSoup(part, "html.parser")("carme-chart")]
 
 
 def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(

@@ -70,4 +70,4 @@ def test_pages_have_moments_for_the_browser_and_its_script(
     moments = answer("time")
     assert moments or page == "/"
     for one in moments:
-        assert one["data-style"] in {*STYLES, "span"} and one["datetime"].endswith("Z") and one["title"]
+        assert one["data-style"] in {*STYLES, "span"} and str(one["datetime"]).endswith("Z") and one["title"]

@@ -21,8 +21,8 @@ Expected = tuple[datetime | None, datetime | None, str]
 def expected_start(request: JobRequest, user: str, broker: BrokerClient) -> Expected:
     """When a job would start at the latest, and at the earliest; and why it never would, else nothing.
 
-    Slurm's plan gives the latest. The earliest holds if jobs end as early as they lately did. Both are None where
-    Slurm gives no time.
+    Slurm's plan gives the latest. The earliest holds if jobs end as early as they lately did. Both are None
+    where Slurm gives no time.
 
     Raises:
         CarmeError: Nobody can be asked.

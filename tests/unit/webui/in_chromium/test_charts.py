@@ -11,7 +11,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.utils import timezone
 from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 from real_prometheus import Prometheus, prometheus_with
 
 from carme.reports import Advice, Curve, GpuUse, NodeUse, Report, Usage
@@ -26,7 +26,7 @@ from .test_accessibility import COLOURS, EVERY, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SMALL = {"width": 390, "height": 844}
+SMALL: ViewportSize = {"width": 390, "height": 844}
 GIB = 2.0**30
 #: Pixels of all drawings in a chart that are not see-through.
 DRAWN = """chart => [...chart.shadowRoot.querySelectorAll("canvas")].reduce((sum, canvas) => {
