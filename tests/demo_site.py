@@ -134,10 +134,10 @@ class DemoSite:
         """What `carme ... --json` printed."""
         return json.loads(self.carme(*arguments, "--json", user=user).stdout)
 
-    def sbatch(self, *options: str, user: str = "user1") -> int:
+    def sbatch(self, *options: str, user: str | None = None) -> int:
         """The number of a job that sleeps, given to Slurm by itself, so that Carme finds it there."""
         command = ["sbatch", "--parsable", "--output=/dev/null", "--time=20:00:00", "--mem=100", *options]
-        done = self.run("head", *command, "--chdir=/tmp", "--wrap=sleep 600", user=user)
+        done = self.run("head", *command, "--chdir=/tmp", "--wrap=sleep 600", user=user or self.user)
         return int(done.stdout.strip().split(";")[0])
 
     def end_all_jobs(self) -> None:

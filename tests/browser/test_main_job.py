@@ -16,7 +16,7 @@ def rename_job(page: Page, demo: DemoSite) -> None:
     The page shows the session's new end when the broker has seen the job as it is then.
     """
     job = demo.job_of(re.findall(r"/sessions/([^/]+)/", page.url)[0])["id"]
-    demo.run("head", "scontrol", "update", f"jobid={job}", "jobname=x", user="user1")
+    demo.run("head", "scontrol", "update", f"jobid={job}", "jobname=x", user=demo.user)
     changes = ("comment=site accounting: ok", "timelimit=50")
     demo.run("head", "scontrol", "update", f"jobid={job}", *changes)
     expect(page.locator("#limit-end")).to_contain_text(re.compile("4[5-9] minutes left"))
