@@ -47,6 +47,7 @@ def results(demo: DemoSite, path: str) -> str:
     return demo.run("head", "cat", path, check=False).stdout
 
 
+@pytest.mark.alone  # it goes where its data is, if that node has room
 @pytest.mark.usefixtures("lines")
 def test_a_session_trains_from_its_node_and_the_next_one_finds_the_copy(demo: DemoSite) -> None:
     before = {job.id for job in brought(demo)}

@@ -62,7 +62,7 @@ class Visitor:
         """Fill in the start form and send it; returns the session's name. Raises with the page's sentence."""
         page = self._get(self.url)
         # Numbers of our own, in place of the cards that the form has chosen.
-        numbers = {"hardware": "custom", "time": "custom"}
+        numbers = {"hardware": "custom", "time": "custom", "hours": "0"}
         reply = self.send(page, self.form(page, "gpus_per_node"), numbers | options)
         parts = reply.url.path.strip("/").split("/")
         if reply.status_code != 200 or parts[0] != "sessions" or len(parts) != 2:
