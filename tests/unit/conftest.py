@@ -25,6 +25,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("same everywhere")
 
+# A shell that starts the tests in its background lets them ignore interrupts; asyncio would undo that midway.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _before = pytest.StashKey[dict[str, Any]]()
 

@@ -111,7 +111,7 @@ def test_all_jobs_have_pages_titles_and_times(root: Browser, alice: User, broker
     assert (
         "My thesis" in shown
         and "/admin/jobs/7/" in shown
-        and "20 Nov, 12:00" in shown
+        and "2026-11-20T12:00:00Z" in shown
         and "RUNNING" not in shown
     )
     page = words(root.get("/admin/jobs/7/"))

@@ -478,7 +478,8 @@ def test_a_session_starts_in_a_booking(
     rules()
     made = make(alice)
     page = browser.get("/", {"booking": made.name}).content.decode()
-    assert f'value="{made.name}" selected' in page and 'value="120"' in page
+    assert f'value="{made.name}" selected' in page
+    assert re.search('name="hours" value="2"', page) and re.search('name="minutes" value="0"', page)
     assert start(browser, reservation=made.name).status_code == 302
     assert Session.objects.get().asked_for.reservation == made.name
 
