@@ -92,8 +92,9 @@ def test_who_looks_at_a_gradient_that_travels_waits_for_it(launcher, nodes):
     launcher.run("arriving", nodes)
 
 
-def test_optimizers_step_as_without_parallelize(launcher):
-    launcher.run("late_parameters", [0])
+@pytest.mark.parametrize("nodes", [[0], [0, 0]], ids=["one rank", "two ranks"])
+def test_optimizers_step_as_without_parallelize(launcher, nodes):
+    launcher.run("late_parameters", nodes)
 
 
 @pytest.mark.parametrize("kind", ["wire_bf16", "wire_int8", "wire_bf16+uneven", "wire_int8+uneven"])

@@ -15,6 +15,9 @@ from ranks import Checks
 from torch import nn
 
 import carme_runtime
+from carme_runtime.out_of_core.blocks import Block, State
+from carme_runtime.out_of_core.gpu_store import GpuStore
+from carme_runtime.out_of_core.watch import Storage
 
 check = Checks()
 GIB, MIB = 1 << 30, 1 << 20
@@ -186,6 +189,29 @@ def a_model_that_the_gpu_cannot_hold_is_made_and_trained() -> None:
         most(0)
     del model, optimizer
     assert losses == unlimited(lambda: wide(12), (64, 4096))[0]
+
+
+@check
+def a_block_that_was_used_while_it_was_copied_keeps_its_content() -> None:
+    """It leaves at once the next time, as nothing has changed it, and the copy may not be over yet."""
+    numbers = torch.arange(64 * MIB, dtype=torch.int32, device="cuda")
+    storage = numbers.untyped_storage()
+    store = GpuStore(storage.device, lambda block: 1.0)
+    block = Block(Storage(storage), storage.data_ptr(), storage.nbytes(), 0)
+    store.add(storage._cdata, block)
+    store.capacity = 2 * block.size
+    with torch.cuda.stream(store._out):
+        torch.cuda._sleep(500_000_000)  # cycles, before the copy begins
+    assert store.leave_ahead(block.size, 0.0) == block.size and block.state is State.LEAVING
+    store.acquire([block], [], 0)
+    store.release([block])
+    assert store.leave_ahead(block.size, 0.0) == block.size and block.state is State.ABSENT
+    other = torch.full((64 * MIB,), -1, dtype=torch.int32, device="cuda")  # takes the memory that is free now
+    store.acquire([block], [], 0)
+    assert torch.equal(numbers.cpu(), torch.arange(64 * MIB, dtype=torch.int32))
+    assert int(other[0]) == -1
+    store.release([block])
+    store.close()
 
 
 @check

@@ -1,7 +1,9 @@
-"""One process without a run: optimizers of `parallelize`, and parameters without a gradient at first."""
+"""Optimizers of `parallelize`, and parameters without a gradient at first, against one process without it.
+
+All ranks have the same batches, so that the mean over ranks is what each of them has.
+"""
 
 import copy
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +25,6 @@ class Two(nn.Module):
         return self.second(x) if self.both else x
 
 
-os.environ.pop("WORLD_SIZE")
 sgd, adam, adamw = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 cases: tuple[tuple[Callable[..., torch.optim.Optimizer], dict[str, Any], bool | None], ...] = (
     (sgd, {"momentum": 0.9}, True),
@@ -55,3 +56,14 @@ for kind, options, fused in cases:
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+frozen = Two()
+frozen.second.requires_grad_(False)
+first = torch.optim.SGD(frozen.first.parameters(), lr=0.01)
+parallelize(frozen, first, accumulate=2)
+frozen.second.requires_grad_(True)
+parallelize(frozen, torch.optim.SGD(frozen.second.parameters(), lr=0.01))
+frozen.both = True
+frozen(torch.randn(4, 8)).square().mean().backward()  # what the first one does not reduce, the second does
+
+torch.distributed.destroy_process_group()

@@ -195,12 +195,14 @@ def test_without_nvml_there_is_no_energy_of_gpus(monkeypatch: pytest.MonkeyPatch
 
 def test_energy_of_processors_is_that_of_their_packages(tmp_path: Path) -> None:
     assert energy._processors(tmp_path) is None
-    for zone, microjoules in {
-        "intel-rapl:0": "2500000",
-        "intel-rapl:1": "1500000",
-        "intel-rapl:0:0": "7",
-    }.items():
+    for zone, name, microjoules in (
+        ("intel-rapl:0", "package-0", "2500000"),
+        ("intel-rapl:1", "package-1", "1500000"),
+        ("intel-rapl:0:0", "core", "7"),
+        ("intel-rapl:2", "psys", "9000000"),  # of the whole platform, packages included
+    ):
         (tmp_path / zone).mkdir()
+        (tmp_path / zone / "name").write_text(name + "\n")
         (tmp_path / zone / "energy_uj").write_text(microjoules + "\n")
     assert energy._processors(tmp_path) == 4.0
     (tmp_path / "intel-rapl:1/energy_uj").write_text("no number")

@@ -1,5 +1,7 @@
 """Ranges of memory that tasks of a net share: what they live through, and what is left of them."""
 
+import fcntl
+import gc
 import json
 import os
 import re
@@ -381,3 +383,206 @@ def test_a_net_that_lives_is_left_alone(folder: Path, tmp_path: Path):
             second.wait(HANG)
         first.put("x", 1)
         first.wait(HANG)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_files_of_the_user_beside_ranges_stay(folder: Path, mode: int):
+    folder.mkdir()
+    (folder / "memory").mkdir(mode=mode)
+    for name in ("notes.txt", "taken", "old"):
+        (folder / "memory" / name).write_text("mine")
+    net = Net("beside")
+    x, y = net.place("x", int), net.place("y", list)
+    net.add("make", x >> y, lambda value, memory: [memory.allocate("old", 8, lifetime="net").name, *memory])
+    with net.start(1, folder=folder) as run:
+        run.memory.allocate("taken", 8, lifetime="kept").buffer[0] = 1
+        run.memory.allocate("free", 8, lifetime="kept").buffer[0] = 2
+        run.put(x, 1)
+        assert run.wait(HANG)["y"] == [["old", "free", "old", "taken"]]
+    held = (
+        "it must be this user's alone (chmod 700)"
+        if mode == 0o755
+        else f"{folder}/memory/taken is in its way"
+    )
+    assert (
+        f"Range taken of 8 B stays in the memory of this node until the run is resumed: {held}."
+        in run.notices
+    )
+    for name in ("notes.txt", "taken", "old"):
+        assert (folder / "memory" / name).read_text() == "mine"
+    (folder / "memory" / "taken").unlink()
+    (folder / "memory").chmod(0o700)
+    with Net.resume(folder, net=net, workers=1) as run:
+        run.memory.delete("free")
+    assert {path.name for path in (folder / "memory").iterdir()} == {
+        "notes.txt",
+        "old",
+        "taken",
+        ".range-taken",
+    }
+    assert bytes(Memory.at(folder)["taken"].buffer)[0] == 1
+
+
+def test_what_a_killed_process_has_left_on_the_disk_goes(folder: Path):
+    net = Net("left")
+    net.add("t", net.place("x") >> None, print)
+    with net.start(1, folder=folder) as run:
+        run.memory.allocate("kept", 8, lifetime="kept")
+    (folder / "memory" / ".new-other").write_bytes(bytes(8))
+    mark = (folder / "memory" / ".range-kept").read_text()
+    (folder / "memory" / ".range-begun").write_text(mark.replace("kept", "begun", 1))
+    assert list(Memory.at(folder)) == ["kept"]
+    with Net.resume(folder, net=net, workers=1) as run:
+        assert list(run.memory) == ["kept"]
+        assert {path.name for path in (folder / "memory").iterdir()} == {"kept", ".range-kept"}
+        run.memory.allocate("begun", 4).buffer[:] = b"good"
+
+
+def test_a_range_whose_making_was_killed_is_made_anew(folder: Path):
+    net = Net("half")
+    net.add("t", net.place("x") >> None, print)
+    with net.start(1, folder=folder) as run:
+        run.memory.allocate("first", 8)
+        where = run.memory["first"].path.parent
+        mark = (where / ".range-first").read_text()
+        (where / ".range-second").write_text(mark.replace("first", "second", 1))
+        (where / "second").touch()
+        assert list(run.memory) == ["first"]
+        assert run.memory.allocate("second", 8).array().tolist() == [0] * 8
+
+
+def foreign(folder: Path, whose: str) -> None:
+    """Make a folder that another user could write."""
+    if whose == "a link":
+        folder.with_name("elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(folder.with_name("elsewhere"))
+        return
+    folder.mkdir(mode=0o700)
+    if whose == "open":
+        folder.chmod(0o777)
+    else:
+        os.chown(folder, 12345, 12345)
+
+
+@pytest.mark.parametrize("whose", ["open", "a link", "another's"])
+def test_a_folder_that_others_may_write_is_not_used(folder: Path, tmp_path: Path, whose: str):
+    if whose == "another's" and os.getuid() != 0:
+        pytest.skip("Only root gives folders away.")
+    net = Net("foreign")
+    net.add("t", net.place("x") >> None, print)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with net.start(1, folder=folder, memory=1 << 20, spill=scratch) as run:
+        run.memory.allocate("first", "1MiB").buffer[0] = 5
+        theirs = scratch / f"carme-net-{run.memory.identity}"
+        foreign(theirs, whose)
+        mark = (run.memory["first"].path.parent / ".range-first").read_text()
+        (theirs / ".range-second").write_text(mark.replace("first", "second", 1))
+        (theirs / "second").write_bytes(bytes(1 << 20))
+        assert list(run.memory) == ["first"] and "second" not in run.memory
+        with pytest.raises(PetriError, match=r"must be this user's alone") as caught:
+            run.memory.allocate("third", "1MiB")
+        assert str(theirs) in caught.value.message
+        assert run.memory["first"].buffer[0] == 5
+    assert {path.name for path in theirs.iterdir()} == {".range-second", "second"}
+
+
+def test_a_link_in_the_place_of_a_range_is_not_followed(folder: Path, tmp_path: Path):
+    net = Net("link")
+    net.add("t", net.place("x") >> None, print)
+    target = tmp_path / "target"
+    target.write_bytes(b"mine of 8")
+    with net.start(1, folder=folder) as run:
+        first = run.memory.allocate("first", 9)
+        where = first.path.parent
+        (where / "second").symlink_to(target)
+        with pytest.raises(PetriError, match="File exists"):
+            run.memory.allocate("second", 9)
+        first.close()
+        (where / "first").unlink()
+        (where / "first").symlink_to(target)
+        with pytest.raises(PetriError, match="There is no range first"):
+            first.hold()
+        (where / "second").unlink()
+    assert target.read_bytes() == b"mine of 8"
+
+
+def test_an_array_whose_range_is_forgotten_stays_where_it_is(folder: Path, tmp_path: Path):
+    net = Net("forgotten")
+    net.add("t", net.place("x") >> None, print)
+    with net.start(1, folder=folder, memory=3 << 20, spill=tmp_path / "scratch") as run:
+        array = run.memory.allocate("first", "1MiB").array()
+        gc.collect()
+        for number in range(4):
+            run.memory.allocate(f"more-{number}", "1MiB").close()
+        array[0] = 7
+        first = run.memory["first"]
+        assert first.array()[0] == 7
+        assert run.memory.cost("first")[0].endswith("memory")
+        assert run.memory.cost("more-0")[0].endswith("disk")
+        first.close()
+        with pytest.raises(PetriError, match="another task or the program has it mapped"):
+            run.memory.delete("first")
+        del array
+        gc.collect()
+        run.memory.delete("first")
+
+
+def test_a_range_whose_deletion_was_refused_is_used_on(folder: Path):
+    net = Net("refused")
+    x, y = net.place("x", Range), net.place("y", tuple)
+
+    @net.transition(x >> y)
+    def use(given, memory):
+        array = given.array()
+        try:
+            memory.delete(given)
+        except PetriError:
+            array[1] = 4
+            return given.array().tolist(), store.is_mapped(given.path)
+        return ()
+
+    with net.start(1, folder=folder) as run:
+        given = run.memory.allocate("shared", 2)
+        given.buffer[0] = 3
+        run.put(x, given)
+        given.hold()
+        assert run.wait(HANG)["y"] == [([3, 4], True)]
+        assert given.array().tolist() == [3, 4]
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(folder: Path, shared: Path):
+    made = store.Store("0123", folder, 1 << 20, [])
+    made.begin()
+    reading, writing = os.pipe()
+    try:
+        with made.locked():
+            child = os.fork()
+            if not child:
+                os.close(writing)
+                os.read(reading, 1)
+                os._exit(0)
+        with (made.shared / ".lock").open("rb") as again:
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(writing)
+        os.waitpid(child, 0)
+    finally:
+        made.end()
+        made.let_go()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="Only root gives files away.")
+def test_a_journal_of_another_user_is_not_read(folder: Path):
+    net = Net("theirs")
+    net.add("t", net.place("x") >> None, print)
+    with net.start(1, folder=folder) as run:
+        run.memory.allocate("kept", 8, lifetime="kept")
+    os.chown(folder / "journal", 12345, 12345)
+    for action in (
+        lambda: Memory.at(folder),
+        lambda: Net.resume(folder, net=net),
+        lambda: Net.resume(folder),
+    ):
+        with pytest.raises(PetriError, match="belongs to another user") as caught:
+            action()
+        assert caught.value.remedy == "Ask its owner for what it says."

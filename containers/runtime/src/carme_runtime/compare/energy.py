@@ -35,7 +35,9 @@ def _processors(root: Path = _RAPL) -> float | None:
 
 
 def _packages(root: Path) -> Sequence[Path]:
-    return [zone for zone in root.glob("intel-rapl:*") if zone.name.count(":") == 1]
+    """The zone of the whole platform (psys) has no part in the sum, as the packages are in it."""
+    zones = [zone for zone in root.glob("intel-rapl:*") if zone.name.count(":") == 1]
+    return [zone for zone in zones if (zone / "name").read_text().startswith("package")]
 
 
 def _gpus() -> float | None:

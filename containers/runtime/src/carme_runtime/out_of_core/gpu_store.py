@@ -57,6 +57,7 @@ class GpuStore:
         self._twins: dict[Block, torch.Tensor] = {}  # what the host has
         self._leaving: dict[Block, _Copy] = {}  # in their order, as are
         self._arriving: dict[Block, _Copy] = {}
+        self._copied: dict[Block, torch.cuda.Event] = {}  # the last copy to the host of each
         self._forgotten: list[Block] = []
         self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self.file = self._measured()
@@ -280,6 +281,7 @@ class GpuStore:
             self._twins[block].copy_(_bytes(storage, self.device), non_blocking=True)
             over = torch.cuda.Event()
             over.record(self._out)
+        self._copied[block] = over
         self.written += block.size
         block.saved, block.state = block.version, State.LEAVING
         self._leaving[block] = _Copy(over, storage)
@@ -287,7 +289,6 @@ class GpuStore:
     def _leave(self, block: Block) -> None:
         """Give the memory of a block away that is copied to the host: what is launched from now on waits."""
         copy = self._leaving.pop(block)
-        torch.cuda.current_stream(self.device).wait_event(copy.over)
         block.state = State.PRESENT
         storage: Any = copy.hold if copy.hold is not None else block.owner.hold()
         copy.hold = None
@@ -295,6 +296,9 @@ class GpuStore:
             self._drop(block, storage)
 
     def _drop(self, block: Block, storage: Any) -> None:
+        # Whatever has happened to the block since, as a block that stays may still be copied.
+        if over := self._copied.get(block):
+            torch.cuda.current_stream(self.device).wait_event(over)
         storage.resize_(0)
         block.state = State.ABSENT
         self.used -= block.size
@@ -308,6 +312,9 @@ class GpuStore:
         self.used += block.size
         # Kernels that were launched before may still use the memory for something else.
         self._in.wait_stream(torch.cuda.current_stream(self.device))
+        # The stream that is current now need not be the one that waited when the memory was given away.
+        if left := self._copied.get(block):
+            self._in.wait_event(left)
         with torch.cuda.stream(self._in):
             _bytes(storage, self.device).copy_(self._twins[block], non_blocking=True)
             over = torch.cuda.Event()
@@ -335,6 +342,7 @@ class GpuStore:
         self._leaving.pop(block, None)
         self._arriving.pop(block, None)
         self._twins.pop(block, None)
+        self._copied.pop(block, None)
         block.is_forgotten = True
         self._forgotten.append(block)
         block.owner.forget()

@@ -216,7 +216,7 @@ def read(file: Path, header: dict[str, Any] | None = None) -> State:
     """What a journal says; the places of its tokens are numbered as in `header`, or else as in the journal.
 
     Raises:
-        PetriError: It is damaged, or of a net with other places.
+        PetriError: It is damaged, of a net with other places, or another user's.
     """
     data = _bytes_of(file)
     state, places, offset = State(), {}, 0
@@ -264,7 +264,7 @@ def header_of(file: Path) -> dict[str, Any]:
     """What a journal says of its net.
 
     Raises:
-        PetriError: It is damaged.
+        PetriError: It is damaged, or another user's.
     """
     for entries, _ in _frames(_bytes_of(file)):
         return entries[0][1]
@@ -273,7 +273,14 @@ def header_of(file: Path) -> dict[str, Any]:
 
 def _bytes_of(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        with file.open("rb") as opened:
+            # What it holds is unpickled, which may run anything that its owner has written there.
+            if os.fstat(opened.fileno()).st_uid != os.getuid():
+                raise PetriError(
+                    f"The journal in {file.parent} belongs to another user.",
+                    "Ask its owner for what it says.",
+                )
+            return opened.read()
     except OSError as error:
         raise _failed(file.parent, error) from error
 

@@ -17,7 +17,9 @@ import os
 import re
 import secrets
 import socket
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +150,14 @@ class Range:
             self._map = None
 
     def __del__(self) -> None:
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:  # somebody has an array of it, and may write there: until then it stays
+                if not sys.is_finalizing():
+                    weakref.finalize(self._map, _unlock, self._file, os.getpid()).atexit = False
+                    self._file = -1
+            self._map = None
         self._release()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "numpy.ndarray[Any, Any]":
@@ -321,14 +331,24 @@ class Memory:
         path, _ = self.locate(name)
         self._begin()
         own = [each for each in self.opened if each.name == name]
-        for each in [*own, which] if isinstance(which, Range) else own:
-            each._deleted = True
+        if isinstance(which, Range) and all(each is not which for each in own):
+            own.append(which)
+        held = [each for each in own if each._file >= 0]
+        for each in held:
             each._release()
-        if is_mapped(path):
+        # Nobody else takes it meanwhile, or finds it mapped by this look alone.
+        with self._store.locked():
+            refused = is_mapped(path)
+        if refused:
+            self.opened = [each for each in self.opened if all(each is not one for one in held)]
+            for each in held:
+                each.hold()
             raise PetriError(
                 f"Range {name} cannot be deleted: another task or the program has it mapped.",
                 "Let a task delete it that starts after the last one that uses it, or close it there.",
             )
+        for each in own:
+            each._deleted = True
         self._deleted.append(name)
         if not self.task:
             self._commit_own(([], [name]))
@@ -372,7 +392,7 @@ class Memory:
         self.used = True
         with self._store.locked():
             path, found = self.locate(wanted.name, wanted.node)
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             fcntl.flock(file, fcntl.LOCK_SH)
         return path, found, file
 
@@ -428,6 +448,14 @@ class Memory:
         self._allocated, self._deleted = [], []
         if self._commit:
             self._commit(changes)
+
+
+def _unlock(file: int, process: int) -> None:
+    """Let others delete or move a range whose last array is gone; what was forked meanwhile must not."""
+    if os.getpid() == process:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
 
 
 def _identity(file: int) -> tuple[int, int]:

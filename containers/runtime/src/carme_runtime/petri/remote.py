@@ -4,7 +4,7 @@ The job's agent starts it. It reads messages of the coordinator from its input a
 output:
 
     ("tasks", slot, batch), ("recall", slot), ("start", slot)
-    ("workers", number), ("reports", slot, results), ("started", slot, process),
+    ("reports", slot, results), ("started", slot, process),
     ("ended", slot, process, status, number of the task), ("flood",), ("refused", message, remedy)
 """
 

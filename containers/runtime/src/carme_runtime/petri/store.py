@@ -6,6 +6,9 @@
 
 Processes change it one after the other (`.lock`). The coordinator and its workers hold `.alive` together: the
 kernel frees it when the last of them is gone, in whatever way, and not before.
+
+Folders that are open to other users are not used. The one in a run's folder may hold files of the user, too:
+there a range is what has a description, which is written first.
 """
 
 import contextlib
@@ -113,7 +116,7 @@ class Store:
     def end(self) -> None:
         """Free shared memory, which nobody has any more."""
         shutil.rmtree(self.shared, ignore_errors=True)
-        for folder in self.spills:
+        for folder in self._folders():
             with contextlib.suppress(OSError):  # it has ranges that last
                 folder.rmdir()
 
@@ -140,9 +143,7 @@ class Store:
             self._count(_UNKNOWN)  # for who comes after this process was killed here
             path = folder / description.name
             try:
-                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                os.ftruncate(file, description.size)
-                _describe(folder, description)
+                file = _made(folder, description)
             except OSError as error:
                 raise _unusable(folder, error) from None
             self._count(counted if spilled else counted + description.size)
@@ -160,14 +161,17 @@ class Store:
         """A range, wherever it lies."""
         for folder in self._folders():
             with contextlib.suppress(OSError, ValueError, TypeError):
-                return folder / name, _description((folder / f"{_MARK}{name}").read_text())
+                found = _description((folder / f"{_MARK}{name}").read_text())
+                if _has(folder, found):
+                    return folder / name, found
         return None
 
     def remove(self, name: str) -> None:
         """Free a range. Who has it mapped still sees its bytes."""
         with self.locked():
             for folder in self._folders():
-                if (folder / name).exists() or (folder / f"{_MARK}{name}").exists():
+                is_file = folder != self.disk and (folder / name).exists()
+                if is_file or (folder / f"{_MARK}{name}").exists():
                     self._count(_UNKNOWN)
                     (folder / name).unlink(missing_ok=True)
                     (folder / f"{_MARK}{name}").unlink(missing_ok=True)
@@ -189,9 +193,7 @@ class Store:
             for folder in self._folders():
                 with contextlib.suppress(OSError):  # not there
                     for path in folder.iterdir():
-                        name = path.name.removeprefix(_MARK)
-                        # Of a process that was killed meanwhile.
-                        if name.startswith(_NEW) or (name not in there and not name.startswith(".")):
+                        if self._is_left(path, there):
                             path.unlink()
 
     def move_to_disk(self, name: str) -> None:
@@ -203,7 +205,7 @@ class Store:
         with self.locked():
             for folder in self._folders():
                 if folder != self.disk and (folder / f"{_MARK}{name}").exists():
-                    self.disk.mkdir(mode=0o700, exist_ok=True)
+                    _make(self.disk)
                     self._count(_UNKNOWN)
                     _move(folder, self.disk, name)
 
@@ -219,10 +221,21 @@ class Store:
             self._locked = file
             yield
         finally:
+            # To close it is not enough: a process that was forked meanwhile has the lock, too.
+            fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
     def _folders(self) -> list[Path]:
-        return [self.shared, *self.spills]
+        return [each for each in (self.shared, *self.spills) if _is_own(each)]
+
+    def _is_left(self, path: Path, there: dict[str, Description]) -> bool:
+        """Whether a process that was killed has left a file, which belongs to no range."""
+        name = path.name.removeprefix(_MARK)
+        if name.startswith(_NEW):
+            return True
+        if name == path.name and path.parent == self.disk:
+            return False
+        return name not in there and not name.startswith(".")
 
     def _room_for(self, description: Description) -> tuple[Path, bool]:
         """The folder for a new range, and whether it is on disk."""
@@ -232,7 +245,7 @@ class Store:
             return self.shared, False
         folder = self.spills[0]
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(folder, parents=True)
             disk = os.statvfs(folder)
         except OSError as error:
             raise _unusable(folder, error) from None
@@ -251,7 +264,7 @@ class Store:
                 return
             if not is_mapped(self.shared / each.name):
                 with contextlib.suppress(OSError):
-                    self.spills[0].mkdir(mode=0o700, parents=True, exist_ok=True)
+                    _make(self.spills[0], parents=True)
                     self._count(_UNKNOWN)
                     _move(self.shared, self.spills[0], each.name)
                     shortage -= each.size
@@ -306,7 +319,7 @@ def sweep(own: str) -> None:
 def is_mapped(path: Path) -> bool:
     """Whether a task has a range mapped."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -324,7 +337,7 @@ def _evacuate(shared: Path, folder: Path) -> None:
     except PetriError:
         resumable = False
     if resumable:
-        (folder / DISK).mkdir(mode=0o700, exist_ok=True)
+        _make(folder / DISK)
         for description in _descriptions(shared):
             _move(shared, folder / DISK, description.name)
     shutil.rmtree(shared, ignore_errors=True)
@@ -335,7 +348,9 @@ def _descriptions(folder: Path) -> list[Description]:
     with contextlib.suppress(FileNotFoundError):
         for path in folder.glob(f"{_MARK}*"):
             with contextlib.suppress(OSError, ValueError, TypeError):
-                found.append(_description(path.read_text()))
+                description = _description(path.read_text())
+                if _has(folder, description):
+                    found.append(description)
     return found
 
 
@@ -348,8 +363,35 @@ def _describe(folder: Path, description: Description) -> None:
     (folder / f"{_MARK}{description.name}").write_text(json.dumps(asdict(description)))
 
 
+def _made(folder: Path, description: Description) -> int:
+    """The file of a new range, whose bytes have no memory yet; where it cannot be made nothing is left."""
+    path, mark = folder / description.name, folder / f"{_MARK}{description.name}"
+    if mark.exists():  # who began to make it was killed
+        path.unlink(missing_ok=True)
+    file = -1
+    try:
+        _describe(folder, description)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.ftruncate(file, description.size)
+    except OSError:
+        if file >= 0:
+            os.close(file)
+            path.unlink(missing_ok=True)
+        mark.unlink(missing_ok=True)
+        raise
+    return file
+
+
+def _has(folder: Path, description: Description) -> bool:
+    """Whether the bytes of a range are there, and not the description alone."""
+    found = (folder / description.name).lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_size == description.size
+
+
 def _move(source: Path, target: Path, name: str) -> None:
     """Move a range; whoever kills this finds it whole in one of the two."""
+    if os.path.lexists(target / name) and not (target / f"{_MARK}{name}").exists():
+        raise FileExistsError(errno.EEXIST, f"{target / name} is in its way")
     new = target / f"{_NEW}{name}"
     try:
         shutil.copyfile(source / name, new)
@@ -357,8 +399,8 @@ def _move(source: Path, target: Path, name: str) -> None:
         new.unlink(missing_ok=True)
         raise
     new.chmod(0o600)
-    new.rename(target / name)
     (target / f"{_MARK}{name}").write_text((source / f"{_MARK}{name}").read_text())
+    new.rename(target / name)
     (source / f"{_MARK}{name}").unlink()
     (source / name).unlink()
 
@@ -380,7 +422,20 @@ def _is_there(path: Path, file: int) -> bool:
 def _refuse_others(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise OSError(errno.EPERM, "it is not this user's alone")
+        raise OSError(errno.EPERM, "it must be this user's alone (chmod 700)")
+
+
+def _is_own(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        _refuse_others(folder)
+        return True
+    return False
+
+
+def _make(folder: Path, parents: bool = False) -> None:
+    """Make a folder for ranges. Raises OSError where it cannot be, or is not this user's alone."""
+    folder.mkdir(mode=0o700, parents=parents, exist_ok=True)
+    _refuse_others(folder)
 
 
 def _free() -> int:

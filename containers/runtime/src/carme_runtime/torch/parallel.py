@@ -426,7 +426,8 @@ class Parallel:
         """Refuse to train a parameter that is not reduced: ranks would drift apart without a word."""
         new = [p for p in self._model.parameters() if p.requires_grad and id(p) not in self._place]
         if new:  # unless they have an optimizer of their own
-            new = [p for p in new if not any(id(p) in one._place for one in _attached(self._model))]
+            known = {id(p) for one in _attached(self._model) for p in one._parameters}
+            new = [p for p in new if id(p) not in known]
         if new:
             name = next(name for name, parameter in self._model.named_parameters() if parameter is new[0])
             raise InvalidCall(

@@ -4,6 +4,7 @@
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -376,7 +377,8 @@ class Passes:
             shape = list(value.shape)
             shape[dims[0]] = total * per_sample
             keep = 1 - float(node.args[1])  # pyright: ignore
-            draw = node.meta.get("draw", _draw_on_gpu if self._device.type == "cuda" else _draw)
+            on_gpu = functools.partial(_draw_on_gpu, self._device)
+            draw = node.meta.get("draw", on_gpu if self._device.type == "cuda" else _draw)
             drawn = draw(shape, keep, getattr(torch, value.dtype)).to(self._device)
             if node.name not in self._own_masks:
                 continue
@@ -511,9 +513,9 @@ def _draw(shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype).bernoulli_(keep)
 
 
-def _draw_on_gpu(shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
+def _draw_on_gpu(device: torch.device, shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
     """As the GPU's own kernel draws it."""
-    ones = torch.ones(shape, dtype=dtype, device="cuda")
+    ones = torch.ones(shape, dtype=dtype, device=device)
     return (torch.nn.functional.dropout(ones, 1 - keep) != 0).to(dtype)
 
 
