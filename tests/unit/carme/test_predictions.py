@@ -77,8 +77,8 @@ def test_choices_have_the_cheapest_and_the_fastest(curve: Curve) -> None:
     assert alone.hours is None and alone.cost == pytest.approx(1)
     assert len(choices(curve, most_nodes=1024, most_gpus=16, chosen=(1, 1))) <= 8
     # What is asked for is shown, also where no node has a GPU.
-    (asked,) = choices(curve, most_nodes=1, most_gpus=0, chosen=(1, 1))
-    assert (asked.nodes, asked.gpus_per_node) == (1, 1)
+    (chosen,) = choices(curve, most_nodes=1, most_gpus=0, chosen=(1, 1))
+    assert (chosen.nodes, chosen.gpus_per_node) == (1, 1)
 
 
 @pytest.mark.parametrize(
