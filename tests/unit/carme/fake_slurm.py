@@ -196,6 +196,12 @@ elif name == "scontrol" and "job" in sys.argv:
     print(json.dumps(jobs))
 elif name == "scontrol":
     sys.stdout.write((state / ("nodes" if "node" in sys.argv else "partitions")).read_text())
+elif (
+    name == "sbatch"
+    and (state / "most-nodes").exists()
+    and int(options["nodes"]) > int((state / "most-nodes").read_text())
+):
+    sys.exit("sbatch: error: QOSMaxNodePerUserLimit")
 elif name == "sbatch" and "test-only" in options:
     print(
         "sbatch: Job 9 to start at 1795181538 using 1 processors on nodes n1 in partition gpu",

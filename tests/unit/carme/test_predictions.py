@@ -76,6 +76,9 @@ def test_choices_have_the_cheapest_and_the_fastest(curve: Curve) -> None:
     (alone,) = choices(curve, most_nodes=1, most_gpus=0, chosen=(1, 0))
     assert alone.hours is None and alone.cost == pytest.approx(1)
     assert len(choices(curve, most_nodes=1024, most_gpus=16, chosen=(1, 1))) <= 8
+    # What is asked for is shown, also where no node has a GPU.
+    (chosen,) = choices(curve, most_nodes=1, most_gpus=0, chosen=(1, 1))
+    assert (chosen.nodes, chosen.gpus_per_node) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,14 @@ def row(**changes: Any) -> dict[str, Any]:
         ({"curve": row(step_ms=float("nan"))}, "scale.json is damaged at rows.0.step_ms."),
         ({"curve": row(low_ms=2.5)}, "scale.json is damaged at rows.0."),
         ({"curve": row(speedup="fast")}, "scale.json is damaged at rows.0.speedup."),
+        ({"curve": row(step_ms=1e13, high_ms=1e13)}, "scale.json is damaged at rows.0.step_ms."),
+        ({"curve": row(high_ms=1e13)}, "scale.json is damaged at rows.0.high_ms."),
+        ({"curve": row(speedup=1e9)}, "scale.json is damaged at rows.0.speedup."),
+        ({"curve": row(efficiency=1e4)}, "scale.json is damaged at rows.0.efficiency."),
+        ({"curve": row(limit="a\nb")}, "scale.json is damaged at rows.0.limit."),
         ({"model": 7}, "scale.json is damaged at model."),
+        ({"model": "a\nb"}, "scale.json is damaged at model."),
+        ({"device": "a\x1b[2J"}, "scale.json is damaged at device."),
     ],
 )
 def test_results_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
@@ -247,6 +257,21 @@ async def test_choices_are_shown_and_nothing_is_started(
     assert await carme(*arguments, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["cheapest"] for one in found].count(True) == 1 and found[0]["hours"] is None
+    assert site.slurm.jobs == []
+
+
+async def test_a_choice_that_slurm_refuses_does_not_hide_the_others(
+    site: Any, file: Path, result: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site.slurm.state / "most-nodes").write_text("1")
+    arguments = ["submit", "--nodes", "2", "--gpus", "2", "--cpus", "3", "--memory", "100"]
+    assert await carme(*arguments, "--scaling", str(result), "--choices", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    starts = {(one["nodes"], one["gpus_per_node"]): one["expected_start"] for one in found}
+    assert starts[2, 2] == "not possible" != starts[1, 2]
+    # Slurm is asked for the processors and the memory that the job would have.
+    calls = site.slurm.calls("sbatch")
+    assert calls and all({"--cpus-per-task=3", "--mem=100M"} <= set(call["arguments"]) for call in calls)
     assert site.slurm.jobs == []
 
 

@@ -18,13 +18,15 @@ from carme.broker import AsyncBrokerClient
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.config import Settings, load
-from carme.errors import CarmeError, InvalidRequest, SlurmError
+from carme.errors import CarmeError, ConfigError, InvalidRequest, SlurmError
 from carme.jobs import Job, JobRequest, JobState
 from carme.projects import Grant
-from carme.sandbox import SandboxSlurm, accounts_in
+from carme.sandbox import SandboxSlurm, accounts_in, processes
+from carme.sandbox.gateway import first_job
 from carme.sandbox.past import write_past
+from carme.sandbox.processes import JobProcess
 from carme.sandbox.site import Addresses, make_site
-from carme.slurm.account import pretend_accounts
+from carme.slurm.account import UnixAccount, pretend_accounts
 from patience import HANG
 
 
@@ -141,10 +143,19 @@ async def test_what_can_never_start_is_refused(sandbox: Sandbox) -> None:
 
 
 def alive(number: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         os.kill(number, 0)
         return "State:\tZ" not in Path(f"/proc/{number}/status").read_text()
     return False
+
+
+async def gone(*numbers: int) -> None:
+    """Return when none of these processes is left: what was killed is dying for a moment."""
+
+    async def none() -> bool:
+        return not any(alive(number) for number in numbers)
+
+    await eventually(none)
 
 
 # What stays in a session of its own, and what ignores SIGTERM.
@@ -162,13 +173,13 @@ async def test_a_cancelled_job_leaves_no_process(sandbox: Sandbox) -> None:
     await sandbox.client.cancel(number, user="ada")
     job = await sandbox.until(number, *OVER)
     assert (job.state, job.cancelled_by) == (JobState.CANCELLED, "owner")
-    assert not any(alive(int(pid)) for pid in pids)
+    await gone(*map(int, pids))
 
 
 async def test_what_a_job_leaves_running_ends_with_it(sandbox: Sandbox) -> None:
     number = await sandbox.submit("setsid sleep 3600 & echo $!")
     assert (await sandbox.until(number, *OVER)).state is JobState.COMPLETED
-    assert not alive(int(await sandbox.log(number)))
+    await gone(int(await sandbox.log(number)))
 
 
 async def test_a_job_ends_at_its_time_limit(tmp_path: Path) -> None:
@@ -294,6 +305,48 @@ async def test_jobs_of_the_past_are_in_the_history_with_their_logs(tmp_path: Pat
         found = await sandbox.client.history(None, since)
         assert len(found) == 180 and {job.user for job in found} == {"ada", "ben"}
         assert "begins" in await sandbox.log(found[0].id)
+
+
+def test_nobody_else_gets_into_a_sandbox(tmp_path: Path) -> None:
+    """Its broker serves whoever reaches it, in the name of each of its users."""
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o755)
+    for _ in range(2):
+        make_site(folder, Addresses(1, 1, 1, 1, redis=False), ["ada"])
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o755)
+
+
+def test_a_folder_with_other_things_is_no_sandbox_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="holds other things"):
+        make_site(tmp_path, Addresses(1, 1, 1, 1, redis=False), ["ada"])
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+async def test_a_job_of_a_real_account_runs_as_that_account_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never as who runs the sandbox, who may be root."""
+    monkeypatch.setattr(processes, "ITSELF", ("sh", "-c", "id -u"))
+    log = tmp_path / "log"
+    owner = UnixAccount("nobody", 65534, 65534, "/")
+    process = JobProcess(tmp_path, log, {"SLURM_JOB_ID": f"{os.getpid()}-real"}, owner)
+    if os.geteuid() == 0:
+        assert await process.run() == (0, 0)
+        assert log.read_text() == "65534\n"
+    else:
+        with pytest.raises(PermissionError):
+            await process.run()
+
+
+def test_sandboxes_of_one_computer_number_their_jobs_differently(tmp_path: Path) -> None:
+    """Jobs have folders in /tmp by their numbers."""
+    firsts = {first_job(tmp_path / str(number)) for number in range(50)}
+    assert len(firsts) > 40
+    assert first_job(tmp_path) == first_job(tmp_path)
 
 
 def test_the_program_says_what_is_wrong(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ class FakeBroker:
         self.home = address.parent / "home"
         #: What the programs that run as the user have besides.
         self.environment: dict[str, str] = {}
+        #: A program that starts them, with its arguments.
+        self.wrapper: list[str] = []
         self.starts: Callable[[JobRequest], datetime] | None = None
         self.wanted: dict[int, JobRequest] = {}
         self.results: dict[int, bytes] = {}
@@ -314,7 +316,7 @@ class FakeBroker:
     def run_files(self, connection: socket.socket) -> None:
         """The program that the real broker runs, here as whoever runs the tests."""
         subprocess.run(
-            [sys.executable, "-I", "-S", str(program.__file__)],
+            [*self.wrapper, sys.executable, "-I", "-S", str(program.__file__)],
             stdin=connection.fileno(),
             stdout=connection.fileno(),
             env={"HOME": str(self.home), **self.environment},

@@ -11,6 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from scaling_results import write_result
 
 from carme.errors import NotFound
 from carme.jobs import SessionOptions
@@ -313,6 +314,29 @@ def test_the_secret_address_of_the_calendar_is_not_shown(
     assert "feed-heading" in text(browser.get("/bookings/"))
     look(root)
     assert "feed-heading" not in text(root.get("/bookings/"))
+
+
+def test_files_of_the_home_are_neither_listed_nor_read(
+    root: Browser, browser: Browser, alice: User, broker: FakeBroker
+) -> None:
+    broker.home.mkdir()
+    write_result(broker.home / "scale.json")
+    form = {"image": "torch", "partition": "gpu", "gpus_per_node": 1, "nodes": 1, "minutes": 60}
+    form["scaling"] = "scale.json"
+    assert "Cheapest" in text(browser.send("/", "/sessions/prospect/", **form))
+    assert "scale.json" in browser.get("/sessions/probes/").content.decode()
+    broker.asked.clear()
+    look(root)
+    token = root.token("/projects/")
+    answer = root.send_with(token, "/sessions/prospect/", user="root1", **form)
+    assert answer.status_code == 200 and "Cheapest" not in text(answer) and "Starts now" in text(answer)
+    assert "scale.json" not in root.get("/sessions/probes/").content.decode()
+    assert not broker.asked_for("files")
+
+
+def test_guides_can_be_read_meanwhile(root: Browser, alice: User, broker: FakeBroker) -> None:
+    look(root)
+    assert root.get("/help/").status_code == root.get("/help/sessions/").status_code == 200
 
 
 def test_nothing_can_be_changed_meanwhile(

@@ -1,6 +1,7 @@
 """Advice in the forms that ask for GPUs: a probe's result of the user's, read by the real program."""
 
 import html as html_module
+import os
 import re
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -9,11 +10,16 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
+from django.utils import timezone
 from scaling_results import write_result
 
+from carme.bookings import BookingState
 from carme.config.settings import ScalingSettings
 from carme.jobs import JobRequest, Node, Partition
 from carme.scaling import MOST_BYTES, Prediction
+from carme_webui import start_times
+from carme_webui.accounts.models import User
+from carme_webui.bookings.models import Booking
 from carme_webui.sessions.models import Preset, Session
 
 from .conftest import Browser
@@ -64,8 +70,10 @@ def predicted(browser: Browser, **values: Any) -> str:
 
 
 def test_the_start_form_shows_what_each_choice_takes_and_costs(
-    browser: Browser, broker: FakeBroker, home: Path
+    browser: Browser, broker: FakeBroker, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(start_times, "REMEMBERED", 3600)  # both questions fall into it on any machine
+
     def starts(request: JobRequest) -> datetime:
         assert request.prediction is None, "Slurm is asked for the same choice once"
         return datetime.now(UTC) + timedelta(hours=2 if request.nodes > 1 else 0)
@@ -86,6 +94,49 @@ def test_the_start_form_shows_what_each_choice_takes_and_costs(
     text = estimate(browser, nodes=1, gpus_per_node=2)
     assert re.search(r"2 GPUs\S* chosen 2\.0 ", text), "rounded, not cut"
     assert "ms a step" in text and "times" in text
+
+
+def test_a_partition_without_such_gpus_is_refused_beside_its_field(
+    browser: Browser, broker: FakeBroker, home: Path
+) -> None:
+    """Not with an error of the server; the prediction is shown all the same."""
+    nodes = [*broker.cluster.nodes, Node(name="n9", cpus=16, memory_mb=64_000)]
+    partitions = [*broker.cluster.partitions, Partition(name="cpu", node_names=["n9"])]
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes, "partitions": partitions})
+    text = estimate(browser, partition="cpu", gpu_type="", nodes=1, gpus_per_node=1)
+    assert "Cheapest: 1 GPU." in text
+    started = browser.send(
+        "/", "/sessions/start/", **(FORM | {"partition": "cpu", "gpu_type": "", "gpus_per_node": 1})
+    )
+    assert started.status_code == 422
+    assert "Cheapest: 1 GPU." in predicted(browser, partition="cpu", nodes=1, gpus_per_node=1)
+
+
+@pytest.mark.parametrize("ask", [estimate, predicted])
+def test_a_training_of_ages_has_no_end_on_a_calendar(browser: Browser, home: Path, ask: Any) -> None:
+    text = ask(browser, steps=10**12)
+    assert "Cheapest: 1 GPU, 277777778 GPU-hours." in text
+    assert re.search(
+        r"16 GPUs \(4 nodes\)\S* \S* ?fastest done first ", text
+    )  # others end after the year 9999
+
+
+def test_the_choices_start_as_the_form_asks(
+    browser: Browser, broker: FakeBroker, home: Path, alice: User
+) -> None:
+    """With its booking, processors and memory: those decide when a job starts, and whether it can."""
+    booking = Booking.objects.create(
+        owner=alice, partition="gpu", gpu_type="a100", gpus_per_node=4,
+        node_names=["n1", "n2"], start=timezone.now(), end=timezone.now() + timedelta(hours=8),
+        state=BookingState.APPROVED,
+    )  # fmt: skip
+    requested = {"cpus_per_node": 3, "memory_mb_per_node": 5000, "reservation": booking.name}
+    assert "Cheapest" in estimate(browser, **requested)
+    requests = [request.request for request in broker.asked_for("test")]
+    assert len(requests) >= 5
+    assert {(one.cpus_per_node, one.memory_mb_per_node, one.reservation) for one in requests} == {
+        (3, 5000, booking.name)
+    }
 
 
 def test_without_a_result_nothing_is_shown(browser: Browser, home: Path) -> None:
@@ -169,10 +220,13 @@ def test_somebody_elses_result_is_not_read(browser: Browser, broker: FakeBroker,
     private.mkdir()
     write_result(private / "scale.json")
     private.chmod(0)
+    if os.geteuid() == 0:
+        # Without these even root is held to what the modes of files allow.
+        broker.wrapper = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     try:
         text = estimate(browser, scaling="bobs/scale.json")
-        if (home / "bobs").owner() != "root":
-            assert "You may not do that with 'scale.json'." in text
+        assert "You may not do that with 'scale.json'." in text and "Cheapest" not in text
+        assert "Cheapest" in estimate(browser)
         assert {request.user for request in broker.asked_for("files")} == {"alice"}
     finally:
         private.chmod(0o700)

@@ -80,7 +80,8 @@ def test_a_start_makes_the_hubs_user_and_server(browser: Browser, broker: FakeBr
     assert body["user_options"] == {
         "image": "torch", "nodes": 1, "gpus_per_node": 2, "gpu_type": "a100", "minutes": 60,
         "partition": "gpu", "account": None, "qos": None, "reservation": None, "title": "My run",
-        "app": "lab", "stage": [], "results": None, "cpus_per_node": None, "memory_mb_per_node": None,
+        "app": "lab", "stage": [], "results": None, "prediction": None,
+        "cpus_per_node": None, "memory_mb_per_node": None,
     }  # fmt: skip
     assert (the().state, the().label) == ("requested", "Requested")
 

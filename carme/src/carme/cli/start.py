@@ -12,7 +12,7 @@ from carme.cli.datasets import datasets
 from carme.cli.output import add_json, moment, print_json
 from carme.cli.parsing import take_program
 from carme.config import load
-from carme.errors import CarmeError, InvalidRequest
+from carme.errors import CarmeError, InvalidRequest, SlurmError
 from carme.images.own import is_own
 from carme.jobs import JobRequest, arrays, minutes_text, parse_minutes, parse_stages, stage_words
 from carme.jobs.contents import from_bytes
@@ -173,6 +173,8 @@ def _expected_start(options: argparse.Namespace) -> Callable[[int, int], str]:
         "account": account_of(options.project) if options.project else options.account,
         "qos": options.qos,
         "gpu_type": options.gpu_type,
+        "cpus_per_node": options.cpus,
+        "memory_mb_per_node": options.memory,
         "minutes": minutes,
         "reservation": options.reservation,
     }
@@ -181,8 +183,10 @@ def _expected_start(options: argparse.Namespace) -> Callable[[int, int], str]:
         request = JobRequest.read({**requested, "nodes": nodes, "gpus_per_node": gpus})
         try:
             return moment(BrokerClient().test(request).start)
-        except InvalidRequest:
-            return "not possible"
+        except (InvalidRequest, SlurmError) as error:
+            if error.code == "slurm-away":
+                raise
+            return "not possible"  # such as a limit of the account, which smaller choices keep
 
     return start
 

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -24,16 +25,24 @@ from carme.slurm.folder import job_folder, log_name, start_in_folder
 from carme.slurm.gateway import ExitStatus, Order
 from carme.slurm.refusals import refusal
 
-__all__ = ["FIRST_JOB", "SandboxSlurm"]
+__all__ = ["SandboxSlurm", "first_job"]
 
 _log = logging.getLogger("carme.sandbox")
 
-#: The number of the first job.
-FIRST_JOB = 1001
+#: The least number of a first job.
+_FIRST_JOB = 1001
 #: Seconds for which a job that is over stays in the queue, as Slurm's MinJobAge.
 REMEMBERED_SECONDS = 300.0
 #: Seconds between two looks at what the clock alone changes.
 LOOK_SECONDS = 0.5
+
+
+def first_job(folder: Path) -> int:
+    """The number of the first job of a sandbox whose state lies in a folder.
+
+    Jobs of all sandboxes of a computer have folders in /tmp by their numbers, so each has numbers of its own.
+    """
+    return _FIRST_JOB + 1000 * (zlib.crc32(str(folder).encode()) % 1000)
 
 
 @dataclass
@@ -91,7 +100,7 @@ class SandboxSlurm(Accounting, Reservations):
             for number in range(nodes)
         ]
         self._entries: dict[int, _Entry] = {}
-        self._next = max([FIRST_JOB - 1, *self._ledger.jobs]) + 1
+        self._next = max([first_job(state) - 1, *self._ledger.jobs]) + 1
         self._version = 0
         self._running: set[asyncio.Task[None]] = set()
 

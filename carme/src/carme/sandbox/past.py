@@ -10,7 +10,7 @@ from pathlib import Path
 from carme.jobs import Job, JobRequest, JobState
 from carme.sandbox.accounting import DEFAULT_ACCOUNT, Ledger
 from carme.sandbox.accounts import SandboxAccount
-from carme.sandbox.gateway import FIRST_JOB
+from carme.sandbox.gateway import first_job
 from carme.slurm.folder import job_folder, log_name
 
 __all__ = ["write_past"]
@@ -38,7 +38,7 @@ def write_past(folder: Path, accounts: list[SandboxAccount], days: int = 60, a_d
     ledger = Ledger(folder)
     if ledger.jobs:
         return 0
-    jobs = list(_jobs(accounts, days, a_day))
+    jobs = list(_jobs(first_job(folder), accounts, days, a_day))
     owners = {account.name: account for account in accounts}
     for job in jobs[-_WITH_LOG:]:
         _write_folder(job, owners[job.user])
@@ -46,7 +46,7 @@ def write_past(folder: Path, accounts: list[SandboxAccount], days: int = 60, a_d
     return len(jobs)
 
 
-def _jobs(accounts: list[SandboxAccount], days: int, a_day: int) -> Iterator[Job]:
+def _jobs(first: int, accounts: list[SandboxAccount], days: int, a_day: int) -> Iterator[Job]:
     choice = random.Random(1)
     count = days * a_day
     now = datetime.now(UTC).replace(microsecond=0)
@@ -57,7 +57,7 @@ def _jobs(accounts: list[SandboxAccount], days: int, a_day: int) -> Iterator[Job
         state, code = choice.choice(_ENDS)
         gpus = choice.choice((0, 1, 1, 2, 4))
         yield Job(
-            id=FIRST_JOB + number,
+            id=first + number,
             key=secrets.token_hex(16),
             kind="batch",
             name=choice.choice(_NAMES),

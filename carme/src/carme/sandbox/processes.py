@@ -27,7 +27,7 @@ class JobProcess:
         folder: The job's private folder, where its launcher begins.
         log: The file that its output is appended to.
         environment: What Slurm would set.
-        owner: Whose home and name it has.
+        owner: Whose home and name it has, and as whom it runs where the system knows that account.
         submission: Which submission of the job it is.
     """
 
@@ -35,6 +35,7 @@ class JobProcess:
         self, folder: Path, log: Path, environment: Mapping[str, str], owner: UnixAccount, submission: int = 1
     ) -> None:
         self._folder = folder
+        self._owner = owner
         self._log = log
         self._mark = f"{folder}:{environment.get('SLURM_JOB_ID', '')}"
         self._environment = {**owner.environment(), **environment, JOB: self._mark}
@@ -62,6 +63,7 @@ class JobProcess:
                 cwd=self._folder,
                 env=self._environment,
                 start_new_session=True,
+                **self._owner.identity(),
             )
         if self._end_wanted is not None:
             self.end(self._end_wanted)

@@ -10,6 +10,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from carme.errors import ConfigError
+
 __all__ = ["HOST_IMAGE", "Addresses", "Places", "make_site"]
 
 #: The image that stands for this computer itself.
@@ -123,8 +125,19 @@ def make_site(folder: Path, addresses: Addresses, users: list[str]) -> Places:
         folder: An absolute path, short enough for sockets.
         addresses: Where its services listen.
         users: Who gets a home.
+
+    Raises:
+        ConfigError: The folder holds other things.
     """
     places = Places(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not places.configuration.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} holds other things than a sandbox.",
+            "Name an empty folder, or one that ./dev has made.",
+        )
+    # The broker serves whoever reaches its socket, in the name of each user.
+    folder.chmod(0o700)
     folders = (
         "homes",
         "images",

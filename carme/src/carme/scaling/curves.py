@@ -4,12 +4,20 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from carme.errors import InvalidRequest
-from carme.scaling.predictions import MOST_FILE, MOST_STEPS, Prediction
+from carme.scaling.predictions import (
+    MOST_FILE,
+    MOST_STEPS,
+    Efficiency,
+    Line,
+    Milliseconds,
+    Prediction,
+    Speedup,
+)
 from carme.wording import number
 
 __all__ = ["MOST_BYTES", "VERSION", "Curve", "Row", "read_curve", "read_file", "too_large"]
@@ -23,8 +31,6 @@ _MOST_ROWS = 10_000
 _AGAIN = "Measure again with: carme-run -n 1 --scale-probe train.py"
 _FIELD = "scaling"
 _OTHER = "Name a file that a probe wrote."
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Read(BaseModel):
@@ -45,12 +51,12 @@ class Row(_Read):
 
     nodes: int = Field(ge=1, le=100_000)
     ranks_per_node: int = Field(ge=1, le=1024)
-    step_ms: Positive
-    low_ms: Positive
-    high_ms: Positive
-    speedup: Positive
-    efficiency: Positive
-    limit: str = Field(default="", max_length=100)
+    step_ms: Milliseconds
+    low_ms: Milliseconds
+    high_ms: Milliseconds
+    speedup: Speedup
+    efficiency: Efficiency
+    limit: Line = Field(default="", max_length=100)
     extrapolated: bool = False
 
     @property
@@ -82,8 +88,8 @@ class Curve(_Read):
     """
 
     file: str = Field(max_length=MOST_FILE)
-    model: str = Field(max_length=200)
-    device: str = Field(max_length=200)
+    model: Line = Field(max_length=200)
+    device: Line = Field(max_length=200)
     batch: int = Field(ge=1)
     links: str = Field(max_length=200)
     rows: list[Row] = Field(min_length=1, max_length=_MOST_ROWS)

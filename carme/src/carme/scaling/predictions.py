@@ -7,7 +7,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from carme.config import Settings
 from carme.errors import InvalidRequest
 
-__all__ = ["MOST_FILE", "MOST_REASON", "MOST_STEPS", "Prediction", "check_efficiency"]
+__all__ = [
+    "MOST_FILE",
+    "MOST_REASON",
+    "MOST_STEPS",
+    "Efficiency",
+    "Line",
+    "Milliseconds",
+    "Prediction",
+    "Speedup",
+    "check_efficiency",
+]
 
 MOST_FILE, MOST_REASON, MOST_STEPS = 4096, 500, 10**12
 
@@ -20,6 +30,8 @@ def _line(text: str) -> str:
 
 Line = Annotated[str, AfterValidator(_line)]
 Milliseconds = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
+Speedup = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
+Efficiency = Annotated[float, Field(gt=0, lt=1e3, allow_inf_nan=False)]
 
 
 class Prediction(BaseModel):
@@ -46,8 +58,8 @@ class Prediction(BaseModel):
     step_ms: Milliseconds
     low_ms: Milliseconds
     high_ms: Milliseconds
-    speedup: float = Field(gt=0, lt=1e9, allow_inf_nan=False)
-    efficiency: float = Field(gt=0, lt=1e3, allow_inf_nan=False)
+    speedup: Speedup
+    efficiency: Efficiency
     limit: Line = Field(default="", max_length=100)
     reason: Line = Field(default="", max_length=MOST_REASON)
 

@@ -15,8 +15,8 @@ __all__ = ["KEY", "begin", "end", "impersonating"]
 KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
-PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/")
-EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/metrics/sparks/", "/help/")
+PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/", "/help/")
+EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/metrics/sparks/")
 #: What the form for a session asks; it changes nothing.
 ESTIMATE = "/sessions/prospect/"
 #: What open pages load by themselves is no new look.

@@ -1,5 +1,6 @@
 """The choices of nodes and GPUs that a form shows, with what each takes, costs, and when it would start."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -29,7 +30,8 @@ class Offer:
     Attributes:
         choice: Nodes and GPUs, with what is predicted.
         start: When it would start, in words; empty: nobody can say.
-        finish: When the training would be over; None: its steps or its start are unknown.
+        finish: When the training would be over; None: its steps or its start are unknown, or no calendar goes
+            so far.
         marks: What it is of all choices: the cheapest, the fastest, what the form asks for.
     """
 
@@ -168,7 +170,10 @@ def _offer(
     start: Callable[[int, int], tuple[datetime | None, str]],
 ) -> Offer:
     when, words = start(choice.nodes, choice.gpus_per_node)
-    finish = when + timedelta(hours=choice.hours) if when and choice.hours is not None else None
+    finish = None
+    if when and choice.hours is not None:
+        with contextlib.suppress(OverflowError):  # after the last day of calendars
+            finish = when + timedelta(hours=choice.hours)
     is_chosen = (choice.nodes, choice.gpus_per_node) == chosen
     names = zip((_("cheapest"), _("fastest")), best, strict=True)
     found = [name for name, one in names if one == choice]

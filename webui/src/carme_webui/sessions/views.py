@@ -39,7 +39,7 @@ from carme_webui.projects.models import access_for, own_projects, payers, usable
 from carme_webui.scaling import SCALING, Advice, advice, curve_of, probe_files, starts
 from carme_webui.sessions import actions
 from carme_webui.sessions.clock import Remaining, asked_minutes, extensions, remaining
-from carme_webui.sessions.forms import StartForm
+from carme_webui.sessions.forms import EXPERT, StartForm
 from carme_webui.sessions.models import Preset, Session, new_name, values_of
 from carme_webui.sessions.prospects import gpu_hours, prospects
 from carme_webui.sessions.supply_plan import shown
@@ -183,7 +183,8 @@ def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:
     """What the probe's result says of choices like the form's; a reason may be missing yet."""
     assert form.curve is not None
     given = form.requested
-    optional = {key: given.get(key) or None for key in ("gpu_type", "partition", "account", "qos")}
+    names = ("gpu_type", "partition", "account", "qos", "reservation", *EXPERT)
+    optional = {key: given.get(key) or None for key in names}
     try:
         options = SessionOptions.read({"image": given["image"], "minutes": given["minutes"], **optional})
         request = resolved(options, user).request(name="prospect", command=["true"], environment={})
@@ -204,7 +205,7 @@ def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:
 def probes(request: HttpRequest) -> HttpResponse:
     """Results of probes in my home, which the form proposes."""
     try:
-        found = probe_files(signed_in(request), broker())
+        found = [] if hasattr(request, "impersonator") else probe_files(signed_in(request), broker())
     except CarmeError:
         found = []
     return render(request, "scaling/files.html", {"files": found})
@@ -356,6 +357,8 @@ def _form(
     request: HttpRequest, cluster: Cluster | None, data: Any = None, options: SessionOptions | None = None
 ) -> StartForm:
     user = signed_in(request)
+    # Whoever looks as a user sees pages of the portal; what lies in the user's home stays theirs.
+    looks = hasattr(request, "impersonator")
     return StartForm(
         data,
         cluster=usable_by(user, cluster),
@@ -369,7 +372,7 @@ def _form(
         booking=request.GET.get("booking", ""),
         asked=request.GET.dict(),
         datasets=datasets_of(user),
-        read=lambda path: curve_of(path, user, broker()),
+        read=None if looks else lambda path: curve_of(path, user, broker()),
     )
 
 

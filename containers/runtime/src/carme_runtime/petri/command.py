@@ -115,11 +115,14 @@ def _follow(options: argparse.Namespace, run: Run) -> int:
                 name, _, text = each.partition("=")
                 place = run.place(name)
                 run.put(place, control.from_text(place, text, run))
-            marking = run.follow(show=_show)
-            if options.stay:
-                with contextlib.suppress(KeyboardInterrupt):  # it ends as it should
+            try:
+                marking = run.follow(show=_show)
+                if options.stay:
                     _stay(run)
-                marking = run.marking()
+            except KeyboardInterrupt:
+                if not options.stay:
+                    raise
+                marking = run.marking()  # it ends as it should, whatever still ran
             _print(options, marking, run.status())
     finally:
         signal.signal(signal.SIGTERM, before)

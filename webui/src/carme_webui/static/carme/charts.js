@@ -156,7 +156,7 @@
           ? [{ show: false }, { show: false }]
           : [
               { ...axis, values: (_plot, splits, _axis, _space, step) => splits.map((at) => this.tick(at, step)) },
-              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, spec.unit)) },
+              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, this.spec.unit)) },
             ],
         series: [
           {},
@@ -177,7 +177,7 @@
     tick(at, step) {
       const time = new Date(at * 1000);
       if (step >= DAY || (this.span > DAY / 2 && time.getHours() === 0 && time.getMinutes() === 0))
-        return clock(at, { weekday: "short", day: "numeric" }).replace(/24|00:00/, "");
+        return clock(at, { weekday: "short", day: "numeric" });
       return clock(at, { hour: "2-digit", minute: "2-digit", ...(step < 60 && { second: "2-digit" }) });
     }
 
