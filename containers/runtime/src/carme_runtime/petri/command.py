@@ -1,7 +1,6 @@
 """`carme net`, which is `carme-run net` and `python -m carme_runtime.petri`, too."""
 
 import argparse
-import contextlib
 import json
 import signal
 import sys
