@@ -46,7 +46,7 @@ START = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "5", "t
         ({"image": "nosuch"}, ["nosuch", "base", "torch"]),
         ({"gpus_per_node": "9"}, ["4", "9"]),
         ({"nodes": "50"}, ["2", "50"]),
-        ({"minutes": "0"}, ["1"]),
+        ({"minutes": "0"}, ["at least one minute"]),
         ({"minutes": "99999999"}, ["at most"]),
         ({"minutes": "soon"}, ["number"]),
     ],
