@@ -316,6 +316,10 @@ class _Noted:
         note(None, BUCKET, self._optimizer, self._bucket)
         return self.reduce()
 
+    def run(self) -> None:
+        """Reduce now."""
+        self.start().wait()
+
 
 class _Reduction:
     """The repeated reduction of a bucket that goes through a compression."""
